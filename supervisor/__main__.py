@@ -1,15 +1,19 @@
-"""python -m shardmq.supervisor [--config FILE] [flags]: flags win over the file, the file over the defaults.
+"""The command `python -m shardmq.supervisor [--config FILE] [flags]`.
 
-Standard output gets the one line `ready: ...`; what happens goes to standard error, one line per event. Exit status:
-0 drained, 1 given up, or the disk refuses everything, 2 wrong settings, port, data directory (one line says which;
-nothing was touched).
+Flags win over the settings file, and the file over the defaults. Standard output gets one line,
+`ready: ...`. The log goes to standard error.
+
+The exit status is 0 after a drain; 1 if the supervisor gives up or the disk refuses everything; 2
+if a setting, a port or the data directory cannot be used. In the last case one line says which, and
+nothing has been changed.
 """
 
 from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":  # asyncio would load OpenSSL, 5 MB, into a process that speaks to none but its children
+if __name__ == "__main__":
+    # asyncio would load OpenSSL, which takes 5 MB. This process speaks to its children only.
     sys.modules["ssl"] = None  # type: ignore[assignment]
 
 import argparse
@@ -27,7 +31,7 @@ from shardmq.supervisor.config import ConfigError, Settings, read_settings
 from shardmq.supervisor.plan import children
 from shardmq.supervisor.supervisor import Planner, Reread, Supervisor
 
-FILES_WANTED = 65536  # fewer are said to be few
+FILES_WANTED = 65536  # A lower limit of open files is worth a warning.
 
 FLAGS: dict[str, tuple[str, type[int | str]]] = {
     "--data-dir": ("data_dir", str),
@@ -52,34 +56,46 @@ FLAGS: dict[str, tuple[str, type[int | str]]] = {
 
 
 def main(arguments: list[str] | None = None, planner: Planner = children) -> int:
+    """Run the broker in the foreground and return the exit status.
+
+    Args:
+        arguments: The flags. None means those of the command line.
+        planner: Makes the plans of the children; tests give another one.
+    """
     try:
         given = sys.argv[1:] if arguments is None else arguments
         settings = settings_from(given)
         logs.begin(settings.log_level, settings.log_format, "supervisor")
         return asyncio.run(_run(settings, planner, lambda set: settings_from(given, set)))
     except ConfigError as error:
-        _say(error)
-        return 2
-    except OSError as error:  # a disk that refuses everything
-        _say(error.strerror if error.strerror and not error.filename else error)
-        return 1
-
-
-def _say(what: object) -> None:
-    with contextlib.suppress(OSError):  # standard error may lie on the same disk
-        print(f"shardmq: {what}", file=sys.stderr, flush=True)
+        text, status = str(error), 2
+    except OSError as error:  # The disk refuses everything.
+        text, status = error.strerror if error.strerror and not error.filename else str(error), 1
+    with contextlib.suppress(OSError):  # Standard error may lie on the same disk.
+        print(f"shardmq: {text}", file=sys.stderr, flush=True)
+    return status
 
 
 class Parser(argparse.ArgumentParser):
-    """A wrong flag is told as any other wrong setting is."""
+    """A parser that raises ConfigError for a wrong flag, as for any other wrong setting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
 def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Settings:
-    """`set`: what wins over the flags."""
-    parser = Parser(prog="python -m shardmq.supervisor", description="Run the broker in the foreground.")
+    """Read the settings.
+
+    Args:
+        arguments: The flags of the command line.
+        set: Settings by path that win over the flags.
+
+    Raises:
+        ConfigError: A flag or a setting is wrong.
+    """
+    parser = Parser(
+        prog="python -m shardmq.supervisor", description="Run the broker in the foreground."
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
     for flag, (key, kind) in FLAGS.items():
         parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")
@@ -98,18 +114,27 @@ async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)
-    at_terminal = _has_terminal()
+    started_at_terminal = _has_terminal()
 
     def hung_up() -> None:
-        """Who closes the terminal the broker was started in does not mean a reload."""
-        if at_terminal and not _has_terminal():
+        # The kernel sends SIGHUP too when the terminal is closed in which the broker was started.
+        # That is no wish for a reload.
+        if started_at_terminal and not _has_terminal():
             supervisor.stop()
         else:
             supervisor.reload()
 
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     supervisor.open()
-    _open_many_files()
+    # A connection is an open file, and so is a segment in use. The children inherit the limit.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):  # A sandbox may forbid the call.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < FILES_WANTED:
+        logging.getLogger("supervisor").warning(
+            "only %d files may be open in each process (ulimit -n, LimitNOFILE)", hard
+        )
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
@@ -118,18 +143,6 @@ async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
         supervisor.boot,
     )
     return await supervisor.run(lambda line: print(line, flush=True))
-
-
-def _open_many_files() -> None:
-    """Each connection is one, each segment in use too: as many as we may have, for us and all children."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(OSError, ValueError):  # a sandbox may keep that to itself
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if hard < FILES_WANTED:
-        logging.getLogger("supervisor").warning(
-            "only %d files may be open in each process (ulimit -n, LimitNOFILE)", hard
-        )
 
 
 def _has_terminal() -> bool:

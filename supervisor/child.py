@@ -1,6 +1,7 @@
-"""One life of one child: spawned, heard over its notify socket, signalled, its exit told in words.
+"""A child process in one of its lives: start it, read its messages, signal it, describe its exit.
 
-Each child has a session of its own, so that Ctrl-C reaches the supervisor alone and the drain keeps its order.
+Each child has a session of its own. So Ctrl-C reaches the supervisor alone, and the children drain
+in their order.
 """
 
 from __future__ import annotations
@@ -21,16 +22,29 @@ from shardmq.supervisor.plan import ChildPlan
 
 STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
 
-DATAGRAMS_PER_TURN_MAX = 64
-CHILD_UMASK = 0o027  # messages are nobody else's business
-SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+DATAGRAMS_PER_PASS_MAX = 64  # The number of messages read from one child in one pass of the loop.
+CHILD_UMASK = 0o027  # Other users must not read the messages in the files.
+SYSTEMD_VARIABLES = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+)
 SOURCE_ROOT = Path(__file__).absolute().parents[2]
 
 log = logging.getLogger("supervisor")
 
 
 class Child:
-    """`on_change` is called after each change of state, status or info; `on_set` when it asks for another setting."""
+    """A child process in one of its lives.
+
+    Args:
+        plan: The module, the settings and the descriptors of the child.
+        on_change: Called after each change of `state`, `status` or `info`.
+        on_set: Called with a key and a value as TOML when the child asks to change a setting.
+    """
 
     def __init__(
         self,
@@ -52,7 +66,15 @@ class Child:
         self._socket: socket.socket | None = None
 
     async def spawn(self, lifeline: int, inherited: tuple[int, ...] = ()) -> None:
-        """Raises OSError when not even a process can be made."""
+        """Start the process.
+
+        Args:
+            lifeline: The read end of the pipe that tells the child that the supervisor is gone.
+            inherited: More descriptors that the child keeps open, such as those of locks.
+
+        Raises:
+            OSError: The process cannot be made.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
         section = -1
@@ -79,7 +101,10 @@ class Child:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
 
     async def wait(self) -> int:
-        """Its exit status, negative for a signal. All it said before is heard."""
+        """Wait for the end of the process and return its exit status, negative for a signal.
+
+        All messages that the child has sent before its end have been read.
+        """
         assert self._process is not None and self._socket is not None
         status = await self._process.wait()
         self._hear()
@@ -90,7 +115,7 @@ class Child:
         return status
 
     def signal(self, number: signal.Signals) -> None:
-        """Nothing when it is already gone."""
+        """Send a signal. Do nothing if the process has already ended."""
         if self._process is not None and self._process.returncode is None:
             if number == signal.SIGTERM:
                 self._change(STOPPING)
@@ -98,25 +123,30 @@ class Child:
             self._process.send_signal(number)
 
     def reload(self) -> None:
-        """It reads its files anew, and its settings if they are others now. Only for one that is ready."""
+        """Send the child its present settings and SIGHUP, so that it reads its files again.
+
+        The child must be ready: before that it does not handle SIGHUP.
+        """
         if self._socket is not None:
             try:
                 self._socket.send(json.dumps(self.plan.section).encode())
-            except OSError as error:  # it does not listen: its next life will know
+            except OSError as error:  # The child does not listen. Its next life gets the settings.
                 log.error("%s cannot be told its settings: %s", self.plan.name, error)
             self.signal(signal.SIGHUP)
 
     def unheard(self, seconds: float, now: float) -> None:
-        """Nobody listened for so long: that is no silence of the child's."""
-        self.heard_at = min(self.heard_at + seconds, now)
+        """Take a pause of the supervisor out of the time for which the child has been silent.
 
-    def silent_for(self, now: float) -> float:
-        return now - self.heard_at
+        Args:
+            seconds: The length of the pause.
+            now: The time of the event loop in seconds.
+        """
+        self.heard_at = min(self.heard_at + seconds, now)
 
     def _hear(self) -> None:
         if self._socket is None:
             return
-        for _ in range(DATAGRAMS_PER_TURN_MAX):
+        for _ in range(DATAGRAMS_PER_PASS_MAX):
             try:
                 datagram = self._socket.recv(DATAGRAM_BYTES_MAX)
             except (BlockingIOError, ConnectionError):
@@ -127,6 +157,7 @@ class Child:
                 self._take(line)
 
     def _take(self, line: str) -> None:
+        """Handle one line of a message, by the protocol that `notify.py` describes."""
         self.heard_at = asyncio.get_running_loop().time()
         key, _, value = line.partition("=")
         match key:
@@ -152,6 +183,7 @@ class Child:
 
 
 def describe_exit(status: int) -> str:
+    """Return an exit status as words. A negative status is the number of a signal."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -161,7 +193,10 @@ def describe_exit(status: int) -> str:
 
 
 def _section_file(section: dict[str, Any]) -> int:
-    """A file without a name that holds the settings, to be read from its start: only the child gets to see it."""
+    """Return the descriptor of a file without a name that holds the settings.
+
+    Only processes that inherit the descriptor can read the file.
+    """
     fd = os.memfd_create("shardmq-section", os.MFD_CLOEXEC)
     try:
         os.pwrite(fd, json.dumps(section).encode(), 0)
@@ -172,7 +207,11 @@ def _section_file(section: dict[str, Any]) -> int:
 
 
 def _environment(notify_fd: int, lifeline: int) -> dict[str, str]:
-    """Ours, less what systemd meant for the supervisor alone; modules come from where the supervisor's own came."""
+    """Return the environment of a child.
+
+    The variables that systemd sets for the supervisor alone are left out. PYTHONPATH makes the
+    child import its modules from where the supervisor has imported its own.
+    """
     environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
     path = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)

@@ -1,7 +1,8 @@
-"""The one settings file: read, completed with defaults, checked. `deploy/broker.toml` documents every key.
+"""The settings of the broker: read from one TOML file, completed with defaults and checked.
 
-A wrong key or value is a ConfigError whose text begins with the key's path. What a child is told is cut out of these
-settings in `plan.py`; each child checks its own section again.
+`deploy/broker.toml` documents every key. A wrong key or value raises ConfigError, and the text of
+the error begins with the path of the key. `plan.py` cuts the section of each child out of these
+settings, and each child checks its section again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ Addresses = Text | list[Text]
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the text names it."""
+    """A setting cannot be used. The text names the setting and says why."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of a broker. A field whose type is a class here is a table of the TOML file."""
+
     data_dir: Text = "./data"
     runtime_dir: str = ""
     log_level: LogLevel = "info"
@@ -47,23 +50,30 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Listen(Struct, frozen=True, forbid_unknown_fields=True):
-    bind: Addresses = "*"  # reachable as clients expect; the default user may still log in from this host only
+    """The addresses and ports at which the broker listens."""
+
+    # Every address is open, as clients expect. The default user may log in from this host only.
+    bind: Addresses = "*"
     amqp_port: Port = 5672
     http_port: Port = 15672
     metrics_port: Port = 15692
-    tls_bind: str | list[Text] = ""  # as `bind`
-    amqps_port: Port = 5671  # these two only with tls.cert
+    tls_bind: str | list[Text] = ""  # The addresses for TLS. If it is empty, `bind` holds.
+    # Ports for TLS are opened only if `tls.cert` is set.
+    amqps_port: Port = 5671
     https_port: Port = 15671
     proxy_protocol_from: list[Text] = []
     http_hosts: list[Text] = []
 
     def __post_init__(self) -> None:
         for text in self.proxy_protocol_from:
-            ipaddress.ip_network(text)  # its ValueError says what is wrong
+            ipaddress.ip_network(text)  # The text of its ValueError says what is wrong.
 
 
 class Tls(Struct, frozen=True, forbid_unknown_fields=True):
-    """Without `cert` nothing listens for TLS. The processes that use the files check them."""
+    """The certificates and the rules for logins by certificate.
+
+    No socket listens for TLS if `cert` is empty. The processes that use the files check them.
+    """
 
     cert: str = ""
     key: str = ""
@@ -72,7 +82,9 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
     ciphers: str = ""
     verify: Literal["none", "peer"] = "none"
     fail_if_no_peer_cert: bool = False
-    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = "distinguished_name"
+    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = (
+        "distinguished_name"
+    )
     san_type: Literal["dns", "email", "uri", "ip"] = "dns"
     san_index: Annotated[int, Meta(ge=0)] = 0
     sni: list[Sni] = []
@@ -85,12 +97,16 @@ class Tls(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sni(Struct, frozen=True, forbid_unknown_fields=True):
+    """A certificate for one host name that clients ask for."""
+
     host: Text
     cert: Text
     key: str = ""
 
 
 class Http(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of the HTTP API."""
+
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 400
     answers_max: Annotated[int, Meta(ge=1, le=100_000)] = 256
@@ -103,6 +119,8 @@ class Http(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of front doors and the limits of connections, channels and messages."""
+
     count: Annotated[int, Meta(ge=1, le=FRONT_DOORS_MAX)] = 1
     heartbeat_s: Annotated[int, Meta(ge=0, le=65535)] = 60
     frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
@@ -117,6 +135,8 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Shards(Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of shards, and how they store messages."""
+
     count: Annotated[int, Meta(ge=1, le=SHARDS_MAX)] | Literal["auto"] = "auto"
     segment_bytes: Annotated[int, Meta(ge=1 << 20, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
@@ -129,12 +149,15 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
-    high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6  # of what this machine, or our control group, has
+    """The memory above which publishers are blocked. 0 bytes means that the share holds."""
+
+    # The share of the memory of this machine or, if its limit is smaller, of the control group.
+    high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6
     high_watermark_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
 
 
 class Reader(Struct, frozen=True, forbid_unknown_fields=True):
-    """Serves streams as Arrow. `auto`: where pyarrow is installed."""
+    """The process that serves streams as Arrow. `auto` starts it if pyarrow is installed."""
 
     enabled: bool | Literal["auto"] = "auto"
     scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -142,6 +165,8 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first user, and how passwords are stored."""
+
     default_user: Text = "guest"
     default_pass: Text = "guest"
     hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
@@ -149,6 +174,8 @@ class Users(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
+    """The timeouts and the number of deaths after which the supervisor gives up."""
+
     drain_timeout_s: Seconds = 30
     start_timeout_s: Seconds = 300
     watchdog_s: Seconds = 30
@@ -157,8 +184,26 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_settings(path: Path | None, overrides: dict[str, Any] | None = None) -> Settings:
-    """The file's settings, or the defaults without one, with `overrides` ("listen.amqp_port": 0) laid over them."""
-    document: dict[str, Any] = {} if path is None else _read_toml(path)
+    """Read the settings file and lay overrides over it.
+
+    Args:
+        path: The TOML file. None means that every setting has its default.
+        overrides: Values by the path of the key, such as {"listen.amqp_port": 0}.
+
+    Returns:
+        The checked settings.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong.
+    """
+    document: dict[str, Any] = {}
+    try:
+        if path is not None:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
     for key, value in (overrides or {}).items():
         table = document
         *tables, last = key.split(".")
@@ -174,7 +219,7 @@ def read_settings(path: Path | None, overrides: dict[str, Any] | None = None) ->
 
 
 def explain(text: str) -> str:
-    """msgspec says "what - at `$.path`"; people look for the path first."""
+    """Return an error text of msgspec, "what - at `$.path`", with the path of the key in front."""
     what, _, where = text.partition(" - at `$")
     path = where.rstrip("`").lstrip(".")
     if what.startswith("Object contains unknown field "):
@@ -187,22 +232,20 @@ def explain(text: str) -> str:
 
 
 def _choices(path: str) -> str:
-    """What may stand at this key, if that is some words, or a number instead; else empty."""
+    """Return the words that a key accepts, such as "auto or a number".
+
+    The text is empty if the key does not accept a fixed set of words.
+    """
     kind: Any = Settings
     for name in path.split("."):
         kind = get_type_hints(kind).get(name)
         if kind is None:
             return ""
-    kinds = get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
+    kinds = (
+        get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
+    )
     words = [str(word) for each in kinds if get_origin(each) is Literal for word in get_args(each)]
-    words += [{int: "a number", bool: "true or false"}[each] for each in kinds if each in (int, bool)]
+    words += [
+        {int: "a number", bool: "true or false"}[each] for each in kinds if each in (int, bool)
+    ]
     return " or ".join(words)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None

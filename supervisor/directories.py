@@ -1,7 +1,7 @@
-"""The data directory and the runtime directory with their locks, and files replaced in one step.
+"""The data directory and the runtime directory, with their locks.
 
-The locks are inherited by every child: a supervisor that was killed leaves children that still drain, and a new broker
-must not open their files or sockets before they are done.
+Every child inherits the locks. A supervisor that was killed leaves children behind that still
+drain, and a new broker must not open their files or sockets before they have ended.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from typing import Any
 from shardmq.supervisor import formats
 from shardmq.supervisor.config import ConfigError
 
-SOCKET_PATH_BYTES_MAX = 100  # sun_path holds 108
+SOCKET_PATH_BYTES_MAX = 100  # The field sun_path of the kernel holds 108.
 SOCKET_NAME_BYTES_MAX = 32
 LOCK_POLL_S = 0.1
 LOCK_NAME = ".lock"
 READER_NAME = "reader.sock"
+# Patterns of the files that the broker makes in the runtime directory.
 RUNTIME_NAMES = (
-    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock", "shardctl.sock", READER_NAME,
-    "board-*", "status.json", "status.json.new", "log-*",
+    "control.sock", "controller.sock", "shard-*.sock", "lane-*.sock", "door-*.sock",
+    "shardctl.sock", READER_NAME, "board-*", "status.json", "status.json.new", "log-*",
 )  # fmt: skip
-# Of status.json, boards and sockets, about.
-ROOM_BYTES = 1 << 20
+ROOM_BYTES = 1 << 20  # The room that status.json, boards and sockets take, about.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-SICK = (errno.EIO, errno.ENXIO, errno.EROFS, *FULL)  # the disk's fault, which may pass
+SICK = (errno.EIO, errno.ENXIO, errno.EROFS, *FULL)  # Errors of the disk, which may pass.
 
 log = logging.getLogger("supervisor")
 
 
 class LockedDirectory:
-    """Locked from `open` to the end of this process and its children; `undo` leaves no trace of a failed start."""
+    """A directory that is locked from `open` to the end of this process and of its children.
+
+    A subclass names the setting of the directory, its mode and, in `_check_content`, what must hold
+    of its files.
+    """
 
     setting = ""
     mode = 0o700
@@ -49,10 +53,25 @@ class LockedDirectory:
         self._made: list[Path] = []
 
     def open(self, wait_s: float = 0) -> None:
-        """Raises ConfigError, or OSError where another setting would not help. A lock whose holder is dead is waited
-        for: its children drain."""
+        """Make the directory if it is missing, and lock it. If this fails, nothing is left behind.
+
+        Args:
+            wait_s: The seconds to wait for a lock whose holder is dead: its children may still
+                drain and hold the lock.
+
+        Raises:
+            ConfigError: The directory cannot be used.
+            OSError: The disk refuses the directory, so that another setting would not help.
+        """
         try:
-            self._make(self.path)
+            missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            for folder in reversed(missing):
+                folder.mkdir(mode=self.mode)
+                self._made.append(folder)
+            if not self.path.is_dir():
+                raise ConfigError(f"{self.setting}: {self.path}: not a directory")
+            if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
+                raise ConfigError(f"{self.setting}: {self.path}: not writable")
             self._lock(time.monotonic() + wait_s)
         except OSError as error:
             self.undo()
@@ -65,109 +84,112 @@ class LockedDirectory:
             raise
 
     def undo(self) -> None:
+        """Release the lock and remove what `open` has made."""
         for path in reversed(self._made):
             try:
                 path.rmdir() if path.is_dir() else path.unlink()
             except OSError:
-                break  # somebody else has put something there
+                break  # Another program has put a file there.
         self._made.clear()
         self.close()
 
     def close(self) -> None:
+        """Release the lock in this process. Children that have inherited the lock keep it."""
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
             self.lock_fd = -1
 
-    def _make(self, path: Path) -> None:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        for folder in reversed(missing):
-            folder.mkdir(mode=self.mode)
-            self._made.append(folder)
-        if not path.is_dir():
-            raise ConfigError(f"{self.setting}: {path}: not a directory")
-        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            raise ConfigError(f"{self.setting}: {path}: not writable")
-
     def _lock(self, deadline: float) -> None:
         lock = self.path / LOCK_NAME
         while True:
-            fd = self._open_lock(lock)
+            try:
+                fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+                self._made.append(lock)
+            except FileExistsError:
+                fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
                 os.close(fd)
-                if _alive(holder) or time.monotonic() >= deadline:
+                is_alive = not holder.isdigit() or Path(f"/proc/{holder}").exists()
+                if is_alive or time.monotonic() >= deadline:
                     text = f"{self.setting}: {self.path}: in use by the broker with pid {holder}"
                     raise ConfigError(text) from None
                 time.sleep(LOCK_POLL_S)
                 continue
-            if _same_file(fd, lock):
+            if _is_same_file(fd, lock):
                 break
-            os.close(fd)  # the holder gave up and took its lock file away while we opened it
+            os.close(fd)  # The holder has ended and removed its lock file since it was opened here.
         self.lock_fd = fd
-        self._look_inside()
-        _write_over(fd, f"{os.getpid()}\n".encode())
+        self._check_content()
+        _overwrite(fd, f"{os.getpid()}\n".encode())
 
-    def _look_inside(self) -> None:
-        """Called with the lock, before anything is written. Raises ConfigError."""
+    def _check_content(self) -> None:
+        """Raise ConfigError if the files in the directory cannot be used.
 
-    def _open_lock(self, lock: Path) -> int:
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-        except FileExistsError:
-            return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        self._made.append(lock)
-        return fd
+        The directory is locked and nothing has been written yet.
+        """
 
 
 class DataDirectory(LockedDirectory):
-    """Messages and definitions."""
+    """The directory of the messages and the definitions."""
 
     setting = "data_dir"
     mode = 0o750
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._said: dict[str, Any] = {}  # by VERSION
+        self._version: dict[str, Any] = {}  # The content of the file VERSION.
 
     def shards_held(self) -> int:
+        """Return how many shards the directory has files of: the highest number and one."""
         return max((number + 1 for number in self._shards()), default=0)
 
     def _shards(self) -> list[int]:
         names = (path.name.removeprefix("shard-") for path in self.path.glob("shard-*"))
         return sorted(int(name) for name in names if name.isdigit())
 
-    def _look_inside(self) -> None:
+    def _check_content(self) -> None:
         try:
-            self._said = formats.check(self.path)
+            self._version = formats.check(self.path)
         except formats.FormatError as error:
             raise ConfigError(f"data_dir: {error}") from None
-        missing = sorted(set(self._said.get("shards", ())) - set(self._shards()))
+        missing = sorted(set(self._version.get("shards", ())) - set(self._shards()))
         if missing:
             raise ConfigError(
-                f"data_dir: {self.path}/shard-{missing[0]:02d} is missing, with all messages in it: put it back, or "
-                f"take {missing[0]} out of {self.path}/{formats.NAME} to go on without it"
+                f"data_dir: {self.path}/shard-{missing[0]:02d} is missing, with all messages in it:"
+                f" put it back, or take {missing[0]} out of {self.path}/{formats.NAME} to go on"
+                " without it"
             )
 
     def write_version(self) -> None:
-        """Note which shards' directories there are, where that is not noted yet. A disk that refuses it is no reason
-        not to start: the next start looks at everything again."""
+        """Write the numbers of the shards that have a directory, if they have changed.
+
+        A disk that refuses the file does not stop the broker: the next start looks at every file
+        again.
+        """
         shards = self._shards()
-        if self._said.get("shards") == shards:
+        if self._version.get("shards") == shards:
             return
         try:
             formats.write_version(self.path, shards)
         except OSError as error:
             log.warning("%s cannot be written in %s: %s", formats.NAME, self.path, error.strerror)
         else:
-            self._said = {"version": formats.VERSION, "shards": shards}
+            self._version = {"version": formats.VERSION, "shards": shards}
 
 
 class RuntimeDirectory(LockedDirectory):
-    """Where the sockets between the processes and status.json live; emptied of these before and after.
+    """The directory of the sockets between the processes and of status.json.
 
-    It may be a folder others use as well: nothing but what has a name of ours is taken away.
+    The files of the broker are removed before and after its life. Other programs may use the
+    directory too: only files whose names match RUNTIME_NAMES are removed.
+
+    Args:
+        configured: The setting `runtime_dir`. If it is empty, RUNTIME_DIRECTORY of systemd holds,
+            then the folder `run` of the data directory.
+        data_dir: The data directory.
     """
 
     setting = "runtime_dir"
@@ -175,31 +197,40 @@ class RuntimeDirectory(LockedDirectory):
     def __init__(self, configured: str, data_dir: Path) -> None:
         given = configured or os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
         super().__init__(Path(given or data_dir / "run").absolute())
-        self._given = bool(given)
-        self._ours = not given
+        self._is_given = bool(given)
+        self._removes_itself = not given
 
     def open(self, wait_s: float = 0) -> None:
-        fits = _fits(self.path)
-        if self._given and not fits:
+        """Open the directory as `LockedDirectory.open` does, and remove the files of a former life.
+
+        A directory in /tmp takes the place of the one in the data directory if the data directory
+        has no room or its path is too long for the address of a socket.
+        """
+        longest = len(os.fsencode(self.path)) + 1 + SOCKET_NAME_BYTES_MAX
+        is_too_long = longest > SOCKET_PATH_BYTES_MAX
+        if self._is_given and is_too_long:
             raise ConfigError(f"runtime_dir: {self.path}: too long a path for sockets")
-        if not fits or not (self._given or _has_room(self.path.parent)):
+        if not self._is_given and (is_too_long or not _has_room(self.path.parent)):
             self.path = Path(tempfile.mkdtemp(prefix="shardmq-", dir="/tmp"))
-        self._ours = self._ours or not self.path.exists()
+        self._removes_itself = self._removes_itself or not self.path.exists()
         super().open(wait_s)
         self._clear()
 
     def remove(self) -> None:
-        """Take away what is ours. What a disk refuses to remove stays, and the next start removes it."""
+        """Remove the files of the broker, and the directory if the broker has made it.
+
+        A file that the disk refuses to remove stays, and the next start removes it.
+        """
         try:
             self._clear()
             (self.path / LOCK_NAME).unlink(missing_ok=True)
         except OSError as error:
             log.error("%s cannot be emptied: %s", self.path, error.strerror)
-        if self._ours:
+        if self._removes_itself:
             try:
                 self.path.rmdir()
             except OSError:
-                pass  # something that is not ours lies there: left alone
+                pass  # The directory holds a file of another program.
         self.close()
 
     def _clear(self) -> None:
@@ -208,9 +239,22 @@ class RuntimeDirectory(LockedDirectory):
                 path.unlink(missing_ok=True)
 
 
-def _write_over(fd: int, data: bytes) -> None:
-    """Replace the content of a small file in the block it has: a full disk has no other. Without any block the file
-    stays empty, and is as good a lock."""
+def replace_file(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file by an object as JSON. A reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(content) + "\n")
+    new.replace(path)
+
+
+def _overwrite(fd: int, data: bytes) -> None:
+    """Replace the content of a small file in the block that the file has.
+
+    A full disk has no other block. A file without any block stays empty, and locks all the same.
+    """
     try:
         os.pwrite(fd, data, 0)
         os.ftruncate(fd, len(data))
@@ -221,11 +265,14 @@ def _write_over(fd: int, data: bytes) -> None:
 
 
 def _has_room(directory: Path) -> bool:
-    """Whether sockets and small files can be made there: try it with one."""
+    """Return whether sockets and small files can be made in a directory, by trying it with a file.
+
+    Only a full disk counts. Any other error is reported by the code that uses the directory.
+    """
     try:
         fd, name = tempfile.mkstemp(dir=directory)
     except OSError as error:
-        return error.errno not in FULL  # whatever else is wrong is told by whoever meets it
+        return error.errno not in FULL
     try:
         os.posix_fallocate(fd, 0, ROOM_BYTES)
     except OSError as error:
@@ -237,25 +284,10 @@ def _has_room(directory: Path) -> bool:
     return True
 
 
-def replace_file(path: Path, content: dict[str, Any]) -> None:
-    """A reader sees the old file or the new one, never a part."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(content) + "\n")
-    new.replace(path)
-
-
-def _fits(path: Path) -> bool:
-    return len(os.fsencode(path)) + 1 + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX
-
-
-def _same_file(fd: int, path: Path) -> bool:
+def _is_same_file(fd: int, path: Path) -> bool:
     try:
         there = path.stat()
     except FileNotFoundError:
         return False
     here = os.fstat(fd)
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _alive(pid: str) -> bool:
-    return not pid.isdigit() or Path(f"/proc/{pid}").exists()

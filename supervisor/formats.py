@@ -1,13 +1,15 @@
-"""The format of each file in the data directory, looked at before anything is opened or written.
+"""The check of the formats of all files in the data directory, before a file is opened or written.
 
-`VERSION` in the data directory is one JSON object: `version`, the version of the directory as a whole, and `shards`,
-the numbers of the shards whose directories must be there. A data directory without the file was made before there was
-one: it is understood, and gets one. Binary files say their format at their heads:
+The file `VERSION` of the data directory is one JSON object: `version`, the version of the
+directory as a whole, and `shards`, the numbers of the shards whose directories must be there. A
+data directory without the file comes from a version that did not write it: it is accepted and gets
+the file. A binary file has its format in its head:
 
     0  8 bytes that name the kind of file | u32 format | u32 checksum
 
-The checksum begins from the format's number (shardd/store/segment.py), so a damaged number is not taken for a later
-format; only the checksum of the definitions does not. Files that no start reads (lost.*, damaged.*) are left out.
+The checksum starts from the number of the format (shardd/store/segment.py), so that a damaged
+number is not taken for a later format. The checksum of the definitions does not start from it.
+Files that no start reads (lost.*, damaged.*) are skipped.
 """
 
 from __future__ import annotations
@@ -23,31 +25,38 @@ from pathlib import Path
 from typing import Any, Final
 
 NAME: Final = "VERSION"
-# To be raised whenever an older program must not open what this one writes, and no head of a file says so.
+# Raise the version if an older program must not open what this one writes, and no head of a file
+# tells that program so.
 VERSION: Final = 1
 HEAD: Final = struct.Struct("<8sII")
-# A data directory, a shard's, a vhost's, a stream's.
+# The levels of directories below the data directory: a shard, a vhost, a stream.
 LEVELS_MAX: Final = 3
-SHOWN_MAX: Final = 60  # characters of a wrong value in a message
+SHOWN_MAX: Final = 60  # The number of characters of a wrong value in an error text.
 NOT_READ: Final = ("lost.", "damaged.", "gone.")
-_POLYNOMIAL: Final = 0x82F63B78  # of crc32c, reflected
+_POLYNOMIAL: Final = 0x82F63B78  # The polynomial of crc32c, reflected.
 
 
 class FormatError(Exception):
-    """The data directory cannot be used by this program: the text names the file and why."""
+    """The program cannot use the data directory. The text names the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`latest`: the latest format this program understands. The checksum is of the bytes from 16 up to `checked_to`
-    (0: of no byte; None: of all); `has_number`: it begins from the format's number."""
+    """A kind of binary file.
+
+    Args:
+        latest: The latest format that this program understands.
+        checked_to: The checksum covers the bytes from 16 to this offset. 0: no bytes. None: all.
+        has_number: Whether the checksum starts from the number of the format.
+    """
 
     latest: int
     checked_to: int | None
     has_number: bool = True
 
 
-# By the first 8 bytes of a file. A test compares the numbers with those of the modules that write the files.
+# The kinds by the first 8 bytes of a file. A test compares the numbers with those of the modules
+# that write the files.
 KINDS: Final[dict[bytes, Kind]] = {
     b"SHMQMSGS": Kind(2, 64),
     b"SHMQINDX": Kind(1, None),
@@ -64,7 +73,14 @@ KINDS: Final[dict[bytes, Kind]] = {
 
 
 def check(directory: Path) -> dict[str, Any]:
-    """Return what VERSION says, {} without one. Raises FormatError for what a later version wrote; changes nothing."""
+    """Check all files of a data directory and change none.
+
+    Returns:
+        The content of VERSION, or {} if there is no such file.
+
+    Raises:
+        FormatError: A later version has written a file, or VERSION is wrong.
+    """
     said = read_version(directory)
     for path in _files(directory):
         _check_file(path)
@@ -72,7 +88,11 @@ def check(directory: Path) -> dict[str, Any]:
 
 
 def read_version(directory: Path) -> dict[str, Any]:
-    """Return what VERSION says, {} without one. Raises FormatError, one line that names the file and what is wrong."""
+    """Return the content of VERSION, or {} if there is no such file.
+
+    Raises:
+        FormatError: The file is wrong. The text is one line that names the file and the error.
+    """
     path = directory / NAME
     try:
         said = json.loads(path.read_bytes())
@@ -86,10 +106,14 @@ def read_version(directory: Path) -> dict[str, Any]:
     if type(version) is not int or version < 1:
         raise FormatError(f"{path}: version must be a number of a version, not {_shown(version)}")
     if version > VERSION:
-        raise FormatError(f"{path}: written by a later version (version {version}, this program knows up to {VERSION})")
+        raise FormatError(
+            f"{path}: written by a later version (version {version},"
+            f" this program knows up to {VERSION})"
+        )
     shards = said.get("shards", [])
-    if not isinstance(shards, list) or not all(type(shard) is int and shard >= 0 for shard in shards):
-        raise FormatError(f"{path}: shards must be a list of numbers of shards, not {_shown(shards)}")
+    if not isinstance(shards, list) or not all(type(n) is int and n >= 0 for n in shards):
+        text = f"{path}: shards must be a list of numbers of shards, not {_shown(shards)}"
+        raise FormatError(text)
     return dict(said)
 
 
@@ -99,7 +123,15 @@ def _shown(value: Any) -> str:
 
 
 def write_version(directory: Path, shards: list[int]) -> None:
-    """Write VERSION whole or not at all, on stable storage. Raises OSError."""
+    """Write VERSION as a whole or not at all, to stable storage.
+
+    Args:
+        directory: The data directory.
+        shards: The numbers of the shards whose directories must be there.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     new = directory / f"{NAME}.new"
     try:
         with new.open("w") as file:
@@ -122,8 +154,8 @@ def write_version(directory: Path, shards: list[int]) -> None:
 def _files(directory: Path, level: int = 0) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except (FileNotFoundError, PermissionError):  # a folder that is not the broker's, as lost+found of a volume
-        return
+    except (FileNotFoundError, PermissionError):
+        return  # The directory is not the broker's, such as lost+found of a volume.
     for entry in entries:
         if entry.is_file(follow_symlinks=False):
             if not entry.name.startswith(NOT_READ):
@@ -143,13 +175,17 @@ def _check_file(path: Path) -> None:
             if kind is None or version <= kind.latest:
                 return
             if kind.has_number and crc != _checksum(file.read, kind, version):
-                return  # damaged: what that costs is told by whoever opens the file
+                return  # The file is damaged. The process that opens the file reports that.
     except OSError as error:
-        # Bytes that the disk does not give are told by whoever needs them; a file may go while it is looked for.
+        # The process that needs the file reports an error of the disk. A file may also be removed
+        # while it is searched for.
         if error.errno in (errno.EIO, errno.ENOENT, errno.EACCES, errno.EPERM):
             return
         raise
-    raise FormatError(f"{path}: written by a later version (format {version}, this program knows up to {kind.latest})")
+    raise FormatError(
+        f"{path}: written by a later version (format {version},"
+        f" this program knows up to {kind.latest})"
+    )
 
 
 def _checksum(read: Any, kind: Kind, version: int) -> int:
@@ -161,7 +197,14 @@ def _checksum(read: Any, kind: Kind, version: int) -> int:
 
 
 def crc32c(data: bytes, begun: int = 0) -> int:
-    """The checksum of shardd.store, in Python: needed only for a file that says it is of a later format."""
+    """Return the checksum of shardd.store, computed in Python.
+
+    Only a file with the number of a later format needs it.
+
+    Args:
+        data: The bytes.
+        begun: The checksum of the bytes before these, or the number to start from.
+    """
     crc = begun ^ 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)

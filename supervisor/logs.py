@@ -1,14 +1,18 @@
-"""How all processes of the broker log: one line per event to standard error, or an entry with fields to the journal.
+"""The log of all processes of the broker: to standard error or to the journal of systemd.
 
-A line holds names and values that anybody may have chosen: a user who could not log in, a vhost, a header. So every
-character of a message that is not printable (a line break, ESC and other control characters, what turns the direction
-of writing) is written as Python writes it in a string, `\\n`, `\\x1b` or `\\u202e`. `escaped` does so for every format:
-who logs passes names on as they are. A message is one line in every format, its traceback included.
+A message holds names and values that anybody may have chosen: a user who could not log in, a vhost,
+a header. So every character of a message that is not printable is written as an escape sequence, as
+in a Python string: `\\n`, `\\x1b` or `\\u202e`. This holds for line breaks, control characters and
+characters that change the direction of writing. `escaped` does so for every format, and callers log
+names as they are. A message is one line in every format, with its traceback.
 
-`auto` is the journal's own protocol where standard error is already connected to it (systemd says so in
-JOURNAL_STREAM), else text. An entry of the journal has MESSAGE, PRIORITY, SYSLOG_IDENTIFIER=shardmq, SHARDMQ_PROCESS
-and LOGGER, so `journalctl -u shardmq SHARDMQ_PROCESS=shard-0 -p warning` finds what it says. The level can be changed
-at any time. Beside that the last lines of each process are kept in the runtime directory, for who asks by HTTP.
+The format `auto` is that of the journal if standard error is connected to the journal, as systemd
+says in JOURNAL_STREAM. Otherwise it is text. An entry of the journal has the fields MESSAGE,
+PRIORITY, SYSLOG_IDENTIFIER=shardmq, SHARDMQ_PROCESS and LOGGER, so that this command finds warnings
+of shard 0: `journalctl -u shardmq SHARDMQ_PROCESS=shard-0 -p warning`.
+
+The level can be changed at any time. The last lines of each process are kept in the runtime
+directory too, where the HTTP API reads them.
 """
 
 from __future__ import annotations
@@ -29,42 +33,69 @@ from typing import Any, Final
 
 JOURNAL: Final = "/run/systemd/journal/socket"
 IDENTIFIER: Final = "shardmq"
-ONE_LOGGER: Final = ("supervisor", "controller")  # in lines of text their loggers are not told apart
-MESSAGE_BYTES_MAX: Final = 48 << 10  # what one datagram holds on any machine
-# syslog's priorities
-PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+# Lines of text of these processes do not name the logger.
+ONE_LOGGER: Final = ("supervisor", "controller")
+MESSAGE_BYTES_MAX: Final = 48 << 10  # A datagram of this size can be sent on any machine.
+# The priorities of syslog by the levels of Python.
+PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+)
 DEBUG_PRIORITY: Final = 7
-KEPT: Final = "log-"  # and the name of the process: files in the runtime directory, lines of JSON
-KEPT_BYTES_MAX: Final = 256 << 10  # of a file; the one before it is kept as well
-LATE_S: Final = 2.0  # a process may write a line so much later than another one of the same moment
+# Files in the runtime directory hold the last lines as JSON. The name of the process follows.
+KEPT: Final = "log-"
+KEPT_BYTES_MAX: Final = 256 << 10  # The size of one file. The file before it is kept too.
+# Two processes may write lines of the same moment so many seconds apart.
+LATE_S: Final = 2.0
 
 
 def begin(level: str, form: str, process: str) -> None:
-    """Once, at the start of a process. `process`: its name in every line."""
+    """Set up the log of this process. Call it once, at the start.
+
+    Args:
+        level: The lowest level that is logged: debug, info, warning or error.
+        form: auto, text, json or journal.
+        process: The name of the process in every line.
+    """
     set_level(level)
-    logging.raiseExceptions = False  # a log on a dead disk must not fill what is left of it with tracebacks
-    faulthandler.register(signal.SIGUSR1)  # what every thread does just now, to standard error
+    # A log on a disk without room must not use up the rest of the room with tracebacks.
+    logging.raiseExceptions = False
+    # SIGUSR1 writes the stack of every thread to standard error.
+    faulthandler.register(signal.SIGUSR1)
     logging.getLogger().handlers[:] = [_handler(form, process)]
 
 
 def keep(runtime_dir: str, process: str) -> logging.Handler:
-    """From now on the last lines are in a file as well. They outlive the process: its last words are there."""
+    """Keep the last lines in a file too, from now on. The file outlives the process.
+
+    Args:
+        runtime_dir: The directory of the file.
+        process: The name of the process, which is in the name of the file and in every line.
+
+    Returns:
+        The handler, for `keep_no_more`.
+    """
     handler = KeptLines(f"{runtime_dir}/{KEPT}{process}", process)
     logging.getLogger().addHandler(handler)
     return handler
 
 
 def keep_no_more(handler: logging.Handler) -> None:
+    """Stop what `keep` has begun. The file stays."""
     logging.getLogger().removeHandler(handler)
-    with contextlib.suppress(OSError):  # lines that the disk has refused
+    with contextlib.suppress(OSError):  # The disk refuses the last lines.
         handler.close()
 
 
 def set_level(level: str) -> None:
+    """Set the lowest level that is logged: debug, info, warning or error."""
     logging.getLogger().setLevel(level.upper())
 
 
 def _handler(form: str, process: str) -> logging.Handler:
+    """Return the handler of a format. Standard error takes the place of a missing journal."""
     if form == "journal" or (form == "auto" and is_journal(os.environ.get("JOURNAL_STREAM", ""))):
         try:
             return JournalHandler(process)
@@ -81,7 +112,10 @@ def _handler(form: str, process: str) -> logging.Handler:
 
 
 def is_journal(stream: str) -> bool:
-    """Whether standard error is what JOURNAL_STREAM ("device:inode") names: it may have been redirected since."""
+    """Return whether standard error is the stream that JOURNAL_STREAM ("device:inode") names.
+
+    Standard error may have been redirected since systemd set the variable.
+    """
     try:
         found = os.fstat(2)
     except OSError:
@@ -92,20 +126,23 @@ def is_journal(stream: str) -> bool:
 def escaped(text: str) -> str:
     """Return the text with every character that is not printable written as an escape sequence.
 
-    Nothing in the result moves a cursor, ends a line or is refused by an encoding: not a lone surrogate either.
+    No character of the result moves the cursor, ends a line or is refused by an encoding. This
+    holds for a lone surrogate too.
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def logger_name(record: logging.LogRecord) -> str:
-    """Return the name of the record's logger without `shardmq.`, which all loggers of the broker share."""
+    """Return the name of the logger without `shardmq.`, which all loggers of the broker share."""
     return record.name.removeprefix("shardmq.")
 
 
 class LineFormatter(logging.Formatter):
-    """Makes one line of each record, its traceback and its stack included."""
+    """A formatter that makes one line of each record, with its traceback and its stack."""
 
     def format(self, record: logging.LogRecord) -> str:
         record.logger = logger_name(record)
@@ -116,10 +153,11 @@ ONE_LINE: Final = LineFormatter()
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (seconds), level, process, logger, message and, for one, exception.
+    """A formatter that makes one JSON object of each record.
 
-    Only between the lines of an exception there are line breaks, which JSON writes as escapes; who shows these lines
-    calls `exception_lines`, so that none of them passes for a line of the log.
+    The object has time (in seconds), level, process, logger and message, and exception if there is
+    one. Line breaks occur only between the lines of an exception. Whoever shows such a text calls
+    `exception_lines`, so that no line of an exception looks like a line of the log.
     """
 
     def __init__(self, process: str) -> None:
@@ -135,25 +173,33 @@ class JsonFormatter(logging.Formatter):
             "message": escaped(record.getMessage()),
         }
         if record.exc_info:
-            entry["exception"] = "\n".join(map(escaped, self.formatException(record.exc_info).split("\n")))
+            entry["exception"] = "\n".join(
+                map(escaped, self.formatException(record.exc_info).split("\n"))
+            )
         return json.dumps(entry, ensure_ascii=False)
 
 
 def exception_lines(exception: str) -> list[str]:
-    """The lines of an exception as they are shown below the line of its event, indented."""
+    """Return the lines of an exception, indented, to be shown below the line of the event."""
     return [f"    {escaped(line)}" for line in exception.split("\n")]
 
 
 class KeptLines(logging.handlers.RotatingFileHandler):
-    """Nobody is told when it fails: a disk without room may be what is being logged. Standard error has the line."""
+    """A file of the last lines of a process.
+
+    An error of the disk is not reported, because a full disk may be the very thing that is logged.
+    Standard error has the line in any case.
+    """
 
     def __init__(self, path: str, process: str) -> None:
         super().__init__(path, maxBytes=KEPT_BYTES_MAX, backupCount=1, encoding="utf-8", delay=True)
         self.setFormatter(JsonFormatter(process))
 
     def _open(self) -> TextIOWrapper:
-        # Names of users and addresses are in it; the folder may be one that others may enter.
-        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # The file holds names of users and addresses, and other users may enter the directory.
+        fd = os.open(
+            self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         return open(fd, "a", encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -161,7 +207,11 @@ class KeptLines(logging.handlers.RotatingFileHandler):
 
 
 class JournalHandler(logging.Handler):
-    """Entries by the journal's native protocol. Raises OSError when there is no journal."""
+    """A handler that sends entries by the native protocol of the journal.
+
+    Raises:
+        OSError: There is no journal.
+    """
 
     def __init__(self, process: str, path: str = JOURNAL) -> None:
         super().__init__()
@@ -177,8 +227,14 @@ class JournalHandler(logging.Handler):
 
 
 def entry(record: logging.LogRecord, process: str) -> bytes:
-    """FIELD=value lines; a value with a newline is FIELD, newline, its length (u64, little endian), value."""
-    priority = next((number for level, number in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY)
+    """Return a record as an entry of the journal: lines of FIELD=value.
+
+    A value that holds a newline is written as the name of the field, a newline, the length of the
+    value (u64, little endian) and the value.
+    """
+    priority = next(
+        (number for level, number in PRIORITIES if record.levelno >= level), DEBUG_PRIORITY
+    )
     fields = {
         "MESSAGE": ONE_LINE.format(record),
         "PRIORITY": str(priority),
@@ -188,30 +244,34 @@ def entry(record: logging.LogRecord, process: str) -> bytes:
         "CODE_FILE": record.pathname,
         "CODE_LINE": str(record.lineno),
     }
-    return b"".join(_field(name, value.encode()[:MESSAGE_BYTES_MAX]) for name, value in fields.items())
+    lines = bytearray()
+    for name, text in fields.items():
+        value = text.encode()[:MESSAGE_BYTES_MAX]
+        equals = b"\n" + struct.pack("<Q", len(value)) if b"\n" in value else b"="
+        lines += name.encode() + equals + value + b"\n"
+    return bytes(lines)
 
 
-def _field(name: str, value: bytes) -> bytes:
-    if b"\n" in value:
-        return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
-    return name.encode() + b"=" + value + b"\n"
+class LogFollower:
+    """Picks the new rows out of the last lines of the log, which are read again and again.
 
-
-class News:
-    """Of the lines that are kept, rows that were not there at the look before."""
+    Args:
+        rows: The rows that are known already, as `JsonFormatter` makes them.
+    """
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self._seen: dict[tuple[Any, ...], float] = {}
         self._newest = 0.0
-        for _ in self.of(rows):
+        for _ in self.new_rows(rows):
             pass
 
     @property
     def since(self) -> float:
-        """What may be news is later than that."""
+        """The time in seconds after which a new row may have been written."""
         return max(0.0, self._newest - LATE_S)
 
-    def of(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def new_rows(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield those rows that no earlier call has seen."""
         for row in rows:
             key = tuple(sorted(row.items()))
             if key not in self._seen:

@@ -1,12 +1,17 @@
-"""The child's side of what supervisor and child tell each other: ready, alive, stopping, a line of status.
+"""The child's side of the link between the supervisor and a child process.
 
-The words are sd_notify's, one datagram each, over a socket the supervisor left open (its number in SHARDMQ_NOTIFY_FD).
-The lifeline is the read end of a pipe whose only write end the supervisor holds: its end of file means the supervisor
-is gone, and the child drains as if told to stop. Every call of these does nothing in a process no supervisor started,
-and none raises: a child that cannot be heard still has its work to do.
+A child tells the supervisor that the child is ready, alive or stopping, and what it does. The
+messages are those of sd_notify, one datagram each. They go over a socket that the child inherits.
+The environment variable SHARDMQ_NOTIFY_FD holds its descriptor.
 
-Before all that the child reads its `section` of the settings, which comes by a descriptor too: a command line is there
-for every user of the host to read, and the settings hold a password.
+The lifeline is the read end of a pipe, and only the supervisor holds the write end. End of file on
+the lifeline means that the supervisor is gone. The child then drains as if it were told to stop.
+
+No function of the link raises, and all do nothing in a process that no supervisor has started: a
+child whose messages do not arrive still has its work to do.
+
+At its start a child reads its section of the settings with `section`. The section comes by a
+descriptor because every user of the host can read a command line, and the settings hold a password.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from functools import cache
 
 NOTIFY_FD = "SHARDMQ_NOTIFY_FD"
 LIFELINE_FD = "SHARDMQ_LIFELINE_FD"
-SECTION_FD = "fd:"  # before the number of the descriptor
+SECTION_FD = "fd:"  # The number of the descriptor follows.
 
 DATAGRAM_BYTES_MAX = 4096
 SECTION_BYTES_MAX = 128 << 10
@@ -28,9 +33,13 @@ _last_watchdog = 0.0
 
 
 def section(argument: str) -> str:
-    """The JSON that `--config` means: `fd:N` is what descriptor N holds, else it is the JSON itself, as given by hand.
+    """Return the settings of this process as JSON.
 
-    Raises ValueError when there is nothing to be read there.
+    Args:
+        argument: The value of `--config`: `fd:N` for the file at descriptor N, or the JSON itself.
+
+    Raises:
+        ValueError: The descriptor cannot be read.
     """
     if not argument.startswith(SECTION_FD):
         return argument
@@ -42,15 +51,21 @@ def section(argument: str) -> str:
 
 
 def ready(**info: str) -> None:
-    """May be used from now on. `info` is kept beside the child's state, upper-cased, as X_KEY=value."""
+    """Tell the supervisor that this process can be used from now on.
+
+    Args:
+        info: Facts that the supervisor shows beside the state of the child. They are sent as
+            X_KEY=value.
+    """
     lines = [f"X_{key.upper()}={_one_line(value)}" for key, value in info.items()]
     _send("\n".join(["READY=1", *lines]), wait=True)
 
 
 def watchdog() -> None:
-    """Still turning. Call it as often as is handy: no more than one a second is sent.
+    """Tell the supervisor that this process is alive. At most one message a second is sent.
 
-    The first call asks to be watched: from then on a silence of `supervision.watchdog_s` is answered with SIGKILL.
+    The first call asks the supervisor to watch this process: from then on the supervisor kills the
+    process when it is silent for `supervision.watchdog_s` seconds.
     """
     global _last_watchdog
     now = time.monotonic()
@@ -60,22 +75,31 @@ def watchdog() -> None:
 
 
 def stopping() -> None:
-    """Draining; the exit that follows is meant."""
+    """Tell the supervisor that this process drains and that its exit is intended."""
     _send("STOPPING=1", wait=True)
 
 
 def status(text: str) -> None:
-    """What the child is busy with, for people. While it is not ready it also says that it gets on."""
+    """Tell the supervisor what this process is busy with, as a text for people.
+
+    Before the process is ready, each status also proves that the process is alive.
+    """
     _send(f"STATUS={_one_line(text)}", wait=False)
 
 
 def failing(why: str) -> None:
-    """The exit that follows is for this reason: for the supervisor's log and status, which outlive the process."""
+    """Tell the supervisor the reason of the exit that follows.
+
+    The reason appears in the log and in the status of the supervisor, which outlive this process.
+    """
     _send(f"STATUS={_one_line(why)}\nX_FAILURE={_one_line(why)}", wait=True)
 
 
 def new_section() -> str | None:
-    """After SIGHUP: the settings as they are from now on, the last of those the supervisor has sent; None without."""
+    """Return the settings that the supervisor has sent before a SIGHUP, as JSON.
+
+    Of several sections that wait, the last one is returned. None means that none waits.
+    """
     fd, found = _inherited_fd(NOTIFY_FD), None
     while fd is not None:
         try:
@@ -89,12 +113,22 @@ def new_section() -> str | None:
 
 
 def setting(key: str, value: str) -> None:
-    """Ask for a setting to be another until the next start; SIGHUP tells when it is."""
+    """Ask the supervisor to change a setting until the next start.
+
+    The supervisor sends SIGHUP when the setting has changed.
+
+    Args:
+        key: The path of the key, such as `memory.high_watermark`.
+        value: The value as TOML.
+    """
     _send(f"X_SET={_one_line(key)}={_one_line(value)}", wait=True)
 
 
 def lifeline_fd() -> int | None:
-    """Becomes readable (end of file) when the supervisor is gone; None without one."""
+    """Return the descriptor that reads end of file when the supervisor is gone.
+
+    None means that no supervisor has started this process.
+    """
     return _inherited_fd(LIFELINE_FD)
 
 
@@ -105,7 +139,7 @@ def _send(text: str, wait: bool) -> None:
     try:
         _socket(fd).send(text.encode()[:DATAGRAM_BYTES_MAX], 0 if wait else socket.MSG_DONTWAIT)
     except OSError:
-        pass  # the supervisor is gone (the lifeline says so) or is busy, and the next call says it again
+        pass  # The supervisor is gone, which the lifeline tells, or is busy until the next message.
 
 
 @cache

@@ -1,4 +1,8 @@
-"""Settings and the number of cores to the ordered list of children. Pure: asks nothing of the machine."""
+"""The children of the supervisor: which there are, in which order, and the settings of each.
+
+The plan follows from the settings, the number of cores and the open sockets. This module does no
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +13,118 @@ import msgspec
 
 from shardmq.supervisor.config import SHARDS_MAX, Settings
 
-# Started in this order, each ready before the next; drained in reverse.
+# Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Numbers of the open listening sockets, one for each address; AMQP's by front door."""
+    """The descriptors of the listening sockets, one for each address.
+
+    Those of AMQP come in one tuple for each front door.
+    """
 
     amqp_fds: tuple[tuple[int, ...], ...]
     http_fds: tuple[int, ...]
     metrics_fds: tuple[int, ...]
     http_address: str
-    amqps_fds: tuple[tuple[int, ...], ...] = ()  # as amqp_fds and http_fds, or none
+    # Descriptors for TLS are empty if no certificate is set.
+    amqps_fds: tuple[tuple[int, ...], ...] = ()
     https_fds: tuple[int, ...] = ()
-    reader_fd: int = -1  # where the controller calls the reader; -1: there is none
+    reader_fd: int = -1  # The controller calls the reader at this socket. -1: there is no reader.
 
 
 @dataclass(frozen=True)
 class ChildPlan:
+    """One child process: its module, its section of the settings and its descriptors."""
+
     kind: str
     index: int
     module: str
     section: dict[str, Any]
     fds: tuple[int, ...] = ()
-    needed: bool = True  # the broker is not ready, and does not go on, without it
-    called_at: int = -1  # a listening socket: started when somebody calls there; -1: from the beginning
+    needed: bool = True  # The broker is not ready, and does not go on, without this child.
+    # A listening socket: the child is started when somebody connects there. -1: it starts at once.
+    called_at: int = -1
 
     @property
     def name(self) -> str:
+        """The name in the log and in status.json, such as `shard-0`."""
         return self.kind if self.kind in ("controller", "reader") else f"{self.kind}-{self.index}"
 
     def arguments(self, section_fd: int) -> list[str]:
-        """For the Python interpreter; -P: a folder named like one of ours where we happen to stand is not meant."""
+        """Return the arguments for the Python interpreter.
+
+        -P keeps Python from importing a folder of the working directory that has the name of one
+        of the packages.
+
+        Args:
+            section_fd: The descriptor of the file that holds the section of the settings.
+        """
         return ["-P", "-m", self.module, "--config", f"fd:{section_fd}"]
 
 
 def shard_count(settings: Settings, cores: int) -> int:
+    """Return the number of shards: the configured one or, for `auto`, one for each core."""
     count = settings.shards.count
     return min(max(1, cores), SHARDS_MAX) if count == "auto" else count
 
 
-def children(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
+def children(
+    settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening
+) -> list[ChildPlan]:
+    """Return the plans of all children in the order of STAGES.
+
+    Args:
+        settings: The settings of the broker.
+        cores: The number of cores that the broker may use.
+        runtime_dir: The directory of the sockets between the processes.
+        boot: A name of this life of the broker, which no other life has.
+        listening: The sockets that the children inherit.
+    """
     shards = shard_count(settings, cores)
-    plans = [_controller(settings, shards, runtime_dir, boot, listening)]
+    tls = msgspec.to_builtins(settings.tls) if settings.tls.cert else None
+    plans = [_controller(settings, shards, runtime_dir, boot, listening, tls)]
     plans += [_shard(settings, index, runtime_dir) for index in range(shards)]
     plans += [
-        _front_door(settings, shards, index, listening, runtime_dir, boot) for index in range(len(listening.amqp_fds))
+        _front_door(settings, shards, index, listening, runtime_dir, boot, tls)
+        for index in range(len(listening.amqp_fds))
     ]
     if listening.reader_fd >= 0:
-        plans.append(_reader(settings, shards, runtime_dir, listening.reader_fd))
+        section = {
+            "listen_fd": listening.reader_fd,
+            "data_dir": settings.data_dir,
+            "runtime_dir": runtime_dir,
+            "shards": shards,
+            "scans_max": settings.reader.scans_max,
+            "bytes_per_s": settings.reader.bytes_per_s,
+            "log_level": settings.log_level,
+            "log_format": settings.log_format,
+        }
+        reader = ChildPlan(
+            "reader",
+            0,
+            "shardmq.shardd.reader",
+            section,
+            (listening.reader_fd,),
+            needed=False,
+            called_at=listening.reader_fd,
+        )
+        plans.append(reader)
     return plans
 
 
-def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, listening: Listening) -> ChildPlan:
+def _controller(
+    settings: Settings,
+    shards: int,
+    runtime_dir: str,
+    boot: str,
+    listening: Listening,
+    tls: dict[str, Any] | None,
+) -> ChildPlan:
+    addresses: list[str] = []
+    for bind in (settings.listen.bind, settings.listen.tls_bind):
+        addresses += [bind] if isinstance(bind, str) else bind
     section = {
         "data_dir": settings.data_dir,
         "runtime_dir": runtime_dir,
@@ -71,7 +133,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "doors": len(listening.amqp_fds),
         "http_fds": listening.http_fds,
         "https_fds": listening.https_fds,
-        "tls": _tls(settings),
+        "tls": tls,
         "metrics_fds": listening.metrics_fds,
         "http_address": listening.http_address,
         "http": msgspec.to_builtins(settings.http),
@@ -80,7 +142,7 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
         "hashing": settings.users.hashing,
         "http_without_tls": settings.users.http_without_tls,
         "http_hosts": settings.listen.http_hosts,
-        "listen_names": _names(settings.listen.bind) + _names(settings.listen.tls_bind),
+        "listen_names": addresses,
         "channel_max_per_node": settings.front_doors.channel_max_per_node,
         "load_definitions": settings.load_definitions,
         "connections_max": settings.front_doors.connections_max,
@@ -91,10 +153,6 @@ def _controller(settings: Settings, shards: int, runtime_dir: str, boot: str, li
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
     return ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)
-
-
-def _names(bind: str | list[str]) -> list[str]:
-    return [bind] if isinstance(bind, str) else bind
 
 
 def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
@@ -116,30 +174,20 @@ def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
     return ChildPlan("shard", index, "shardmq.shardd", section)
 
 
-def _reader(settings: Settings, shards: int, runtime_dir: str, listen_fd: int) -> ChildPlan:
-    section = {
-        "listen_fd": listen_fd,
-        "data_dir": settings.data_dir,
-        "runtime_dir": runtime_dir,
-        "shards": shards,
-        "scans_max": settings.reader.scans_max,
-        "bytes_per_s": settings.reader.bytes_per_s,
-        "log_level": settings.log_level,
-        "log_format": settings.log_format,
-    }
-    return ChildPlan("reader", 0, "shardmq.shardd.reader", section, (listen_fd,), needed=False, called_at=listen_fd)
-
-
-def _tls(settings: Settings) -> dict[str, Any] | None:
-    tls: dict[str, Any] = msgspec.to_builtins(settings.tls)
-    return tls if settings.tls.cert else None
-
-
 def _front_door(
-    settings: Settings, shards: int, index: int, listening: Listening, runtime_dir: str, boot: str
+    settings: Settings,
+    shards: int,
+    index: int,
+    listening: Listening,
+    runtime_dir: str,
+    boot: str,
+    tls: dict[str, Any] | None,
 ) -> ChildPlan:
     doors = settings.front_doors
-    plain, secure = listening.amqp_fds[index], listening.amqps_fds[index] if listening.amqps_fds else ()
+    plain, secure = (
+        listening.amqp_fds[index],
+        listening.amqps_fds[index] if listening.amqps_fds else (),
+    )
     section = {
         "runtime_dir": runtime_dir,
         "door": index,
@@ -148,7 +196,7 @@ def _front_door(
         "listen_fds": list(plain),
         "tls_listen_fds": list(secure),
         "proxy_protocol_from": settings.listen.proxy_protocol_from,
-        "tls": _tls(settings),
+        "tls": tls,
         "boot": boot,
         "heartbeat_s": doors.heartbeat_s,
         "frame_bytes_max": doors.frame_bytes_max,

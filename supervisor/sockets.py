@@ -1,8 +1,8 @@
 """The listening sockets, bound before any child starts and kept open while children come and go.
 
-A client that connects while its front door is being restarted waits in the socket's backlog instead of being refused.
-Sockets that systemd has opened for us (socket activation, by the names amqp, amqps, http, https and metrics) are used
-as they are; what it has not opened is bound here.
+A client that connects while its front door restarts waits in the backlog of the socket and is not
+refused. Sockets that systemd has opened (socket activation, by the names amqp, amqps, http, https
+and metrics) are used as they are. This module binds the others.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardmq.supervisor.config import ConfigError, Settings
 from shardmq.supervisor.plan import Listening
 
 BACKLOG = 4096
-EVERYWHERE = "*"  # every address of this host, whatever of IPv4 and IPv6 it has
+EVERYWHERE = "*"  # Every address of this host, IPv4 and IPv6, as far as the host has them.
 ANY_V4, ANY_V6 = "0.0.0.0", "::"
-FREE_PORT_TRIES = 10  # for one that is free at all addresses
+FREE_PORT_TRIES = 10  # How often a port is looked for that is free at all addresses.
 NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 TLS_NAMES = ("amqps", "https")
 NAMES = ("amqp", "http", "metrics", *TLS_NAMES)
@@ -28,7 +28,7 @@ Given = Mapping[str, Sequence[socket.socket]]
 
 
 class Unavailable(Exception):
-    """This address cannot be had; `number` is the errno."""
+    """An address cannot be bound. `number` is the errno."""
 
     def __init__(self, number: int | None, text: str) -> None:
         super().__init__(text)
@@ -37,52 +37,71 @@ class Unavailable(Exception):
 
 @dataclass
 class Sockets:
-    """AMQP's by front door: each door has all addresses."""
+    """The listening sockets. Those of AMQP come in one list for each front door.
+
+    Each front door has a socket for every address.
+    """
 
     amqp: list[list[socket.socket]]
     http: list[socket.socket]
     metrics: list[socket.socket]
-    amqps: list[list[socket.socket]] = field(default_factory=list)  # like `amqp` and `http`, or none of them
+    # The lists for TLS are empty if no certificate is set.
+    amqps: list[list[socket.socket]] = field(default_factory=list)
     https: list[socket.socket] = field(default_factory=list)
 
     def listening(self) -> Listening:
+        """Return the descriptors of the sockets, as the plan of the children needs them."""
+
+        def numbers(sockets: Sequence[socket.socket]) -> tuple[int, ...]:
+            return tuple(sock.fileno() for sock in sockets)
+
         return Listening(
-            amqp_fds=tuple(_numbers(door) for door in self.amqp),
-            http_fds=_numbers(self.http),
-            metrics_fds=_numbers(self.metrics),
+            amqp_fds=tuple(numbers(door) for door in self.amqp),
+            http_fds=numbers(self.http),
+            metrics_fds=numbers(self.metrics),
             http_address=address(self.http[0]),
-            amqps_fds=tuple(_numbers(door) for door in self.amqps),
-            https_fds=_numbers(self.https),
+            amqps_fds=tuple(numbers(door) for door in self.amqps),
+            https_fds=numbers(self.https),
         )
 
     def listeners(self) -> dict[str, list[str]]:
-        """All addresses, by the names clients of status.json know."""
+        """Return all addresses by protocol, as status.json shows them."""
         shown = {"amqp": self.amqp[0], "http": self.http, "metrics": self.metrics}
         if self.amqps:
             shown |= {"amqps": self.amqps[0], "https": self.https}
         return {name: [address(sock) for sock in sockets] for name, sockets in shown.items()}
 
     def addresses(self) -> dict[str, str]:
-        """The first of each, as in the line `ready:`."""
+        """Return the first address of each protocol, as the line `ready:` shows them."""
         return {name: found[0] for name, found in self.listeners().items()}
 
     def close(self) -> None:
+        """Close all sockets."""
         for group in (*self.amqp, *self.amqps, self.http, self.https, self.metrics):
             for sock in group:
                 sock.close()
 
 
 def listen(settings: Settings, given: Given | None = None) -> Sockets:
-    """`given`: what systemd has opened, by name. Raises ConfigError naming the port's key; then nothing is open."""
-    opening = _Opening(settings, given or {})
+    """Open the listening sockets.
+
+    Args:
+        settings: The settings of the broker.
+        given: The sockets that systemd has opened, by name.
+
+    Raises:
+        ConfigError: A socket cannot be opened. The text names the key of the port. All sockets have
+            been closed, those of systemd too.
+    """
+    opening, doors = _Opening(settings, given or {}), settings.front_doors.count
     try:
         opening.check_given()
         sockets = Sockets(
-            amqp=opening.for_doors("amqp"),
-            http=opening.once("http"),
-            metrics=opening.once("metrics"),
-            amqps=opening.for_doors("amqps") if settings.tls.cert else [],
-            https=opening.once("https") if settings.tls.cert else [],
+            amqp=opening.sockets_of("amqp", doors),
+            http=opening.sockets_of("http")[0],
+            metrics=opening.sockets_of("metrics")[0],
+            amqps=opening.sockets_of("amqps", doors) if settings.tls.cert else [],
+            https=opening.sockets_of("https")[0] if settings.tls.cert else [],
         )
     except ConfigError:
         opening.close()
@@ -93,8 +112,11 @@ def listen(settings: Settings, given: Given | None = None) -> Sockets:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """For calls of the broker's own processes: whoever can enter the directory."""
-    path.unlink(missing_ok=True)  # of a former life
+    """Listen at a path for the broker's own processes.
+
+    The rights of the directory decide who may connect.
+    """
+    path.unlink(missing_ok=True)  # A former life of the broker may have left the path behind.
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(str(path))
     sock.listen(BACKLOG)
@@ -103,51 +125,64 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def address(sock: socket.socket) -> str:
+    """Return the address of a socket as `host:port`, an IPv6 host in brackets."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _numbers(sockets: Sequence[socket.socket]) -> tuple[int, ...]:
-    return tuple(sock.fileno() for sock in sockets)
-
-
 class _Opening:
+    """The sockets that are open while `listen` is under way, so that a failure can close them."""
+
     def __init__(self, settings: Settings, given: Given) -> None:
         self._settings = settings
         self._given = given
         self.opened: list[socket.socket] = []
 
     def check_given(self) -> None:
+        """Raise ConfigError if systemd has opened a socket that the broker cannot use."""
         for name, sockets in self._given.items():
             if name not in NAMES:
-                raise ConfigError(f"socket activation: {name}: no name of ours; they are {', '.join(NAMES)}")
+                raise ConfigError(
+                    f"socket activation: {name}: no name of ours; they are {', '.join(NAMES)}"
+                )
             if name in TLS_NAMES and not self._settings.tls.cert:
                 raise ConfigError(f"socket activation: {name}: there is no tls.cert")
             for sock in sockets:
-                if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+                is_ip = sock.family in (socket.AF_INET, socket.AF_INET6)
+                if not is_ip or sock.type != socket.SOCK_STREAM:
                     raise ConfigError(f"socket activation: {name}: not a TCP socket")
 
-    def once(self, name: str) -> list[socket.socket]:
-        return self._taken(name) or self._bound(name)
+    def sockets_of(self, name: str, processes: int = 1) -> list[list[socket.socket]]:
+        """Return the sockets of a protocol for each of the processes that serve it.
 
-    def for_doors(self, name: str) -> list[list[socket.socket]]:
-        """For each door sockets of its own, so that the kernel spreads the connections; systemd's are shared."""
-        doors = self._settings.front_doors.count
-        if taken := self._taken(name):
-            return [taken] * doors
-        first = self._bound(name, shared=doors > 1)
-        return [first, *([self._again(name, sock) for sock in first] for _ in range(doors - 1))]
+        Each process gets sockets of its own, so that the kernel spreads the connections. All
+        processes share the sockets of systemd.
+        """
+        if given := list(self._given.get(name, ())):
+            for sock in given:
+                sock.setblocking(False)
+            self.opened += given
+            return [given] * processes
+        result = [self._bound(name, shared=processes > 1)]
+        for _ in range(processes - 1):
+            result.append([])
+            for sock in result[0]:
+                host, port = sock.getsockname()[:2]
+                only_v6 = sock.family == socket.AF_INET6 and bool(
+                    sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+                )
+                try:
+                    same = _bound(host, port, shared=True, first=False, only_v6=only_v6)
+                except Unavailable as error:
+                    raise ConfigError(f"listen.{name}_port: {error}") from None
+                self.opened.append(same)
+                result[-1].append(same)
+        return result
 
     def close(self) -> None:
+        """Close the sockets that are open so far, and those of systemd."""
         for sock in (*self.opened, *(sock for sockets in self._given.values() for sock in sockets)):
             sock.close()
-
-    def _taken(self, name: str) -> list[socket.socket]:
-        sockets = list(self._given.get(name, ()))
-        for sock in sockets:
-            sock.setblocking(False)
-        self.opened += sockets
-        return sockets
 
     def _bound(self, name: str, shared: bool = False) -> list[socket.socket]:
         port, hosts = int(getattr(self._settings.listen, f"{name}_port")), self._hosts(name)
@@ -155,13 +190,18 @@ class _Opening:
             found: list[socket.socket] = []
             try:
                 for host, optional in hosts:
-                    # The first decides the port of all; "::" alone is for IPv4 too, as everywhere on Linux.
+                    # The first socket decides the port of all. "::" alone accepts IPv4 too, as is
+                    # usual on Linux.
                     at = int(found[0].getsockname()[1]) if found else port
-                    found += _bound_if_any(host, at, shared, only_v6=len(hosts) > 1, optional=optional)
+                    try:
+                        found.append(_bound(host, at, shared, True, only_v6=len(hosts) > 1))
+                    except Unavailable as error:
+                        if not (optional and error.number in NO_SUCH_FAMILY):
+                            raise
             except Unavailable as error:
                 for sock in found:
                     sock.close()
-                # The port that was free at the first address is taken at another.
+                # The port that was free at the first address is in use at another one.
                 if error.number == errno.EADDRINUSE and found and last:
                     continue
                 raise ConfigError(f"listen.{name}_port: {error}") from None
@@ -174,7 +214,7 @@ class _Opening:
         raise AssertionError("the last try has raised")
 
     def _hosts(self, name: str) -> list[tuple[str, bool]]:
-        """Where to listen, and whether it may be left out where this host has no such addresses."""
+        """Return the hosts of a protocol, and for each whether it may be left out."""
         wanted = self._settings.listen
         bind = (wanted.tls_bind or wanted.bind) if name in TLS_NAMES else wanted.bind
         hosts = [bind] if isinstance(bind, str) else bind
@@ -184,29 +224,24 @@ class _Opening:
             return [(ANY_V4, False), (ANY_V6, True)]
         return [(host, False) for host in hosts]
 
-    def _again(self, name: str, sock: socket.socket) -> socket.socket:
-        host, port = sock.getsockname()[:2]
-        only_v6 = sock.family == socket.AF_INET6 and bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
-        try:
-            self.opened.append(_bound(host, port, shared=True, first=False, only_v6=only_v6))
-        except Unavailable as error:
-            raise ConfigError(f"listen.{name}_port: {error}") from None
-        return self.opened[-1]
-
-
-def _bound_if_any(host: str, port: int, shared: bool, only_v6: bool, optional: bool) -> list[socket.socket]:
-    try:
-        return [_bound(host, port, shared, first=True, only_v6=only_v6)]
-    except Unavailable as error:
-        if optional and error.number in NO_SUCH_FAMILY:
-            return []
-        raise
-
 
 def _bound(host: str, port: int, shared: bool, first: bool, only_v6: bool) -> socket.socket:
-    """Raises Unavailable, or ConfigError for a host that is none."""
+    """Bind a TCP socket.
+
+    Args:
+        host: A name or an address.
+        port: The port. 0 means any free port.
+        shared: Other sockets of the broker are bound to the same port.
+        first: The socket is the first one at its port.
+        only_v6: A socket for IPv6 does not accept IPv4.
+
+    Raises:
+        Unavailable: The address cannot be bound.
+        ConfigError: The host does not exist.
+    """
     if shared and first and port:
-        # SO_REUSEPORT would let us in beside another broker of the same user: try without it first.
+        # SO_REUSEPORT would bind a port that another broker of the same user listens at. So the
+        # port is tried without it first.
         _bound(host, port, shared=False, first=True, only_v6=only_v6).close()
     try:
         (family, kind, protocol, _, target), *_ = socket.getaddrinfo(
@@ -226,7 +261,8 @@ def _bound(host: str, port: int, shared: bool, first: bool, only_v6: bool) -> so
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(target)
         if not shared:
-            sock.listen(1)  # a port can be bound twice as long as nobody listens: the news is to come now
+            # A port can be bound twice as long as nobody listens. Listening finds that out now.
+            sock.listen(1)
     except OSError as error:
         sock.close()
         raise Unavailable(error.errno, f"{host}:{port}: {error.strerror}") from None

@@ -1,16 +1,16 @@
-"""Start the processes in order, keep them running, drain them in reverse. No message passes through here.
+"""The supervisor: start the processes in order, keep them running, drain them in reverse.
 
-The controller comes first. Front doors are started when the first shard has recovered: its queues are served while the
-others still recover. The broker is ready when all are. On the way down front doors go first, then shards, which put all
-they hold on disk, then the controller. `run` gives the exit status: 0 drained, 1 given up, 2 a child refused its
-settings.
+The controller comes first. Front doors are started when the first shard has recovered: its queues
+are served while the other shards still recover. The broker is ready when all children are. At the
+end front doors drain first, then the shards, which write all they hold to the disk, then the
+controller. No message passes through this process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
-import itertools
 import logging
 import os
 import signal
@@ -28,46 +28,55 @@ import msgspec
 from shardmq.supervisor import systemd
 from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
 from shardmq.supervisor.config import ConfigError, Settings, Supervision
-from shardmq.supervisor.directories import READER_NAME, DataDirectory, RuntimeDirectory, replace_file
+from shardmq.supervisor.directories import (
+    READER_NAME,
+    DataDirectory,
+    RuntimeDirectory,
+    replace_file,
+)
 from shardmq.supervisor.logs import keep, keep_no_more, set_level
 from shardmq.supervisor.plan import STAGES, ChildPlan, Listening, children
 from shardmq.supervisor.reload import SECRET, SETTABLE, flat, reloaded
 from shardmq.supervisor.restart import Restarts
 from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
 
-LOOK_INTERVAL_S = 0.25  # how late a silent child or a systemd watchdog may be noticed
-# A look that is later than this was kept from the processor, and so were the others: a machine that was paused.
-LOOK_LATE_S = 2.0
-KILL_WAIT_S = 5.0  # for the kernel to take a killed process away
-EXTEND_EACH_S = 1.0  # how often systemd hears that recovery goes on, and how far it is
+# The interval between two checks for silent children and for the watchdog of systemd.
+POLL_INTERVAL_S = 0.25
+# If a check is late by this time, the whole machine was paused and the children with it.
+POLL_LATE_S = 2.0
+KILL_WAIT_S = 5.0  # The time that the kernel gets to remove a killed process.
+# At this interval systemd hears that recovery goes on, and extends its timeout by EXTEND_BY_S.
+EXTEND_EACH_S = 1.0
 EXTEND_BY_S = 20.0
+# Exit statuses of this process. A child too ends with REFUSED when it refuses its settings.
 DRAINED, GAVE_UP, REFUSED = 0, 1, 2
-# States of a child that is not there: between two lives, or nobody has called it.
+# States of a slot without a process: between two lives, or started on demand and not called yet.
 WAITING, UNCALLED = "waiting", "uncalled"
 
 log = logging.getLogger("supervisor")
 
 Planner = Callable[[Settings, int, str, str, Listening], list[ChildPlan]]
-# The settings as they are written now, with these laid over them. Raises ConfigError.
+# Reads the settings again and lays the given ones over them. Raises ConfigError.
 Reread = Callable[[dict[str, Any]], Settings]
 
 
 class Slot:
-    """The place of one child through all its lives."""
+    """The state of one child through all its lives."""
 
     def __init__(self, plan: ChildPlan, policy: Supervision) -> None:
         self.plan = plan
         self.child: Child | None = None
         self.deaths = 0
         self.started_at = 0.0
-        self.announced = False  # that its present life is ready
-        self.last_end = ""  # how its life before this one ended
+        self.announced = False  # The log has said that the present life is ready.
+        self.last_end = ""  # How the life before the present one has ended.
         self.restarts = Restarts(policy.deaths_max, policy.deaths_within_s)
         self.ready = asyncio.Event()
         self.state_without_child = WAITING if plan.called_at < 0 else UNCALLED
         self.keeper: asyncio.Task[None] | None = None
 
     def describe(self) -> dict[str, Any]:
+        """Return the state of the child as status.json shows it."""
         child = self.child
         return {
             "name": self.plan.name,
@@ -84,10 +93,21 @@ class Slot:
 
 
 class Supervisor:
-    """`open` takes the lock, the ports and the directories, or raises ConfigError having touched nothing."""
+    """Starts the children, keeps them running and drains them.
+
+    Args:
+        settings: The settings of the broker.
+        cores: The number of cores that the broker may use.
+        planner: Makes the plans of the children; tests give another one.
+        reread: Reads the settings again at a reload. None means that they stay as they are.
+    """
 
     def __init__(
-        self, settings: Settings, cores: int, planner: Planner = children, reread: Reread | None = None
+        self,
+        settings: Settings,
+        cores: int,
+        planner: Planner = children,
+        reread: Reread | None = None,
     ) -> None:
         data_dir = str(Path(settings.data_dir).absolute())
         self._data_dir = data_dir
@@ -95,26 +115,39 @@ class Supervisor:
         self.boot = os.urandom(8).hex()
         self.slots: list[Slot] = []
         self._reread = reread
-        self._set: dict[str, Any] = {}  # settings that are others until the next start
+        self._overrides: dict[str, Any] = {}  # Settings that `set` has changed, by path.
         self._cores = cores
         self._planner = planner
         self._data = DataDirectory(Path(data_dir))
         self._lifeline: tuple[int, int] = (-1, -1)
-        self._calls: socket.socket | None = None
+        self._reader_socket: socket.socket | None = None
         self._ending = asyncio.Event()
         self._exit_status = DRAINED
         self._stopping = False
         self._is_ready = False
         self._started_at = round(time.time(), 3)
-        self._dirty = asyncio.Event()
+        self._dirty = asyncio.Event()  # status.json is to be written.
         self._writing = threading.Lock()
         self._closed = False
         self._background: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
+        """Lock the directories, bind the ports and write the first status.json.
+
+        Raises:
+            ConfigError: A setting, a port or a directory cannot be used. Nothing has been changed.
+            OSError: The disk refuses a directory.
+        """
         self._data.open(wait_s=self.settings.supervision.drain_timeout_s)
         try:
-            self._cores = max(self._cores, self._shards_held())
+            # With fewer shards than the directory holds, some queues would be out of reach.
+            held, count = self._data.shards_held(), self.settings.shards.count
+            if count != "auto" and count < held:
+                raise ConfigError(
+                    f"shards.count: {count},"
+                    f" but {self._data.path} holds the queues of {held} shards"
+                )
+            self._cores = max(self._cores, held)
             self.sockets: Sockets = listen(self.settings, systemd.sockets())
         except Exception:
             self._data.undo()
@@ -126,50 +159,54 @@ class Supervisor:
             self.sockets.close()
             self._data.undo()
             raise
-        self._calls = self._calls_of_reader()
+        enabled = self.settings.reader.enabled
+        if enabled is True or (enabled == "auto" and importlib.util.find_spec("pyarrow")):
+            # The socket stays open as long as the broker runs, so that a call waits while the
+            # reader starts.
+            self._reader_socket = listen_unix(self.runtime.path / READER_NAME)
         self._kept = keep(str(self.runtime.path), "supervisor")
         self._lifeline = os.pipe()
         self.slots = [Slot(plan, self.settings.supervision) for plan in self._plans()]
-        where = {"runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
+        endpoint = {"runtime_dir": str(self.runtime.path), "http": address(self.sockets.http[0])}
         self._write(self.runtime.path / "status.json", self.describe())
-        self._write(self._data.path / "broker.json", this_process() | where)
+        self._write(self._data.path / "broker.json", this_process() | endpoint)
         self._data.write_version()
-        self._warn_of_readers()
+        with contextlib.suppress(OSError):  # The code that uses the directory reports the error.
+            mode = self._data.path.stat().st_mode
+            if mode & 0o007:
+                log.warning(
+                    "%s can be entered by every user of this host (mode %o)",
+                    self._data.path,
+                    mode & 0o777,
+                )
 
     def _plans(self) -> list[ChildPlan]:
-        reader_fd = self._calls.fileno() if self._calls is not None else -1
+        reader_fd = self._reader_socket.fileno() if self._reader_socket is not None else -1
         listening = replace(self.sockets.listening(), reader_fd=reader_fd)
-        return self._planner(self.settings, self._cores, str(self.runtime.path), self.boot, listening)
-
-    def _calls_of_reader(self) -> socket.socket | None:
-        """Where it will be called: open for as long as the broker runs, so that a call waits while it starts."""
-        enabled = self.settings.reader.enabled
-        if enabled is False or (enabled == "auto" and importlib.util.find_spec("pyarrow") is None):
-            return None
-        return listen_unix(self.runtime.path / READER_NAME)
-
-    def _warn_of_readers(self) -> None:
-        try:
-            mode = self._data.path.stat().st_mode
-        except OSError:
-            return  # whoever needs the directory says what is wrong with it
-        if mode & 0o007:
-            log.warning("%s can be entered by every user of this host (mode %o)", self._data.path, mode & 0o777)
-
-    def _shards_held(self) -> int:
-        """How many shards the data directory has files of: with fewer, their queues would be out of reach."""
-        held, count = self._data.shards_held(), self.settings.shards.count
-        if count != "auto" and count < held:
-            raise ConfigError(f"shards.count: {count}, but {self._data.path} holds the queues of {held} shards")
-        return held
+        return self._planner(
+            self.settings, self._cores, str(self.runtime.path), self.boot, listening
+        )
 
     async def run(self, announce: Callable[[str], None] = print) -> int:
-        """Until `stop` is called or a child cannot be kept alive."""
-        self._background = [asyncio.create_task(work) for work in (self._look(), self._write_status())]
+        """Run the broker until `stop` is called or a child cannot be kept alive.
+
+        Args:
+            announce: Called with the line `ready: ...` when all children are ready.
+
+        Returns:
+            The exit status of the process: DRAINED, GAVE_UP or REFUSED.
+        """
+        self._background = [
+            asyncio.create_task(work) for work in (self._watch(), self._write_status())
+        ]
         try:
             if await self._start_stages():
-                await asyncio.to_thread(self._data.write_version)  # shards have made their directories
-                _announce(announce, self.ready_line())
+                # The shards have made their directories by now.
+                await asyncio.to_thread(self._data.write_version)
+                try:
+                    announce(self.ready_line())
+                except OSError as error:  # Standard output is closed, or its disk is dead.
+                    log.error("the ready line cannot be written: %s", error)
                 self._is_ready = True
                 systemd.tell("READY=1", f"STATUS={self.ready_line()}")
                 await self._ending.wait()
@@ -179,13 +216,20 @@ class Supervisor:
         return self._exit_status
 
     def stop(self) -> None:
-        """Drain and end. Asked again, nothing changes: a drain is bounded, and cutting it short would lose work."""
+        """Drain the children and end. A second call changes nothing.
+
+        A drain has a bound of its own, and cutting it short would lose work.
+        """
         if not self._ending.is_set():
             log.info("stopping: front doors drain first, then shards, then the controller")
             self._ending.set()
 
     def reload(self) -> None:
-        """The settings file, certificates and given definitions are read anew; what cannot be used is said."""
+        """Read the settings again and have the children read their files again.
+
+        The files of the children are certificates and the definitions to load. An error in the
+        settings is logged, and the settings stay as they are.
+        """
         log.info("settings, certificates and given definitions are to be read anew")
         if self._stopping or self._ending.is_set():
             return
@@ -193,7 +237,7 @@ class Supervisor:
             systemd.reloading()
         try:
             if self._reread is not None:
-                self._take(self._reread(self._set))
+                self._apply(self._reread(self._overrides))
         except ConfigError as error:
             log.error("the settings stay as they were: %s", error)
         for slot in self.slots:
@@ -205,25 +249,31 @@ class Supervisor:
             systemd.tell("READY=1", f"STATUS={self.ready_line()}")
 
     def set(self, key: str, value: str) -> None:
-        """One setting is another until the next start: somebody asked the controller."""
+        """Change a setting until the next start, as the controller asks on behalf of a user.
+
+        A key or value that cannot be set is logged and has no effect.
+
+        Args:
+            key: The path of the key, one of SETTABLE.
+            value: The value as TOML.
+        """
+        before = self._overrides
         try:
             if key not in SETTABLE:
                 raise ConfigError(f"{key}: cannot be set while the broker runs")
-            before, self._set = self._set, self._set | {key: tomllib.loads(f"value = {value}")["value"]}
+            self._overrides = before | {key: tomllib.loads(f"value = {value}")["value"]}
+            if self._reread is not None:
+                self._reread(self._overrides)
         except (ConfigError, tomllib.TOMLDecodeError) as error:
             log.error("not set: %s", error)
-            return
-        try:
-            if self._reread is not None:
-                self._reread(self._set)
-        except ConfigError as error:
-            log.error("not set: %s", error)
-            self._set = before
+            self._overrides = before
             return
         self.reload()
 
-    def _take(self, read: Settings) -> None:
-        self.settings, changed, later = reloaded(self.settings, msgspec.structs.replace(read, data_dir=self._data_dir))
+    def _apply(self, read: Settings) -> None:
+        self.settings, changed, later = reloaded(
+            self.settings, msgspec.structs.replace(read, data_dir=self._data_dir)
+        )
         for key in changed:
             log.info("%s has changed", key)
         for key in later:
@@ -233,46 +283,63 @@ class Supervisor:
             slot.plan = plan
 
     def ready_line(self) -> str:
-        return "ready: " + " ".join(f"{name}={where}" for name, where in self.sockets.addresses().items())
+        """Return the line that says that the broker is ready, with one address of each protocol."""
+        addresses = self.sockets.addresses().items()
+        return "ready: " + " ".join(f"{name}={where}" for name, where in addresses)
 
     def describe(self) -> dict[str, Any]:
+        """Return the state of the broker and its children, the content of status.json."""
+        settings = {key: value for key, value in flat(self.settings).items() if key not in SECRET}
         return {
             "pid": os.getpid(),
             "started_at": self._started_at,
             **self.sockets.addresses(),
             "listeners": self.sockets.listeners(),
             "log_level": self.settings.log_level,
-            "settings": {key: value for key, value in flat(self.settings).items() if key not in SECRET},
+            "settings": settings,
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }
 
-    # -- up ------------------------------------------------------------------------------------------------
+    # -- start and restart ---------------------------------------------------------------------
 
     async def _start_stages(self) -> bool:
-        """False when the broker is to end before all are ready."""
+        """Start the stages in their order. False means that the broker ends before it is ready."""
         for kind in STAGES:
             stage = [slot for slot in self.slots if slot.plan.kind == kind]
             for slot in stage:
                 slot.keeper = asyncio.create_task(self._keep(slot))
             needed = [slot for slot in stage if slot.plan.needed]
-            if not await self._ready(needed, 1 if kind == "shard" else len(needed)):
+            if not await self._wait_until_ready(needed, 1 if kind == "shard" else len(needed)):
                 return False
         needed = [slot for slot in self.slots if slot.plan.needed]
-        return await self._ready(needed, len(needed))
+        return await self._wait_until_ready(needed, len(needed))
 
-    async def _ready(self, slots: Sequence[Slot], enough: int) -> bool:
-        waiters = [asyncio.create_task(self._ending.wait()), asyncio.create_task(_ready(slots, enough))]
-        await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
-        for waiter in waiters:
-            waiter.cancel()
+    async def _wait_until_ready(self, slots: Sequence[Slot], enough: int) -> bool:
+        """Wait until `enough` of the slots have been ready once.
+
+        Returns:
+            False if the broker ends before that.
+        """
+        ending = asyncio.create_task(self._ending.wait())
+        pending = {asyncio.create_task(slot.ready.wait()) for slot in slots}
+        missing = len(pending) - enough
+        try:
+            while len(pending) > missing and not self._ending.is_set():
+                first = asyncio.FIRST_COMPLETED
+                done, _ = await asyncio.wait({ending, *pending}, return_when=first)
+                pending -= done
+        finally:
+            for task in (ending, *pending):
+                task.cancel()
         return not self._ending.is_set()
 
     async def _keep(self, slot: Slot) -> None:
-        """One life after another, until the broker stops or the child dies too often."""
+        """Live one life after another, until the broker stops or the child dies too often."""
         clock = asyncio.get_running_loop().time
         while not self._stopping:
-            await self._called(slot)
+            if slot.plan.called_at >= 0:
+                await self._wait_for_call(slot)
             status = await self._live(slot)
             if self._stopping:
                 return
@@ -282,19 +349,21 @@ class Supervisor:
             wait_s = slot.restarts.wait_after_death(clock())
             if wait_s is None and not slot.plan.needed:
                 wait_s = self.settings.supervision.deaths_within_s
-                log.error("%s died too often: the broker goes on without it, next try in %g s", slot.plan.name, wait_s)
+                log.error(
+                    "%s died too often: the broker goes on without it, next try in %g s",
+                    slot.plan.name,
+                    wait_s,
+                )
             if wait_s is None:
-                why = f"{slot.plan.name} died too often, at last with {slot.last_end}: giving up, the broker stops"
-                return self._give_up(why, GAVE_UP)
+                why = f"{slot.plan.name} died too often, at last with {slot.last_end}"
+                return self._give_up(f"{why}: giving up, the broker stops", GAVE_UP)
             slot.state_without_child = WAITING
             slot.child = None
             self._dirty.set()
             await asyncio.sleep(wait_s)
 
-    async def _called(self, slot: Slot) -> None:
-        """At once, but for a child that only lives when somebody wants something of it."""
-        if slot.plan.called_at < 0:
-            return
+    async def _wait_for_call(self, slot: Slot) -> None:
+        """Wait until a process connects to the socket of a child that is started on demand."""
         slot.state_without_child = UNCALLED
         self._dirty.set()
         loop, called = asyncio.get_running_loop(), asyncio.Event()
@@ -305,7 +374,7 @@ class Supervisor:
             loop.remove_reader(slot.plan.called_at)
 
     async def _live(self, slot: Slot) -> int:
-        """The exit status of one life."""
+        """Start a child, wait for its end and return its exit status; -1 if it did not start."""
         child = Child(slot.plan, lambda: self._changed(slot), self.set)
         slot.child, slot.started_at, slot.announced = child, round(time.time(), 3), False
         try:
@@ -316,11 +385,12 @@ class Supervisor:
             return -1
         log.info("%s started, pid %d", slot.plan.name, child.pid)
         self._dirty.set()
-        if self._stopping:  # decided while the process was being made
+        if self._stopping:  # The stop came while the process was being made.
             child.signal(signal.SIGTERM)
         status = await child.wait()
-        meant = self._stopping and status in (0, -signal.SIGTERM)  # the latter: before it could listen to signals
-        level = logging.INFO if meant else logging.ERROR
+        # SIGTERM ends a child that has not begun to handle signals.
+        intended = self._stopping and status in (0, -signal.SIGTERM)
+        level = logging.INFO if intended else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
         log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)
@@ -333,7 +403,7 @@ class Supervisor:
             slot.restarts.became_ready()
             slot.ready.set()
             log.info("%s ready, pid %d", slot.plan.name, child.pid)
-            if child.plan != slot.plan:  # there was a reload while it started
+            if child.plan != slot.plan:  # A reload came while the child was starting.
                 child.plan = slot.plan
                 child.reload()
         self._dirty.set()
@@ -343,18 +413,25 @@ class Supervisor:
         self._exit_status = status
         self._ending.set()
 
-    # -- meanwhile -----------------------------------------------------------------------------------------
+    # -- watch -----------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """Kills the silent; keeps systemd's watchdog and its start timeout quiet."""
+    async def _watch(self) -> None:
+        """Kill silent children, and keep the watchdog and the start timeout of systemd quiet."""
         clock = asyncio.get_running_loop().time
         watchdog_s = systemd.watchdog_interval_s()
         next_watchdog, next_extend = clock(), clock()
-        looked_at = clock()
+        polled_at = clock()
         while True:
             now = clock()
-            self._excuse(now - looked_at, now)
-            looked_at = now
+            pause_s, polled_at = now - polled_at, now
+            if pause_s >= POLL_LATE_S:
+                # Nobody knows yet what the children have sent in the pause, or could not send.
+                log.warning(
+                    "nothing ran here for %.1f s: the machine was paused, or is very busy", pause_s
+                )
+                for slot in self.slots:
+                    if slot.child is not None:
+                        slot.child.unheard(pause_s, now)
             for slot in self.slots:
                 self._kill_if_silent(slot, now)
             if watchdog_s is not None and now >= next_watchdog:
@@ -362,25 +439,23 @@ class Supervisor:
                 next_watchdog = now + watchdog_s
             starting = not all(slot.ready.is_set() for slot in self.slots if slot.plan.needed)
             if (starting or self._stopping) and now >= next_extend:
-                systemd.tell(f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}", f"STATUS={self._awaited()}")
+                systemd.tell(
+                    f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY_S * 1_000_000)}",
+                    f"STATUS={self._progress()}",
+                )
                 next_extend = now + EXTEND_EACH_S
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _awaited(self) -> str:
-        """What a start or a stop waits for, for `systemctl status`."""
+    def _progress(self) -> str:
+        """Return what a start or a stop waits for, as `systemctl status` shows it."""
         if self._stopping:
             return "stopping"
-        waits = (slot for slot in self.slots if slot.child and not slot.ready.is_set())
-        return "; ".join(f"{slot.plan.name}: {slot.child.status or slot.child.state}" for slot in waits if slot.child)
-
-    def _excuse(self, seconds: float, now: float) -> None:
-        """So long after the look before. What children said in a pause, and what they could not, is not known yet."""
-        if seconds < LOOK_LATE_S:
-            return
-        log.warning("nothing ran here for %.1f s: the machine was paused, or is very busy", seconds)
-        for slot in self.slots:
-            if slot.child is not None:
-                slot.child.unheard(seconds, now)
+        waiting = (slot for slot in self.slots if slot.child and not slot.ready.is_set())
+        return "; ".join(
+            f"{slot.plan.name}: {slot.child.status or slot.child.state}"
+            for slot in waiting
+            if slot.child
+        )
 
     def _kill_if_silent(self, slot: Slot, now: float) -> None:
         child = slot.child
@@ -392,17 +467,22 @@ class Supervisor:
             allowed_s = self.settings.supervision.start_timeout_s
         else:
             return
-        if child.silent_for(now) > allowed_s and not child.killed:
+        if now - child.heard_at > allowed_s and not child.killed:
             status = f"; it last said: {child.status}" if child.status else ""
             why = f"silent for {allowed_s:g} s while {child.state}{status}"
             log.error("%s (pid %d) %s: killed", slot.plan.name, child.pid, why)
-            # Shown until the kernel lets it go, which it may not do before the disk answers.
+            # The status is shown until the kernel has ended the process, which may take until the
+            # disk answers.
             child.info["failure"] = child.status = f"killed: {why}"
             child.signal(signal.SIGKILL)
             self._dirty.set()
 
     async def _write_status(self) -> None:
-        """In a thread: both directories may lie on a disk that hangs, and whoever watches the others must not."""
+        """Write status.json after each change.
+
+        A thread writes the file: the directory may lie on a disk that hangs, and the watch of the
+        children must go on.
+        """
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -414,48 +494,53 @@ class Supervisor:
                 return
             try:
                 replace_file(path, content)
-            except OSError as error:  # a full disk must not end what keeps the processes running
+            except OSError as error:  # A full disk must not end the process that keeps the others.
                 log.error("%s cannot be written: %s", path.name, error)
 
-    # -- down ----------------------------------------------------------------------------------------------
+    # -- drain -----------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
+        """Drain the stages in the reverse order. A child that does not end in time is killed."""
         self._stopping = True
         systemd.tell("STOPPING=1")
-        for kind in reversed(STAGES):
-            await self._drain_stage([slot for slot in self.slots if slot.plan.kind == kind])
-
-    async def _drain_stage(self, stage: Sequence[Slot]) -> None:
-        keepers = [slot.keeper for slot in stage if slot.keeper is not None]
-        for slot in stage:
-            if slot.child is not None and slot.child.state != EXITED:
-                slot.child.signal(signal.SIGTERM)
-            elif slot.keeper is not None:
-                slot.keeper.cancel()  # asleep between two lives
-        if not keepers:
-            return
         timeout_s = self.settings.supervision.drain_timeout_s
-        _, late = await asyncio.wait(keepers, timeout=timeout_s)
-        if late:
+        for kind in reversed(STAGES):
+            stage = [slot for slot in self.slots if slot.plan.kind == kind]
+            keepers = [slot.keeper for slot in stage if slot.keeper is not None]
+            for slot in stage:
+                if slot.child is not None and slot.child.state != EXITED:
+                    slot.child.signal(signal.SIGTERM)
+                elif slot.keeper is not None:
+                    slot.keeper.cancel()  # The keeper sleeps between two lives.
+            if not keepers:
+                continue
+            _, late = await asyncio.wait(keepers, timeout=timeout_s)
             for slot in stage:
                 if slot.keeper in late and slot.child is not None:
-                    log.error("%s (pid %d) not drained after %g s: killed", slot.plan.name, slot.child.pid, timeout_s)
+                    log.error(
+                        "%s (pid %d) not drained after %g s: killed",
+                        slot.plan.name,
+                        slot.child.pid,
+                        timeout_s,
+                    )
                     slot.child.signal(signal.SIGKILL)
-            await asyncio.wait(late, timeout=KILL_WAIT_S)
+            if late:
+                await asyncio.wait(late, timeout=KILL_WAIT_S)
 
     def _close(self) -> None:
         for task in self._background:
             task.cancel()
-        with self._writing:  # a thread may be at it
+        with self._writing:  # A thread may still write status.json.
             self._closed = True
         self.sockets.close()
-        if self._calls is not None:
-            self._calls.close()
+        if self._reader_socket is not None:
+            self._reader_socket.close()
         keep_no_more(self._kept)
         self.runtime.remove()
         try:
             (self._data.path / "broker.json").unlink(missing_ok=True)
-        except OSError as error:  # a dead disk: the pointer names a process that is gone, which shardctl finds out
+        except OSError as error:
+            # The pointer on a dead disk names a process that is gone. shardctl checks that.
             log.error("%s stays in %s: %s", "broker.json", self._data.path, error.strerror)
         for fd in self._lifeline:
             os.close(fd)
@@ -463,25 +548,11 @@ class Supervisor:
         log.info("stopped")
 
 
-def _announce(announce: Callable[[str], None], line: str) -> None:
-    try:
-        announce(line)
-    except OSError as error:  # nobody reads standard output any more, or its disk is dead
-        log.error("the ready line cannot be written: %s", error)
-
-
-async def _ready(slots: Sequence[Slot], enough: int) -> None:
-    """When `enough` of them have been ready once."""
-    waits = [asyncio.create_task(slot.ready.wait()) for slot in slots]
-    try:
-        for ready in itertools.islice(asyncio.as_completed(waits), enough):
-            await ready
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
 def this_process() -> dict[str, Any]:
-    """A pid alone may be another's one day; this one began so many ticks after the machine (proc(5): starttime)."""
+    """Return the process id of this process and the time of its start.
+
+    Another process may get the same id later. The time of the start, in ticks since the start of
+    the machine (proc(5): starttime), tells the two apart.
+    """
     started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     return {"pid": os.getpid(), "pid_started": int(started)}

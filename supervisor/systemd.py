@@ -1,4 +1,7 @@
-"""What systemd is told, in sd_notify's words, and the sockets it has opened for us; without it nothing."""
+"""The supervisor's side of systemd: messages by the protocol of sd_notify, and socket activation.
+
+The functions do nothing in a process that systemd has not started.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ FIRST_SOCKET = 3  # SD_LISTEN_FDS_START
 
 
 def tell(*lines: str) -> None:
+    """Send lines such as `READY=1` to systemd. A message that cannot be sent is dropped."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
@@ -18,11 +22,14 @@ def tell(*lines: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
             sock.sendto("\n".join(lines).encode(), socket.MSG_DONTWAIT, target)
     except OSError:
-        pass  # systemd restarting itself: the next line will reach it
+        pass  # systemd is restarting. The next message reaches it.
 
 
 def watchdog_interval_s() -> float | None:
-    """Half of what the unit's WatchdogSec allows."""
+    """Return the seconds between two `WATCHDOG=1`: half of WatchdogSec of the unit.
+
+    None means that systemd does not watch this process.
+    """
     text = os.environ.get("WATCHDOG_USEC", "")
     if not text.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -30,12 +37,18 @@ def watchdog_interval_s() -> float | None:
 
 
 def reloading() -> None:
-    """To be followed by READY=1. The time tells systemd which of two reloads it is."""
+    """Tell systemd that a reload begins. The caller sends `READY=1` when the reload is over.
+
+    The time in the message lets systemd tell two reloads apart.
+    """
     tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def sockets() -> dict[str, list[socket.socket]]:
-    """Those of socket activation by their names (FileDescriptorName=); {} when they are not for this process."""
+    """Return the sockets that systemd has opened, by name (FileDescriptorName= of the socket unit).
+
+    The dictionary is empty if systemd has opened no sockets or has opened them for another process.
+    """
     count = os.environ.get("LISTEN_FDS", "")
     if not count.isdigit() or os.environ.get("LISTEN_PID") != str(os.getpid()):
         return {}
@@ -45,7 +58,7 @@ def sockets() -> dict[str, list[socket.socket]]:
         fd = FIRST_SOCKET + at
         os.set_inheritable(fd, False)
         name = names[at] if at < len(names) else "unknown"
-        # systemd names what has no FileDescriptorName= after its unit.
+        # A socket unit without FileDescriptorName= gives its own name, such as shardmq-amqp.socket.
         name = name.removesuffix(".socket").removeprefix("shardmq-")
         found.setdefault(name, []).append(socket.socket(fileno=fd))
     return found

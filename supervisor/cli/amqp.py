@@ -23,27 +23,27 @@ DELIVERED = amqp_client.Received(amqp_client.DELIVER)
 
 
 class Lost(Exception):
-    """The broker closed the connection; the text says why."""
+    """The broker closed the connection. The text says why."""
 
 
 @dataclass
 class Counts:
-    """What all connections of a load did together."""
+    """The counts of all connections of a load together."""
 
     published: int = 0
     confirmed: int = 0
     refused: int = 0
     consumed: int = 0
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set for a moment by each take()
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # Each take() sets it for a moment.
 
     def has_moved(self) -> None:
-        """Wake those who wait for confirms or messages."""
+        """Wake all tasks that wait for confirms or messages."""
         self.moved.set()
         self.moved.clear()
 
 
 class Connection:
-    """One connection with one channel; every method of it may raise Lost."""
+    """A connection with one channel. Every method may raise Lost."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Connection:
     ) -> None:
         self.client = Client("/", "PLAIN", "")
         self.writer = writer
-        self.confirmed = 0  # the highest tag that was confirmed, and so were all below it
+        self.confirmed = 0  # The highest confirmed tag. All tags below it are confirmed.
         self.last_delivery = 0
         self._reader, self._counts = reader, counts
-        self._events: list[Event] = []  # received and not yet looked at
+        self._events: list[Event] = []  # Events that are received and not handled yet.
 
     async def open(self, user: str, password: str, vhost: str) -> None:
         """Open the connection and its channel."""
@@ -75,7 +75,7 @@ class Connection:
         self.writer.write(self.client.data_to_send())
 
     async def expect(self, answer: Event) -> None:
-        """Send what the client has queued and wait for the answer; what comes before is dropped."""
+        """Send what the client has queued and wait for the response. Earlier events are dropped."""
         self._events = []
         while answer not in self._events:
             self.flush()

@@ -1,7 +1,10 @@
-"""The HTTP client of shardctl: finds the running broker, asks, turns every failure into one line and an exit status.
+"""The HTTP client of shardctl: find the running broker and send it requests.
 
-On the broker's own host it asks over the socket in the runtime directory, which takes no password: who may open it may
-do everything. Elsewhere, and for whoever names a user or a URL, it is HTTP with a login.
+Every failure becomes one line on standard error and an exit status.
+
+On the broker's own host shardctl connects to the socket in the runtime directory, which takes no
+password: whoever may open the socket may do everything. On other hosts, and if a user or a URL is
+given, it uses HTTP with a login.
 """
 
 from __future__ import annotations
@@ -13,8 +16,7 @@ import os
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -24,16 +26,20 @@ import typer
 
 from shardmq.supervisor.logs import escaped
 
-# Exit statuses: rabbitmqctl's, by sysexits.h. CONFIG: what the broker's own processes end with when told wrongly.
+# The exit statuses of rabbitmqctl, which come from sysexits.h. CONFIG is the status with which the
+# processes of the broker refuse their settings.
 FAILED, CONFIG, USAGE, DATA, NO_USER, UNREACHABLE, REFUSED = 1, 2, 64, 65, 67, 69, 70
 NOT_FOUND = 404
-LOGIN_FAILED = "Login failed"  # the API's reason for a wrong password; another is a right one with too few rights
+# The reason that the HTTP API gives for a wrong password. With any other reason the password is
+# right, and the user has too few permissions.
+LOGIN_FAILED = "Login failed"
 TIMEOUT_S = 60.0
 DEFAULT_URL = "http://127.0.0.1:15672"
 DEFAULT_USER = "guest"
-# Where a broker is looked for when nothing says where it is: beside us, then where the systemd unit has its.
+# The data directories in which a broker is looked for if none is given. The second one is that of
+# the systemd unit.
 DATA_DIRS = (Path("./data"), Path("/var/lib/shardmq"))
-LOCAL_SOCKET = "shardctl.sock"  # the controller binds the same
+LOCAL_SOCKET = "shardctl.sock"  # The controller binds a socket of this name.
 LOCAL_URL = "http://localhost"
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 
@@ -41,23 +47,20 @@ Vhost = Annotated[str, typer.Option("--vhost", "-p", help="Virtual host.")]
 
 
 def fail(text: str, status: int = FAILED) -> NoReturn:
+    """End the command with a line on standard error and an exit status."""
     typer.echo(f"shardctl: {text}", err=True)
     raise typer.Exit(status)
 
 
-class Absent(Exception):
-    """The broker runs and has no such thing."""
-
-
 class Rows(NamedTuple):
-    """What a command lists: these columns of each row, whatever else it has."""
+    """The result of a command that lists objects: the rows, and the columns to show."""
 
     rows: list[dict[str, Any]]
     columns: list[str]
 
 
-class Where(NamedTuple):
-    """A broker to ask; with a `socket` the URL is only a form."""
+class Endpoint(NamedTuple):
+    """The address of a broker. If there is a `socket`, the URL is a form only."""
 
     url: str
     socket: str = ""
@@ -65,61 +68,67 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True)
 class Api:
-    where: Where
+    """The HTTP API of a broker.
+
+    The methods take the parts of a path as they are and quote them. A request that fails ends the
+    command. `thing` is the name of the object in the error text if the broker does not have it.
+    """
+
+    endpoint: Endpoint
     user: str
     password: str
     timeout_s: float = TIMEOUT_S
 
-    @property
-    def url(self) -> str:
-        return self.where.socket or self.where.url
-
     def get(self, *path: str, thing: str = "", **query: str) -> Any:
-        """`thing` is what the refusal says does not exist."""
+        """Return what the broker has at a path."""
         return self._ask("GET", path, None, thing, query)
 
     def has(self, *path: str) -> bool:
+        """Return whether the broker has something at a path."""
         try:
-            self._open("GET", path, None)
-        except Absent:
-            return False
+            self._reply("GET", path, None)
+        except urllib.error.HTTPError as error:
+            if error.code == NOT_FOUND:
+                return False
+            fail(self._refusal(error, _json(error)), REFUSED)
         return True
 
     def health(self, *path: str) -> tuple[bool, dict[str, Any]]:
-        """Whether a check is passed, and what it says; a refusal is neither."""
+        """Return whether a health check is passed, and its report."""
         try:
             return True, self._reply("GET", ("health", "checks", *path), None) or {}
         except urllib.error.HTTPError as error:
             said = _json(error)
             if error.code == 503 and isinstance(said, dict):
                 return False, said
-            fail(_refusal(error, said, self.user), REFUSED)
+            fail(self._refusal(error, said), REFUSED)
 
     def accepts(self) -> bool:
-        """Whether our password is right, whatever we may do."""
+        """Return whether the password is right, even if the user has no permission for the API."""
         try:
             self._reply("GET", ("whoami",), None)
         except urllib.error.HTTPError as error:
             said = _json(error)
-            return error.code == 401 and isinstance(said, dict) and said.get("reason") not in (None, LOGIN_FAILED)
+            reason = said.get("reason") if isinstance(said, dict) else None
+            return error.code == 401 and reason not in (None, LOGIN_FAILED)
         return True
 
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
+        """Create or change the object at a path."""
         self._ask("PUT", path, body or {})
 
     def post(self, *path: str, body: Any, thing: str = "") -> Any:
-        return self._ask("POST", path, body, thing)
-
-    def ask(self, *path: str, body: Any, thing: str = "") -> Any:
-        """A question that takes a body to ask; changes nothing."""
+        """Send a body to a path and return the response."""
         return self._ask("POST", path, body, thing)
 
     def delete(self, *path: str, thing: str = "", **query: str) -> None:
+        """Delete the object at a path."""
         self._ask("DELETE", path, None, thing, query)
 
     def close(self, connection: str, reason: str) -> None:
-        """Of a client, by its name."""
-        self._ask("DELETE", ("connections", connection), None, f"connection '{connection}'", {}, {"X-Reason": reason})
+        """Close the connection of a client, by its name. The client gets the reason."""
+        path, thing = ("connections", connection), f"connection '{connection}'"
+        self._ask("DELETE", path, None, thing, {}, {"X-Reason": reason})
 
     def _ask(
         self,
@@ -131,26 +140,13 @@ class Api:
         headers: dict[str, str] | None = None,
     ) -> Any:
         try:
-            return self._open(method, path, body, query, headers)
-        except Absent as absent:
-            status = NO_USER if path[0] in ("users", "user-limits") else DATA
-            fail(f"{thing} does not exist" if thing else str(absent), status)
-
-    def _open(
-        self,
-        method: str,
-        path: tuple[str, ...],
-        body: Any,
-        query: dict[str, str] | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> Any:
-        try:
             return self._reply(method, path, body, query, headers)
         except urllib.error.HTTPError as error:
-            refusal = _refusal(error, _json(error), self.user)
-            if error.code == NOT_FOUND:
-                raise Absent(refusal) from None
-            fail(refusal, REFUSED)
+            refusal = self._refusal(error, _json(error))
+            if error.code != NOT_FOUND:
+                fail(refusal, REFUSED)
+            status = NO_USER if path[0] in ("users", "user-limits") else DATA
+            fail(f"{thing} does not exist" if thing else refusal, status)
 
     def _reply(
         self,
@@ -160,50 +156,49 @@ class Api:
         query: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        """The answer's JSON. Raises HTTPError for one that is a refusal."""
-        target = "/".join([self.where.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
-        if query:
-            target += f"?{urlencode(query)}"
-        with self._failures():
-            request = urllib.request.Request(
-                target, None if body is None else json.dumps(body).encode(), self._headers() | (headers or {}),
-                method=method,
-            )  # fmt: skip
-            with self._opener().open(request, timeout=self.timeout_s) as reply:
+        """Return the JSON of the response.
+
+        Raises:
+            HTTPError: The broker refuses the request.
+        """
+        asked = self.endpoint.socket or self.endpoint.url
+        parts = [self.endpoint.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)]
+        target = "/".join(parts) + (f"?{urlencode(query)}" if query else "")
+        sent = {"Content-Type": "application/json"}
+        # No proxy of the environment may come between shardctl and its broker.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if self.endpoint.socket:
+            handlers.append(_UnixHandler(self.endpoint.socket))
+        else:
+            login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            sent["Authorization"] = f"Basic {login}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(target, data, sent | (headers or {}), method=method)
+            opener = urllib.request.build_opener(*handlers)
+            with opener.open(request, timeout=self.timeout_s) as reply:
                 text = reply.read()
                 _show_warnings(reply.headers.get_all("Warning", ()))
+        except urllib.error.HTTPError:
+            raise
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(error, TimeoutError) or isinstance(reason, TimeoutError):
+                fail(f"{asked} does not answer within {self.timeout_s:g} s", UNREACHABLE)
+            fail(f"no broker reachable at {asked}: {reason}", UNREACHABLE)
         try:
             return json.loads(text) if text else None
         except ValueError:
-            fail(f"{self.url} does not answer like a broker")
+            fail(f"{asked} does not answer like a broker")
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except urllib.error.HTTPError:
-            raise
-        except TimeoutError:
-            fail(f"{self.url} does not answer within {self.timeout_s:g} s", UNREACHABLE)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, TimeoutError):
-                fail(f"{self.url} does not answer within {self.timeout_s:g} s", UNREACHABLE)
-            fail(f"no broker reachable at {self.url}: {reason}", UNREACHABLE)
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
-        if not self.where.socket:
-            login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-            headers["Authorization"] = f"Basic {login}"
-        return headers
-
-    def _opener(self) -> urllib.request.OpenerDirector:
-        # Not the opener of the environment: a proxy has no business between shardctl and its broker.
-        direct = urllib.request.ProxyHandler({})
-        if self.where.socket:
-            return urllib.request.build_opener(direct, _UnixHandler(self.where.socket))
-        return urllib.request.build_opener(direct)
+    def _refusal(self, error: urllib.error.HTTPError, said: Any) -> str:
+        if isinstance(said, dict):
+            reason = str(said.get("reason") or said.get("error"))
+        else:
+            reason = error.reason
+        if error.code == 401:  # The password is wrong, or the user lacks a tag.
+            return f"user {self.user} is not accepted: {reason}"
+        return f"refused ({error.code}): {reason}"
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -231,36 +226,49 @@ class _UnixHandler(urllib.request.HTTPHandler):
         return self.do_open(connection, request)
 
 
-def there(api: Api, username: str = "", vhost: str = "") -> None:
-    """Ends the command unless this user and this vhost exist: what is put for them would be refused as a mistake."""
+def check_exists(api: Api, username: str = "", vhost: str = "") -> None:
+    """End the command unless this user and this vhost exist.
+
+    A PUT for a user or vhost that does not exist would be refused as a wrong request.
+    """
     if username:
         api.get("users", username, thing=f"user '{username}'")
     if vhost:
         api.get("vhosts", vhost, thing=f"vhost '{vhost}'")
 
 
-def connect(url: str, user: str, password: str, data_dir: Path | None, timeout: float = TIMEOUT_S) -> Api:
-    return Api(_where(url, user, data_dir), user or DEFAULT_USER, password, timeout)
+def connect(
+    url: str, user: str, password: str, data_dir: Path | None, timeout: float = TIMEOUT_S
+) -> Api:
+    """Return the API of the broker that the options of a command name.
 
+    A command with a user uses HTTP, so that it has the permissions of that user and no more.
 
-def _where(url: str, user: str, data_dir: Path | None) -> Where:
-    """A user that was named is to be asked for the password, and to have no more rights than they have."""
-    if url:
-        return Where(url)
-    found = running(data_dir)
-    if found is None and data_dir is not None:
-        fail(f"no broker runs on {data_dir}", UNREACHABLE)  # whoever is at the usual address is not the one meant
-    if found is None:
-        return Where(DEFAULT_URL)
-    local = str(Path(str(found.get("runtime_dir") or "/nonexistent")) / LOCAL_SOCKET)
-    if not user and os.access(local, os.W_OK):
-        return Where(LOCAL_URL, local)
-    host, _, port = str(found.get("http", "127.0.0.1:15672")).rpartition(":")
-    return Where(f"http://{EVERYWHERE.get(host, host)}:{port}")
+    Args:
+        url: The URL of the HTTP API, or "" for a broker on this host.
+        user: The user, or "" for the socket of the broker or, without one, the default user.
+        password: The password of the user.
+        data_dir: The data directory of the broker, or None for the usual ones.
+        timeout: The seconds to wait for a response.
+    """
+    endpoint, found = Endpoint(url or DEFAULT_URL), None
+    if not url:
+        found = running(data_dir)
+        if found is None and data_dir is not None:
+            # A broker at the default URL is not the one that the user asks for.
+            fail(f"no broker runs on {data_dir}", UNREACHABLE)
+    if found is not None:
+        local = str(Path(str(found.get("runtime_dir") or "/nonexistent")) / LOCAL_SOCKET)
+        if not user and os.access(local, os.W_OK):
+            endpoint = Endpoint(LOCAL_URL, local)
+        else:
+            host, _, port = str(found.get("http", "127.0.0.1:15672")).rpartition(":")
+            endpoint = Endpoint(f"http://{EVERYWHERE.get(host, host)}:{port}")
+    return Api(endpoint, user or DEFAULT_USER, password, timeout)
 
 
 def http_url(api: Api) -> str:
-    """For a login, which the local socket does not know."""
+    """Return the URL of the HTTP API for a login. The socket of the broker knows no logins."""
     listeners = api.get("overview")["listeners"]
     found = next((one for one in listeners if one["protocol"] == "http"), None)
     if found is None:
@@ -270,32 +278,35 @@ def http_url(api: Api) -> str:
 
 
 def running(data_dir: Path | None) -> dict[str, Any] | None:
-    """What the broker on this data directory, or the first of those on the usual ones, says of itself."""
+    """Return the pointer file `broker.json` of a running broker.
+
+    Args:
+        data_dir: The data directory, or None for the first of DATA_DIRS on which a broker runs.
+
+    Returns:
+        The content of the file, or None if no broker runs.
+    """
     for directory in DATA_DIRS if data_dir is None else (data_dir,):
-        found = pointer(directory)
-        if found is not None:
-            return found
+        try:
+            found: dict[str, Any] = json.loads((directory / "broker.json").read_text())
+            if is_alive(int(found["pid"]), int(found["pid_started"])):
+                return found
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
     return None
 
 
-def looked_in(data_dir: Path | None) -> str:
-    """Where `running` looked."""
+def searched(data_dir: Path | None) -> str:
+    """Return the directories in which `running` looks, as a text."""
     return " or ".join(map(str, DATA_DIRS)) if data_dir is None else str(data_dir)
 
 
-def pointer(data_dir: Path) -> dict[str, Any] | None:
-    """What the broker on this data directory says of itself; None when none runs there."""
-    try:
-        found: dict[str, Any] = json.loads((data_dir / "broker.json").read_text())
-        runs = is_alive(int(found["pid"]), int(found["pid_started"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if runs else None
-
-
 def is_alive(pid: int, started_ticks: int) -> bool:
-    """Whether the process is there that got this pid at that time, not another that has it now. A zombie has ended;
-    only its parent has not looked yet."""
+    """Return whether a process still runs that has this pid and was started at this time.
+
+    Another process may have the pid now. A zombie has ended: only its parent has not read its exit
+    status.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -304,7 +315,12 @@ def is_alive(pid: int, started_ticks: int) -> bool:
 
 
 def json_argument(text: str, kind: type) -> Any:
-    """What an argument says in JSON: an object, or with `kind` object anything."""
+    """Return the value of a JSON argument. A wrong one ends the command with status 64.
+
+    Args:
+        text: The argument.
+        kind: The type of the value: dict for an object, object for any value.
+    """
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -315,7 +331,10 @@ def json_argument(text: str, kind: type) -> Any:
 
 
 def _show_warnings(values: Iterable[str]) -> None:
-    """Write on stderr what the broker took and says to have no effect. Each value ends with a string of JSON."""
+    """Write the warnings of a response on stderr: what the broker keeps without effect.
+
+    `values` are the values of the header `Warning`. Each ends with a JSON string.
+    """
     for value in values:
         _, _, quoted = value.partition('"')
         try:
@@ -326,7 +345,10 @@ def _show_warnings(values: Iterable[str]) -> None:
 
 
 def warn(text: str) -> None:
-    """Write a warning of the broker's on stderr. It holds names that clients chose: a terminal acts on none of it."""
+    """Write a warning on stderr, with its control characters escaped.
+
+    A warning holds names that clients chose, and a terminal must act on none of them.
+    """
     typer.echo(f"warning: {escaped(str(text))}", err=True)
 
 
@@ -335,10 +357,3 @@ def _json(error: urllib.error.HTTPError) -> Any:
         return json.loads(error.read())
     except (OSError, ValueError):
         return None
-
-
-def _refusal(error: urllib.error.HTTPError, said: Any, user: str) -> str:
-    reason = str(said.get("reason") or said.get("error")) if isinstance(said, dict) else error.reason
-    if error.code == 401:  # a wrong password, or a right one of somebody without the tag that it takes
-        return f"user {user} is not accepted: {reason}"
-    return f"refused ({error.code}): {reason}"

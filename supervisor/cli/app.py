@@ -1,4 +1,7 @@
-"""shardctl: its commands. Exit statuses are rabbitmqctl's, which are those of sysexits.h: see `STATUSES`."""
+"""shardctl: the list of its commands, and the program itself.
+
+The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STATUSES`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from shardmq.supervisor.cli import (
     connections,
     definitions,
     diagnostics,
-    elsewhere,
     node,
     perf,
     permissions,
@@ -26,6 +28,7 @@ from shardmq.supervisor.cli import (
     storage,
     streams,
     top,
+    unsupported_commands,
     users,
 )
 from shardmq.supervisor.cli.api import CONFIG, USAGE
@@ -33,20 +36,29 @@ from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.processes import SOURCE_ROOT
 
 STATUSES = (
-    "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage; 65 no such thing, or wrong data; "
-    "67 no such user; 69 no broker reachable; 70 refused by the broker. Of start, store and pipeline: see their help."
+    "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage;"
+    " 65 no such thing, or wrong data; 67 no such user; 69 no broker reachable;"
+    " 70 refused by the broker. The help of start, store and pipeline names theirs."
 )
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, help="Run and steer a shardmq broker.", epilog=STATUSES
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run and steer a shardmq broker.",
+    epilog=STATUSES,
 )
-# Its own is 2, which scripts written for rabbitmqctl do not know. Of click, or of the copy of click in typer.
+# The status of click for wrong usage is 2, which scripts written for rabbitmqctl do not know. The
+# class is that of click or of the copy of click in typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 UsageError.exit_code = USAGE
 
 
 class Start(TyperCommand):
-    """Ends with one status when told wrongly, whether a flag or its value is wrong, here or in the broker."""
+    """The command `start`.
+
+    Its status for wrong usage is the one with which the broker refuses a setting, so that a wrong
+    flag and a wrong value end with the same status.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -154,7 +166,8 @@ COMMANDS = (
 )
 
 
-PANELS = {  # of --help, by module
+# The headings of --help by the module of the command.
+PANELS = {
     "processes": "The broker",
     "node": "The broker",
     "top": "The broker",
@@ -170,43 +183,63 @@ PANELS = {  # of --help, by module
 
 
 def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"shardctl {_version()}")
-        raise typer.Exit
-
-
-def _version() -> str:
+    if not wanted:
+        return
     try:
-        return metadata.version("shardmq")
-    except metadata.PackageNotFoundError:  # run from its source tree
+        version = metadata.version("shardmq")
+    except metadata.PackageNotFoundError:  # shardctl runs from its source tree.
         project = tomllib.loads((SOURCE_ROOT / "pyproject.toml").read_text())["project"]
-        return str(project["version"])
+        version = str(project["version"])
+    typer.echo(f"shardctl {version}")
+    raise typer.Exit
 
 
 @app.callback()
 def options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False,
-    vhost: Annotated[str | None, typer.Option("--vhost", "-p", help="As with the command.")] = None,
-    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="As with the command.")] = None,
-    silent: Annotated[bool | None, typer.Option("--silent", "-s", help="As with the command.")] = None,
-    formatter: Annotated[str | None, typer.Option(help="As with the command.")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help="As with the command.")] = None,
-    node: Annotated[str | None, typer.Option("--node", "-n", help="Taken as rabbitmqctl's; there is one.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True)
+    ] = False,
+    vhost: Annotated[
+        str | None, typer.Option("--vhost", "-p", help="As after the command.")
+    ] = None,
+    quiet: Annotated[
+        bool | None, typer.Option("--quiet", "-q", help="As after the command.")
+    ] = None,
+    silent: Annotated[
+        bool | None, typer.Option("--silent", "-s", help="As after the command.")
+    ] = None,
+    formatter: Annotated[str | None, typer.Option(help="As after the command.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", "-t", help="As after the command.")
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", "-n", help="Accepted for rabbitmqctl's scripts; without effect."),
+    ] = None,
 ) -> None:
     """Run and steer a shardmq broker."""
-    # rabbitmqctl takes its options before the command too: there they are defaults of what comes.
-    early = {"vhost": vhost, "quiet": quiet, "no_table_headers": silent, "formatter": formatter, "timeout": timeout}
+    # rabbitmqctl accepts its options before the command too. They become defaults of the command.
+    early = {
+        "vhost": vhost,
+        "quiet": quiet,
+        "no_table_headers": silent,
+        "formatter": formatter,
+        "timeout": timeout,
+    }
     given = {name: value for name, value in early.items() if value is not None}
     context.default_map = dict.fromkeys((*(each.__name__ for each in COMMANDS),), given)
     context.default_map["diagnostics"] = dict.fromkeys(diagnostics.COMMANDS, given)
 
 
 for command in COMMANDS:
-    # typer's own naming would turn list_queues into list-queues
-    panel, kind = PANELS[command.__module__.rpartition(".")[2]], Start if command is processes.start else None
+    # typer would name the command list-queues.
+    panel, kind = (
+        PANELS[command.__module__.rpartition(".")[2]],
+        Start if command is processes.start else None,
+    )
     app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
-elsewhere.add_to(app)
+unsupported_commands.add_to(app)
 app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")
 app.add_typer(routes.ring, name="ring")
@@ -214,10 +247,11 @@ app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(definitions.offline, name="definitions")
 app.add_typer(shards.shards, name="shards")
 app.add_typer(storage.app, name="store")
-app.add_typer(storage.app, name="storage", hidden=True)  # its former name
+app.add_typer(storage.app, name="storage", hidden=True)  # The former name.
 
 
 def main() -> None:
+    """Run shardctl with the arguments of the command line."""
     app()
 
 

@@ -1,7 +1,10 @@
-"""What all commands that ask a broker have in common: where it is, who asks, how long to wait, how the answer is shown.
+"""The options that all commands have which ask a broker.
 
-A command is a plain function whose first parameter is the `api`; `bound` makes of it what typer takes, with those
-options behind its own. One that returns Rows also gets the options of how to show them.
+They say where the broker is, as which user to ask, how long to wait and how to show the answer.
+
+A command is a plain function whose first parameter is `api`. `bound` turns it into a function for
+typer, which has these options after those of the command. A command that returns Rows has the
+options for the output too.
 """
 
 from __future__ import annotations
@@ -16,14 +19,27 @@ import typer
 from shardmq.supervisor.cli.api import TIMEOUT_S, Rows, connect
 from shardmq.supervisor.cli.show import check_formatter, show
 
-Url = Annotated[str, typer.Option(envvar="SHARDMQ_URL", help="Of the HTTP API; else the broker on this host.")]
-User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="Who asks, by HTTP.")]
-Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Their password.")]
-DataDir = Annotated[Path | None, typer.Option(envvar="SHARDMQ_DATA_DIR", help="Of the broker on this host.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        envvar="SHARDMQ_URL", help="URL of the HTTP API. Default: the broker on this host."
+    ),
+]
+User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="User name for HTTP.")]
+Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Password of the user.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(envvar="SHARDMQ_DATA_DIR", help="Data directory of the broker on this host."),
+]
 Timeout = Annotated[float, typer.Option("--timeout", "-t", help="Seconds to wait for an answer.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but what was asked for; as rabbitmqctl knows it.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print the result only, as rabbitmqctl does."),
+]
 Formatter = Annotated[str, typer.Option(help="table, json, csv or pretty_table.")]
-NoHeaders = Annotated[bool, typer.Option("--no-table-headers", "--silent", "-s", help="Rows alone.")]
+NoHeaders = Annotated[
+    bool, typer.Option("--no-table-headers", "--silent", "-s", help="Print the rows only.")
+]
 
 ASKING: dict[str, tuple[Any, Any]] = {
     "url": (Url, ""),
@@ -33,14 +49,22 @@ ASKING: dict[str, tuple[Any, Any]] = {
     "timeout": (Timeout, TIMEOUT_S),
 }
 QUIET: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False)}
-SHOWING: dict[str, tuple[Any, Any]] = {"formatter": (Formatter, "table"), "no_table_headers": (NoHeaders, False)}
+SHOWING: dict[str, tuple[Any, Any]] = {
+    "formatter": (Formatter, "table"),
+    "no_table_headers": (NoHeaders, False),
+}
 
 Command = Callable[..., Any]
 
 
 def bound(function: Command) -> Command:
-    """As typer takes it; a function without `api` is taken as it is."""
-    parameters, hints = inspect.signature(function).parameters, get_type_hints(function, include_extras=True)
+    """Return a command with the common options, as typer expects it.
+
+    Args:
+        function: The command. A function whose first parameter is not `api` is returned as it is.
+    """
+    parameters = inspect.signature(function).parameters
+    hints = get_type_hints(function, include_extras=True)
     if next(iter(parameters), "") != "api":
         return function
     added = ASKING | (SHOWING if hints["return"] is Rows else {})
@@ -53,12 +77,19 @@ def bound(function: Command) -> Command:
         if isinstance(found, Rows):
             show(found, options["formatter"], not options["no_table_headers"])
 
-    own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name != "api"]
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in parameters.items()
+        if name != "api"
+    ]
     common = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default
+        )
         for name, (annotation, default) in added.items()
     ]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]  # what typer reads
+    # typer reads the signature and the annotations.
+    run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *common)}
     return run

@@ -1,4 +1,4 @@
-"""export_definitions, import_definitions: what exists, as the JSON that RabbitMQ reads and writes."""
+"""The commands that export and import definitions, as the JSON that RabbitMQ reads and writes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,26 @@ from shardmq.supervisor.config import ConfigError
 from shardmq.supervisor.directories import DataDirectory
 
 STREAM = "-"
-MANY = ("exchanges", "queues", "bindings")  # of which there may be many; bindings come after what they bind
+# The kinds of which there may be many. Bindings come after the objects that they bind.
+MANY = ("exchanges", "queues", "bindings")
 PIECE_OBJECTS_MAX = 2000
-OneVhost = Annotated[str, typer.Option("--vhost", "-p", help="Of this virtual host alone.")]
+OneVhost = Annotated[
+    str, typer.Option("--vhost", "-p", help="The definitions of this virtual host only.")
+]
 
 
 class Broker(StrEnum):
-    """Whose definitions an export is to be."""
+    """The broker that is to read an export."""
 
     SHARDMQ = "shardmq"
     RABBITMQ = "rabbitmq"
 
 
-# RabbitMQ's names of the hashes that it reads, by the names that users may have here.
+# RabbitMQ's names of the hashes that it reads, by the names of the hashes in this broker.
 RABBITMQ_HASHES = {
-    **{f"rabbit_password_hashing_{name}": f"rabbit_password_hashing_{name}" for name in ("sha256", "sha512", "md5")},
-    **{name.upper(): f"rabbit_password_hashing_{name}" for name in ("sha256", "sha512", "md5")},
+    alias: f"rabbit_password_hashing_{name}"
+    for name in ("sha256", "sha512", "md5")
+    for alias in (f"rabbit_password_hashing_{name}", name.upper())
 }
 
 
@@ -45,16 +49,23 @@ def export_definitions(
     vhost: OneVhost = "",
     reader: Annotated[
         Broker,
-        typer.Option("--for", help="Who reads it; rabbitmq: without the password hashes it cannot read."),
+        typer.Option(
+            "--for",
+            help="The broker that reads the file. rabbitmq: leave out hashes that it cannot read.",
+        ),
     ] = Broker.SHARDMQ,
 ) -> None:
-    """Write vhosts, users, permissions, policies, parameters, exchanges, queues and bindings to a file."""
+    """Write all definitions to a file.
+
+    They are vhosts, users, permissions, policies, parameters, exchanges, queues and bindings.
+    """
     path = ["definitions", vhost] if vhost else ["definitions"]
     found = api.get(*path, thing=f"vhost '{vhost}'")
     if reader is Broker.RABBITMQ:
         for name in leave_out_hashes(found):
             print(
-                f"user '{name}' is exported without a password: RabbitMQ cannot read its hash; give it a new one there",
+                f"user '{name}' is exported without a password: RabbitMQ cannot read its hash;"
+                " give it a new one there",
                 file=sys.stderr,
             )
     text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
@@ -62,17 +73,22 @@ def export_definitions(
         sys.stdout.write(text)
         return
     try:
-        # Password hashes are in it.
-        with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        # Other users must not read the file, which holds hashes of passwords.
+        fd = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with open(fd, "w", encoding="utf-8") as out:
             out.write(text)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
 
 
 def leave_out_hashes(document: dict[str, Any]) -> list[str]:
-    """Take hashes that RabbitMQ cannot read out of the users; their names.
+    """Remove the password hashes that RabbitMQ cannot read from a document of definitions.
 
-    Such a user is imported by RabbitMQ as one whom no password lets in, until it is given a new one.
+    RabbitMQ imports such a user without a password, and nobody can log in as the user until a new
+    password is set.
+
+    Returns:
+        The names of the users whose hashes were removed.
     """
     without = []
     for user in document.get("users", []):
@@ -86,10 +102,12 @@ def leave_out_hashes(document: dict[str, Any]) -> list[str]:
 
 def import_definitions(
     api: Api,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="- or none is standard input.")] = STREAM,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="- or no FILE is standard input.")
+    ] = STREAM,
     vhost: OneVhost = "",
 ) -> None:
-    """Add what a file of definitions holds; what is there already stays."""
+    """Add the definitions of a file. Objects that exist already stay as they are."""
     try:
         text = sys.stdin.read() if file == STREAM else Path(file).read_text(encoding="utf-8")
         document = json.loads(text)
@@ -100,7 +118,9 @@ def import_definitions(
     path = ["definitions", vhost] if vhost else ["definitions"]
     parts = pieces(document)
     warnings: dict[str, None] = {}
-    with Progress(console=Console(stderr=True), transient=True, disable=len(parts) == 1) as progress:
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=len(parts) == 1
+    ) as progress:
         for part in progress.track(parts, description="importing"):
             answer = api.post(*path, body=part) or {}
             warnings.update(dict.fromkeys(answer.get("warnings", ())))
@@ -108,26 +128,37 @@ def import_definitions(
         warn(warning)
 
 
-offline = typer.Typer(no_args_is_help=True, help="Definitions of a stopped broker, from its data directory.")
+offline = typer.Typer(
+    no_args_is_help=True, help="The definitions in the data directory of a stopped broker."
+)
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The data directory.")]
 
 
 @offline.command("export")
 def export_offline(
-    directory: Directory, file: Annotated[str, typer.Argument(metavar="FILE", help="None: standard output.")] = ""
+    directory: Directory,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Default: standard output.")] = "",
 ) -> None:
-    """Write what exists as RabbitMQ's JSON. Changes nothing."""
+    """Write all definitions as the JSON of RabbitMQ. Changes nothing."""
     _offline("export", directory, *([file] if file else []))
 
 
 @offline.command("import")
-def import_offline(directory: Directory, file: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
-    """Add what a file of definitions holds, for the next start; what is there already stays."""
+def import_offline(
+    directory: Directory, file: Annotated[Path, typer.Argument(metavar="FILE")]
+) -> None:
+    """Add the definitions of a file, for the next start.
+
+    Objects that exist already stay as they are.
+    """
     _offline("import", directory, str(file))
 
 
 def _offline(verb: str, directory: Path, *others: str) -> None:
-    """By the controller's own code, in a process of its own, while no broker can start."""
+    """Run the code of the controller in a process of its own.
+
+    The lock of the data directory keeps a broker from starting meanwhile.
+    """
     if not directory.is_dir():
         fail(f"{directory}: not a directory", CONFIG)
     locked = DataDirectory(directory)
@@ -136,7 +167,9 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     except ConfigError as error:
         fail(str(error), CONFIG)
     try:
-        command = module_command("shardmq.broker.controller.stored.offline", verb, str(directory), *others)
+        command = module_command(
+            "shardmq.broker.controller.stored.offline", verb, str(directory), *others
+        )
         status = subprocess.run(command, env=module_environment(), check=False).returncode
     finally:
         locked.close()
@@ -144,17 +177,20 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
 
 
 def pieces(document: Any) -> list[Any]:
-    """A large document as several, in the order that each needs: a call has a time and a size, and there is news
-    between them."""
-    if not isinstance(document, dict) or sum(_count(document, kind) for kind in MANY) <= PIECE_OBJECTS_MAX:
+    """Return a large document as several, in the order in which they must be imported.
+
+    A request has a bound for its time and its size, and progress is shown between two requests.
+    """
+    if not isinstance(document, dict):
+        return [document]
+    lists = [rows for kind in MANY if isinstance(rows := document.get(kind), list)]
+    if sum(map(len, lists)) <= PIECE_OBJECTS_MAX:
         return [document]
     found: list[Any] = [{key: value for key, value in document.items() if key not in MANY}]
     for kind in MANY:
         rows = document.get(kind) or []
-        found += [{kind: rows[at : at + PIECE_OBJECTS_MAX]} for at in range(0, len(rows), PIECE_OBJECTS_MAX)]
+        found += [
+            {kind: rows[at : at + PIECE_OBJECTS_MAX]}
+            for at in range(0, len(rows), PIECE_OBJECTS_MAX)
+        ]
     return found
-
-
-def _count(document: dict[str, Any], kind: str) -> int:
-    rows = document.get(kind)
-    return len(rows) if isinstance(rows, list) else 0

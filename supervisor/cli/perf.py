@@ -1,7 +1,8 @@
-"""shardctl perf: a load on a running broker, and what comes through; for a first figure.
+"""The command `shardctl perf`: put a load on a running broker and measure its rate.
 
-One process plays all publishers and consumers, so it measures this program as much as the broker. `--scenarios` runs
-those of bench/ instead, with its generator written in C: the one to compare brokers with (scenarios.py).
+One process plays all publishers and consumers, so the figure measures this program as much as the
+broker. `--scenarios` runs the scenarios of bench/ instead (scenarios.py). Their generator is
+written in C, and they are the ones to compare brokers with.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from shardmq.supervisor.cli import scenarios as played
 from shardmq.supervisor.cli.amqp import READ_BYTES, Connection, Counts, Lost
 from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
 
-BURST_BYTES = 64 << 10  # publishes that leave in one write
-BACKLOG_MESSAGES_MAX = 50_000  # not consumed yet: then publishers wait, and the figure is of what comes through
+BURST_BYTES = 64 << 10  # The size of the publishes in one write.
+# Publishers wait at this number of messages that are not consumed yet, so that the rate is that of
+# the whole way through the broker.
+BACKLOG_MESSAGES_MAX = 50_000
 HANDSHAKE_TIMEOUT_S = 10.0
-DRAIN_TIMEOUT_S = 10.0  # for what was published to arrive
-TRANSIENT, PERSISTENT = b"\x10\x00\x01", b"\x10\x00\x02"  # properties: delivery_mode alone
+DRAIN_TIMEOUT_S = 10.0  # The time for the last messages to arrive.
+TRANSIENT, PERSISTENT = b"\x10\x00\x01", b"\x10\x00\x02"  # The property delivery_mode alone.
+# The addresses at which a listener that is bound to every address is reached from this host.
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
 class Load:
+    """The load: what the publishers and consumers do, as the options of the command say."""
+
     producers: int
     consumers: int
     size: int
@@ -45,28 +51,59 @@ class Load:
 
 def perf(
     api: Api,
-    uri: Annotated[str, typer.Option(help="amqp://user:password@host:port/vhost; else the broker on this host.")] = "",
-    producers: Annotated[int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")] = 1,
-    consumers: Annotated[int, typer.Option("--consumers", "-y", min=0, help="Connections that consume.")] = 1,
+    uri: Annotated[
+        str,
+        typer.Option(help="amqp://user:password@host:port/vhost. Default: this host."),
+    ] = "",
+    producers: Annotated[
+        int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")
+    ] = 1,
+    consumers: Annotated[
+        int, typer.Option("--consumers", "-y", min=0, help="Connections that consume.")
+    ] = 1,
     size: Annotated[int, typer.Option("--size", min=0, max=1 << 20, help="Bytes of a body.")] = 16,
-    queue: Annotated[str, typer.Option("--queue", help="Its name; several get a number.")] = "shardctl-perf",
-    queues: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 1,
+    queue: Annotated[
+        str, typer.Option("--queue", help="Name of the queue. Several get a number.")
+    ] = "shardctl-perf",
+    queues: Annotated[int, typer.Option(min=1, max=1000, help="Number of queues.")] = 1,
     persistent: Annotated[bool, typer.Option(help="Durable queues, persistent messages.")] = False,
-    confirm: Annotated[int, typer.Option("--confirm", "-c", min=0, help="At most unconfirmed; 0: not asked for.")] = 0,
-    rate: Annotated[int, typer.Option("--rate", "-r", min=0, help="Of each producer, per second.")] = 0,
+    confirm: Annotated[
+        int,
+        typer.Option(
+            "--confirm", "-c", min=0, help="Unconfirmed messages at most. 0: no confirms."
+        ),
+    ] = 0,
+    rate: Annotated[
+        int, typer.Option("--rate", "-r", min=0, help="Messages per second of each producer.")
+    ] = 0,
     auto_ack: Annotated[bool, typer.Option(help="Consumers do not acknowledge.")] = False,
-    prefetch: Annotated[int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")] = 1000,
-    seconds: Annotated[float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")] = 10.0,
+    prefetch: Annotated[
+        int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")
+    ] = 1000,
+    seconds: Annotated[
+        float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")
+    ] = 10.0,
     keep: Annotated[bool, typer.Option(help="Leave the queues, and what is in them.")] = False,
-    scenarios: Annotated[str, typer.Option(help="Instead: families of bench/, in C: all, small, rpc ...")] = "",
-    peer: Annotated[list[str] | None, typer.Option(help="NAME=URL: that broker too, in turns (scenarios).")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Of each scenario; medians are shown.")] = 3,
-    quick: Annotated[bool, typer.Option(help="Of scenarios: once, a second each.")] = False,
-    output: Annotated[str, typer.Option(help="Of scenarios: a JSON file; the table and charts lie beside it.")] = "",
+    scenarios: Annotated[
+        str, typer.Option(help="Run scenarios of bench/ instead: all, small, rpc ...")
+    ] = "",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=URL: another broker to measure by turns (scenarios)."),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Runs of each scenario. The medians are shown.")
+    ] = 3,
+    quick: Annotated[bool, typer.Option(help="Run each scenario once, for a second.")] = False,
+    output: Annotated[
+        str, typer.Option(help="JSON file of the scenarios, with table and charts beside it.")
+    ] = "",
 ) -> Rows:
-    """Publish and consume as fast as one process can, and say how fast that was."""
+    """Publish and consume as fast as one process can, and print the rates."""
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
-    load = Load(producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds)
+    load = Load(
+        producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds
+    )
     target = _target(uri, api)
     if scenarios:
         played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output)
@@ -78,12 +115,19 @@ def perf(
         fail(f"the broker ends the connection: {lost}", FAILED)
     except OSError as error:
         fail(f"no broker reachable by AMQP: {error}", UNREACHABLE)
-    rates = {name: round(getattr(counts, name) / took) for name in ("published", "confirmed", "consumed")}
-    row = {f"{name}/s": value for name, value in rates.items()} | {"refused": counts.refused, "seconds": took}
+    rates = {
+        name: round(getattr(counts, name) / took) for name in ("published", "confirmed", "consumed")
+    }
+    row = {f"{name}/s": value for name, value in rates.items()} | {
+        "refused": counts.refused,
+        "seconds": took,
+    }
     return Rows([row], list(row))
 
 
 class Target(NamedTuple):
+    """The broker that gets the load."""
+
     host: str
     port: int
     user: str
@@ -92,8 +136,11 @@ class Target(NamedTuple):
 
     @property
     def uri(self) -> str:
+        """The broker as amqp://user:password@host:port/vhost."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        user, password, vhost = (quote(text, safe="") for text in (self.user, self.password, self.vhost))
+        user, password, vhost = (
+            quote(text, safe="") for text in (self.user, self.password, self.vhost)
+        )
         return f"amqp://{user}:{password}@{host}:{self.port}/{vhost}"
 
 
@@ -105,7 +152,9 @@ def _target(uri: str, api: Api) -> Target:
         vhost = unquote(parts.path[1:]) if len(parts.path) > 1 else "/"
         login = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return Target(parts.hostname, parts.port or 5672, *login, vhost)
-    found = next((one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None)
+    found = next(
+        (one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None
+    )
     if found is None:
         fail("the broker has no AMQP listener; use --uri")
     host = HERE.get(found["ip_address"], found["ip_address"])
@@ -116,7 +165,8 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
     counts = Counts()
     connections: list[Connection] = []
     if (task := asyncio.current_task()) is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # as Ctrl-C does
+        # SIGTERM cancels this task, as asyncio does for Ctrl-C.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
     async def connected() -> Connection:
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
@@ -132,35 +182,40 @@ async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
             for name in load.queues:
                 control.client.declare(name, load.persistent)
                 await control.expect(Received(amqp_client.DECLARE_OK))
-            consuming = [await _consumer(await connected(), at, load) for at in range(load.consumers)]
+            consuming = [
+                await _consumer(await connected(), at, load) for at in range(load.consumers)
+            ]
             publishing = [await connected() for _ in range(load.producers)]
             took = await _play(publishing, consuming, load, counts)
-        except asyncio.CancelledError:  # interrupted, maybe before a declare was answered
-            await _take_away(await connected(), load, keep)
+        except asyncio.CancelledError:
+            # The interrupted connection may still wait for a response, so another one is opened.
+            await _delete_queues(await connected(), load, keep)
             raise
-        await _take_away(control, load, keep)
+        await _delete_queues(control, load, keep)
         return counts, took
     finally:
         for connection in connections:
             connection.writer.close()
 
 
-async def _take_away(control: Connection, load: Load, keep: bool) -> None:
+async def _delete_queues(control: Connection, load: Load, keep: bool) -> None:
     for name in [] if keep else load.queues:
         control.client.delete(name)
         await control.expect(Received(amqp_client.DELETE_OK))
 
 
-async def _play(publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts) -> float:
-    """Seconds until the last message that was consumed, or published, or confirmed."""
+async def _play(
+    publishing: list[Connection], consuming: list[Connection], load: Load, counts: Counts
+) -> float:
+    """Run the load and return the seconds until the last message has arrived."""
     began = time.monotonic()
     until = began + load.seconds
     readers = [asyncio.create_task(_consume(one, load)) for one in consuming]
     readers += [asyncio.create_task(_hear(one)) for one in publishing]
     try:
         publishers = [_publish(one, at, load, until, counts) for at, one in enumerate(publishing)]
-        await _first_failure(asyncio.gather(*publishers), readers)
-        await _first_failure(_drained(counts, load, bool(consuming)), readers)
+        await _run_beside(asyncio.gather(*publishers), readers)
+        await _run_beside(_drained(counts, load, bool(consuming)), readers)
         return time.monotonic() - began
     finally:
         for reader in readers:
@@ -168,7 +223,8 @@ async def _play(publishing: list[Connection], consuming: list[Connection], load:
         await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def _first_failure(work: Any, readers: list[asyncio.Task[None]]) -> None:
+async def _run_beside(work: Any, readers: list[asyncio.Task[None]]) -> None:
+    """Wait for some work while readers run. A reader that fails ends the work with its error."""
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait([task, *readers], return_when=asyncio.FIRST_COMPLETED)
@@ -183,11 +239,13 @@ async def _first_failure(work: Any, readers: list[asyncio.Task[None]]) -> None:
 
 
 async def _drained(counts: Counts, load: Load, consumed: bool) -> None:
-    """What was published is confirmed and consumed, or for a while nothing more is."""
+    """Wait until all messages are confirmed and consumed, or until nothing more arrives."""
     seen, at = -1, time.monotonic()
     while time.monotonic() - at < DRAIN_TIMEOUT_S:
         settled = counts.confirmed + counts.refused
-        if (not consumed or counts.consumed >= counts.published) and (not load.confirm or settled >= counts.published):
+        if (not consumed or counts.consumed >= counts.published) and (
+            not load.confirm or settled >= counts.published
+        ):
             return
         if counts.consumed + settled != seen:
             seen, at = counts.consumed + settled, time.monotonic()
@@ -215,9 +273,11 @@ async def _hear(connection: Connection) -> None:
         await connection.take()
 
 
-async def _publish(connection: Connection, at: int, load: Load, until: float, counts: Counts) -> None:
+async def _publish(
+    connection: Connection, at: int, load: Load, until: float, counts: Counts
+) -> None:
     if load.confirm:
-        connection.client.select()  # the answer is read with the confirms, and counts for nothing
+        connection.client.select()  # The response is read with the confirms and not counted.
         connection.flush()
     properties = PERSISTENT if load.persistent else TRANSIENT
     queue, body = load.queues[at % len(load.queues)], b"x" * load.size
@@ -239,4 +299,4 @@ async def _publish(connection: Connection, at: int, load: Load, until: float, co
         published += burst
         counts.published += burst
         await connection.writer.drain()
-        await asyncio.sleep(0)  # consumers have their turn
+        await asyncio.sleep(0)  # Let the consumers run.

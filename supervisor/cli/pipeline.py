@@ -1,4 +1,7 @@
-"""pipeline run, pipeline list: jobs on Spark, in a process of their own, by the package pyspark_shardmq."""
+"""The commands `pipeline run` and `pipeline list`: jobs on Spark.
+
+The package pyspark_shardmq has the jobs. Each runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,33 @@ JOBS = {
     "backfill": "Parquet, CSV or JSON files to an exchange",
 }
 
-app = typer.Typer(no_args_is_help=True, help=r"Run jobs over streams on Spark (pip install 'shardmq\[spark]').")
+app = typer.Typer(
+    no_args_is_help=True, help=r"Run jobs over streams on Spark (pip install 'shardmq\[spark]')."
+)
 
 
 @app.command("list")
 def list_jobs() -> None:
-    """The jobs there are."""
+    """List the jobs."""
     for name, text in JOBS.items():
         typer.echo(f"{name:10} {text}")
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
     epilog="shardctl pipeline run NAME --help says what a job takes.",
 )
-def run(context: typer.Context, name: Annotated[str, typer.Argument(help="Of the job.")]) -> None:
-    """Run a job with the arguments behind its name; its exit status is that of the job."""
+def run(
+    context: typer.Context, name: Annotated[str, typer.Argument(help="Name of the job.")]
+) -> None:
+    """Run a job with the arguments after its name.
+
+    The exit status is that of the job.
+    """
     if name not in JOBS:
         fail(f"no job {name}: there are {', '.join(JOBS)}", CONFIG)
     command = module_command(f"pyspark_shardmq.jobs.{name}", *context.args)

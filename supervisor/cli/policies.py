@@ -1,4 +1,7 @@
-"""Policies, operator policies, parameters: rabbitmqctl's names and order of arguments."""
+"""The commands for policies, operator policies and parameters.
+
+The names and the order of the arguments are those of rabbitmqctl.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ def _definition(keys: Iterable[str]) -> Any:
 
 Definition = Annotated[str, _definition(POLICY_KEYS)]
 Limits = Annotated[str, _definition(OPERATOR_POLICY_KEYS)]
-Priority = Annotated[int, typer.Option(help="The highest one that matches applies.")]
+Priority = Annotated[int, typer.Option(help="The policy with the highest priority applies.")]
 ApplyTo = Annotated[str, typer.Option(help=f"One of {', '.join(APPLY_TO)}.")]
 Component = Annotated[str, typer.Argument(metavar="COMPONENT")]
-Value = Annotated[str, typer.Argument(metavar="JSON", help="A text needs its own quotes: '\"text\"'.")]
+Value = Annotated[str, typer.Argument(metavar="JSON", help="A text has quotes: '\"text\"'.")]
 
 COLUMNS = ["vhost", "name", "pattern", "apply-to", "definition", "priority"]
 
@@ -40,17 +43,17 @@ def set_policy(
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",
 ) -> None:
-    """Set what holds for all queues and exchanges of a pattern, at once."""
+    """Set a policy for all queues and exchanges whose names match a pattern."""
     _set(api, "policies", vhost, name, pattern, definition, priority, apply_to)
 
 
 def clear_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
-    """Clear a policy; what it limited is as it was declared."""
+    """Clear a policy. Its queues and exchanges are as they were declared."""
     api.delete("policies", vhost, name, thing=f"policy '{name}'")
 
 
 def list_policies(api: Api, vhost: Vhost = "/") -> Rows:
-    """Policies of a vhost."""
+    """List the policies of a vhost."""
     return _list(api, "policies", vhost)
 
 
@@ -60,8 +63,11 @@ def list_policies_that_match(
     object_type: Annotated[str, typer.Option("--object-type", help="queue or exchange.")] = "queue",
     vhost: Vhost = "/",
 ) -> Rows:
-    """Policies whose pattern a name matches, the one that applies first."""
-    kinds = {"queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"}, "exchange": {"all", "exchanges"}}
+    """List the policies that match a name, in the order of their priority."""
+    kinds = {
+        "queue": {"all", "queues", "classic_queues", "quorum_queues", "streams"},
+        "exchange": {"all", "exchanges"},
+    }
     if object_type not in kinds:
         fail(f"--object-type: queue or exchange, not {object_type}", USAGE)
     rows = [
@@ -81,7 +87,7 @@ def set_operator_policy(
     apply_to: ApplyTo = "all",
     vhost: Vhost = "/",
 ) -> None:
-    """Set a limit that users' policies and arguments cannot exceed."""
+    """Set a limit that policies and arguments of users cannot exceed."""
     _set(api, "operator-policies", vhost, name, pattern, definition, priority, apply_to)
 
 
@@ -91,12 +97,19 @@ def clear_operator_policy(api: Api, name: Name, vhost: Vhost = "/") -> None:
 
 
 def list_operator_policies(api: Api, vhost: Vhost = "/") -> Rows:
-    """Operator policies of a vhost."""
+    """List the operator policies of a vhost."""
     return _list(api, "operator-policies", vhost)
 
 
 def _set(
-    api: Api, kind: str, vhost: str, name: str, pattern: str, definition: str, priority: int, apply_to: str
+    api: Api,
+    kind: str,
+    vhost: str,
+    name: str,
+    pattern: str,
+    definition: str,
+    priority: int,
+    apply_to: str,
 ) -> None:
     body = {
         "pattern": pattern,
@@ -111,10 +124,12 @@ def _list(api: Api, kind: str, vhost: str) -> Rows:
     return Rows(api.get(kind, vhost, thing=f"vhost '{vhost}'"), COLUMNS)
 
 
-# -- parameters ---------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------
 
 
-def set_parameter(api: Api, component: Component, name: Name, value: Value, vhost: Vhost = "/") -> None:
+def set_parameter(
+    api: Api, component: Component, name: Name, value: Value, vhost: Vhost = "/"
+) -> None:
     """Set a runtime parameter."""
     body = {"value": json_argument(value, object)}
     api.put("parameters", component, vhost, name, body=body)
@@ -127,7 +142,7 @@ def clear_parameter(api: Api, component: Component, name: Name, vhost: Vhost = "
 
 
 def list_parameters(api: Api, vhost: Vhost = "/") -> Rows:
-    """Runtime parameters of a vhost."""
+    """List the runtime parameters of a vhost."""
     rows = [row for row in api.get("parameters") if row["vhost"] == vhost]
     return Rows(rows, ["component", "name", "value"])
 
@@ -144,5 +159,5 @@ def clear_global_parameter(api: Api, name: Name) -> None:
 
 
 def list_global_parameters(api: Api) -> Rows:
-    """Parameters of the whole broker."""
+    """List the parameters of the whole broker."""
     return Rows(api.get("global-parameters"), ["name", "value"])

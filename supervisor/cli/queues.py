@@ -1,5 +1,4 @@
-"""list_queues, list_exchanges, list_bindings: what there is, as rabbitmqctl names it. And queues and exchanges made,
-emptied, paused and deleted."""
+"""The commands for queues, exchanges and bindings, by the names of rabbitmqctl."""
 
 from __future__ import annotations
 
@@ -11,60 +10,95 @@ from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
 from shardmq.supervisor.cli.arguments import EXCHANGE, QUEUE
 
 Columns = Annotated[
-    list[str] | None, typer.Argument(help="Columns to show, such as name; one that is not there is answered with all.")
+    list[str] | None,
+    typer.Argument(
+        help="Columns to show, such as name. An unknown column is refused with a list of all."
+    ),
 ]
 
-RABBITMQ_NAMES = {"source_name": "source", "destination_name": "destination", "destination_kind": "destination_type"}
+RABBITMQ_NAMES = {
+    "source_name": "source",
+    "destination_name": "destination",
+    "destination_kind": "destination_type",
+}
 
-# What can be asked for when there is nothing to list; a broker that tells more may be asked for that too.
+# The columns that are known even if there is nothing to list. All columns that the broker returns
+# are known too.
 COLUMNS = {
-    "queues": "arguments auto_delete consumers durable exchange exclusive exclusive_consumer_tag first_offset"
-    " head_message_timestamp index last_offset memory message_bytes message_bytes_ready message_bytes_unacknowledged"
-    " message_stats messages messages_ready messages_unacknowledged name node policy segments shard shard_state"
-    " single_active_consumer_tag state stream_positions type vhost",
+    "queues": (
+        "arguments auto_delete consumers durable exchange exclusive exclusive_consumer_tag"
+        " first_offset head_message_timestamp index last_offset memory message_bytes"
+        " message_bytes_ready message_bytes_unacknowledged message_stats messages"
+        " messages_ready messages_unacknowledged name node policy segments shard shard_state"
+        " single_active_consumer_tag state stream_positions type vhost"
+    ),
     "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
     "virtual-queues": "consumers groups moving name shards vhost",
-    "bindings": "arguments destination destination_kind destination_name destination_type properties_key routing_key"
-    " source source_kind source_name vhost",
-    "vhosts": "cluster_state default_queue_type description messages messages_ready messages_unacknowledged metadata"
-    " name protected_from_deletion tags tracing",
-    "channels": "acks_uncommitted confirm connection consumer_count global_prefetch_count message_stats"
-    " messages_unacknowledged messages_unconfirmed name node number pid prefetch_count state transactional user vhost",
-    "consumers": "ack_required active activity_status arguments channel_details consumer_tag exclusive prefetch_count"
-    " priority queue queue_name vhost",
-    "connections": "auth_mechanism channel_max channels client_properties connected_at frame_max host name node pid"
-    " peer_host peer_port port protocol ssl state timeout type user vhost",
+    "bindings": (
+        "arguments destination destination_kind destination_name destination_type"
+        " properties_key routing_key source source_kind source_name vhost"
+    ),
+    "vhosts": (
+        "cluster_state default_queue_type description messages messages_ready"
+        " messages_unacknowledged metadata name protected_from_deletion tags tracing"
+    ),
+    "channels": (
+        "acks_uncommitted confirm connection consumer_count global_prefetch_count"
+        " message_stats messages_unacknowledged messages_unconfirmed name node number pid"
+        " prefetch_count state transactional user vhost"
+    ),
+    "consumers": (
+        "ack_required active activity_status arguments channel_details consumer_tag exclusive"
+        " prefetch_count priority queue queue_name vhost"
+    ),
+    "connections": (
+        "auth_mechanism channel_max channels client_properties connected_at frame_max host"
+        " name node pid peer_host peer_port port protocol ssl state timeout type user vhost"
+    ),
 }
 
 
 def list_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
-    """Queues of a vhost."""
+    """List the queues of a vhost."""
     return listed(api, "queues", vhost, columns or ["name", "messages"])
 
 
 def list_exchanges(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
-    """Exchanges of a vhost."""
+    """List the exchanges of a vhost."""
     return listed(api, "exchanges", vhost, columns or ["name", "type"])
 
 
 def list_bindings(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
-    """Bindings of a vhost."""
-    usual = ["source_name", "source_kind", "destination_name", "destination_kind", "routing_key", "arguments"]
+    """List the bindings of a vhost."""
+    usual = [
+        "source_name",
+        "source_kind",
+        "destination_name",
+        "destination_kind",
+        "routing_key",
+        "arguments",
+    ]
     return listed(api, "bindings", vhost, columns or usual)
 
 
 def list_virtual_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
-    """Stream exchanges of a vhost, as the queues that all their shards make."""
-    return listed(api, "virtual-queues", vhost, columns or ["name", "shards", "consumers", "moving"])
+    """List the stream exchanges of a vhost. The shards of each form one virtual queue."""
+    return listed(
+        api, "virtual-queues", vhost, columns or ["name", "shards", "consumers", "moving"]
+    )
 
 
 def list_shard_owners(
     api: Api,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")],
+    queue: Annotated[
+        str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")
+    ],
     vhost: Vhost = "/",
 ) -> Rows:
-    """Which consumer of a virtual queue owns which shard; one line for each."""
-    found: dict[str, Any] = api.get("virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'")
+    """List the shards of a virtual queue, each with the consumer that owns it."""
+    found: dict[str, Any] = api.get(
+        "virtual-queues", vhost, queue, thing=f"virtual queue '{queue}' in vhost '{vhost}'"
+    )
     rows = []
     for shard in found["shards"]:
         for owner in shard["owners"] or [{}]:
@@ -75,12 +109,19 @@ def list_shard_owners(
     return Rows(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"])
 
 
-Stream = Annotated[str, typer.Argument(metavar="STREAM", help="A stream, or an exchange whose shards are streams.")]
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="A stream, or an exchange whose shards are streams.")
+]
 
 
 def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
-    """Under which names a stream is read, where each goes on in each shard, and how many messages lie before it."""
-    groups = api.get("streams", vhost, stream, "groups", thing=f"stream '{stream}' in vhost '{vhost}'")
+    """List the names under which a stream is consumed, with offset and lag in each shard.
+
+    The lag is the number of messages between the next offset and the end.
+    """
+    groups = api.get(
+        "streams", vhost, stream, "groups", thing=f"stream '{stream}' in vhost '{vhost}'"
+    )
     rows = [{"reference": group["name"], **shard} for group in groups for shard in group["shards"]]
     return Rows(rows, ["reference", "shard", "next", "lag"])
 
@@ -88,53 +129,75 @@ def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
 def reset_offset(
     api: Api,
     stream: Stream,
-    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="The name under which it is read.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="REFERENCE", help="The name under which it is consumed.")
+    ],
     vhost: Vhost = "/",
 ) -> None:
-    """Forget how far those that read a stream under a name have come; nobody must be reading under it."""
-    api.delete("streams", vhost, stream, "groups", reference, thing=f"stream '{stream}' in vhost '{vhost}'")
+    """Delete the offset of a name. No consumer may use the name meanwhile."""
+    api.delete(
+        "streams", vhost, stream, "groups", reference, thing=f"stream '{stream}' in vhost '{vhost}'"
+    )
 
 
 def delete_queue(
     api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    if_empty: Annotated[bool, typer.Option("--if-empty", "-e", help="Unless it has messages.")] = False,
-    if_unused: Annotated[bool, typer.Option("--if-unused", "-u", help="Unless it has consumers.")] = False,
+    if_empty: Annotated[
+        bool, typer.Option("--if-empty", "-e", help="Only if it has no messages.")
+    ] = False,
+    if_unused: Annotated[
+        bool, typer.Option("--if-unused", "-u", help="Only if it has no consumers.")
+    ] = False,
     vhost: Vhost = "/",
 ) -> None:
     """Delete a queue and the messages in it."""
-    conditions = {name: "true" for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused)) if wanted}
+    conditions = {
+        name: "true"
+        for name, wanted in (("if-empty", if_empty), ("if-unused", if_unused))
+        if wanted
+    }
     thing = f"queue '{queue}' in vhost '{vhost}'"
     api.delete("queues", vhost, queue, thing=thing, **conditions)
 
 
-def purge_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
-    """Drop the messages that are ready in a queue."""
+def purge_queue(
+    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
+) -> None:
+    """Delete the ready messages of a queue."""
     thing = f"queue '{queue}' in vhost '{vhost}'"
     api.delete("queues", vhost, queue, "contents", thing=thing)
 
 
 def list_unresponsive_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -> Rows:
-    """Queues whose shard is not there just now."""
+    """List the queues whose shard does not run."""
     found = listed(api, "queues", vhost, columns or ["name"])
-    return found._replace(rows=[row for row in found.rows if row.get("state") not in ("running", None)])
+    return found._replace(
+        rows=[row for row in found.rows if row.get("state") not in ("running", None)]
+    )
 
 
 def create_queue(
     api: Api,
     queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
-    auto_delete: Annotated[bool, typer.Option(help="It goes with its last consumer.")] = False,
+    durable: Annotated[bool, typer.Option(help="Keep it over a restart.")] = True,
+    auto_delete: Annotated[bool, typer.Option(help="Delete it with its last consumer.")] = False,
     expires: Annotated[int | None, typer.Option(help=QUEUE["x-expires"])] = None,
     max_length: Annotated[int | None, typer.Option(help=QUEUE["x-max-length"])] = None,
     message_ttl: Annotated[int | None, typer.Option(help=QUEUE["x-message-ttl"])] = None,
     delivery_limit: Annotated[int | None, typer.Option(help=QUEUE["x-delivery-limit"])] = None,
-    reject_on_overflow: Annotated[bool, typer.Option(help="Refuse new messages, instead of dropping old.")] = False,
-    dead_letter_exchange: Annotated[str | None, typer.Option(help=QUEUE["x-dead-letter-exchange"])] = None,
-    dead_letter_routing_key: Annotated[str | None, typer.Option(help=QUEUE["x-dead-letter-routing-key"])] = None,
+    reject_on_overflow: Annotated[
+        bool, typer.Option(help="Refuse new messages instead of dropping old ones.")
+    ] = False,
+    dead_letter_exchange: Annotated[
+        str | None, typer.Option(help=QUEUE["x-dead-letter-exchange"])
+    ] = None,
+    dead_letter_routing_key: Annotated[
+        str | None, typer.Option(help=QUEUE["x-dead-letter-routing-key"])
+    ] = None,
     vhost: Vhost = "/",
 ) -> None:
-    """Make a queue."""
+    """Create a queue."""
     arguments = {
         "x-expires": expires,
         "x-max-length": max_length,
@@ -145,45 +208,76 @@ def create_queue(
         "x-dead-letter-routing-key": dead_letter_routing_key,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
-    api.put("queues", vhost, queue, body={"durable": durable, "auto_delete": auto_delete, "arguments": given})
+    api.put(
+        "queues",
+        vhost,
+        queue,
+        body={"durable": durable, "auto_delete": auto_delete, "arguments": given},
+    )
 
 
 def create_exchange(
     api: Api,
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ...")],
+    type: Annotated[
+        str,
+        typer.Argument(
+            metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ..."
+        ),
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    durable: Annotated[bool, typer.Option(help="It outlives a restart.")] = True,
-    auto_delete: Annotated[bool, typer.Option(help="It goes with its last binding.")] = False,
+    durable: Annotated[bool, typer.Option(help="Keep it over a restart.")] = True,
+    auto_delete: Annotated[bool, typer.Option(help="Delete it with its last binding.")] = False,
     internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
-    alternate_exchange: Annotated[str | None, typer.Option(help=EXCHANGE["alternate-exchange"])] = None,
+    alternate_exchange: Annotated[
+        str | None, typer.Option(help=EXCHANGE["alternate-exchange"])
+    ] = None,
     vhost: Vhost = "/",
 ) -> None:
-    """Make an exchange."""
+    """Create an exchange."""
     arguments = {} if alternate_exchange is None else {"alternate-exchange": alternate_exchange}
-    body = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal, "arguments": arguments}
+    body = {
+        "type": type,
+        "durable": durable,
+        "auto_delete": auto_delete,
+        "internal": internal,
+        "arguments": arguments,
+    }
     api.put("exchanges", vhost, name, body=body)
 
 
-def delete_exchange(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/") -> None:
+def delete_exchange(
+    api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/"
+) -> None:
     """Delete an exchange and its bindings."""
     api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
 
 
-def pause_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
-    """Let a queue take messages and give none, until it is resumed."""
+def pause_queue(
+    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
+) -> None:
+    """Pause a queue: it accepts messages and delivers none until it is resumed."""
     api.put("queues", vhost, queue, "pause")
 
 
-def resume_queue(api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/") -> None:
-    """Let a paused queue give its messages again."""
+def resume_queue(
+    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
+) -> None:
+    """Resume a paused queue, which delivers its messages again."""
     api.put("queues", vhost, queue, "resume")
 
 
 def listed(api: Api, kind: str, vhost: str | None, columns: list[str]) -> Rows:
-    """Rows of one kind, of a vhost or of all, with these columns."""
+    """Return the rows of one kind with the given columns. An unknown column ends the command.
+
+    Args:
+        api: The broker to ask.
+        kind: A key of COLUMNS.
+        vhost: The vhost, or None for the rows of all vhosts.
+        columns: The columns to show.
+    """
     path = [kind] if vhost is None else [kind, vhost]
     rows: list[dict[str, Any]] = api.get(*path, thing=f"vhost '{vhost}'")
-    for row in rows:  # the HTTP API and rabbitmqctl call some things differently
+    for row in rows:  # Some names of rabbitmqctl differ from those of the HTTP API.
         row |= {name: row[key] for name, key in RABBITMQ_NAMES.items() if key in row}
         if kind == "bindings":
             row["source_kind"] = "exchange"

@@ -1,7 +1,8 @@
-"""shardctl perf --scenarios: the workloads of bench/, with its generator in C, on a broker that runs.
+"""The command `shardctl perf --scenarios`: the workloads of bench/ on a running broker.
 
-bench/ is a folder of scripts that nothing imports: it lies beside the source, or where the wheel puts it, and runs in a
-process of its own, in the place of this one. It needs make and a C compiler.
+bench/ is a folder of scripts that nothing imports. The folder lies beside the source, or where the
+wheel has installed it. Its script replaces this process. The load generator is written in C, so the
+command needs make and a C compiler.
 """
 
 from __future__ import annotations
@@ -16,24 +17,39 @@ from typing import NoReturn
 from shardmq.supervisor.cli.api import FAILED, fail
 from shardmq.supervisor.cli.processes import SOURCE_ROOT
 
-# As pyproject.toml installs it.
+# The place where pyproject.toml installs the folder, below the prefix of Python.
 INSTALLED = Path("share") / "shardmq" / "bench"
 
 
 def folder() -> Path:
+    """Return the folder bench/, or end the command if it is not installed."""
     for found in (SOURCE_ROOT / "bench", Path(sys.prefix) / INSTALLED):
         if (found / "run.py").exists():
             return found
     fail("the scenarios are not installed: no folder bench", FAILED)
 
 
-def run(uri: str, families: str, peers: list[str], runs: int, seconds: float, quick: bool, output: str) -> NoReturn:
-    """This process becomes bench/run.py: who interrupts it means the load. Without `output` its results lie where the
-    command was given."""
+def run(
+    uri: str, families: str, peers: list[str], runs: int, seconds: float, quick: bool, output: str
+) -> NoReturn:
+    """Replace this process by bench/run.py, so that a signal reaches the load.
+
+    Args:
+        uri: The broker, as amqp://user:password@host:port/vhost.
+        families: The families of scenarios, separated by commas.
+        peers: Other brokers to measure by turns, as NAME=URL.
+        runs: How often each scenario runs.
+        seconds: The length of a run.
+        quick: Run each scenario once, for a second.
+        output: The file for the results. If it is empty, the file lies in the working directory.
+    """
     script = folder() / "run.py"
     missing = [name for name in ("make", "cc") if shutil.which(name) is None]
     if missing:
-        fail(f"the generator is compiled on first use, and {' and '.join(missing)} is missing", FAILED)
+        fail(
+            f"the generator is compiled on first use, and {' and '.join(missing)} is missing",
+            FAILED,
+        )
     now = datetime.datetime.now(datetime.UTC)
     command = [sys.executable, str(script), "--self", uri, "--group", families]
     command += ["--output", output or f"shardmq-{now:%Y-%m-%dT%H%M%S}.json"]

@@ -1,4 +1,4 @@
-"""Rows as people and programs want them: a table, tab-separated lines, CSV or JSON."""
+"""The output of commands that list rows: a table, tab-separated lines, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import sys
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -15,16 +14,28 @@ from rich.table import Table
 from shardmq.supervisor.cli.api import USAGE, Rows, fail
 
 FORMATTERS = ("table", "json", "csv", "pretty_table")
-WIDE = 10_000  # columns of a table that goes nowhere in particular
+WIDE = 10_000  # The columns of a table that does not go to a terminal.
 
 
 def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
-    """`table` is aligned on a terminal and, like rabbitmqctl's, separated by tabs elsewhere, for programs to cut."""
+    """Write rows to standard output.
+
+    On a terminal the formatter `table` aligns the columns. Elsewhere it separates them by tabs, as
+    rabbitmqctl does, so that programs can split the lines.
+
+    Args:
+        found: The rows and the columns to show.
+        formatter: One of FORMATTERS.
+        headers: Whether the first line holds the names of the columns.
+    """
     check_formatter(formatter)
     if formatter == "json":
-        typer.echo(json.dumps([{column: row.get(column) for column in found.columns} for row in found.rows]))
+        rows = [{column: row.get(column) for column in found.columns} for row in found.rows]
+        typer.echo(json.dumps(rows))
     elif formatter == "csv":
-        typer.echo(_csv(found, headers), nl=False)
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(_lines(found, headers))
+        typer.echo(out.getvalue(), nl=False)
     elif formatter == "table" and not sys.stdout.isatty():
         for line in _lines(found, headers):
             typer.echo("\t".join(map(_one_word, line)))
@@ -34,6 +45,7 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
 
 
 def table(found: Rows, headers: bool = True) -> Table:
+    """Return rows as a table of rich, to be shown on a terminal."""
     shown = Table(*found.columns, box=None, header_style="bold", show_header=headers)
     for line in _lines(found, headers=False):
         shown.add_row(*map(_one_word, line))
@@ -41,29 +53,32 @@ def table(found: Rows, headers: bool = True) -> Table:
 
 
 def check_formatter(formatter: str) -> None:
+    """End the command with status 64 if there is no such formatter."""
     if formatter not in FORMATTERS:
-        fail(f"--formatter: {', '.join(FORMATTERS[:-1])} or {FORMATTERS[-1]}, not {formatter}", USAGE)
-
-
-def _csv(found: Rows, headers: bool) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(_lines(found, headers))
-    return out.getvalue()
+        choices = f"{', '.join(FORMATTERS[:-1])} or {FORMATTERS[-1]}"
+        fail(f"--formatter: {choices}, not {formatter}", USAGE)
 
 
 def _lines(found: Rows, headers: bool) -> list[list[str]]:
-    head = [list(found.columns)] if headers else []
-    return head + [[_cell(row.get(column)) for column in found.columns] for row in found.rows]
+    """Return the cells of each row as text, after a line with the names of the columns."""
+    lines = [list(found.columns)] if headers else []
+    for row in found.rows:
+        cells = []
+        for value in map(row.get, found.columns):
+            if value is None or value == []:
+                cells.append("")
+            elif isinstance(value, float):
+                cells.append(f"{value:.1f}".removesuffix(".0"))
+            else:
+                is_json = isinstance(value, bool | dict | list)
+                cells.append(json.dumps(value) if is_json else str(value))
+        lines.append(cells)
+    return lines
 
 
 def _one_word(cell: str) -> str:
-    """A name may have any characters: none makes another column or line, or tells the terminal what to do."""
+    """Return a cell with every character that is not printable replaced by a space.
+
+    A name may hold any character. None may begin a column or a line, or control the terminal.
+    """
     return cell if cell.isprintable() else "".join(c if c.isprintable() else " " for c in cell)
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == []:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.1f}".removesuffix(".0")
-    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)

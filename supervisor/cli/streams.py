@@ -1,4 +1,7 @@
-"""Super streams by rabbitmq-streams' names: several streams behind one name, as stream exchanges make them."""
+"""The commands for super streams, by the names of rabbitmq-streams.
+
+A super stream is a stream exchange: several streams behind one name.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,46 @@ import typer
 from shardmq.supervisor.cli.api import REFUSED, USAGE, Api, Vhost, fail
 from shardmq.supervisor.cli.node import size_bytes
 
-PARTITIONS = 3  # rabbitmq-streams' default
+PARTITIONS = 3  # The default of rabbitmq-streams.
 SECONDS = {"Y": 365 * 86_400, "M": 30 * 86_400, "W": 7 * 86_400, "D": 86_400}
 SECONDS_OF_DAY = {"H": 3_600, "M": 60, "S": 1}
 DURATION = re.compile(r"P(?=.)((?:\d+[YMWD])*)(?:T((?:\d+[HMS])+))?")
 PIECE = re.compile(r"(\d+)(\w)")
-AGE = re.compile(r"\d+[YMDhms]")  # as x-max-age has it
+AGE = re.compile(r"\d+[YMDhms]")  # The form of x-max-age.
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-Ignored = "Taken as rabbitmq-streams'; there is one host."
+Ignored = "Accepted for rabbitmq-streams' scripts; there is one host."
 
 
 def add_super_stream(
     api: Api,
     name: Name,
-    partitions: Annotated[int | None, typer.Option(min=1, help=f"How many streams; {PARTITIONS} if not said.")] = None,
-    binding_keys: Annotated[
-        str | None, typer.Option("--binding-keys", "--routing-keys", help="Comma separated: a stream for each key.")
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help=f"Number of streams. Default: {PARTITIONS}.")
     ] = None,
-    max_length_bytes: Annotated[str | None, typer.Option(help="Of each stream, such as 20gb.")] = None,
-    max_age: Annotated[str | None, typer.Option(help="Such as PT10M30S or P5DT8H; or as x-max-age: 7D.")] = None,
-    stream_max_segment_size_bytes: Annotated[str | None, typer.Option(help="Such as 500mb.")] = None,
+    binding_keys: Annotated[
+        str | None,
+        typer.Option(
+            "--binding-keys", "--routing-keys", help="Comma separated: a stream for each key."
+        ),
+    ] = None,
+    max_length_bytes: Annotated[
+        str | None, typer.Option(help="Of each stream, such as 20gb.")
+    ] = None,
+    max_age: Annotated[
+        str | None, typer.Option(help="Such as PT10M30S or P5DT8H; or as x-max-age: 7D.")
+    ] = None,
+    stream_max_segment_size_bytes: Annotated[
+        str | None, typer.Option(help="Such as 500mb.")
+    ] = None,
     leader_locator: Annotated[str | None, typer.Option(help=Ignored)] = None,
     initial_cluster_size: Annotated[int | None, typer.Option(help=Ignored)] = None,
     vhost: Vhost = "/",
 ) -> None:
-    """Make an exchange that spreads over streams: by a hash of the routing key, or a stream for each binding key."""
+    """Declare an exchange that spreads messages over streams.
+
+    A hash of the routing key chooses the stream, or there is one stream for each binding key.
+    """
     if partitions is not None and binding_keys is not None:
         fail("--partitions or --binding-keys, not both", USAGE)
     arguments: dict[str, Any] = {"x-queue-type": "stream"}
@@ -49,7 +66,11 @@ def add_super_stream(
         fail(f"exchange '{name}' in vhost '{vhost}' exists already", REFUSED)
     if binding_keys is None:
         shards = {"x-super-stream": partitions or PARTITIONS, "x-shard-arguments": arguments}
-        body = {"type": "x-consistent-hash", "durable": True, "arguments": shards | {"x-shards-when-gone": "delete"}}
+        body = {
+            "type": "x-consistent-hash",
+            "durable": True,
+            "arguments": shards | {"x-shards-when-gone": "delete"},
+        }
         api.put("exchanges", vhost, name, body=body)
         return
     keys = list(dict.fromkeys(key.strip() for key in binding_keys.split(",") if key.strip()))
@@ -64,27 +85,44 @@ def add_super_stream(
 
 
 def delete_super_stream(api: Api, name: Name, vhost: Vhost = "/") -> None:
-    """Delete such an exchange, and its streams with all that is in them."""
+    """Delete a super stream and its streams with all messages in them."""
     thing = f"super stream '{name}' in vhost '{vhost}'"
     exchange: dict[str, Any] = api.get("exchanges", vhost, name, thing=thing)
     bound = api.get("exchanges", vhost, name, "bindings", "source")
     names = {row["destination"] for row in bound if row["destination_type"] == "queue"}
     names.update(exchange.get("shard_queues", []))
-    streams = {row["name"] for row in api.get("queues", vhost) if row["name"] in names and row.get("type") == "stream"}
+    streams = {
+        row["name"]
+        for row in api.get("queues", vhost)
+        if row["name"] in names and row.get("type") == "stream"
+    }
     if not streams or streams != names:
-        fail(f"exchange '{name}' in vhost '{vhost}' is no super stream: it leads to other queues than streams, or none")
+        fail(
+            f"exchange '{name}' in vhost '{vhost}' is no super stream:"
+            " it leads to other queues than streams, or none"
+        )
     api.delete("exchanges", vhost, name)
     for stream in sorted(streams):
-        if api.has("queues", vhost, stream):  # an exchange's own go with it
+        if api.has("queues", vhost, stream):  # The streams of the exchange are deleted with it.
             api.delete("queues", vhost, stream)
 
 
 def age(text: str) -> str:
-    """As x-max-age has it. Months are 30 days, years 365, as rabbitmq-streams counts them."""
+    """Return a duration in the form of x-max-age.
+
+    A month is 30 days and a year 365, as rabbitmq-streams counts them. A text that is no duration
+    ends the command with status 64.
+
+    Args:
+        text: An ISO 8601 duration such as PT10M30S, or the form of x-max-age, such as 7D.
+    """
     if AGE.fullmatch(text):
         return text
     found = DURATION.fullmatch(text)
     if found is None:
         fail(f"--max-age: neither an ISO 8601 duration, such as PT10M30S, nor 7D: {text}", USAGE)
     parts = ((found[1], SECONDS), (found[2] or "", SECONDS_OF_DAY))
-    return f"{sum(int(number) * units[unit] for part, units in parts for number, unit in PIECE.findall(part))}s"
+    seconds = 0
+    for part, units in parts:
+        seconds += sum(int(number) * units[unit] for number, unit in PIECE.findall(part))
+    return f"{seconds}s"

@@ -1,4 +1,7 @@
-"""Vhosts, users and permissions: rabbitmqctl's names and order of arguments."""
+"""The commands for vhosts, users and the permissions of users.
+
+The names and the order of the arguments are those of rabbitmqctl.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,46 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import DATA, REFUSED, Api, Rows, Vhost, Where, fail, http_url, there
+from shardmq.supervisor.cli.api import (
+    DATA,
+    REFUSED,
+    Api,
+    Endpoint,
+    Rows,
+    Vhost,
+    check_exists,
+    fail,
+    http_url,
+)
 from shardmq.supervisor.cli.queues import Columns, listed
 
-Tags = Annotated[str, typer.Option(help="Comma separated: administrator, monitoring, management ...")]
+Tags = Annotated[
+    str, typer.Option(help="Comma separated: administrator, monitoring, management ...")
+]
 
 RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
-SALT_BYTES = 4  # RabbitMQ's
+SALT_BYTES = 4  # The size that RabbitMQ uses.
 Configure = Annotated[
-    str, typer.Argument(metavar="CONF", help="What they may declare and delete, such as '^app-.*'; '' is nothing.")
+    str,
+    typer.Argument(
+        metavar="CONF", help="Names to declare and delete, such as '^app-.*'. '' is none."
+    ),
 ]
-Write = Annotated[str, typer.Argument(metavar="WRITE", help="What they may publish to, and bind to an exchange.")]
-Read = Annotated[str, typer.Argument(metavar="READ", help="What they may consume and purge, and bind queues to.")]
-NewPassword = Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")]
-Description = Annotated[str | None, typer.Option(help="What it is for.")]
+Write = Annotated[
+    str, typer.Argument(metavar="WRITE", help="Names to publish to, and to bind to an exchange.")
+]
+Read = Annotated[
+    str, typer.Argument(metavar="READ", help="Names to consume and purge, and to bind queues to.")
+]
+NewPassword = Annotated[
+    str | None, typer.Argument(metavar="PASSWORD", help="Default: shardctl asks for it.")
+]
+Description = Annotated[str | None, typer.Option(help="A text for people.")]
 VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
-QueueType = Annotated[str | None, typer.Option(help="Of queues declared without one: classic, quorum ...")]
+QueueType = Annotated[
+    str | None,
+    typer.Option(help="Type of queues that are declared without one: classic, quorum ..."),
+]
 
 
 def add_vhost(
@@ -35,11 +62,11 @@ def add_vhost(
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
 ) -> None:
-    """Make a virtual host."""
-    if api.has("vhosts", vhost):  # as it is: putting it again would forget its description and tags
+    """Create a virtual host."""
+    if api.has("vhosts", vhost):  # A second PUT would remove its description and tags.
         typer.echo(f"vhost '{vhost}' exists already")
     else:
-        api.put("vhosts", vhost, body=_said(description, tags, default_queue_type))
+        api.put("vhosts", vhost, body=_metadata(description, tags, default_queue_type))
 
 
 def update_vhost_metadata(
@@ -49,17 +76,17 @@ def update_vhost_metadata(
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
 ) -> None:
-    """Change what is said of a virtual host; what is not given stays."""
-    _change(api, vhost, _said(description, tags, default_queue_type))
+    """Change the description, tags or default queue type of a virtual host. The others stay."""
+    _change(api, vhost, _metadata(description, tags, default_queue_type))
 
 
 def trace_on(api: Api, vhost: Vhost = "/") -> None:
-    """Copy what a virtual host's clients publish and get to its exchange amq.rabbitmq.trace."""
+    """Copy all messages that clients of a virtual host publish and get to amq.rabbitmq.trace."""
     _change(api, vhost, {"tracing": True})
 
 
 def trace_off(api: Api, vhost: Vhost = "/") -> None:
-    """Copy no more."""
+    """Stop what trace_on has begun."""
     _change(api, vhost, {"tracing": False})
 
 
@@ -68,17 +95,23 @@ def _change(api: Api, vhost: str, body: dict[str, Any]) -> None:
     api.put("vhosts", vhost, body={"description": now["description"], "tags": now["tags"]} | body)
 
 
-def _said(description: str | None, tags: str | None, default_queue_type: str | None) -> dict[str, Any]:
+def _metadata(
+    description: str | None, tags: str | None, default_queue_type: str | None
+) -> dict[str, Any]:
     options = {"description": description, "tags": tags, "default_queue_type": default_queue_type}
     return {name: value for name, value in options.items() if value is not None}
 
 
-def enable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+def enable_vhost_deletion_protection(
+    api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]
+) -> None:
     """Keep a virtual host from being deleted."""
     api.post("vhosts", vhost, "deletion", "protection", body={}, thing=f"vhost '{vhost}'")
 
 
-def disable_vhost_deletion_protection(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+def disable_vhost_deletion_protection(
+    api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]
+) -> None:
     """Let a virtual host be deleted."""
     api.delete("vhosts", vhost, "deletion", "protection", thing=f"vhost '{vhost}'")
 
@@ -89,13 +122,13 @@ def delete_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")
 
 
 def restart_vhost(api: Api, vhost: Vhost = "/") -> None:
-    """Every virtual host runs as long as the broker does: nothing to do, if there is such a one."""
+    """Do nothing if the virtual host exists: it runs as long as the broker does."""
     node = api.get("nodes")[0]["name"]
     api.post("vhosts", vhost, "start", node, body={}, thing=f"vhost '{vhost}'")
 
 
 def list_vhosts(api: Api, columns: Columns = None) -> Rows:
-    """Virtual hosts."""
+    """List the virtual hosts."""
     return listed(api, "vhosts", None, columns or ["name"])
 
 
@@ -104,9 +137,11 @@ def add_user(
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
     new_password: NewPassword = None,
     tags: Tags = "",
-    pre_hashed_password: Annotated[str, typer.Option(help="As hash_password says it, instead of a password.")] = "",
+    pre_hashed_password: Annotated[
+        str, typer.Option(help="Hash by hash_password, instead of a password.")
+    ] = "",
 ) -> None:
-    """Make a user; give permissions with set_permissions."""
+    """Create a user. set_permissions gives permissions."""
     if api.has("users", username):
         fail(f"user '{username}' exists already", REFUSED)
     if pre_hashed_password:
@@ -119,33 +154,44 @@ def add_user(
 def authenticate_user(
     api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    given: Annotated[str | None, typer.Argument(metavar="PASSWORD", help="Asked for when not given.")] = None,
+    given: Annotated[
+        str | None, typer.Argument(metavar="PASSWORD", help="Default: shardctl asks for it.")
+    ] = None,
 ) -> None:
-    """Whether this is the user's password: exit status 0 or 65."""
-    where = Where(http_url(api)) if api.where.socket else api.where
+    """Check the password of a user. The exit status is 0 or 65."""
+    endpoint = Endpoint(http_url(api)) if api.endpoint.socket else api.endpoint
     password = given if given is not None else str(typer.prompt("Password", hide_input=True))
-    if not replace(api, where=where, user=username, password=password).accepts():
+    if not replace(api, endpoint=endpoint, user=username, password=password).accepts():
         fail(f"user '{username}' is not accepted with this password", DATA)
     typer.echo("Success")
 
 
-def hash_password(password: Annotated[str | None, typer.Argument(metavar="PASSWORD")] = None) -> None:
-    """A password as RabbitMQ keeps it (salted SHA-256), for definitions and for add_user --pre-hashed-password."""
+def hash_password(
+    password: Annotated[str | None, typer.Argument(metavar="PASSWORD")] = None,
+) -> None:
+    """Print the hash of a password as RabbitMQ stores it: salted SHA-256.
+
+    Definitions and add_user --pre-hashed-password accept the hash.
+    """
     given = password if password is not None else str(typer.prompt("Password", hide_input=True))
     salt = os.urandom(SALT_BYTES)
     typer.echo(base64.b64encode(salt + hashlib.sha256(salt + given.encode()).digest()).decode())
 
 
 def change_password(
-    api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")], new_password: NewPassword = None
+    api: Api,
+    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    new_password: NewPassword = None,
 ) -> None:
-    """Give a user another password; their tags stay."""
+    """Set the password of a user. The tags stay."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
-    api.put("users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]})
+    api.put(
+        "users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]}
+    )
 
 
 def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
-    """Leave a user without a password: nobody can log in with one; their tags stay."""
+    """Remove the password of a user, so that no login by password succeeds. The tags stay."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password_hash": "", "tags": found["tags"]})
 
@@ -153,22 +199,24 @@ def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="US
 def set_user_tags(
     api: Api,
     username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    tags: Annotated[list[str] | None, typer.Argument(metavar="TAG", help="None: no tags.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="TAG", help="Default: no tags.")
+    ] = None,
 ) -> None:
-    """Give a user these tags and no others; their password stays."""
+    """Set the tags of a user. The password stays."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     kept = {name: found[name] for name in ("password_hash", "hashing_algorithm")}
     api.put("users", username, body={**kept, "tags": tags or []})
 
 
 def list_users(api: Api) -> Rows:
-    """Users and their tags."""
+    """List the users and their tags."""
     rows = api.get("users")
     return Rows([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"])
 
 
 def delete_user(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
-    """Delete a user; their connections are closed."""
+    """Delete a user and close the connections of the user."""
     api.delete("users", username, thing=f"user '{username}'")
 
 
@@ -180,8 +228,8 @@ def set_permissions(
     read: Read,
     vhost: Vhost = "/",
 ) -> None:
-    """Give a user rights on a vhost: three regular expressions over names."""
-    there(api, username, vhost)
+    """Set the permissions of a user on a vhost: three regular expressions over names."""
+    check_exists(api, username, vhost)
     body = {"configure": configure, "write": write, "read": read}
     api.put("permissions", vhost, username, body=body)
 
@@ -193,7 +241,7 @@ def set_permissions_globally(
     write: Write,
     read: Read,
 ) -> None:
-    """Give a user the same rights on all vhosts there are."""
+    """Set the same permissions of a user on all vhosts."""
     for row in api.get("vhosts"):
         set_permissions(api, username, configure, write, read, row["name"])
 
@@ -201,9 +249,11 @@ def set_permissions_globally(
 def set_vhost_tags(
     api: Api,
     vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    tags: Annotated[list[str] | None, typer.Argument(metavar="TAG", help="None: no tags.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="TAG", help="Default: no tags.")
+    ] = None,
 ) -> None:
-    """Give a virtual host these tags and no others."""
+    """Set the tags of a virtual host."""
     _change(api, vhost, {"tags": ",".join(tags or [])})
 
 

@@ -23,10 +23,10 @@ from shardmq.broker.controller.management.app import warning_value
 from shardmq.supervisor.cli import diagnostics
 from shardmq.supervisor.cli.app import COMMANDS, app
 from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
-from shardmq.supervisor.cli.elsewhere import NOT_HERE
 from shardmq.supervisor.cli.node import size_bytes
-from shardmq.supervisor.cli.top import Picture
-from shardmq.supervisor.logs import News
+from shardmq.supervisor.cli.top import Rates
+from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED
+from shardmq.supervisor.logs import LogFollower
 from shardmq.supervisor.supervisor import this_process
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
@@ -472,10 +472,10 @@ def test_top_into_a_pipe_writes_each_look(ctl: Any) -> None:
 
 
 def test_rates_are_per_second_since_the_look_before_and_never_negative() -> None:
-    picture = Picture()
-    assert picture.rate(10.0, {"in": 100.0}) == {"in": 0.0}
-    assert picture.rate(12.0, {"in": 150.0, "new": 9.0}) == {"in": 25.0, "new": 0.0}
-    assert picture.rate(13.0, {"in": 10.0}) == {"in": 0.0}  # the shard began anew
+    rates = Rates()
+    assert rates.rate(10.0, {"in": 100.0}) == {"in": 0.0}
+    assert rates.rate(12.0, {"in": 150.0, "new": 9.0}) == {"in": 25.0, "new": 0.0}
+    assert rates.rate(13.0, {"in": 10.0}) == {"in": 0.0}  # the shard began anew
 
 
 def test_awaiting_a_broker_that_does_not_come_ends_with_its_status(tmp_path: Path) -> None:
@@ -527,16 +527,16 @@ def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:
     assert len(changes()) == 1
 
 
-@pytest.mark.parametrize("name", NOT_HERE)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 @pytest.mark.parametrize("of", [[], ["diagnostics"]], ids=["rabbitmqctl", "rabbitmq-diagnostics"])
 def test_what_other_tools_have_and_makes_no_sense_here_says_why_in_one_line(ctl: Any, of: list[str], name: str) -> None:
     said = ctl(*of, name, "argument", "--unknown", "option", status=64)
-    assert said == f"shardctl: {name}: {NOT_HERE[name]}\n"
+    assert said == f"shardctl: {name}: {UNSUPPORTED[name]}\n"
     assert Handler.asked == []
 
 
 def test_no_command_is_both_here_and_not() -> None:
-    assert NOT_HERE.keys().isdisjoint({command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys())
+    assert UNSUPPORTED.keys().isdisjoint({command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys())
 
 
 @pytest.mark.row("H17")
@@ -564,7 +564,8 @@ def test_each_line_of_the_log_is_news_once_though_processes_write_late(
     """In quarters of a second: a line of some moment can be read so much later. Whoever looks now and then misses none
     and shows none twice."""
     rows = [({"time": at / 4, "message": str(n)}, at + late) for n, (at, late) in enumerate(sorted(lines))]
-    news, shown = News([]), []
+    follower, shown = LogFollower([]), []
     for now in [*sorted(looks), 100]:
-        shown += [row["message"] for row in news.of(row for row, at in rows if at <= now and row["time"] > news.since)]
+        read = [row for row, at in rows if at <= now and row["time"] > follower.since]
+        shown += [row["message"] for row in follower.new_rows(read)]
     assert sorted(shown, key=int) == [row["message"] for row, _ in rows]

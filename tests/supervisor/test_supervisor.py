@@ -217,7 +217,7 @@ async def test_a_silent_child_is_killed_and_comes_back(tmp_path: Path) -> None:
 async def test_a_pause_of_the_whole_machine_is_nobodys_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("shardmq.supervisor.supervisor.LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr("shardmq.supervisor.supervisor.POLL_INTERVAL_S", 0.01)
     loop = asyncio.get_running_loop()
     clock, paused_s = loop.time, 0
     monkeypatch.setattr(loop, "time", lambda: clock() + paused_s)

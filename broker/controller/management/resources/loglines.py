@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from shardmq.broker.controller.management.call import ApiError, Call, Route, bad_request, to_json
-from shardmq.supervisor.logs import KEPT, News
+from shardmq.supervisor.logs import KEPT, LogFollower
 
 ROWS_MAX = 1_000  # in one answer, the newest
 TAIL_BYTES_MAX = 128 << 10  # looked at of each file
@@ -66,9 +66,9 @@ async def end_live(app: web.Application) -> None:
 
 
 async def _tell(request: web.Request, response: web.StreamResponse, folder: Path, since: float) -> None:
-    news, still_s = News([]), STILL_THERE_S
+    follower, still_s = LogFollower([]), STILL_THERE_S
     while not (request.transport is None or request.transport.is_closing()):
-        rows = news.of(await asyncio.to_thread(last_lines, folder, max(since, news.since)))
+        rows = follower.new_rows(await asyncio.to_thread(last_lines, folder, max(since, follower.since)))
         events = b"".join(b"id: %.6f\ndata: %s\n\n" % (row["time"], to_json(row)) for row in rows)
         still_s += LOOK_EACH_S
         if events or still_s >= STILL_THERE_S:

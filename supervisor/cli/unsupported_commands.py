@@ -1,0 +1,116 @@
+"""Commands of RabbitMQ's tools that do nothing in this broker.
+
+Each command ends with status 64 and one line that says why and what to do instead. --help does not
+list these commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import typer
+
+from shardmq.supervisor.cli.api import USAGE, fail
+
+# These commands accept any arguments.
+ANYTHING: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+# The names of commands, each group with the reason why the broker does not have them.
+GROUPS: Final = (
+    (
+        "a broker is one host, with a shard for each core; there is no cluster to change",
+        "join_cluster forget_cluster_node change_cluster_node_type rename_cluster_node force_boot"
+        " update_cluster_nodes discover_peers metadata_store_status",
+    ),
+    (
+        "queues have no replicas here",
+        "sync_queue cancel_sync_queue rebalance grow shrink add_member delete_member quorum_status"
+        " transfer_leadership reclaim_quorum_memory add_replica delete_replica restart_stream"
+        " stream_status coordinator_status force_checkpoint",
+    ),
+    (
+        "the broker is started and stopped as a whole: shardctl start, shardctl stop",
+        "stop_app start_app",
+    ),
+    (
+        "not while the broker runs: shardctl stop, and start with another or an empty data"
+        " directory",
+        "reset force_reset",
+    ),
+    (
+        "no Erlang runs here; for what the processes do: shardctl top, and py-spy or kill -USR1"
+        " with a pid of status",
+        "eval eval_file exec remote_shell observer maybe_stuck runtime_thread_stats schema_info"
+        " erlang_version erlang_cookie_hash erlang_cookie_sources hipe_compile",
+    ),
+    (
+        "streams are read and written by AMQP and HTTP: list_connections, list_consumers,"
+        " list_stream_tracking",
+        "list_stream_connections list_stream_publishers list_stream_consumers list_stream_groups"
+        " list_stream_group_consumers activate_stream_consumer",
+    ),
+    (
+        "max-age and max-length-bytes of a policy say how long a stream keeps: set_policy",
+        "set_stream_retention_policy",
+    ),
+    (
+        "POST /api/queues/VHOST/NAME/get with ackmode ack_requeue_true, or the page, looks into a"
+        " queue",
+        "peek",
+    ),
+    (
+        "no shovels here; POST /api/queues/VHOST/NAME/move, or the page, moves messages",
+        "shovel_status restart_shovel delete_shovel list_shovels add_shovel",
+    ),
+    (
+        "no federation here",
+        "federation_status restart_federation_link list_federations add_federation"
+        " delete_federation",
+    ),
+    (
+        "no interceptors here",
+        "list_channel_interceptors set_channel_interceptor_priorities",
+    ),
+    (
+        "settings hold no encrypted values; a password's hash: shardctl hash_password",
+        "encode decode encrypt_conf list_ciphers list_hashes",
+    ),
+    (
+        "listeners open and close with the broker; shardctl stop lets nobody in any more, and"
+        " drains",
+        "suspend_listeners resume_listeners drain revive",
+    ),
+    (
+        "logins are counted by protocol, not by address or user",
+        "enable_auth_attempt_source_tracking disable_auth_attempt_source_tracking",
+    ),
+    (
+        "no events are told here; shardctl log_tail_stream shows what is logged",
+        "consume_event_stream",
+    ),
+    (
+        "the disk is always watched: set_disk_free_limit",
+        "activate_free_disk_space_monitoring deactivate_free_disk_space_monitoring",
+    ),
+    (
+        "queues do not fail one by one; a shard that does is restarted with all of its queues",
+        "restart_queue",
+    ),
+    (
+        "ask the host: ip, getent, /proc",
+        "list_network_interfaces resolve_hostname resolver_info os_env",
+    ),
+)
+UNSUPPORTED: Final = {name: why for why, names in GROUPS for name in names.split()}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to an application of typer."""
+
+    def refusing(text: str) -> Callable[[], None]:
+        return lambda: fail(text, USAGE)
+
+    for name, why in UNSUPPORTED.items():
+        command = app.command(name, hidden=True, context_settings=ANYTHING, help=why)
+        command(refusing(f"{name}: {why}"))
