@@ -101,7 +101,7 @@ class Peer:
         self.endpoint = endpoint
         self.held: deque[Held] = deque()
         self.next_batch: int | None = None  # None: the first one may have any number
-        self.taken = 0  # bytes of publishes since the last credit
+        self.taken = 0  # what publishes weighed since the last credit
         self.has_news = False  # whether `take` has something, but for confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}

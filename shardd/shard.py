@@ -75,14 +75,13 @@ class Shard(Controls):
             self._on_join(head, join.endpoint, now)
 
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
-        batch, messages, wanted, needs_sync, in_sequence, records, ids = codec.read_publish(message)
-        size = len(message)
+        batch, messages, wanted, needs_sync, in_sequence, records, ids, weight = codec.read_publish(message)
         if batch != peer.next_batch:
             peer.check_first(batch)
         peer.next_batch = batch + 1
-        peer.taken += size
+        peer.taken += weight
         self.batch_messages.add(messages)
-        self.batch_bytes.add(size)
+        self.batch_bytes.add(len(message))
         held = peer.hold(batch) if wanted else None
         try:
             known = self.queues.named(ids)

@@ -9,6 +9,16 @@ cdef enum:
     KIND_PUBLISH = 1
     KIND_DELIVER = 2
     WIRE_VERSION = 2
+    # A message to several queues of a shard weighs so much more for each queue but the first, in the
+    # window of publishes: its entry there takes as much, and once more when it is settled.
+    REFERENCE_BYTES = 16
+
+cdef inline size_t references_weight(uint32_t messages, uint16_t queues) noexcept nogil:
+    """Return what messages to that many queues of a shard weigh beside their bytes.
+
+    Both sides of the window count it, of each record.
+    """
+    return <size_t> messages * (queues - 1) * REFERENCE_BYTES if queues > 1 else 0
 
 cdef struct Bytes:
     uint8_t *data  # NULL and some room: it was given away, see regain()

@@ -17,7 +17,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from shardmq.shardd.wire.buffer cimport KIND_DELIVER, Bytes, reserve, write_header
+from shardmq.shardd.wire.buffer cimport KIND_DELIVER, Bytes, references_weight, reserve, write_header
 from shardmq.shardd.wire.messages import Publish
 
 cdef enum:
@@ -48,15 +48,17 @@ def read_publish(message not None):
     cdef Py_buffer view
     cdef Head head
     cdef size_t start
+    cdef size_t weight
     cdef list ids
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
+        weight = view.len
         start = read_head(&head, <const uint8_t *> view.buf, view.len)
-        ids = queue_ids(<const uint8_t *> view.buf + start, view.len - start)
+        ids = queue_ids(<const uint8_t *> view.buf + start, view.len - start, &weight)
     finally:
         PyBuffer_Release(&view)
     return new_tuple(Publish, (head.batch, head.messages, head.flags & 2 != 0, head.flags & 1 != 0,
-                               head.flags & 4 != 0, memoryview(message)[start:], ids))
+                               head.flags & 4 != 0, memoryview(message)[start:], ids, weight))
 
 
 cdef size_t read_head(Head *head, const uint8_t *p, size_t total) except? 0:
@@ -131,17 +133,20 @@ def runs_of(const unsigned char[::1] message not None, ordinals):
     return found
 
 
-cdef list queue_ids(const uint8_t *records, size_t end):
+cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
+    """Return the distinct ones in order of appearance; what the references weigh is added to `weight`."""
     cdef size_t at = 0
     cdef const uint8_t *p
-    cdef uint32_t length, qid, last = 0
+    cdef uint32_t length, count, qid, last = 0
     cdef uint16_t queues
     cdef int k
     cdef dict seen = {}
     while at + RECORD_HEADER <= end:
         p = records + at
         memcpy(&length, p, 4)
+        memcpy(&count, p + 20, 4)
         memcpy(&queues, p + 24, 2)
+        weight[0] += references_weight(count, queues)
         if length < RECORD_HEADER + 4 * queues or at + length > end:
             raise ValueError("record of a wrong length")
         for k in range(queues):

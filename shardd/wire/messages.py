@@ -73,7 +73,8 @@ def incarnation_at(monotonic_ns: int) -> int:
 
 class Publish(NamedTuple):
     """A PUBLISH, its head taken apart (codec.pyx); `records` looks into the message, `queue_ids` are the distinct ones
-    that the records name, in order of appearance."""
+    that the records name, in order of appearance. `weight`: what it takes of the window of publishes, its bytes and
+    those of the references to messages that go to several queues."""
 
     batch: int
     messages: int
@@ -82,6 +83,7 @@ class Publish(NamedTuple):
     in_sequence: bool
     records: memoryview
     queue_ids: list[int]
+    weight: int
 
 
 class Message(msgspec.Struct, tag_field="t", array_like=True, frozen=True):

@@ -26,7 +26,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from shardmq.shardd.wire.buffer cimport KIND_PUBLISH, Bytes, reserve, write_header
+from shardmq.shardd.wire.buffer cimport KIND_PUBLISH, Bytes, references_weight, reserve, write_header
 from shardmq.shardd.wire.publishes cimport (
     IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
     close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, sequence_read, sequence_t,
@@ -45,6 +45,9 @@ cdef enum:
     LARGE_BYTES = 32 << 10
     # So many rows for each queue are worth records of their own; fewer are put behind what is there of their queue.
     OWN_RECORD_ROWS = 8
+    # What the references of one pack() may weigh, of messages that go to several queues of a shard: a read of small
+    # ones to hundreds of queues would keep the shard busy for longer than any client may wait.
+    PACK_WEIGHT_MAX = 64 << 10
 
 # Flags of a record of which its queues remember that they have some.
 HAS_BCC = 4
@@ -57,6 +60,7 @@ UNKNOWN = 2  # this exchange and key have no route yet: learn() it
 ASK = 3  # the caller decides about this message
 UNROUTABLE = 4  # mandatory, and goes nowhere
 NEAR = 5  # for a consumer of this front door, see Packer.near_queue
+FULL = 6  # what goes to several queues was enough for one time slice
 
 cdef enum:
     W_DONE = 0
@@ -65,6 +69,7 @@ cdef enum:
     W_ASK = 3
     W_UNROUTABLE = 4
     W_NEAR = 5
+    W_FULL = 6
 
 
 cdef class Records:
@@ -106,6 +111,16 @@ cdef inline void take_back(Writer *w, Share *share) noexcept nogil:
     """The record that was laid out last, for want of memory for more."""
     w.records.used, w.runs.used = share.record_at, share.run_at
     w.run_count -= 1
+
+
+cdef inline size_t weight_of(Route *route) noexcept nogil:
+    """Return what the references of one message on this route weigh."""
+    cdef uint32_t k
+    cdef size_t weight = 0
+    if route.kind == 0:
+        for k in range(route.count):
+            weight += references_weight(1, <uint16_t> route.targets[k].queues)
+    return weight
 
 
 cdef class Packer:
@@ -199,7 +214,9 @@ cdef class Packer:
         cdef uint16_t channel = table[start].channel
         cdef int flags
         cdef int why = W_DONE
-        while i < rows:
+        # What the references weigh of one message on `route`, of all before row `since`, and where it is enough.
+        cdef size_t weight = 0, weighed = 0, since = start, enough = rows
+        while i < enough:
             row = &table[i]
             if row.channel != channel:
                 why = W_CHANNEL
@@ -235,6 +252,10 @@ cdef class Packer:
                 if route == NULL:
                     why = W_UNKNOWN
                     break
+                weighed += (i - since) * weight
+                since, weight, enough = i, weight_of(route), rows
+                if weight:
+                    enough = min(rows, i + 1 + (PACK_WEIGHT_MAX - min(weighed, PACK_WEIGHT_MAX)) // weight)
             if route.kind >= 2:
                 if route.kind == 2:
                     why = W_ASK
@@ -256,6 +277,8 @@ cdef class Packer:
             i += 1
         if route != NULL:
             passed(routes, route, i - begun)
+        if why == W_DONE and i < rows:
+            why = W_FULL
         stopped[0] = i
         return why
 
@@ -527,8 +550,17 @@ cdef class Packer:
         return found
 
     def pending(self, int shard):
-        """Bytes of records that wait for take()."""
-        return self.writers[shard].records.used + self.writers[shard].elsewhere
+        """What waits for take() weighs: bytes of records, and weight()."""
+        return self.writers[shard].records.used + self.writers[shard].elsewhere + self.weight(shard)
+
+    def weight(self, int shard):
+        """What the references weigh of messages that wait for take() and go to several queues."""
+        cdef Writer *w = &self.writers[shard]
+        cdef uint16_t queues
+        if not w.is_open:
+            return w.weight
+        memcpy(&queues, w.records.data + w.record_at + 24, 2)
+        return w.weight + references_weight(w.count, queues)
 
     def messages(self, int shard):
         """Messages that wait for take()."""
@@ -595,6 +627,7 @@ cdef class Packer:
         w.run_count = 0
         w.messages = 0
         w.elsewhere = 0
+        w.weight = 0
         w.needs_sync = 0
         w.in_sequence = 0
         w.is_open = 0

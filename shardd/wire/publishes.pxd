@@ -6,7 +6,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from shardmq.shardd.octets cimport be32, copy_short
-from shardmq.shardd.wire.buffer cimport Bytes, regain, reserve
+from shardmq.shardd.wire.buffer cimport Bytes, references_weight, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
@@ -74,6 +74,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint32_t count  # in the record
     uint32_t counted  # of these, in runs that are complete
     size_t elsewhere  # bytes of large bodies that belong between the records and are not copied
+    size_t weight  # of references, of the records that are sealed
 
 cdef inline size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
     """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes
@@ -83,6 +84,9 @@ cdef inline size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcep
     cdef size_t here = w.records.used - w.record_at
     cdef size_t zeros = -(here + body_len) & 7
     cdef uint32_t n32 = <uint32_t> (here + body_len + zeros)
+    cdef uint16_t queues
+    memcpy(&queues, record + 24, 2)
+    w.weight += references_weight(w.count, queues)
     memset(behind, 0, zeros)  # who wrote last left room
     memcpy(record, &n32, 4)
     memcpy(record + 20, &w.count, 4)

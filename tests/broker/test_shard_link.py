@@ -343,6 +343,22 @@ async def test_a_shard_that_is_behind_stops_who_feeds_it_until_it_has_caught_up(
     assert not pair.links.crowded(0b11)
 
 
+async def test_references_to_many_queues_count_as_bytes_do(pair: Pair) -> None:
+    pair.heard.room.clear()
+    packer, stored = pair.links.packer, bytes(8) + b"\0\1q"
+    packer.add_stored(0, list(range(PUBLISH_WINDOW_BYTES // 32)), stored, 5, 1, 0, 0, 0xFFFFFFFF, 0xFF, False, False, 3)
+    weight = packer.weight(0)
+    assert packer.pending(0) - weight < PUBLISH_WINDOW_BYTES < weight
+    assert pair.links.crowded(0b11) == [0]
+    pair.links.flush()
+    assert pair.links.crowded(0b11) == [0]
+    _, message = await pair.shards[0].receive()
+    assert codec.read_publish(message).weight == len(message) + weight
+    await pair.shards[0].send(lambda *who: envelope.credit(*who, [(0, len(message) + weight)]))
+    await pair.heard.until(lambda: pair.heard.room)
+    assert pair.links.links[0].in_flight == 0
+
+
 async def test_settles_and_batches_of_one_pass_arrive_in_order(pair: Pair) -> None:
     pair.links.settle(0, pair.shards[0].epoch, 4, wire.ACK, 1, 3)
     pair.publish()

@@ -231,6 +231,24 @@ def test_what_is_published_in_slices_is_what_is_published_at_once(messages: list
     assert [*sliced[2:]] == rest
 
 
+def test_a_slice_ends_when_enough_went_to_many_queues() -> None:
+    links, made = Links(), catalog()
+    made.apply(ExchangePut("/", "fan", "fanout"))
+    for number in range(200):
+        made.apply(QueuePut("/", f"fan.{number}", 10 + number, number % 2))
+        made.apply(BindingPut("/", "fan", "queue", f"fan.{number}", ""))
+    publishing = Publishing(SimpleNamespace(catalog=made), links)  # type: ignore[arg-type]
+    client = Publisher(publishing)
+    (event,) = events_of([(1, ("fan", ""), {}, False)] * 500)
+    slices = 0
+    while event.done < event.count:
+        before, slices = event.done, slices + 1
+        publishing.publishes(client, event, lambda: False)  # type: ignore[arg-type]
+        assert 0 < event.done - before <= 1 + (64 << 10) // (16 * 2 * 99)
+    assert slices > 20
+    assert len(links.stored()) == 2 * 500
+
+
 def test_the_read_that_a_begun_event_lies_in_may_be_overwritten() -> None:
     """The comparison above would notice an event that was not kept."""
     messages = [(1, ("headers", ""), {"headers": {"one": 1}}, False)] * 4

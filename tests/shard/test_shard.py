@@ -112,6 +112,19 @@ def test_publishes_are_credited_in_steps_and_every_byte_once() -> None:
         taken = 0
 
 
+def test_a_publish_to_many_queues_is_credited_with_its_references() -> None:
+    bench = Bench()
+    bench.batch += 1
+    packer = packing.Packer(1)
+    packer.add_stored(0, list(range(1, 20001)), MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
+    weight = packer.weight(0)
+    data = packer.take(0, 0, 5, EPOCH, bench.batch, False)
+    assert data is not None
+    bench.shard.receive(data, 1000)
+    assert len(data) < PUBLISH_CREDIT_BYTES < weight
+    assert bench.turn() == [("credit", [(0, len(data) + weight)])]
+
+
 def test_what_a_front_door_held_is_requeued_when_it_goes() -> None:
     bench = Bench()
     bench.attach()

@@ -22,6 +22,10 @@ from tests.reference import wire as reference
 SHARDS = 3
 # From here on messages are left where they are.
 LARGE = 32 << 10
+# What a message weighs more for each queue of a shard but the first.
+REFERENCE_BYTES = 16
+# What is enough of that for one time slice.
+PACK_WEIGHT_MAX = 64 << 10
 # Where each key leads: (shard, queue ids), ...
 ROUTES: dict[bytes, list[tuple[int, list[int]]]] = {
     b"one": [(0, [1])],
@@ -84,13 +88,18 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
             for target, ids in ROUTES[fact.key]
             if target == shard
         ]
+        pending, weight = packer.pending(shard), packer.weight(shard)
         message = packer.take(shard, 5, 6, 7, 8)
+        assert packer.pending(shard) == packer.weight(shard) == 0
         if message is None:
             assert expected == []
             continue
         assert envelope.read(message) == (wire.PUBLISH, 5, 6, 7, shard)
         read = codec.read_publish(message)
         assert (read.batch, read.messages) == (8, len(expected))
+        assert weight == sum(REFERENCE_BYTES * (len(one[3]) - 1) for one in expected)
+        assert read.weight == len(message) + weight  # both sides of a window count the same
+        assert len(read.records) - 8 < pending - weight <= len(read.records)  # the last may want its padding
         assert read.needs_sync == any(persistent for _, _, persistent, *_ in expected)
         found = []
         for stamp, ttl, priority, flags, ids, inner, _ in reference.records_of(bytes(read.records)):
@@ -129,6 +138,33 @@ def test_what_is_left_where_it_is_makes_the_same_batch(
         assert _messages_of(taken[0]) == _messages_of(taken[1])
         # For each a record more, and one for what comes behind it.
         assert max(pending) - min(pending) <= 2 * len(large) * (28 + 4 * 4 + 8)
+
+
+def _small(key: bytes) -> reference.Facts:
+    return reference.Facts(1, b"", key, 0, b"\0\0", (b"x",), 0xFFFFFFFF, 0, 0xFF, 0)
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 200, 5000]), min_size=1, max_size=4), st.data())
+def test_no_more_goes_to_many_queues_at_once_than_is_enough_for_a_slice(queues: list[int], data: Any) -> None:
+    packer, routes = packing.Packer(2), Routes()
+    chosen = data.draw(st.lists(st.sampled_from(range(len(queues))), min_size=1, max_size=2000))
+    messages = [_small(b"%d" % number) for number in chosen]
+    for number, count in enumerate(queues):
+        ids = list(range(1, count + 1))
+        targets = [(0, ids), (1, ids)] if count > 2 else [(0, ids)] if count else []
+        routes.learn(line_of(_small(b"%d" % number)), TARGETS if targets else NOWHERE, targets, False)
+    weights = [REFERENCE_BYTES * (n - 1) * (2 if n > 2 else 1) if n > 1 else 0 for n in (queues[at] for at in chosen)]
+    buffer, table = reference.read_of(messages)
+    at, stops = 0, []
+    while at < len(messages):
+        stop, why = packer.pack(routes, buffer, table, at, 77, 0, 1234)
+        packed = weights[at:stop]
+        assert sum(packed[:-1]) < PACK_WEIGHT_MAX  # it ends behind the first that makes it enough
+        assert why == (packing.DONE if stop == len(messages) else packing.FULL)
+        assert why == packing.DONE or sum(packed) >= PACK_WEIGHT_MAX
+        stops.append(stop)
+        at = stop
+    assert len(stops) <= 1 + sum(weights) // PACK_WEIGHT_MAX
 
 
 def _messages_of(message: bytes) -> list[Any]:

@@ -34,7 +34,8 @@ from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, joined, offer
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 
-# Bytes of publishes a shard may have from this front door that it has not taken in; beyond, their clients are not read.
+# Publishes a shard may have from this front door and has not taken in: their bytes, and what the
+# references of messages to several queues weigh. Beyond, their clients are not read.
 PUBLISH_WINDOW_BYTES = 1 << 20
 # Received messages handled before other events of the loop get their turn.
 RECEIVE_BURST = 64
@@ -109,7 +110,8 @@ class ShardLink:
         self.in_flight = 0  # bytes of publishes not yet taken in
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()
         self.gathering: list[Unconfirmed] = []  # those of the batch being packed
-        self.aside: list[tuple[bytes, list[Unconfirmed]]] = []  # batches made while it was away
+        # Batches made while it was away, and what each weighs.
+        self.aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
         self.settles = Settles(shard, due)
         self.credits: dict[int, int] = {}
         self.credit_due = False
@@ -132,7 +134,7 @@ class ShardLink:
     @property
     def waited_for(self) -> bool:
         """Whether somebody wants a confirm for what is not sent."""
-        return bool(self.gathering or any(batch for _, batch in self.aside))
+        return bool(self.gathering or any(batch for _, _, batch in self.aside))
 
 
 Handler = Callable[[ShardLink, envelope.Message], None]
@@ -381,13 +383,13 @@ class ShardLinks:
         shard, epoch, packer = link.shard, link.epoch, self.packer
         if link.settles:
             link.send(envelope.settles(self.peer, self.incarnation, epoch, shard, link.settles.take()))
-        messages = packer.messages(shard)
+        messages, weight = packer.messages(shard), packer.weight(shard)
         message = packer.take_parts(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))
         if message is not None:
             size = envelope.size_of(message)
             self._batch_messages.add(messages)
             self._batch_bytes.add(size)
-            self._send_batch(link, message, size, link.gathering)
+            self._send_batch(link, message, size + weight, link.gathering)
             link.gathering = []
         if link.credit_due:
             link.credit_due = False
@@ -395,9 +397,9 @@ class ShardLinks:
             link.credits.clear()
 
     @staticmethod
-    def _send_batch(link: ShardLink, message: envelope.Parts, size: int, waiting: list[Unconfirmed]) -> None:
+    def _send_batch(link: ShardLink, message: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
         link.batch += 1
-        link.in_flight += size
+        link.in_flight += weight
         if waiting:
             link.sent.append((link.batch, waiting))
         link.send(message)
@@ -414,13 +416,14 @@ class ShardLinks:
                         self._set_aside(link)
 
     def _set_aside(self, link: ShardLink) -> None:
-        messages = self.packer.messages(link.shard)
+        messages, weight = self.packer.messages(link.shard), self.packer.weight(link.shard)
         message = self.packer.take(link.shard, self.peer, self.incarnation, 0, 0)
         if message is not None:
             self._batch_messages.add(messages)
             self._batch_bytes.add(len(message))
-            link.aside.append((message, link.gathering))
-            link.in_flight += len(message)
+            weight += len(message)
+            link.aside.append((message, weight, link.gathering))
+            link.in_flight += weight
             link.gathering = []
 
     def numbers(self) -> dict[str, float]:
@@ -647,8 +650,8 @@ class ShardLinks:
         if not first_time:
             log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
         aside, link.aside = link.aside, []
-        for message, batch in aside:
-            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), len(message), batch)
+        for message, weight, batch in aside:
+            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), weight, batch)
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
@@ -659,7 +662,7 @@ class ShardLinks:
         """The process is gone, and all it has said is heard."""
         if link.epoch == epoch:
             log.warning("shard %d is gone%s", link.shard, _nacked(self._lose_sent(link)))
-            link.in_flight = sum(len(message) for message, _ in link.aside)
+            link.in_flight = sum(weight for _, weight, _ in link.aside)
             self.events.away(link.shard)
             self.events.received()
 
@@ -675,7 +678,7 @@ class ShardLinks:
 
     def _lose_unsent(self, link: ShardLink) -> None:
         self.packer.drop(link.shard)
-        lost = [waiting for _, batch in link.aside for waiting in batch] + link.gathering
+        lost = [waiting for _, _, batch in link.aside for waiting in batch] + link.gathering
         link.aside, link.gathering = [], []
         for waiting in lost:
             waiting.lost()

@@ -95,6 +95,7 @@ class Publishing:
     ) -> None:
         self._source = source
         self._replies = replies or Replies(links, counts)
+        self._is_full = False  # the packer stopped, for what goes to many queues was enough for one slice
         self._far_queue = 0  # of a consumer here, to which what comes next does not go straight
         self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
@@ -159,8 +160,9 @@ class Publishing:
         """Route and pack the event's messages in order; errors end their channel and drop what it sent behind.
 
         Messages of the channels `event.without` are left out. Asks `is_over` behind each message that needed
-        a decision; if so, `event.done` says how far it came, and the next call goes on there. Gives, by
-        channel, what has to be given to publish_once(), before anything that the channel sends later.
+        a decision; if so, or if what goes to many queues was enough for one time slice, `event.done` says
+        how far it came, and the next call goes on there. Gives, by channel, what has to be given to
+        publish_once(), before anything that the channel sends later.
         """
         to_ask: list[tuple[int, Publishes]] | None = None
         now_ms = time.time_ns() // 1_000_000
@@ -168,6 +170,7 @@ class Publishing:
         if not event.counted:
             self._take_in(event, now_ms)
         while at < event.count:
+            self._is_full = False
             number = _CHANNEL_OF.unpack_from(event.table, at * ROW)[0]
             channel = client.publishing_channel(number)
             if channel is None or number in event.without:
@@ -184,7 +187,8 @@ class Publishing:
                     event.without = {*event.without, number}
                     at = ask.at + 1
             # What the packer is told to pass by holds for the very next message.
-            if event.done < at < event.count and not self._far_queue and is_over():
+            may_stop = event.done < at < event.count and not self._far_queue
+            if may_stop and (self._is_full or is_over()):
                 break
         event.done = at
         return to_ask or ()
@@ -221,6 +225,7 @@ class Publishing:
             self._account(client, channel, packed - at)
         if why == packer.DONE:
             return packed
+        self._is_full = why == packer.FULL
         if why == packer.UNKNOWN:
             try:
                 self._learn(scope, line_of(event, packed))
