@@ -50,9 +50,11 @@ class Reservations:
         return True
 
     def redeem(self, peer: int, number: int) -> None:
-        """From now on, until the end, what this front door publishes is that transaction."""
+        """From now on, until the end, what this front door publishes is that transaction. 0: it is none."""
         if (peer, number) in self._made:
             self.redeeming[peer] = number
+        elif not number:
+            self.redeeming.pop(peer, None)
 
     def use(self, peer: int, queue: Queue, messages: int, body_bytes: int) -> bool:
         """Tell whether messages that just came to the queue have room set aside, and free that: they take it now."""

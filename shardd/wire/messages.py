@@ -705,8 +705,10 @@ class Reserve(Message, tag="reserve", frozen=True):
 
 
 class Redeem(Message, tag="redeem", frozen=True):
-    """Front door to shard: its publishes from here to the next Unreserve are the transaction `number`. Its queues take
-    all of them, out of the room that was set aside."""
+    """Front door to shard: its publishes from here to the next Redeem or Unreserve are the transaction `number`.
+
+    Its queues take all of them, out of the room that was set aside. 0: they are of no such transaction.
+    """
 
     number: int
 

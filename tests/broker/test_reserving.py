@@ -53,6 +53,21 @@ def test_what_was_reserved_is_redeemed_and_ended_at_every_shard_once() -> None:
     assert links.said == [*ASKED, (0, wire.Redeem(1)), (2, wire.Redeem(1)), *FREED]
 
 
+def test_what_is_published_while_a_reservation_rests_is_not_of_it() -> None:
+    links = FakeLinks()
+
+    async def run() -> None:
+        reservation = await Reserving(links).reserve(WANTED)
+        reservation.redeem()
+        reservation.rest()
+        reservation.redeem()
+        reservation.end()
+
+    asyncio.run(run())
+    said = [(shard, wire.Redeem(number)) for number in (1, 0, 1) for shard in (0, 2)]
+    assert links.said == [*ASKED, *said, *FREED]
+
+
 @pytest.mark.parametrize(("refuse", "silent", "why"), [((2,), (), "a queue is full"), ((), (2,), "has not answered")])
 def test_a_refusal_frees_what_other_shards_have_set_aside(
     refuse: tuple[int, ...], silent: tuple[int, ...], why: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,7 +16,9 @@ from shardmq.broker.amqp import ChannelException, Connection, Event, Publishes, 
 from shardmq.broker.front_door.connection.client import Client
 from shardmq.broker.front_door.publish import publishing as publishing_module
 from shardmq.broker.front_door.publish.confirms import Confirms
+from shardmq.broker.front_door.publish.once import Asked
 from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_MIN, TimeSlices
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import BindingPut, ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
@@ -141,12 +144,26 @@ class Publisher:
             for number in (1, 2, 3)
         }
         self.channels[2].confirms = Confirms(self, 2, publishing.answers_due)
+        self.is_over: Callable[[], bool] = lambda: False
+        self.slices = 0
+        self.between: Callable[[], None] = lambda: None  # what others do before the next slice
 
     def publishing_channel(self, number: int) -> Any:
         return self.channels.get(number)
 
     def feeds(self, shards: int) -> None:
         pass
+
+    def begin_slice(self) -> None:
+        self.slices += 1
+
+    def slice_is_over(self) -> bool:
+        return self.is_over()
+
+    async def next_slice(self) -> None:
+        self.between()
+        await asyncio.sleep(0)
+        self.slices += 1
 
     def write(self, data: bytes) -> None:
         if data:
@@ -365,3 +382,111 @@ def test_what_waits_for_its_channel_is_counted_with_the_read_it_came_with_and_no
     assert [channel.published for channel in client.channels.values()] == [2, 3, 0]
     assert publishing._counts.received == 5
     assert sum(publishing._counts.sizes.classes) == 5
+
+
+# -- what tasks do slice by slice -----------------------------------------------------------------------------------
+
+
+class Reservation:
+    """Hears what a commit does with the room that was set aside for it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def redeem(self) -> None:
+        self.said.append("redeem")
+
+    def rest(self) -> None:
+        self.said.append("rest")
+
+    def end(self) -> None:
+        self.said.append("end")
+
+
+class Transacting:
+    """A client with a transaction that is about to be committed."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.links = Links()
+        self.publishing = Publishing(SimpleNamespace(catalog=catalog()), self.links)  # type: ignore[arg-type]
+        self.client = Publisher(self.publishing)
+        self.channel = self.client.channels[1]
+        self.channel.transaction = Transaction()
+        for event in events_of(messages):
+            self.publishing.publishes(self.client, event)  # type: ignore[arg-type]
+        self.reservation = Reservation()
+        self.stored: list[Any] = []
+        self.client.between = self._let_others_go
+        assert self.links.stored() == []
+
+    def _let_others_go(self) -> None:
+        assert not self.links.packer.take_touched()  # what leaves now is waited for
+        assert self.reservation.said[-1] == "rest"  # what others publish is not of the transaction
+        self.stored += self.links.stored()
+
+    async def commit(self) -> bool:
+        held = self.channel.transaction.take().publishes
+        waits = await self.publishing.commit(self.client, self.channel, held, None, self.reservation)  # type: ignore[arg-type]
+        self.stored += self.links.stored()
+        assert not waits.done() or not self.links.waiting
+        for waiting in self.links.waiting:
+            waiting.confirmed()
+        return await waits
+
+
+@settings(max_examples=50)
+@given(st.lists(MESSAGE, min_size=1, max_size=12), st.lists(st.booleans(), min_size=1, max_size=5))
+def test_what_is_committed_in_slices_is_what_is_committed_at_once(messages: list[Any], overs: list[bool]) -> None:
+    messages = [(1, where, {}, False) for _, where, _, _ in messages]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing_module.time, "time_ns", lambda: NOW_NS)
+        whole, sliced = Transacting(messages), Transacting(messages)
+        turns = iter(overs * 100)
+        sliced.client.is_over = lambda: next(turns)
+        assert asyncio.run(whole.commit()) and asyncio.run(sliced.commit())
+    for shard in (0, 1):
+        assert [one for one in sliced.stored if one[0] == shard] == [one for one in whole.stored if one[0] == shard]
+    assert whole.client.slices == 1
+    assert whole.reservation.said == ["redeem", "end"]
+    assert sliced.reservation.said == ["redeem", "rest"] * (sliced.client.slices - 1) + ["redeem", "end"]
+    assert sliced.client.slices == 1 + sum((overs * 100)[: len(messages) - 1])
+
+
+def test_a_commit_goes_on_to_its_end_when_its_client_leaves() -> None:
+    made = Transacting([(1, ("", "a"), {}, False)] * 10)
+    made.client.is_over = lambda: True
+
+    async def leave() -> None:
+        task = asyncio.get_running_loop().create_task(made.commit())
+        while made.client.slices < 3:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while made.reservation.said[-1] != "end":
+            await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    assert len(made.stored) + len(made.links.stored()) == 10
+
+
+def test_publishes_that_a_shard_is_asked_about_go_in_slices() -> None:
+    async def publish_once(is_over: Callable[[], bool]) -> tuple[list[Any], int]:
+        async def ask(wants: list[Any]) -> Asked:
+            return Asked()
+
+        links = Links()
+        once = SimpleNamespace(ask=ask)
+        publishing = Publishing(SimpleNamespace(catalog=catalog()), links, once=once)  # type: ignore[arg-type]
+        client = Publisher(publishing)
+        client.is_over = is_over
+        (event,) = events_of([(1, ("", "a"), {}, False)] * 10)
+        await publishing.publish_once(client, client.channels[1], event)  # type: ignore[arg-type]
+        return links.stored(), client.slices
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing_module.time, "time_ns", lambda: NOW_NS)
+        whole, few = asyncio.run(publish_once(lambda: False))
+        sliced, many = asyncio.run(publish_once(lambda: True))
+    assert sliced == whole and len(whole) == 10
+    assert (few, many) == (3, 33)  # decided, asked about and sent: a slice for each message

@@ -161,25 +161,25 @@ def _tx_select(client: Client, channel: Channel, method: commands.Tx.Select) -> 
 async def _tx_commit(client: Client, channel: Channel, method: commands.Tx.Commit) -> None:
     """Publish, then settle; answer when every shard has the publishes on stable storage.
 
-    Nothing is done where a queue refuses: the deliveries that were to be acknowledged are unacknowledged again.
-    The transaction holds its settles until its publishes leave. A stream reader that is attached again meanwhile
-    (its shard has started anew) begins at the first delivery whose settle no shard was told of.
+    Nothing is done where a queue refuses: the deliveries that were to be acknowledged are unacknowledged again. The
+    transaction holds its settles until its publishes have left. A stream reader that is attached again meanwhile (its
+    shard has started anew) begins at the first delivery whose settle no shard was told of. A client that leaves during
+    a commit has all its publishes stored, and may have settled nothing.
     """
     transaction = transactions.opened(channel.transaction, TX_COMMIT)
     publishing = client.door.publishing
     reservation = None
     try:
-        try:
-            reservation = await publishing.reserve(client, transaction.publishes)
-            asked = await publishing.ask_once(client, transaction.publishes)
-        except ChannelException:
-            _put_back(channel, transaction.drop())
-            raise
-        held = transaction.take()
-        stored = publishing.commit(client, channel, held.publishes, asked, reservation)
-    finally:
+        reservation = await publishing.reserve(client, transaction.publishes)
+        asked = await publishing.ask_once(client, transaction.publishes)
+    except BaseException as error:
         if reservation is not None:
             reservation.end()
+        if isinstance(error, ChannelException):
+            _put_back(channel, transaction.drop())
+        raise
+    stored = await publishing.commit(client, channel, transaction.publishes, asked, reservation)
+    held = transaction.take()
     for kind, runs in held.settles:
         client.door.consuming.settle_runs(kind, runs, at_once=True)
     client.door.schedule_end_of_pass()

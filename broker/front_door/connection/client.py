@@ -249,14 +249,14 @@ class Client(ChannelWork):
     @staticmethod
     async def _publish_copy(client: Client, channel: Channel, copy: Publishes) -> None:
         """Publish what waited for its channel, slice by slice; nothing else of the channel is done meanwhile."""
-        door = client.door
+        publishing = client.door.publishing
+        client.begin_slice()
         while channel.is_open:
-            door.slices.begin()
-            for _, rest in door.publishing.publishes(client, copy, door.slices.is_over):  # all is the channel's
-                await door.publishing.publish_once(client, channel, rest)
+            for _, rest in publishing.publishes(client, copy, client.slice_is_over):  # all is the channel's
+                await publishing.publish_once(client, channel, rest)
             if copy.done == copy.count:
                 return
-            await asyncio.sleep(0)
+            await client.next_slice()
 
     def _pipeline(self, channel: Channel) -> Pipeline:
         if channel.pipeline is None:

@@ -7,6 +7,7 @@ on this.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ log = logging.getLogger("shardmq.broker.front_door.connection.client")
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0
 
-# Why a client is not read: bits above those of the shards it feeds.
+# Why a client is not read: shards that it feeds have no room, or something of the bits above those.
+PAUSE_SHARDS = (1 << 64) - 1
 PAUSE_OUTPUT = 1 << 64
 PAUSE_WORK = 1 << 65
 PAUSE_ALARM = 1 << 66
@@ -36,7 +38,7 @@ PAUSE_LOGIN = 1 << 68  # its password takes long to check
 class Transport(ABC):
     # With those of Client more than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_is_dirty", "_paused", "_slice_scheduled", "_writing", "amqp", "blocked", "closing",
+        "_is_dirty", "_paused", "_room", "_slice_scheduled", "_writing", "amqp", "blocked", "closing",
         "closing_after_flush", "door", "fd", "host", "id", "is_open", "last_received", "last_sent",
         "lost", "output", "peer_host", "peer_port", "port", "published", "sock",
     )  # fmt: skip
@@ -58,6 +60,7 @@ class Transport(ABC):
         self.published = False
         self.blocked = False  # was told of an alarm
         self._paused = 0
+        self._room: asyncio.Event | None = None  # its tasks wait for the shards that it feeds
         self._slice_scheduled = False
         self.output = Output()
         self._is_dirty = False
@@ -92,6 +95,9 @@ class Transport(ABC):
 
     def resume(self, reasons: int) -> None:
         before, self._paused = self._paused, self._paused & ~reasons
+        if self._room is not None and not self._paused & PAUSE_SHARDS:
+            self._room.set()
+            self._room = None
         if before == self._paused or self.lost:
             return
         if self._paused == PAUSE_SLICE:
@@ -99,6 +105,26 @@ class Transport(ABC):
         elif not self._paused:
             self.last_received = self.door.loop.time()  # its silence was ours
             self.door.loop.add_reader(self.fd, self._readable)
+
+    def begin_slice(self) -> None:
+        """Begin a time slice of what a task does for this client."""
+        self.door.slices.begin()
+
+    def slice_is_over(self) -> bool:
+        return self.door.slices.is_over()
+
+    async def next_slice(self) -> None:
+        """Let others have their turn, then wait for the shards that have no room; then begin the next slice.
+
+        What was published must be accounted for before: it leaves meanwhile.
+        """
+        self.door.schedule_end_of_pass()
+        await asyncio.sleep(0)
+        while self._paused & PAUSE_SHARDS and not self.lost:
+            if self._room is None:
+                self._room = asyncio.Event()
+            await self._room.wait()
+        self.begin_slice()
 
     def _schedule_slice(self) -> None:
         """Let the next slice come behind those of the others, and only one of them however often it is asked for."""

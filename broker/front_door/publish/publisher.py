@@ -75,6 +75,13 @@ class Publisher(Protocol):
     def publishing_channel(self, number: int) -> PublishingChannel | None:
         """None when the channel is closing: its publishes are dropped."""
 
+    def begin_slice(self) -> None:
+        """Begin a time slice of what a task does for this client."""
+
+    def slice_is_over(self) -> bool: ...
+    async def next_slice(self) -> None:
+        """Let others have their turn; then a new slice has begun."""
+
     def write(self, data: bytes) -> None: ...
     def fail(self, error: ChannelException | ConnectionException, channel: int) -> None: ...
     def feeds(self, shards: int) -> None:

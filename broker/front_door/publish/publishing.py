@@ -13,17 +13,18 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.publish.committing import Commit, Copies
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.publish.message import FACTS, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
 from shardmq.broker.front_door.publish.once import Asked, Once, Wanted
-from shardmq.broker.front_door.publish.publisher import Committed, Held, Publisher, PublishingChannel, Targets
+from shardmq.broker.front_door.publish.publisher import Held, Publisher, PublishingChannel, Targets
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reserving import Reservation, Reserving, wanted
 from shardmq.broker.front_door.publish.scope import PLACES_MAX, Alone, Places, Scope
@@ -42,21 +43,12 @@ if TYPE_CHECKING:
 # Queue ids in one record: their count is a u16.
 QUEUES_MAX = 65535
 EXCHANGE, QUEUE = "exchange", "queue"
-# Publishes of a transaction that leave as one batch.
-COMMIT_BYTES = 8 << 20
 # What a message held by a transaction takes beside its bytes.
 HELD_MESSAGE_BYTES = 1024
 
 SPREAD = {"rendezvous": routes.RENDEZVOUS, "jump": routes.JUMP, "modulus": routes.MODULUS, "chance": routes.CHANCE}
 
 _CHANNEL_OF = struct.Struct("<6xH")
-
-
-class Copies(NamedTuple):
-    """Of one message, where each may come once: what it is the first of, and what it came again after."""
-
-    first: list[Copy]
-    again: list[Copy]
 
 
 NO_COPIES = Copies([], [])  # never changed
@@ -111,6 +103,7 @@ class Publishing:
         self._seen: dict[tuple[str, str, str], Seen] = {}  # by kind, vhost and name
         self.once = once  # asked instead, where there are several front doors
         self._asked: Asked | None = None  # its answers about what is just being sent
+        self._committing: set[asyncio.Task[asyncio.Future[bool]]] = set()  # transactions
 
     @property
     def catalog(self) -> Catalog:
@@ -262,7 +255,7 @@ class Publishing:
         client.feeds(touched)
         channel.published += count
         for copy in copies.first:
-            self._watch(copy, touched)
+            self.watch(copy, touched)
         if channel.confirms is None:
             return
         self._counts.received_confirm += count
@@ -273,11 +266,6 @@ class Publishing:
         self.links.wait_for(touched, waiting)
         for copy in copies.again:
             copy.follow(waiting)
-
-    def _watch(self, copy: Copy, touched: int) -> None:
-        copy.shards += touched.bit_count()
-        self.links.wait_for(touched, copy)
-        copy.confirmed()
 
     # -- routes ------------------------------------------------------------------------------------------
 
@@ -471,29 +459,44 @@ class Publishing:
         """Which of these are the first of their ids."""
         if self.once is None:
             return None
-        return await self.once.ask(
-            [want for message, targets in held for want in self._wanted(client, message, targets)]
-        )
+        wants: list[Wanted] = []
+        client.begin_slice()
+        for message, targets in held:
+            wants += self._wanted(client, message, targets)
+            if client.slice_is_over():
+                await client.next_slice()
+        return await self.once.ask(wants)
 
     async def publish_once(self, client: Publisher, channel: PublishingChannel, event: Publishes) -> None:
-        """A channel's messages from one on that some shard has to be asked about. Nothing else of the channel may be
-        done meanwhile. Raises what the publisher did wrong."""
+        """Publish a channel's messages from one on that some shard has to be asked about, slice by slice.
+
+        Nothing else of the channel may be done meanwhile. Raises what the publisher did wrong.
+        """
         now_ms = time.time_ns() // 1_000_000
         held: list[Held] = []
         failed: ChannelException | ConnectionException | None = None
         try:
+            client.begin_slice()
             for at in range(event.count):
                 held.append(self._decided(client, channel, event, at, now_ms))
+                if client.slice_is_over():
+                    await client.next_slice()
         except (ChannelException, ConnectionException) as error:
             failed = error
-        self._asked = asked = await self.ask_once(client, held)
+        asked = await self.ask_once(client, held)
         try:
+            client.begin_slice()
             for message, targets in held:
                 if client.publishing_channel(channel.number) is not channel:
                     return
-                self.send_one(client, channel, message, targets, now_ms)
+                self._asked = asked
+                try:
+                    self.send_one(client, channel, message, targets, now_ms)
+                finally:
+                    self._asked = None
+                if client.slice_is_over():
+                    await client.next_slice()
         finally:
-            self._asked = None
             if asked is not None:
                 asked.release()
         if failed is not None:
@@ -539,62 +542,47 @@ class Publishing:
         needs = wanted(self._vhost(client.scope), held)
         return await self._reserving.reserve(needs) if needs else None
 
-    def commit(
+    async def commit(
         self,
         client: Publisher,
         channel: PublishingChannel,
-        held: list[Held],
+        held: Sequence[Held],
         asked: Asked | None = None,
         reservation: Reservation | None = None,
     ) -> asyncio.Future[bool]:
         """Publish all of a transaction; the future tells whether all shards have all of it.
 
-        `asked`: by ask_once(); `reservation`: by reserve(), which this ends.
+        `asked`: by ask_once(); `reservation`: by reserve(), which this ends. Once begun the commit goes on
+        to its end, also when whoever waits for it is cancelled: the client of half a transaction that
+        has left would never send the other half.
         """
+        commit = Commit(self, client, channel, held, asked, reservation)
+        committing = asyncio.get_running_loop().create_task(commit.run())
+        self._committing.add(committing)
+        committing.add_done_callback(self._committing.discard)
+        return await asyncio.shield(committing)
+
+    def put_asked(
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        message: Message,
+        targets: Targets,
+        now_ms: int,
+        asked: Asked | None,
+    ) -> Copies:
+        """Hand a message to its shards; the caller sees to who waits for them. `asked`: what they said of its ids."""
         self._asked = asked
-        if reservation is not None:
-            reservation.redeem()
         try:
-            return self._commit(client, channel, held)
+            return self._put(client, channel, message, targets, now_ms)
         finally:
             self._asked = None
-            if asked is not None:
-                asked.release()
-            if reservation is not None:
-                reservation.end()
 
-    def _commit(self, client: Publisher, channel: PublishingChannel, held: list[Held]) -> asyncio.Future[bool]:
-        now_ms = time.time_ns() // 1_000_000
-        channel.published += len(held)
-        committed = Committed(client.id, channel.number)
-        size = 0
-        copies: list[Copy] = []
-        for message, targets in held:
-            put = self._put(client, channel, message, targets, now_ms)
-            copies += put.first
-            committed.shards += len(put.again)
-            for copy in put.again:
-                copy.follow(committed)
-            size += len(message.stored)
-            if size > COMMIT_BYTES:
-                self._await(client, committed, copies)
-                self.links.flush()
-                size = 0
-        self._await(client, committed, copies)
-        committed.confirmed()
-        if self.tracing is not None:
-            for message, targets in held:
-                self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
-        return committed.future
-
-    def _await(self, client: Publisher, committed: Committed, copies: list[Copy]) -> None:
-        touched = self.links.packer.take_touched()
-        client.feeds(touched)
-        committed.shards += touched.bit_count()
-        self.links.wait_for(touched, committed)
-        for copy in copies:
-            self._watch(copy, touched)
-        copies.clear()
+    def watch(self, copy: Copy, touched: int) -> None:
+        """Tell a first copy when the batches being packed for these shards (bit mask) are stored."""
+        copy.shards += touched.bit_count()
+        self.links.wait_for(touched, copy)
+        copy.confirmed()
 
     def _put(
         self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int

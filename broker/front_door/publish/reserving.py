@@ -43,9 +43,14 @@ class Reservation:
         self._shards = tuple(shards)
 
     def redeem(self) -> None:
-        """Publish the transaction next, and nothing else before `end`."""
+        """Publish some of the transaction next, and nothing else before `rest` or `end`."""
         for shard in self._shards:
             self._links.tell(shard, wire.Redeem(self._number))
+
+    def rest(self) -> None:
+        """What is published next is not of the transaction."""
+        for shard in self._shards:
+            self._links.tell(shard, wire.Redeem(0))
 
     def end(self) -> None:
         """Free what was not used. May be said again."""
