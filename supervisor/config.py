@@ -109,6 +109,8 @@ class Http(Struct, frozen=True, forbid_unknown_fields=True):
 
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
     connections_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 400
+    handshakes_max: Annotated[int, Meta(ge=1, le=100_000)] = 256
+    handshakes_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 64
     answers_max: Annotated[int, Meta(ge=1, le=100_000)] = 256
     answers_per_address_max: Annotated[int, Meta(ge=1, le=100_000)] = 128
     made_max: Annotated[int, Meta(ge=1, le=1000)] = 8

@@ -20,6 +20,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     connections_max: Count = 1000
     connections_per_address_max: Count = 400
+    handshakes_max: Count = 256
+    handshakes_per_address_max: Count = 64
     answers_max: Count = 256
     answers_per_address_max: Count = 128
     made_max: Count = 8

@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.config import ControllerConfig, HttpLimits
 from shardmq.broker.controller.groups.groups import Groups
 from shardmq.broker.controller.management import callers, guard, page
 from shardmq.broker.controller.management.answers import openapi
@@ -193,10 +193,14 @@ def guarded_site(
     server = runner.server
     assert server is not None, "the runner is set up"
 
-    def entrance() -> callers.Entrance:
-        return callers.Entrance(context.callers, server, lambda: context.config.http, context.long_answers.cut_off)
+    def limits_now() -> HttpLimits:
+        return context.config.http
 
-    return callers.GuardedSite(runner, listening, entrance, BACKLOG, tls)
+    def entrance() -> callers.Entrance:
+        return callers.Entrance(context.callers, server, limits_now, context.long_answers.cut_off)
+
+    handshakes = context.callers.handshakes
+    return callers.GuardedSite(runner, listening, entrance, BACKLOG, limits_now, handshakes, tls)
 
 
 async def _watch(context: Context, runners: list[web.AppRunner]) -> None:

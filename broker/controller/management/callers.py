@@ -23,12 +23,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from shardmq.broker.controller.config import HttpLimits
+from shardmq.broker.controller.management.tls_handshakes import Handshakes, TlsServer
 from shardmq.broker.shared.logins import source_of
 
 IDLE_S_MAX: Final = 75.0  # between two calls, or until the head of the first is there
 IDLE_S_MIN: Final = 1.0  # who has just come is about to call
 LOOK_EACH_S: Final = 0.5
-TLS_HANDSHAKE_S_MAX: Final = 10.0
 SEND_BUFFER_BYTES: Final = 128 << 10  # in the kernel, which takes twice as much, of one connection
 WRITE_BUFFER_BYTES: Final = 16 << 10  # in this process beside it, before its writer waits
 # Of the kernel, for a client that does not read its answer.
@@ -81,6 +81,7 @@ class Callers:
         self.connected = 0
         self.closed = 0  # by us, since nothing came of them
         self.refused: Counter[str] = Counter()  # by the bound
+        self.handshakes = Handshakes(clock)
 
     def middleware(self) -> Middleware:
         @web.middleware
@@ -179,21 +180,30 @@ class GuardedSite(web.SockSite):
     """A listening socket behind an Entrance."""
 
     def __init__(
-        self, runner: web.AppRunner, listening: socket.socket, entrance: Callable[[], Entrance], backlog: int,
+        self,
+        runner: web.AppRunner,
+        listening: socket.socket,
+        entrance: Callable[[], Entrance],
+        backlog: int,
+        limits_now: Callable[[], HttpLimits],
+        handshakes: Handshakes,
         ssl_context: ssl.SSLContext | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # Accepted sockets inherit both. Who reads nothing for long is cut off by the kernel.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS_MAX)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         super().__init__(runner, listening, backlog=backlog, ssl_context=ssl_context)
         self._entrance = entrance
+        self._limits_now = limits_now
+        self._handshakes = handshakes
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._entrance,
-            sock=self._sock,
-            backlog=self._backlog,
-            ssl=self._ssl_context,
-            ssl_handshake_timeout=None if self._ssl_context is None else TLS_HANDSHAKE_S_MAX,
-        )
+        if self._ssl_context is None:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._entrance, sock=self._sock, backlog=self._backlog
+            )
+            return
+        self._sock.listen(self._backlog)
+        server = TlsServer(self._sock, self._ssl_context, self._entrance, self._handshakes, self._limits_now)
+        self._server = cast(asyncio.AbstractServer, server)  # of which the site only closes it

@@ -10,6 +10,7 @@ from shardmq.broker.controller.management.call import Context
 
 # Why something was refused: a bound of all, or of one address.
 CONNECTIONS_REFUSED = ("connections", "address")
+HANDSHAKES_REFUSED = ("handshakes", "address")
 ANSWERS_REFUSED = ("answers", "address", "bytes")
 
 
@@ -17,6 +18,7 @@ def metrics(context: Context) -> Iterator[Metric]:
     answers, callers = context.long_answers, context.callers
     for name, what, value in (
         ("connections", "Connections open to the ports of HTTP and metrics", callers.connected),
+        ("handshakes", "TLS handshakes with the HTTPS port under way", len(callers.handshakes)),
         ("answers", "Clients that wait for a long answer or are being sent one", answers.under_way),
         ("answers_waiting", "Long answers that wait to be made", answers.waiting),
         ("answer_bytes", "Long answers in memory, compressed", answers.bytes_held),
@@ -50,6 +52,18 @@ def metrics(context: Context) -> Iterator[Metric]:
             "Connections not let in, by the bound",
             CONNECTIONS_REFUSED,
             callers.refused,
+        ),
+        (
+            "handshakes_refused",
+            "TLS handshakes not begun, by the bound",
+            HANDSHAKES_REFUSED,
+            callers.handshakes.refused,
+        ),
+        (
+            "handshakes_cut_off",
+            "TLS handshakes cut off to make room, by the bound",
+            HANDSHAKES_REFUSED,
+            callers.handshakes.cut_off,
         ),
     ):
         family = CounterMetricFamily(f"shardmq_http_{name}", what, labels=["reason"])
