@@ -99,6 +99,12 @@ WRITERS = {
             method(1, commands.Tx.Select()) + (publish(1, "", queue, b"x") * 5 + method(1, commands.Tx.Commit())) * 500
         )
     ),
+    "large transactions": Attack(
+        lambda queue, _: (
+            method(1, commands.Tx.Select()) + publish(1, "", queue, b"x") * 10_000 + method(1, commands.Tx.Commit())
+        ),
+        arguments={"x-max-length": 100_000},
+    ),
     "bodies of one byte": Attack(_bodies_of_one),
     "heartbeats": Attack(lambda _, __: raw_frame(8, 0, b"") * 200_000),
     "qos": Attack(
