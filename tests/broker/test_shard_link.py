@@ -346,7 +346,7 @@ async def test_a_shard_that_is_behind_stops_who_feeds_it_until_it_has_caught_up(
 async def test_references_to_many_queues_count_as_bytes_do(pair: Pair) -> None:
     pair.heard.room.clear()
     packer, stored = pair.links.packer, bytes(8) + b"\0\1q"
-    packer.add_stored(0, list(range(PUBLISH_WINDOW_BYTES // 32)), stored, 5, 1, 0, 0, 0xFFFFFFFF, 0xFF, False, False, 3)
+    packer.add_stored(0, list(range(PUBLISH_WINDOW_BYTES // 32)), stored, 5, 1, 0, 0, 0xFFFFFFFF, 0xFF, False, False, 9)
     weight = packer.weight(0)
     assert packer.pending(0) - weight < PUBLISH_WINDOW_BYTES < weight
     assert pair.links.crowded(0b11) == [0]

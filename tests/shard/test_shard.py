@@ -116,7 +116,7 @@ def test_a_publish_to_many_queues_is_credited_with_its_references() -> None:
     bench = Bench()
     bench.batch += 1
     packer = packing.Packer(1)
-    packer.add_stored(0, list(range(1, 20001)), MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
+    packer.add_stored(0, list(range(1, 60001)), MESSAGE * 2, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False, 2)
     weight = packer.weight(0)
     data = packer.take(0, 0, 5, EPOCH, bench.batch, False)
     assert data is not None

@@ -23,7 +23,7 @@ SHARDS = 3
 # From here on messages are left where they are.
 LARGE = 32 << 10
 # What a message weighs more for each queue of a shard but the first.
-REFERENCE_BYTES = 16
+REFERENCE_BYTES = 4
 # What is enough of that for one time slice.
 PACK_WEIGHT_MAX = 64 << 10
 # Where each key leads: (shard, queue ids), ...
