@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from shardmq.broker.front_door.links.shard_link import ShardLinks

@@ -48,7 +48,7 @@ class Reservation:
             self._links.tell(shard, wire.Redeem(self._number))
 
     def rest(self) -> None:
-        """What is published next is not of the transaction."""
+        """Keep the reservation from what is published next, which is not of the transaction."""
         for shard in self._shards:
             self._links.tell(shard, wire.Redeem(0))
 
