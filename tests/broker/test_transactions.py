@@ -114,8 +114,10 @@ class Commit:
     async def ask_once(self, client: Any, held: Any) -> None:
         await self._step("ask once", held)
 
-    def commit(self, client: Any, channel: Any, held: Any, asked: Any, reservation: Any) -> asyncio.Future[bool]:
+    async def commit(self, client: Any, channel: Any, held: Any, asked: Any, reservation: Any) -> asyncio.Future[bool]:
+        await self._step("commit", held)
         self.done.append(held)
+        reservation.end()
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         stored.set_result(True)
         return stored
@@ -141,7 +143,7 @@ def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_
     async def run() -> None:
         made = Commit()
         committing = made.begin()
-        for step in ("reserve", "ask once"):
+        for step in ("reserve", "ask once", "commit"):
             await made.until(step)
             assert made.first_unsettled == 11, f"while it waits: {step}"
             assert made.transaction.settle_count == 1
