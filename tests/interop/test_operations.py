@@ -184,8 +184,14 @@ def test_super_streams_are_made_and_deleted_with_their_streams(operated: Operate
         channel.confirm_delivery()
         for exchange, key in (("spread", "any"), ("keyed", "us")):
             channel.basic_publish(exchange, key, b"x", mandatory=True)
-    lines = operated.ctl("list_queues", "name", "type", "messages", "-s").splitlines()
-    found = {name: (kind, int(count)) for name, kind, count in (line.split("\t") for line in lines)}
+
+    def listed() -> dict[str, tuple[str, int]]:
+        lines = operated.ctl("list_queues", "name", "type", "messages", "-s").splitlines()
+        return {name: (kind, int(count)) for name, kind, count in (line.split("\t") for line in lines)}
+
+    # Numbers are up to a second old, and asking for an exchange has asked for them before.
+    wait_until(lambda: sum(count for _, count in listed().values()) == 2, "both messages to be counted")
+    found = listed()
     parts = [name for name in found if name.startswith("stream: spread - ")]
     assert len(parts) == 2 and sum(found[name][1] for name in parts) == 1
     assert {found[name][0] for name in found} == {"stream"}
