@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardmq.shardd.queues.behind import Behind
 from shardmq.shardd.queues.departures import Departures
 from shardmq.shardd.queues.entry import EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, Facts
 from shardmq.shardd.queues.limits import EXPIRED, MAXLEN, REFUSED, Limits
-from shardmq.shardd.queues.ready import Ready, marked, merged, total
+from shardmq.shardd.queues.ready import Ready, judge, marked, merged, total
 from shardmq.shardd.queues.resting import Resting
 from shardmq.shardd.queues.unacked import Getter
 
@@ -138,33 +138,34 @@ class Backlog:
             self._levels[0].push_many(arrival.entries)
             self.ready_count += len(arrival.entries)
         else:
-            self._place(arrival, range(len(arrival.entries)), now)
+            self._place(arrival, None, now)
         self._add_bytes(arrival.body_bytes)
 
-    def _place(self, arrival: Arrival, chosen: Iterable[int], now: int) -> None:
-        """Those chosen to the ready list of their priority, with what is to be remembered of them."""
-        limits, levels = self.limits, len(self._levels) - 1
-        behind = self._behind
+    def _place(self, arrival: Arrival, chosen: list[int] | None, now: int) -> None:
+        """Put messages on the ready list of their priority, with what is to be remembered of them.
+
+        `chosen`: the ordinals of those to be put there, ascending; None is all. `now`: ms since the epoch.
+        """
+        limits, behind = self.limits, self._behind
         if behind is not None and self._needs_no_facts(arrival):
             behind.add(0, arrival.entries)
             return
-        if self._facts is None:
-            self._facts = Facts()
         facts = self._facts
-        parts: dict[int, array[int]] = {}
-        for i in chosen:
-            entry = arrival.entries[i]
-            fact = arrival.facts[i] if arrival.facts is not None else 0
-            published = arrival.times[i] if arrival.times is not None else now
-            priority = min(fact >> 56, levels) if levels else 0
-            facts.add(entry, priority << 56 | limits.expiry(fact & EXPIRY, published, now))
-            parts.setdefault(priority, array("Q")).append(entry)
-        for priority, entries in parts.items():
+        if facts is None:
+            facts = self._facts = Facts()
+        entries, said, times = arrival.entries, arrival.facts, arrival.times
+        if chosen is not None:
+            entries = array("Q", [entries[i] for i in chosen])
+            said = said and array("Q", [said[i] for i in chosen])
+            times = times and array("Q", [times[i] for i in chosen])
+        kept, parts = judge(entries, said, times, now, limits.message_ttl, len(self._levels) - 1)
+        facts.add_many(entries, kept)
+        for priority, part in parts:
             if behind is not None:
-                behind.add(priority, entries)
+                behind.add(priority, part)
                 continue
-            self._levels[priority].push_many(entries)
-            self.ready_count += len(entries)
+            self._levels[priority].push_many(part)
+            self.ready_count += len(part)
         if facts.crowded():
             facts.trim(self._oldest())
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 
+from shardmq.shardd.queues.ready import runs
+
 REDELIVERED = 1
 PLACE = ~15
 
@@ -36,13 +38,14 @@ class Facts:
     def __len__(self) -> int:
         return len(self._firsts)
 
-    def add(self, entry: int, fact: int) -> None:
-        """From `entry`, which comes after all before it, on."""
+    def add_many(self, entries: array[int], facts: array[int]) -> None:
+        """Add the fact of each of `entries`, which ascend and come after all that were added before."""
+        firsts, kept = runs(entries, facts, self._facts[-1] if self._facts else None)
         if self._facts is NOTHING:
-            self._firsts, self._facts = array("Q"), array("Q")
-        if not self._facts or self._facts[-1] != fact:
-            self._firsts.append(entry & PLACE)
-            self._facts.append(fact)
+            self._firsts, self._facts = firsts, kept
+        else:
+            self._firsts.extend(firsts)
+            self._facts.extend(kept)
 
     def of(self, entry: int) -> int:
         at = bisect_right(self._firsts, entry & PLACE) - 1

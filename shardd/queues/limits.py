@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shardmq.shardd.queues.entry import EXPIRY
 from shardmq.shardd.queues.resting import REST_MS_MAX, Retry
 
 PRIORITY_MAX = 255
@@ -59,13 +58,6 @@ class Limits(NamedTuple):
 
     def too_big(self, ready_bytes: int) -> bool:
         return self.max_bytes is not None and ready_bytes > self.max_bytes
-
-    def expiry(self, expires_at: int, published: int, now: int) -> int:
-        """When a message goes: the sooner of its own expiry (0: none) and the queue's; never before it was offered."""
-        if self.message_ttl is not None:
-            own = expires_at or EXPIRY
-            expires_at = min(own, published + self.message_ttl)
-        return min(max(expires_at, now), EXPIRY) if expires_at else 0
 
 
 UNLIMITED = Limits()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -99,7 +99,7 @@ class Queue(Backlog):
             self.ready_count += count
             self.ready_bytes += arrival.body_bytes
             return None
-        chosen: Iterable[int] = range(len(arrival.entries))
+        chosen: list[int] | None = None
         refused: list[int] = []
         lost_bytes = 0
         if self.may_refuse:
@@ -118,7 +118,7 @@ class Queue(Backlog):
         self.counters.published += len(arrival.entries)
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
-        self._place(arrival, range(len(arrival.entries)), now)
+        self._place(arrival, None, now)
         self._add_bytes(arrival.body_bytes)
 
     def _choose(self, arrival: Arrival) -> tuple[list[int], list[int]]:

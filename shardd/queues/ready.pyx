@@ -11,10 +11,10 @@ follow each other:
             varint  how many more entries follow at the same distance, with the same flags, if REPEATED
 """
 
-from cpython.array cimport array, clone
+from cpython.array cimport array, clone, resize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 cdef enum:
     # The first chunk of a queue that was empty: most of 100,000 queues hold a handful of messages.
@@ -28,6 +28,7 @@ cdef enum:
     REPEATED = 2
 
 cdef uint64_t PLACE = ~<uint64_t> 15
+cdef uint64_t EXPIRY = (<uint64_t> 1 << 56) - 1  # see entry.py
 cdef uint64_t PLACE_BITS = (<uint64_t> 1 << 60) - 1
 cdef array ENTRIES = array("Q")
 
@@ -394,3 +395,76 @@ def total(array sizes not None):
     for i in range(len(sizes)):
         found += data[i]
     return found
+
+
+def judge(const uint64_t[::1] entries not None, const uint64_t[::1] facts, const uint64_t[::1] times,
+          uint64_t now, ttl, unsigned int levels):
+    """Return the fact that the queue keeps of each new message, and the entries by priority.
+
+    `facts`: what the publishers said, `priority << 56 | expires_at_ms`, None if nothing. `times`: when each message
+    was published, None if now; all times are ms since the epoch. `ttl`: the queue's own, in ms, or None. A
+    priority above `levels` counts as `levels`. A message goes at the sooner of its own expiry and the queue's, and
+    never before it was offered (Limits.expiry). The second result is a list of (priority, array of entries).
+    """
+    cdef Py_ssize_t count = entries.shape[0], i
+    cdef array kept = clone(ENTRIES, count, False), part
+    cdef uint64_t *to = <uint64_t *> kept.data.as_ulonglongs
+    cdef uint64_t fact, expiry, own, priority, ttl_ms = 0 if ttl is None else min(ttl, <uint64_t> EXPIRY)
+    cdef bint has_ttl = ttl is not None
+    cdef Py_ssize_t[256] found
+    cdef list parts = []
+    if levels > 255 or (facts is not None and facts.shape[0] != count) or (times is not None and times.shape[0] != count):
+        raise ValueError("a fact and a time for each entry, and at most 255 levels")
+    memset(found, 0, sizeof(found))
+    for i in range(count):
+        fact = 0 if facts is None else facts[i]
+        expiry = fact & EXPIRY
+        if has_ttl:
+            own = (now if times is None else times[i]) + ttl_ms
+            expiry = own if not expiry or own < expiry else expiry
+        if expiry:
+            expiry = min(max(expiry, now), EXPIRY)
+        priority = min(fact >> 56, <uint64_t> levels)
+        found[priority] += 1
+        to[i] = priority << 56 | expiry
+    for priority in range(levels + 1):
+        if found[priority]:
+            part = clone(ENTRIES, found[priority], False)
+            pick(&entries[0], to, count, priority, <uint64_t *> part.data.as_ulonglongs)
+            parts.append((priority, part))
+    return kept, parts
+
+
+cdef void pick(const uint64_t *entries, const uint64_t *facts, Py_ssize_t count, uint64_t priority, uint64_t *to) noexcept:
+    """Copy the entries whose facts have this priority."""
+    cdef Py_ssize_t i
+    for i in range(count):
+        if facts[i] >> 56 == priority:
+            to[0] = entries[i]
+            to += 1
+
+
+def runs(const uint64_t[::1] entries not None, const uint64_t[::1] facts not None, before):
+    """Return the first place and the fact of each run of messages that share a fact.
+
+    `before` is the fact of the last message before these, None if there is none: a run that goes on is not returned.
+    """
+    cdef Py_ssize_t count = entries.shape[0], i, at = 0
+    cdef array firsts = array("Q"), kept = array("Q")
+    cdef uint64_t last = 0 if before is None else before
+    cdef bint any_before = before is not None
+    if facts.shape[0] != count:
+        raise ValueError("a fact for each entry")
+    for i in range(count):
+        if any_before and facts[i] == last:
+            continue
+        last, any_before = facts[i], True
+        if at == len(firsts):
+            resize(firsts, 2 * at + 1)
+            resize(kept, 2 * at + 1)
+        firsts.data.as_ulonglongs[at] = entries[i] & PLACE
+        kept.data.as_ulonglongs[at] = last
+        at += 1
+    resize(firsts, at)
+    resize(kept, at)
+    return firsts, kept

@@ -106,3 +106,45 @@ def test_two_lists_merge_as_the_plain_ones(places: set[int], pick: random.Random
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40))
 def test_sums_do_not_wrap(values: list[int]) -> None:
     assert ready.total(array("I", values)) == reference.total(array("I", values))
+
+
+TIMES = st.integers(0, 100) | st.integers(1 << 40, 1 << 45)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 255), st.integers(0, 100) | st.integers(0, (1 << 56) - 1), TIMES), max_size=60),
+    st.booleans(),
+    st.booleans(),
+    TIMES,
+    st.none() | st.integers(0, 50) | st.integers(0, 1 << 62),
+    st.integers(0, 255),
+    st.none() | st.integers(0, 3),
+)
+def test_new_messages_are_judged_as_the_slow_way_does(
+    said: list[tuple[int, int, int]],
+    with_facts: bool,
+    with_times: bool,
+    now: int,
+    ttl: int | None,
+    levels: int,
+    before: int | None,
+) -> None:
+    entries = array("Q", [16 * i + i % 2 for i in range(1, len(said) + 1)])
+    facts = array("Q", [priority << 56 | expiry for priority, expiry, _ in said]) if with_facts else None
+    times = array("Q", [published for _, _, published in said]) if with_times else None
+    kept, parts = ready.judge(entries, facts, times, now, ttl, levels)
+    assert (kept, parts) == reference.judge(entries, facts, times, now, ttl, levels)
+    assert ready.runs(entries, kept, before) == reference.runs(entries, kept, before)
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    one, two = array("Q", [16]), array("Q", [16, 32])
+    for call in (
+        lambda: ready.judge(two, one, None, 0, None, 0),
+        lambda: ready.judge(two, None, one, 0, None, 0),
+        lambda: ready.judge(two, None, None, 0, None, 256),
+        lambda: ready.runs(two, one, None),
+    ):
+        with pytest.raises(ValueError):
+            call()

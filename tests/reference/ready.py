@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 PLACE = ~15
+EXPIRY = (1 << 56) - 1
 
 
 class Ready:
@@ -51,3 +52,32 @@ def same_mark(entries: array[int], start: int) -> int:
 
 def total(sizes: array[int]) -> int:
     return sum(sizes)
+
+
+def judge(
+    entries: array[int], facts: array[int] | None, times: array[int] | None, now: int, ttl: int | None, levels: int
+) -> tuple[array[int], list[tuple[int, array[int]]]]:
+    kept = array("Q")
+    parts: dict[int, array[int]] = {}
+    for i, entry in enumerate(entries):
+        fact = facts[i] if facts is not None else 0
+        published = times[i] if times is not None else now
+        priority = min(fact >> 56, levels)
+        expiry = fact & EXPIRY
+        if ttl is not None:
+            expiry = min(expiry or EXPIRY, published + ttl)
+        if expiry:
+            expiry = min(max(expiry, now), EXPIRY)
+        kept.append(priority << 56 | expiry)
+        parts.setdefault(priority, array("Q")).append(entry)
+    return kept, sorted(parts.items())
+
+
+def runs(entries: array[int], facts: array[int], before: int | None) -> tuple[array[int], array[int]]:
+    firsts, kept = array("Q"), array("Q")
+    for entry, fact in zip(entries, facts, strict=True):
+        if fact != before:
+            firsts.append(entry & PLACE)
+            kept.append(fact)
+        before = fact
+    return firsts, kept
