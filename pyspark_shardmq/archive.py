@@ -72,7 +72,10 @@ class Archive:
             _sync((self.path / name).parent)
         target = self._manifest(epoch)
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"format": FORMAT, "epoch": epoch, "pieces": [asdict(piece) for piece in pieces]}, indent=1)
+        text = json.dumps(
+            {"format": FORMAT, "epoch": epoch, "pieces": [asdict(piece) for piece in pieces]},
+            indent=1,
+        )
         scratch = target.with_name(f"{target.name}.{uuid.uuid4().hex}.new")
         scratch.write_text(text)
         _sync(scratch)
@@ -84,7 +87,9 @@ class Archive:
         import shutil
 
         named = {Path(name).parts[1] for piece in self.pieces() for name in piece.files}
-        left = [found for found in sorted((self.path / "data").glob("*-*")) if found.name not in named]
+        left = [
+            found for found in sorted((self.path / "data").glob("*-*")) if found.name not in named
+        ]
         for found in left:
             shutil.rmtree(found, ignore_errors=True)
         for scratch in self._epochs.glob("*.new"):
@@ -96,7 +101,9 @@ class Archive:
     def check(self) -> None:
         """Raise OptionError where no archive is: an empty one looks the same to whoever only lists files."""
         if not self._epochs.parent.is_dir():
-            raise OptionError(f"there is no archive at {self.path} (no directory {self._epochs.parent})")
+            raise OptionError(
+                f"there is no archive at {self.path} (no directory {self._epochs.parent})"
+            )
 
     def pieces(self) -> list[Piece]:
         """All there are, by queue, shard and offset; epochs in order where a stream was made anew. Raises OptionError
@@ -108,10 +115,14 @@ class Archive:
             manifest = json.loads(file.read_text())
             if manifest["format"] != FORMAT:
                 raise DataLoss(f"{file}: of format {manifest['format']}, this is for {FORMAT}")
-            found += [Piece(**{**piece, "files": tuple(piece["files"])}) for piece in manifest["pieces"]]
+            found += [
+                Piece(**{**piece, "files": tuple(piece["files"])}) for piece in manifest["pieces"]
+            ]
         return sorted(found, key=lambda piece: (piece.queue, piece.shard))
 
-    def reaching_back(self, states: Iterable[ShardState], queues: Container[str]) -> list[ShardState]:
+    def reaching_back(
+        self, states: Iterable[ShardState], queues: Container[str]
+    ) -> list[ShardState]:
         """Return the shards with what is archived of them: each begins at the first row that is archived of the same
         stream, if that is older than its log.
 
@@ -128,7 +139,9 @@ class Archive:
                 found[place] = replace(state, first=min(state.first, piece.start), next=end)
             elif place not in live and piece.queue in queues:
                 # Of several streams that had the place one after another the last one.
-                found[place] = ShardState(piece.queue, piece.shard, piece.id, piece.start, piece.end)
+                found[place] = ShardState(
+                    piece.queue, piece.shard, piece.id, piece.start, piece.end
+                )
         return list(found.values())
 
     def find(self, place: Place, id_: str, time_ms: int, below: int) -> int | None:
@@ -137,7 +150,11 @@ class Archive:
 
         The rows of a stream are stored in the order of time: pieces are halved, and only few files are opened.
         """
-        mine = [p for p in self.pieces() if (p.queue, p.shard, p.id) == (*place, id_) and p.rows and p.start < below]
+        mine = [
+            p
+            for p in self.pieces()
+            if (p.queue, p.shard, p.id) == (*place, id_) and p.rows and p.start < below
+        ]
         mine.sort(key=lambda piece: piece.start)
         low, high = 0, len(mine)
         found = None
@@ -158,11 +175,17 @@ class Archive:
         return None
 
     def scan(
-        self, one: Range, columns: Sequence[str], filters: Sequence[str] = (), fail_on_data_loss: bool = True
+        self,
+        one: Range,
+        columns: Sequence[str],
+        filters: Sequence[str] = (),
+        fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a range, in order. DataLoss where the archive does not hold all of it."""
         at = one.start
-        mine = [p for p in self.pieces() if (p.queue, p.shard, p.id) == (one.queue, one.shard, one.id)]
+        mine = [
+            p for p in self.pieces() if (p.queue, p.shard, p.id) == (one.queue, one.shard, one.id)
+        ]
         for piece in sorted(mine, key=lambda piece: piece.start):
             if piece.end <= at or piece.start >= one.end:
                 continue
@@ -182,7 +205,11 @@ class Archive:
         from pyspark_shardmq.matching import matches
 
         place = ["queue", "shard", "offset"]
-        needed = list(dict.fromkeys([*columns, *place, *(["timestamp", "routing_key", "exchange"] if filters else [])]))
+        needed = list(
+            dict.fromkeys(
+                [*columns, *place, *(["timestamp", "routing_key", "exchange"] if filters else [])]
+            )
+        )
         wanted = schema.arrow_schema(needed)
         for name in piece.files:
             with pq.ParquetFile(self.path / name) as file:
@@ -245,7 +272,9 @@ def pieces_of(files: Sequence[FileFacts], start: Positions | None, end: Position
     """
     pieces = []
     for (queue, shard), position in sorted(end.items()):
-        mine = sorted((f for f in files if (f.queue, f.shard) == (queue, shard)), key=lambda f: f.first)
+        mine = sorted(
+            (f for f in files if (f.queue, f.shard) == (queue, shard)), key=lambda f: f.first
+        )
         begun = None if start is None else start.get((queue, shard))
         if start is None or (begun is not None and begun.id != position.id):
             low = mine[0].first if mine else position.next
@@ -253,5 +282,9 @@ def pieces_of(files: Sequence[FileFacts], start: Positions | None, end: Position
             low = begun.next if begun is not None else 0
         if low < position.next:
             names = tuple(f.name for f in mine)
-            pieces.append(Piece(queue, shard, position.id, low, position.next, sum(f.rows for f in mine), names))
+            pieces.append(
+                Piece(
+                    queue, shard, position.id, low, position.next, sum(f.rows for f in mine), names
+                )
+            )
     return pieces

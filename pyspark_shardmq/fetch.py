@@ -69,7 +69,9 @@ class Damaged(DataLoss):
 
     def __init__(self, one: Range, gaps: Sequence[Gap]) -> None:
         lost = ", ".join(f"{start} to {end - 1}" for start, end in gaps)
-        super().__init__(f"{one.queue}/{one.shard} has lost offsets {lost} to damage in the broker's files")
+        super().__init__(
+            f"{one.queue}/{one.shard} has lost offsets {lost} to damage in the broker's files"
+        )
 
 
 class Published(NamedTuple):
@@ -109,7 +111,10 @@ class Broker:
         """All queues of type stream and stream exchanges of the virtual host that the user may read; of a queue that
         is a shard of a stream exchange, that exchange.
         """
-        return {stream["name"]: stream.get("exchange") for stream in self._json("GET", self._path("streams"))}
+        return {
+            stream["name"]: stream.get("exchange")
+            for stream in self._json("GET", self._path("streams"))
+        }
 
     def look(self, name: str, after: Mapping[int, int] | None = None, wait_ms: int = 0) -> Look:
         """With `wait_ms`, not before a shard has news behind `after`, or one is there that `after` lacks, or the time
@@ -137,16 +142,23 @@ class Broker:
 
     def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
         """By shard: the first row not older; one behind the last where all are."""
-        found = self._json("GET", self._path("streams", name, "offset-for-time"), {"timestamp": str(time_ms)})
+        found = self._json(
+            "GET", self._path("streams", name, "offset-for-time"), {"timestamp": str(time_ms)}
+        )
         return {int(shard): offset for shard, offset in found["shards"].items()}
 
     def reached(self, name: str, group: str, positions: Mapping[int, Position]) -> None:
         """By shard: the next row that those who read the stream under that name want. Tried once: the next call says
         it anew.
         """
-        shards = {str(shard): {"id": position.id, "next": position.next} for shard, position in positions.items()}
+        shards = {
+            str(shard): {"id": position.id, "next": position.next}
+            for shard, position in positions.items()
+        }
         body = json.dumps({"shards": shards}).encode()
-        with self._answer("PUT", self._path("streams", name, "groups", group), [], body, "application/json") as answer:
+        with self._answer(
+            "PUT", self._path("streams", name, "groups", group), [], body, "application/json"
+        ) as answer:
             text = _read(answer)
             if answer.status not in (200, 201, 204):
                 raise _refusal("PUT", f"/api/streams/.../{name}/groups/{group}", answer, text)
@@ -154,7 +166,11 @@ class Broker:
     # -- rows out ----------------------------------------------------------------------------------------
 
     def scan(
-        self, one: Range, columns: Sequence[str], filters: Sequence[str] = (), fail_on_data_loss: bool = True
+        self,
+        one: Range,
+        columns: Sequence[str],
+        filters: Sequence[str] = (),
+        fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a range in order, each once, with `offset` among their columns. Gone where the log begins
         behind its start, DataLoss where the stream is away, Damaged behind the last row where rows between cannot be
@@ -212,15 +228,27 @@ class Broker:
         """The rows from `at` on, as one answer gives them; what it says is lost is added to `gaps`."""
         import pyarrow as pa
 
-        query = [("from", str(at)), ("to", str(one.end)), ("id", one.id), ("columns", ",".join(columns))]
+        query = [
+            ("from", str(at)),
+            ("to", str(one.end)),
+            ("id", one.id),
+            ("columns", ",".join(columns)),
+        ]
         query += [("filter", text) for text in filters]
         whole = False
-        with self._answer("GET", self._path("streams", one.queue, str(one.shard), "arrow"), query) as answer:
+        with self._answer(
+            "GET", self._path("streams", one.queue, str(one.shard), "arrow"), query
+        ) as answer:
             _check_scan(one, at, answer)
             try:
-                for batch, told in pa.ipc.open_stream(Received(answer)).iter_batches_with_custom_metadata():
+                for batch, told in pa.ipc.open_stream(
+                    Received(answer)
+                ).iter_batches_with_custom_metadata():
                     if told is not None and GAPS in told:
-                        gaps += [(max(start, at), min(end, one.end)) for start, end in json.loads(told[GAPS])]
+                        gaps += [
+                            (max(start, at), min(end, one.end))
+                            for start, end in json.loads(told[GAPS])
+                        ]
                     yield batch
                 answer.read()  # the end in order; what was cut off raises
                 whole = True
@@ -256,12 +284,22 @@ class Broker:
     # -- one request -------------------------------------------------------------------------------------
 
     def _path(self, kind: str, *names: str) -> str:
-        return "/".join(["/api", kind, *(quote(name, safe="") for name in (self._settings.vhost, *names))])
+        return "/".join(
+            ["/api", kind, *(quote(name, safe="") for name in (self._settings.vhost, *names))]
+        )
 
-    def _json(self, method: str, path: str, query: Mapping[str, str] | None = None, body: bytes | None = None) -> Any:
+    def _json(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Any:
         return self._patiently(lambda: self._json_once(method, path, query or {}, body))
 
-    def _json_once(self, method: str, path: str, query: Mapping[str, str], body: bytes | None = None) -> Any:
+    def _json_once(
+        self, method: str, path: str, query: Mapping[str, str], body: bytes | None = None
+    ) -> Any:
         with self._answer(method, path, list(query.items()), body) as answer:
             text = _read(answer)
             if answer.status == 200:
@@ -293,7 +331,9 @@ class Broker:
         yield answer
 
     def _credentials(self) -> str:
-        return base64.b64encode(f"{self._settings.user}:{self._settings.password}".encode()).decode()
+        return base64.b64encode(
+            f"{self._settings.user}:{self._settings.password}".encode()
+        ).decode()
 
     def _url(self) -> str:
         return self._settings.urls[self._at % len(self._settings.urls)]
@@ -301,7 +341,11 @@ class Broker:
     def _connected(self) -> http.client.HTTPConnection:
         if self._http is None:
             parts = urlsplit(self._url())
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            kind = (
+                http.client.HTTPSConnection
+                if parts.scheme == "https"
+                else http.client.HTTPConnection
+            )
             assert parts.hostname is not None
             self._http = kind(parts.hostname, parts.port, timeout=self._settings.timeout_ms / 1000)
         return self._http
@@ -338,7 +382,9 @@ class Received:
         buffer = pa.allocate_buffer(count)
         with memoryview(buffer) as view:
             done = 0
-            while done < count and (got := self._answer.readinto(view[done : done + RECEIVE_BYTES_MAX])):
+            while done < count and (
+                got := self._answer.readinto(view[done : done + RECEIVE_BYTES_MAX])
+            ):
                 done += got
         return buffer if done == count else buffer.slice(0, done)
 
@@ -369,8 +415,12 @@ def _trouble(url: str, broken: OSError | http.client.HTTPException) -> BrokerErr
         return Certificate(f"{url}: the certificate is not accepted: {broken.verify_message}")
     if isinstance(broken, ssl.SSLError) and not isinstance(broken, CUT_OFF_TLS):
         return Certificate(f"{url}: no TLS connection: {broken.reason or broken}")
-    if isinstance(broken, http.client.BadStatusLine) and not isinstance(broken, http.client.RemoteDisconnected):
-        return BrokerError(f"{url}: what answers there does not speak HTTP: {str(broken)[:SHOWN_MAX]}")
+    if isinstance(broken, http.client.BadStatusLine) and not isinstance(
+        broken, http.client.RemoteDisconnected
+    ):
+        return BrokerError(
+            f"{url}: what answers there does not speak HTTP: {str(broken)[:SHOWN_MAX]}"
+        )
     if isinstance(broken, http.client.InvalidURL):
         return BrokerError(f"{url}: {broken}")
     return Passing(f"{url}: {broken!r}")
@@ -415,7 +465,9 @@ def _check_scan(one: Range, at: int, answer: http.client.HTTPResponse) -> None:
         )
     if answer.status == 404:
         reason = said.get("reason") or answer.reason
-        raise Away(f"{one.queue}/{one.shard} is gone before offsets {at} to {one.end - 1} were read: {reason}")
+        raise Away(
+            f"{one.queue}/{one.shard} is gone before offsets {at} to {one.end - 1} were read: {reason}"
+        )
     if answer.status == 416:
         raise DataLoss(
             f"{one.queue}/{one.shard} ends at offset {int(said['next']) - 1}, "

@@ -71,7 +71,9 @@ class Range:
 def encode(positions: Mapping[Place, Position]) -> dict[str, Any]:
     """Keys sorted: Spark compares offsets as text, and another order would look like new rows."""
     found: dict[str, Any] = {}
-    for (queue, shard), position in sorted(positions.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+    for (queue, shard), position in sorted(
+        positions.items(), key=lambda item: (item[0][0], str(item[0][1]))
+    ):
         found.setdefault(queue, {})[str(shard)] = {"id": position.id, "next": position.next}
     return found
 
@@ -99,18 +101,25 @@ def matching(pattern: str, names: Mapping[str, str | None]) -> list[str]:
 # -- where a query begins and ends -------------------------------------------------------------------------
 
 
-def resolve(wanted: Offsets | None, default: int, states: Iterable[ShardState], option: str) -> Positions:
+def resolve(
+    wanted: Offsets | None, default: int, states: Iterable[ShardState], option: str
+) -> Positions:
     """Positions for what an option says. Places it does not name get `default`; ones it names that are not there are
     an error.
     """
     by_place = {state.place: state for state in states}
     _refuse_unknown(wanted, by_place, option)
-    return {place: Position(state.id, _offset(wanted, default, state)) for place, state in by_place.items()}
+    return {
+        place: Position(state.id, _offset(wanted, default, state))
+        for place, state in by_place.items()
+    }
 
 
 def _refuse_unknown(wanted: Offsets | None, there: Container[Place], option: str) -> None:
     if isinstance(wanted, Mapping):
-        missing = [f"{q}/{s}" for q, shards in wanted.items() for s in shards if (q, s) not in there]
+        missing = [
+            f"{q}/{s}" for q, shards in wanted.items() for s in shards if (q, s) not in there
+        ]
         if missing:
             raise OptionError(f"{option} names {', '.join(missing)}: no such queue or shard")
 
@@ -170,7 +179,9 @@ def checked(
     states = list(states)
     for state in states:
         begun = start.get(state.place)
-        position, loss = (Position(state.id, state.first), "") if begun is None else _go_on(begun, state, ended)
+        position, loss = (
+            (Position(state.id, state.first), "") if begun is None else _go_on(begun, state, ended)
+        )
         positions[state.place] = position
         losses += [loss] if loss else []
     for queue, shard in sorted(set(start) - {state.place for state in states}):
@@ -188,7 +199,11 @@ def _unread(what: str, begun: Position, ended: Mapping[str, int]) -> list[str]:
     end = ended.get(begun.id)
     if end is None:
         return [f"{what}; it was read up to offset {begun.next}"]
-    return [f"{what}; offsets {begun.next} to {end - 1} of it were not read"] if begun.next < end else []
+    return (
+        [f"{what}; offsets {begun.next} to {end - 1} of it were not read"]
+        if begun.next < end
+        else []
+    )
 
 
 def _go_on(begun: Position, state: ShardState, ended: Mapping[str, int]) -> tuple[Position, str]:
@@ -230,7 +245,9 @@ def ordered(
                 f"{where} is to be read from offset {begin} to before {stop}: the end is before the start"
             )
         if fail_on_data_loss:
-            raise DataLoss(f"{where} has lost the offsets before {stop} to retention; it begins at {state.first}")
+            raise DataLoss(
+                f"{where} has lost the offsets before {stop} to retention; it begins at {state.first}"
+            )
         found[state.place] = start[state.place]
     return found
 
@@ -247,7 +264,9 @@ def _begin(start: Mapping[Place, Position], place: Place) -> int:
     return start[place].next if place in start else 0
 
 
-def admit_rows(start: Mapping[Place, Position], end: Mapping[Place, Position], rows_max: int) -> Positions:
+def admit_rows(
+    start: Mapping[Place, Position], end: Mapping[Place, Position], rows_max: int
+) -> Positions:
     """An end no more than about `rows_max` rows away: each shard in proportion to its lag, at least 1 row where there
     is any, so that a small shard beside a large one is not kept waiting.
     """
@@ -257,13 +276,18 @@ def admit_rows(start: Mapping[Place, Position], end: Mapping[Place, Position], r
         return dict(end)
     shares = {place: max(1, rows * rows_max // total) for place, rows in lags.items() if rows}
     return {
-        place: Position(position.id, _begin(start, place) + shares[place]) if place in shares else position
+        place: Position(position.id, _begin(start, place) + shares[place])
+        if place in shares
+        else position
         for place, position in end.items()
     }
 
 
 def admit_bytes(
-    start: Mapping[Place, Position], end: Mapping[Place, Position], bytes_max: int, states: Iterable[ShardState]
+    start: Mapping[Place, Position],
+    end: Mapping[Place, Position],
+    bytes_max: int,
+    states: Iterable[ShardState],
 ) -> Positions:
     """As `admit_rows`, by each shard's average size of a row. A row of unknown size counts 1 KiB."""
     lags = lag(start, end)
@@ -272,7 +296,9 @@ def admit_bytes(
     if total <= bytes_max:
         return dict(end)
     return {
-        place: Position(position.id, _begin(start, place) + max(1, int(lags[place] * bytes_max / total)))
+        place: Position(
+            position.id, _begin(start, place) + max(1, int(lags[place] * bytes_max / total))
+        )
         if lags[place]
         else position
         for place, position in end.items()

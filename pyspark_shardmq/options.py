@@ -148,7 +148,11 @@ def _object(text: str) -> dict[str, Any]:
 def _assignment(text: str) -> dict[str, tuple[int, ...]]:
     found = _object(text)
     for shards in found.values():
-        if not isinstance(shards, list) or not shards or not all(type(s) is int and s >= 0 for s in shards):
+        if (
+            not isinstance(shards, list)
+            or not shards
+            or not all(type(s) is int and s >= 0 for s in shards)
+        ):
             raise ValueError('must be of the form {"orders":[0,2]}')
     return {queue: tuple(sorted(set(shards))) for queue, shards in found.items()}
 
@@ -157,11 +161,15 @@ def _by_shard(text: str, least: int) -> dict[str, dict[int, int]]:
     found = _object(text)
     for shards in found.values():
         right = isinstance(shards, dict) and all(
-            key.isdecimal() and type(value) is int and value >= least for key, value in shards.items()
+            key.isdecimal() and type(value) is int and value >= least
+            for key, value in shards.items()
         )
         if not right:
             raise ValueError('must be of the form {"orders":{"0":23,"1":40}}')
-    return {queue: {int(shard): value for shard, value in shards.items()} for queue, shards in found.items()}
+    return {
+        queue: {int(shard): value for shard, value in shards.items()}
+        for queue, shards in found.items()
+    }
 
 
 def _offsets(text: str) -> Offsets:
@@ -281,7 +289,9 @@ def _parse(
         try:
             values[name] = known[name][0](str(text))
         except ValueError as error:
-            raise OptionError(f"option {name}={'***' if 'password' in name else text!r}: {error}") from None
+            raise OptionError(
+                f"option {name}={'***' if 'password' in name else text!r}: {error}"
+            ) from None
         said.add(name)
     return values, said
 
@@ -300,7 +310,10 @@ def _at_most_one(said: set[str], *names: str) -> str | None:
 
 
 def _connection(
-    values: Mapping[str, Any], said: set[str], environment: Mapping[str, str], timeout: str = "requestTimeoutMs"
+    values: Mapping[str, Any],
+    said: set[str],
+    environment: Mapping[str, str],
+    timeout: str = "requestTimeoutMs",
 ) -> Connection:
     """`timeout`: the option that is for it where that is given."""
     _at_most_one(said, "shardmq.password", "shardmq.passwordFile")
@@ -322,7 +335,9 @@ def _connection(
     )
 
 
-def read_options(given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> ReadOptions:
+def read_options(
+    given: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> ReadOptions:
     values, said = _parse(READ, given)
     which = _at_most_one(said, "path", "subscribe", "subscribePattern", "assign")
     if which is None:
@@ -366,12 +381,16 @@ def _check_needed(said: set[str], values: Mapping[str, Any]) -> None:
     """Refuse options that would do nothing for want of another one."""
     by_time = {"startingTimestamp", "startingOffsetsByTimestamp"}
     if "startingOffsetsByTimestampStrategy" in said and not said & by_time:
-        raise OptionError(f"startingOffsetsByTimestampStrategy goes with {' or '.join(sorted(by_time))}")
+        raise OptionError(
+            f"startingOffsetsByTimestampStrategy goes with {' or '.join(sorted(by_time))}"
+        )
     if "maxTriggerDelay" in said and "minOffsetsPerTrigger" not in said:
         raise OptionError("maxTriggerDelay goes with minOffsetsPerTrigger")
     for option in ("includeHeaders", "includeProperties"):
         if values[option] and "columns" in said:
-            raise OptionError(f"give only one of columns and {option}: columns may name headers and properties")
+            raise OptionError(
+                f"give only one of columns and {option}: columns may name headers and properties"
+            )
     if values["includeProperties"] and values["rowFormat"] == "kafka":
         raise OptionError("includeProperties: rows of rowFormat=kafka have no properties")
 
@@ -381,7 +400,10 @@ def _check_limits(values: Mapping[str, Any]) -> None:
     if least and most and least > most:
         raise OptionError(f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}")
     starting = values["startingOffsets"]
-    if values["endingOffsets"] == EARLIEST or EARLIEST in _by_place(values["endingOffsets"]).values():
+    if (
+        values["endingOffsets"] == EARLIEST
+        or EARLIEST in _by_place(values["endingOffsets"]).values()
+    ):
         raise OptionError("endingOffsets=earliest would read nothing")
     _check_order(values, "startingOffsets", "endingOffsets")
     _check_order(values, "startingTimestamp", "endingTimestamp")
@@ -396,7 +418,9 @@ def _by_place(said: Offsets | None) -> dict[tuple[str, int], int]:
     """What is said of single shards; a number that stands for all shards is none of these."""
     if not isinstance(said, Mapping):
         return {}
-    return {(queue, shard): value for queue, shards in said.items() for shard, value in shards.items()}
+    return {
+        (queue, shard): value for queue, shards in said.items() for shard, value in shards.items()
+    }
 
 
 def _check_order(values: Mapping[str, Any], start: str, end: str) -> None:
@@ -406,7 +430,9 @@ def _check_order(values: Mapping[str, Any], start: str, end: str) -> None:
     begins = _by_place(values[start])
     for (queue, shard), last in _by_place(values[end]).items():
         if 0 <= last < begins.get((queue, shard), last):
-            raise OptionError(f"{end} of {queue}/{shard} is {last}, before {start}, which is {begins[queue, shard]}")
+            raise OptionError(
+                f"{end} of {queue}/{shard} is {last}, before {start}, which is {begins[queue, shard]}"
+            )
 
 
 def for_batch(options: ReadOptions) -> ReadOptions:
@@ -440,14 +466,19 @@ def for_stream_writer(options: WriteOptions) -> WriteOptions:
     return options
 
 
-def write_options(given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> WriteOptions:
+def write_options(
+    given: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> WriteOptions:
     values, said = _parse({**WRITE, "path": (_text, None)}, given)
     _at_most_one(said, "path", "exchange")
     if "producerName" in said and values["delivery"] != "idempotent":
         raise OptionError("producerName does nothing with delivery=atLeastOnce")
     return WriteOptions(
         connection=_connection(
-            values, said, os.environ if environment is None else environment, timeout="confirmTimeoutMs"
+            values,
+            said,
+            os.environ if environment is None else environment,
+            timeout="confirmTimeoutMs",
         ),
         exchange=values["exchange"] if "exchange" in said else values["path"],
         routing_key=values["routingKey"],

@@ -34,16 +34,24 @@ class Pushed:
 
     def narrow(self, start: Positions, end: Positions) -> tuple[Positions, Positions]:
         kept = {place: position for place, position in end.items() if self._takes(place)}
-        low = {place: _with(start[place], max(start[place].next, self.offset_min or 0)) for place in kept}
+        low = {
+            place: _with(start[place], max(start[place].next, self.offset_min or 0))
+            for place in kept
+        }
         high = {
-            place: _with(position, min(position.next, math.inf if self.offset_max is None else self.offset_max))
+            place: _with(
+                position,
+                min(position.next, math.inf if self.offset_max is None else self.offset_max),
+            )
             for place, position in kept.items()
         }
         return low, high
 
     def _takes(self, place: Place) -> bool:
         queue, shard = place
-        return (self.queues is None or queue in self.queues) and (self.shards is None or shard in self.shards)
+        return (self.queues is None or queue in self.queues) and (
+            self.shards is None or shard in self.shards
+        )
 
 
 def _with(position: Position, next_: float) -> Position:
@@ -96,7 +104,9 @@ def _by_offset(pushed: Pushed, kind: str, value: int) -> tuple[Pushed, bool]:
     low, high = bounds[kind]
     mins = [n for n in (pushed.offset_min, None if low is None else value + low) if n is not None]
     maxs = [n for n in (pushed.offset_max, None if high is None else value + high) if n is not None]
-    return replace(pushed, offset_min=max(mins, default=None), offset_max=min(maxs, default=None)), True
+    return replace(
+        pushed, offset_min=max(mins, default=None), offset_max=min(maxs, default=None)
+    ), True
 
 
 def _among(pushed: Pushed, column: str, values: Iterable[Any]) -> Pushed:

@@ -54,7 +54,9 @@ def columns(options: ReadOptions) -> list[str]:
     if options.columns is not None:
         unknown = [name for name in options.columns if name not in COLUMNS]
         if unknown:
-            raise OptionError(f"option columns: no column {', '.join(unknown)} (there are {', '.join(COLUMNS)})")
+            raise OptionError(
+                f"option columns: no column {', '.join(unknown)} (there are {', '.join(COLUMNS)})"
+            )
         return list(dict.fromkeys(options.columns))
     more = [("headers", options.include_headers), ("properties", options.include_properties)]
     return [*BASE, *(name for name, wanted in more if wanted)]
@@ -62,7 +64,11 @@ def columns(options: ReadOptions) -> list[str]:
 
 def ddl(options: ReadOptions) -> str:
     if options.row_format == "kafka":
-        kinds = {name: kind for name, (kind, _) in KAFKA.items() if name != "headers" or options.include_headers}
+        kinds = {
+            name: kind
+            for name, (kind, _) in KAFKA.items()
+            if name != "headers" or options.include_headers
+        }
     else:
         kinds = {name: COLUMNS[name] for name in columns(options)}
     return ", ".join(f"`{name}` {kind}" for name, kind in kinds.items())
@@ -102,7 +108,13 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return batch
     import pyarrow as pa
 
-    found = pa.Table.from_batches([batch]).select(schema.names).cast(schema).combine_chunks().to_batches()
+    found = (
+        pa.Table.from_batches([batch])
+        .select(schema.names)
+        .cast(schema)
+        .combine_chunks()
+        .to_batches()
+    )
     return found[0] if found else pa.RecordBatch.from_pylist([], schema=schema)
 
 
@@ -131,6 +143,8 @@ def _untyped(headers: pa.ListArray) -> pa.ListArray:
     import pyarrow.compute as pc
 
     entries = headers.values
-    kept = pa.StructArray.from_arrays([entries.field("key"), entries.field("value")], ["key", "value"])
+    kept = pa.StructArray.from_arrays(
+        [entries.field("key"), entries.field("value")], ["key", "value"]
+    )
     target = arrow_type(KAFKA["headers"][0])
     return pa.ListArray.from_arrays(headers.offsets, kept, type=target, mask=pc.is_null(headers))

@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
 from pyspark_shardmq import schema
 from pyspark_shardmq.fetch import Broker
@@ -43,7 +47,9 @@ class Written(WriterCommitMessage):
     known: int | None = None
 
 
-def report(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], epoch: int | None = None) -> None:
+def report(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], epoch: int | None = None
+) -> None:
     """Say on the driver what was stored and what the broker knew before: one line of JSON in the file of metricsPath,
     and a line on standard error where rows were known.
     """
@@ -56,7 +62,10 @@ def report(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
         known = sum(one.known or 0 for one in written)
         said |= {"rows": rows, "stored": rows - known, "known": known}
         if known:
-            print(f"shardmq: {known} of {rows} rows were known before, {rows - known} are stored", file=sys.stderr)
+            print(
+                f"shardmq: {known} of {rows} rows were known before, {rows - known} are stored",
+                file=sys.stderr,
+            )
     if options.metrics_path is not None:
         with open(options.metrics_path, "a", encoding="utf-8") as file:
             file.write(json.dumps(said) + "\n")
@@ -64,7 +73,9 @@ def report(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
 
 def check_columns(names: Sequence[str]) -> None:
     if "value" not in names:
-        raise OptionError(f"the sink needs a column `value` (binary or string), not only {', '.join(names)}")
+        raise OptionError(
+            f"the sink needs a column `value` (binary or string), not only {', '.join(names)}"
+        )
     if more := [name for name in names if name not in COLUMNS]:
         raise OptionError(
             f"the sink does not know what to do with column {', '.join(more)}: select only {', '.join(sorted(COLUMNS))}"
@@ -78,11 +89,15 @@ def check_exchange(options: WriteOptions, names: Sequence[str]) -> None:
 
 def first_sequence(epoch: int) -> int:
     if not 0 <= epoch < 1 << EPOCH_BITS:
-        raise OptionError(f"epoch {epoch}: sequence numbers hold {1 << EPOCH_BITS} epochs; begin a new checkpoint")
+        raise OptionError(
+            f"epoch {epoch}: sequence numbers hold {1 << EPOCH_BITS} epochs; begin a new checkpoint"
+        )
     return epoch << ROW_BITS
 
 
-def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str | None, sequence: int) -> Written:
+def publish(
+    options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str | None, sequence: int
+) -> Written:
     """All rows, in order, each batch confirmed before the next is sent."""
     broker, count, begun = Broker(options.connection), 0, time.monotonic()
     known: int | None = None if producer is None else 0
@@ -98,7 +113,9 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: 
                     sequence=sequence + count,
                 )
                 count += published.rows
-                known = None if known is None or published.known is None else known + published.known
+                known = (
+                    None if known is None or published.known is None else known + published.known
+                )
                 if options.rows_per_second is not None:
                     time.sleep(max(0.0, begun + count / options.rows_per_second - time.monotonic()))
     finally:
@@ -128,7 +145,11 @@ def wire_form(batch: pa.RecordBatch, numbered: bool) -> pa.RecordBatch:
     wanted = []
     for i, name in enumerate(names):
         kind = pa.binary() if name == "value" else schema.arrow_type(schema.COLUMNS[name])
-        arrays[i] = _without_place(arrays[i].cast(kind)) if name == "headers" and numbered else arrays[i].cast(kind)
+        arrays[i] = (
+            _without_place(arrays[i].cast(kind))
+            if name == "headers" and numbered
+            else arrays[i].cast(kind)
+        )
         wanted.append(pa.field(name, kind))
     value = arrays[names.index("value")]
     if value.null_count:
@@ -182,7 +203,10 @@ class ShardmqStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         # Spark hands neither to the writer; both are what its own state store goes by.
         context = _context()
-        query, epoch = (context.getLocalProperty(key) for key in ("sql.streaming.queryId", "streaming.sql.batchId"))
+        query, epoch = (
+            context.getLocalProperty(key)
+            for key in ("sql.streaming.queryId", "streaming.sql.batchId")
+        )
         if query is None or epoch is None:
             raise OptionError(
                 "this Spark does not tell tasks their query and epoch; delivery=atLeastOnce needs neither"

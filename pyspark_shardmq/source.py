@@ -25,7 +25,15 @@ from pyspark_shardmq import offsets, schema
 from pyspark_shardmq.archive import Archive
 from pyspark_shardmq.fetch import Away, Broker, BrokerError, Damaged, Gone
 from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
-from pyspark_shardmq.options import EARLIEST, LATEST, Offsets, OptionError, ReadOptions, for_batch, for_stream
+from pyspark_shardmq.options import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    OptionError,
+    ReadOptions,
+    for_batch,
+    for_stream,
+)
 from pyspark_shardmq.pushdown import Pushed, push
 
 if TYPE_CHECKING:
@@ -72,7 +80,11 @@ class There:
 
     def whole(self) -> list[ShardState]:
         """Return the shards as far as their log and the archive reach."""
-        return self.shards if self.archive is None else self.archive.reaching_back(self.shards, self.names)
+        return (
+            self.shards
+            if self.archive is None
+            else self.archive.reaching_back(self.shards, self.names)
+        )
 
     def ahead_of(self, begun: Positions) -> tuple[list[ShardState], dict[str, int]]:
         """Return the shards for a query that has come so far, and where those ended that are not there any more.
@@ -81,20 +93,27 @@ class There:
         archive has more of it; whoever has read it to the archive's end has read all of it that anybody knows of.
         """
         live = {state.place: state for state in self.shards}
-        logged = all(place in live and position.next >= live[place].first for place, position in begun.items())
+        logged = all(
+            place in live and position.next >= live[place].first
+            for place, position in begun.items()
+        )
         if self.archive is None or (logged and live.keys() <= begun.keys()):
             return self.shards, self.ended
         shards, ended = [], dict(self.ended)
         for state in self.whole():
             at = begun.get(state.place)
-            if state.place in live or (at is not None and at.id == state.id and at.next < state.next):
+            if state.place in live or (
+                at is not None and at.id == state.id and at.next < state.next
+            ):
                 shards.append(state)
             elif at is not None and at == offsets.Position(state.id, state.next):
                 ended.setdefault(state.id, state.next)
         return shards, ended
 
 
-def look(broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None = None, wait_ms: int = 0) -> There:
+def look(
+    broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None = None, wait_ms: int = 0
+) -> There:
     """Return what is read. Waits at most `wait_ms` for news behind `seen`, if one name is read (else it only asks)."""
     archive = None if options.archive_path is None else Archive(options.archive_path)
     if archive is not None:
@@ -108,46 +127,73 @@ def look(broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None 
         patience = wait_ms if len(names) == 1 and wanted is None else 0
         all_shards, gone, queues = broker.look(name, after or None, patience)
         if twice := sorted((queues - {name}) & set(names)):
-            raise OptionError(f"{twice[0]} is a shard of {name}, which is read too: its rows would come twice")
+            raise OptionError(
+                f"{twice[0]} is a shard of {name}, which is read too: its rows would come twice"
+            )
         if wanted is not None and (missing := set(wanted) - {state.shard for state in all_shards}):
-            raise OptionError(f"assign names shard {sorted(missing)[0]} of {name}: it has {len(all_shards)}")
+            raise OptionError(
+                f"assign names shard {sorted(missing)[0]} of {name}: it has {len(all_shards)}"
+            )
         found += [state for state in all_shards if wanted is None or state.shard in wanted]
         ended |= gone
     return There(found, ended, tuple(names) if options.assign is None else (), archive)
 
 
 def by_time(
-    broker: Broker, times_ms: Offsets, default: int, there: There, whole: list[ShardState], strategy: str, option: str
+    broker: Broker,
+    times_ms: Offsets,
+    default: int,
+    there: There,
+    whole: list[ShardState],
+    strategy: str,
+    option: str,
 ) -> Positions:
     """Return the first row of each shard that is not older than its time, be it in the log or in the archive."""
     asked = {}
     logs = {state.place: state for state in there.shards}
     for state in there.shards:
-        time_ms = times_ms.get(state.queue, {}).get(state.shard) if isinstance(times_ms, Mapping) else times_ms
+        time_ms = (
+            times_ms.get(state.queue, {}).get(state.shard)
+            if isinstance(times_ms, Mapping)
+            else times_ms
+        )
         if time_ms is not None and (state.queue, time_ms) not in asked:
             asked[state.queue, time_ms] = broker.offsets_at(state.queue, time_ms)
     found: dict[Place, int | None] = {}
     for state in whole:
-        time_ms = times_ms.get(state.queue, {}).get(state.shard) if isinstance(times_ms, Mapping) else times_ms
+        time_ms = (
+            times_ms.get(state.queue, {}).get(state.shard)
+            if isinstance(times_ms, Mapping)
+            else times_ms
+        )
         log = logs.get(state.place)
         offset, begin = (state.next, state.next) if log is None else (log.next, log.first)
         if time_ms is not None and log is not None:
             offset = asked[state.queue, time_ms].get(state.shard, log.next)
-        if time_ms is not None and there.archive is not None and offset in (begin, state.next) and begin > state.first:
+        if (
+            time_ms is not None
+            and there.archive is not None
+            and offset in (begin, state.next)
+            and begin > state.first
+        ):
             archived = there.archive.find(state.place, state.id, time_ms, begin)
             offset = offset if archived is None else archived
         found[state.place] = offset if offset < state.next else None
     return offsets.at_times(times_ms, default, whole, found, strategy, option)
 
 
-def starting(broker: Broker, options: ReadOptions, there: There, whole: list[ShardState], default: int) -> Positions:
+def starting(
+    broker: Broker, options: ReadOptions, there: There, whole: list[ShardState], default: int
+) -> Positions:
     if options.starting_times_ms is not None:
         times, strategy = options.starting_times_ms, options.starting_time_strategy
         return by_time(broker, times, default, there, whole, strategy, "startingOffsetsByTimestamp")
     return offsets.resolve(options.starting, default, whole, "startingOffsets")
 
 
-def ending(broker: Broker, options: ReadOptions, there: There, whole: list[ShardState]) -> Positions:
+def ending(
+    broker: Broker, options: ReadOptions, there: There, whole: list[ShardState]
+) -> Positions:
     if options.ending_times_ms is not None:
         times = options.ending_times_ms
         return by_time(broker, times, LATEST, there, whole, "latest", "endingOffsetsByTimestamp")
@@ -157,17 +203,23 @@ def ending(broker: Broker, options: ReadOptions, there: There, whole: list[Shard
 # -- what a task does --------------------------------------------------------------------------------------
 
 
-def rows(options: ReadOptions, ranges: Iterable[Range], filters: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+def rows(
+    options: ReadOptions, ranges: Iterable[Range], filters: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
     """The rows of the ranges in the form that was asked for, older ones from the archive where there is one."""
     names = schema.columns(options)
     wanted = schema.arrow_schema(names)
     broker = Broker(options.connection)
     try:
         for one in ranges:
-            for batch in from_log_or_archive(broker, options, one, names, _filters(options, filters)):
+            for batch in from_log_or_archive(
+                broker, options, one, names, _filters(options, filters)
+            ):
                 conformed = schema.conform(batch, wanted)
                 yield (
-                    schema.as_kafka(conformed, options.include_headers) if options.row_format == "kafka" else conformed
+                    schema.as_kafka(conformed, options.include_headers)
+                    if options.row_format == "kafka"
+                    else conformed
                 )
     finally:
         broker.close()
@@ -187,7 +239,9 @@ def from_log_or_archive(
     at = one.start
     archive = Archive(options.archive_path)
     try:
-        for batch in broker.scan(one, [*names, "offset"] if "offset" not in names else names, filters):
+        for batch in broker.scan(
+            one, [*names, "offset"] if "offset" not in names else names, filters
+        ):
             at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
             yield batch
     except Gone as gone:
@@ -220,7 +274,9 @@ class ShardmqReader(DataSourceReader):
         try:
             there = look(broker, options)
             if not there.names and options.assign is None:
-                raise OptionError(f"subscribePattern {options.subscribe_pattern}: no stream has such a name")
+                raise OptionError(
+                    f"subscribePattern {options.subscribe_pattern}: no stream has such a name"
+                )
             whole = there.whole()
             asked = starting(broker, options, there, whole, EARLIEST)
             end = ending(broker, options, there, whole)
@@ -266,10 +322,14 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = for_stream(options)
-        self._target: Positions | None = None  # Trigger.AvailableNow: where the streams ended at its start
+        self._target: Positions | None = (
+            None  # Trigger.AvailableNow: where the streams ended at its start
+        )
         self._latest: Positions | None = None
         self._reported: Positions | None = None  # under groupName
-        self._since: float | None = None  # since when rows wait for minOffsetsPerTrigger, on the monotonic clock
+        self._since: float | None = (
+            None  # since when rows wait for minOffsetsPerTrigger, on the monotonic clock
+        )
         self._broker: Broker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -300,18 +360,26 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(begun)
         wait_ms = 0 if self._target is not None else self._options.poll_timeout_ms
         options = self._options
-        found = look(self._driver(), options, {p: position.next for p, position in begun.items()}, wait_ms)
+        found = look(
+            self._driver(), options, {p: position.next for p, position in begun.items()}, wait_ms
+        )
         there, ended = found.ahead_of(begun)
         at, losses = offsets.checked(begun, there, options.fail_on_data_loss, ended)
         for loss in losses:
             print(f"shardmq: {loss}", file=sys.stderr)
         self._latest = {state.place: offsets.Position(state.id, state.next) for state in there}
-        end = self._latest if self._target is None else {**at, **offsets.at_most(self._latest, self._target)}
+        end = (
+            self._latest
+            if self._target is None
+            else {**at, **offsets.at_most(self._latest, self._target)}
+        )
         if self._is_too_little(at, end):
             return start
         return offsets.encode(self._admitted(at, end, limit, there))
 
-    def _admitted(self, at: Positions, end: Positions, limit: ReadLimit, there: list[ShardState]) -> Positions:
+    def _admitted(
+        self, at: Positions, end: Positions, limit: ReadLimit, there: list[ShardState]
+    ) -> Positions:
         if isinstance(limit, ReadMaxRows):
             return offsets.admit_rows(at, end, limit.max_rows)
         if isinstance(limit, ReadMaxBytes):
@@ -322,9 +390,13 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _row_bytes(self, state: ShardState, at: Positions) -> float:
         """Of the next rows on average; 0 where there are none."""
         begin = max(at[state.place].next, state.first)
-        sample = Range(state.queue, state.shard, state.id, begin, min(begin + ROWS_SAMPLED, state.next))
+        sample = Range(
+            state.queue, state.shard, state.id, begin, min(begin + ROWS_SAMPLED, state.next)
+        )
         options = replace(self._options, fail_on_data_loss=False)
-        batches = list(from_log_or_archive(self._driver(), options, sample, schema.columns(options), []))
+        batches = list(
+            from_log_or_archive(self._driver(), options, sample, schema.columns(options), [])
+        )
         count = sum(batch.num_rows for batch in batches)
         return sum(batch.nbytes for batch in batches) / count if count else 0.0
 
@@ -348,7 +420,11 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         begun, until = offsets.decode(start), offsets.decode(end)
         # A stream made anew is read from its beginning; that this is allowed was decided in latestOffset.
-        begun = {place: position for place, position in begun.items() if _same(position, until.get(place))}
+        begun = {
+            place: position
+            for place, position in begun.items()
+            if _same(position, until.get(place))
+        }
         found = offsets.ranges(begun, until, options.partitions_min, options.rows_per_partition_max)
         if options.partitions_min is not None or options.rows_per_partition_max is not None:
             return [Task(one) for one in found]

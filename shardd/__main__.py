@@ -15,10 +15,14 @@ from shardmq.supervisor.notify import section
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m shardmq.shardd", description="One shard of the broker; started by the supervisor."
+        prog="python -m shardmq.shardd",
+        description="One shard of the broker; started by the supervisor.",
     )
     parser.add_argument(
-        "--config", required=True, metavar="JSON", help="settings as one JSON object, or fd:N that holds it"
+        "--config",
+        required=True,
+        metavar="JSON",
+        help="settings as one JSON object, or fd:N that holds it",
     )
     try:
         settings = config.read(section(parser.parse_args().config))

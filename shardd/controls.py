@@ -70,7 +70,9 @@ class Controls(ABC):
         self._home = home
         self._process_stats = process_stats
         self._gone = Counters()  # of queues that are no more
-        self._looked_over: list[int] = []  # what the controller asks for the numbers of, part by part
+        self._looked_over: list[
+            int
+        ] = []  # what the controller asks for the numbers of, part by part
         self._consumer_timeout = consumer_timeout  # ms, of queues that say nothing
         self._timeout_closes = timeout_closes
         self._used: set[int] = set()  # auto-delete queues that have had a consumer
@@ -145,7 +147,9 @@ class Controls(ABC):
         peer = self.peers.get(head.peer)
         if peer is None or peer.incarnation != head.incarnation:
             self._remove(head.peer, now)
-            peer = self.peers[head.peer] = Peer(head.peer, head.incarnation, endpoint, self.epoch, self.number)
+            peer = self.peers[head.peer] = Peer(
+                head.peer, head.incarnation, endpoint, self.epoch, self.number
+            )
             self._senders[peer.sender] = peer
             if head.peer == m.CONTROLLER:
                 if not self.ready:  # it names all queues anew
@@ -314,7 +318,9 @@ class Controls(ABC):
 
     def _have_died(self, queue: Queue) -> None:
         if not self.dead_letters.knows(queue.id):
-            vhost = next((vhost for vhost, store in self.stores.items() if store is queue.store), None)
+            vhost = next(
+                (vhost for vhost, store in self.stores.items() if store is queue.store), None
+            )
             if vhost is None:
                 return  # about to be deleted, and all that is in it
             self.dead_letters.know(queue.id, vhost, queue.id)
@@ -389,7 +395,11 @@ class Controls(ABC):
             peer.tell(m.Refused(attach.request, 404, "gone"))
             return
         try:
-            loan = peer.loan(attach.whole, self._wake) if isinstance(attach, m.AttachStreamPart) else None
+            loan = (
+                peer.loan(attach.whole, self._wake)
+                if isinstance(attach, m.AttachStreamPart)
+                else None
+            )
             reader = self.streams.attach(queue, peer, attach, loan, now)
         except ValueError as error:
             peer.tell(m.Refused(attach.request, 406, str(error)))
@@ -449,7 +459,9 @@ class Controls(ABC):
         else:
             (queue.reject, queue.requeue, queue.give_back)[kind - 1](entries, size)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
-        if kind != m.ACK or queue.turns is None or not queue.consumers.all[0].lent:  # else the loan wakes who is next
+        if (
+            kind != m.ACK or queue.turns is None or not queue.consumers.all[0].lent
+        ):  # else the loan wakes who is next
             self._dirty[queue] = None
 
     def _forget_if_done(self, peer: Peer, consumer: Consumer) -> None:
@@ -472,7 +484,9 @@ class Controls(ABC):
             self._dirty[consumer.queue] = None
 
     @staticmethod
-    def _on_turn(holder: Consumer | Getter | None, kind: int, count: int, now: int, ms: int) -> None:
+    def _on_turn(
+        holder: Consumer | Getter | None, kind: int, count: int, now: int, ms: int
+    ) -> None:
         if isinstance(holder, Consumer) and holder.lent and holder.loan is not None:
             if kind == m.LENT:
                 holder.loan.begin_turn_of_shard(holder, count, now, ms)
@@ -495,7 +509,9 @@ class Controls(ABC):
         self._catch_up(queue, now)
         getter = None
         if not get.no_ack:
-            holder = peer.holders.setdefault(get.consumer, Getter(peer, get.connection, get.channel))
+            holder = peer.holders.setdefault(
+                get.consumer, Getter(peer, get.connection, get.channel)
+            )
             assert isinstance(holder, Getter), "a consumer does not get"
             getter = holder
         message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
@@ -569,7 +585,11 @@ class Controls(ABC):
         peer.tell(m.ToldOnce(question.request, self.once.ask(peer.number, question, now)))
 
     def _on_reserve(self, peer: Peer, asked: m.Reserve, now: int) -> None:
-        wanted = [(queue, sizes) for id, sizes in asked.wanted if (queue := self.queues.get(id)) is not None]
+        wanted = [
+            (queue, sizes)
+            for id, sizes in asked.wanted
+            if (queue := self.queues.get(id)) is not None
+        ]
         for queue, _ in wanted:
             self._catch_up(queue, now)
             queue.expire(now)
@@ -588,7 +608,10 @@ class Controls(ABC):
             if asked.passed == 0:
                 self._looked_over = self.queues.used_ids()
             end = asked.passed + m.STATS_QUEUES_MAX
-            wanted, rest = self._looked_over[asked.passed : end], max(0, len(self._looked_over) - end)
+            wanted, rest = (
+                self._looked_over[asked.passed : end],
+                max(0, len(self._looked_over) - end),
+            )
         queues, consumers = stats.of_queues(self.queues.used_among(wanted))
         if not self.streams.queues:
             peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
@@ -609,7 +632,9 @@ class Controls(ABC):
         for name, value in self.streams.damage().items():
             process[name] = process.get(name, 0) + value
         process |= stats.of_gone(self._gone) | stats.of_peers(self.peers.values())
-        process |= self.batch_messages.report("batch_messages") | self.batch_bytes.report("batch_bytes")
+        process |= self.batch_messages.report("batch_messages") | self.batch_bytes.report(
+            "batch_bytes"
+        )
         return process
 
     def _on_list_queues(self, peer: Peer, asked: m.ListQueues, now: int) -> None:

@@ -29,7 +29,9 @@ class Source(NamedTuple):
     """A queue as clients know it."""
 
     vhost: str
-    name: str | int  # its id, where that is enough: few queues have messages that say themselves where they go
+    name: (
+        str | int
+    )  # its id, where that is enough: few queues have messages that say themselves where they go
 
 
 class _Batch(NamedTuple):
@@ -50,7 +52,9 @@ class DeadLetters:
         self._paused: set[Queue] = set()  # those of _later
         self._handed: dict[int, _Batch] = {}
         self._in_flight = self._in_flight_messages = 0  # bytes, messages
-        self._door: tuple[int, int] | None = None  # number and incarnation of the front door that has them
+        self._door: tuple[int, int] | None = (
+            None  # number and incarnation of the front door that has them
+        )
         self._last_number = 0
 
     def know(self, queue_id: int, vhost: str, name: str | int) -> None:
@@ -82,7 +86,9 @@ class DeadLetters:
 
     def count(self) -> int:
         """Messages that wait, or are handed over and not answered for."""
-        return sum(queue.departures.count for queue in self._leaving if queue.departures is not None)
+        return sum(
+            queue.departures.count for queue in self._leaving if queue.departures is not None
+        )
 
     def have_come(self, queue: Queue) -> None:
         """Something waits in its departures."""
@@ -136,7 +142,11 @@ class DeadLetters:
         return peers[found]
 
     def _hand_over_some(self, peer: Peer, queue: Queue) -> None:
-        to, source, departures = queue.limits.dead_letters, self._sources[queue.id], queue.departures
+        to, source, departures = (
+            queue.limits.dead_letters,
+            self._sources[queue.id],
+            queue.departures,
+        )
         assert departures is not None
         reason, entries = departures.first(BATCH_MESSAGES)
         blob, sizes = queue.store.read(entries, BATCH_BYTES)

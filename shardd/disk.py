@@ -54,7 +54,9 @@ class Calls:
 class StallWatch:
     """Says once when a call takes longer than `stall_s`, and once when that is over, both in a thread of its own."""
 
-    def __init__(self, calls: Calls, stall_s: float, stalled: Callable[[str], None], over: Callable[[], None]) -> None:
+    def __init__(
+        self, calls: Calls, stall_s: float, stalled: Callable[[str], None], over: Callable[[], None]
+    ) -> None:
         self._calls = calls
         self._stall_s = stall_s
         self._stalled = stalled
@@ -77,11 +79,17 @@ class StallWatch:
             self._longest = (seconds, name)
             if not self.now:
                 self.now = self._unseen = True
-                log.error("the disk does not answer: %s takes %.1f s already; publishers are held back", name, seconds)
+                log.error(
+                    "the disk does not answer: %s takes %.1f s already; publishers are held back",
+                    name,
+                    seconds,
+                )
                 self._stalled(f"disk does not answer: {name} takes more than {self._stall_s:g} s")
         elif self.now:
             self.now = False
-            log.warning("the disk answers again: %s took some %.1f s", self._longest[1], self._longest[0])
+            log.warning(
+                "the disk answers again: %s took some %.1f s", self._longest[1], self._longest[0]
+            )
             self._over()
 
     def _run(self) -> None:

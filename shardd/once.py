@@ -33,7 +33,9 @@ class Once:
     """Of one shard. Times are ms; 0 is never. As many ids of a thing as its question says, the oldest go first."""
 
     def __init__(self) -> None:
-        self._seen: dict[Thing, OrderedDict[bytes, _Pending | int]] = {}  # an int: stored; until when it is known
+        self._seen: dict[
+            Thing, OrderedDict[bytes, _Pending | int]
+        ] = {}  # an int: stored; until when it is known
         self._pending: dict[tuple[int, int], _Pending] = {}  # by peer and number
 
     def count(self, thing: Thing) -> int:
@@ -45,7 +47,9 @@ class Once:
         for number, (at, id, ttl_ms) in enumerate(question.ids, question.first):
             thing, size = question.things[at]
             seen = self._seen.setdefault(thing, OrderedDict())
-            verdicts.append(self._look(seen, thing, id, (peer, number), now + ttl_ms if ttl_ms else 0, now))
+            verdicts.append(
+                self._look(seen, thing, id, (peer, number), now + ttl_ms if ttl_ms else 0, now)
+            )
             while len(seen) > size:
                 seen.popitem(last=False)
         return bytes(verdicts)
@@ -87,7 +91,10 @@ class Once:
         _tell(followers, peers)
 
     def _end(
-        self, whose: Iterable[tuple[int, int]], is_lost: int, followers: dict[int, tuple[list[int], list[int]]]
+        self,
+        whose: Iterable[tuple[int, int]],
+        is_lost: int,
+        followers: dict[int, tuple[list[int], list[int]]],
     ) -> None:
         for who in whose:
             pending = self._pending.pop(who, None)

@@ -95,7 +95,9 @@ class Held:
 class Peer:
     """A front door, or the controller."""
 
-    def __init__(self, number: int, incarnation: int, endpoint: str, epoch: int, shard: int) -> None:
+    def __init__(
+        self, number: int, incarnation: int, endpoint: str, epoch: int, shard: int
+    ) -> None:
         self.number = number
         self.incarnation = incarnation
         self.endpoint = endpoint
@@ -105,7 +107,9 @@ class Peer:
         self.has_news = False  # whether `take` has something, but for confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
-        self._loans: WeakValueDictionary[int, Loan] = WeakValueDictionary()  # as long as some part uses them
+        self._loans: WeakValueDictionary[int, Loan] = (
+            WeakValueDictionary()
+        )  # as long as some part uses them
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
@@ -134,7 +138,9 @@ class Peer:
     def check_first(self, batch: int) -> None:
         """Look at a batch that is not the next. Raises BatchMissing if another was to come."""
         if self.next_batch is not None:
-            raise BatchMissing(f"front door {self.number}: batch {batch} came instead of {self.next_batch}")
+            raise BatchMissing(
+                f"front door {self.number}: batch {batch} came instead of {self.next_batch}"
+            )
 
     def hold(self, batch: int) -> Held:
         """Remember a batch, about to be appended, until it is confirmed."""
@@ -188,7 +194,9 @@ class Peer:
             self._told_after.clear()
 
 
-def refused_runs(message: envelope.Message, ordinals: Sequence[int], unnumbered: int | None = None) -> list[Refused]:
+def refused_runs(
+    message: envelope.Message, ordinals: Sequence[int], unnumbered: int | None = None
+) -> list[Refused]:
     """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
     confirm number, as 0, once for each channel, since a transaction must hear that it was not stored; SOME beside the
     channel, if others of it were taken."""
@@ -212,7 +220,10 @@ def known_runs(
     message: envelope.Message, known: Sequence[int], altered: Collection[int]
 ) -> list[tuple[int, int, int, int]]:
     """The confirm numbers of messages that some queue had before, neighbours together; the kind beside the channel."""
-    kinds = ((m.KNOWN, [n for n in known if n not in altered]), (m.ALTERED, [n for n in known if n in altered]))
+    kinds = (
+        (m.KNOWN, [n for n in known if n not in altered]),
+        (m.ALTERED, [n for n in known if n in altered]),
+    )
     return [
         (connection, channel | kind, first, last)
         for kind, ordinals in kinds

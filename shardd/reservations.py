@@ -34,12 +34,16 @@ class Reservations:
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], dict[Queue, _Room]] = {}
-        self.redeeming: dict[int, int] = {}  # by front door: the number of the transaction it publishes now
+        self.redeeming: dict[
+            int, int
+        ] = {}  # by front door: the number of the transaction it publishes now
 
     def __len__(self) -> int:
         return len(self._made)
 
-    def reserve(self, peer: int, number: int, wanted: Sequence[tuple[Queue, Sequence[int]]]) -> bool:
+    def reserve(
+        self, peer: int, number: int, wanted: Sequence[tuple[Queue, Sequence[int]]]
+    ) -> bool:
         """Set room aside in all these queues, or in none; `wanted` has the body bytes of each message."""
         made = self._made.setdefault((peer, number), {})
         for queue, sizes in wanted:
@@ -66,7 +70,11 @@ class Reservations:
 
     def rooms_taken(self, peer: int) -> set[int]:
         """Return the ids of the queues that take whatever this front door publishes now."""
-        return {queue.id for queue in self._made[peer, self.redeeming[peer]]} if peer in self.redeeming else set()
+        return (
+            {queue.id for queue in self._made[peer, self.redeeming[peer]]}
+            if peer in self.redeeming
+            else set()
+        )
 
     def end(self, peer: int, number: int) -> None:
         """Free what is left of a reservation, if there is one."""

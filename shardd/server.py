@@ -28,7 +28,14 @@ from shardmq.shardd.disk import Calls, StallWatch, WatchedFiles
 from shardmq.shardd.peers import Outgoing
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.signals import Signals
-from shardmq.shardd.store import Damage, DiskFull, FormatTooNew, SegmentStore, StoreError, StreamCache
+from shardmq.shardd.store import (
+    Damage,
+    DiskFull,
+    FormatTooNew,
+    SegmentStore,
+    StoreError,
+    StreamCache,
+)
 from shardmq.shardd.store.files import OsFiles, is_full
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
@@ -76,12 +83,27 @@ LAST_SYNC_S = 5.0
 # Lines about the damage of one store; `shardctl store verify` tells all.
 DAMAGE_LOGGED_MAX = 100
 DAMAGE_WORDS = {
-    "torn": (logging.WARNING, "torn end, cut off: it was being written when the last run ended and was not confirmed"),
-    "corrupt": (logging.ERROR, "damaged, messages in it are lost; all others are served. Kept beside it as damaged.{}"),
-    "mendable": (logging.WARNING, "the header was damaged and has been written anew from the index; nothing is lost"),
+    "torn": (
+        logging.WARNING,
+        "torn end, cut off: it was being written when the last run ended and was not confirmed",
+    ),
+    "corrupt": (
+        logging.ERROR,
+        "damaged, messages in it are lost; all others are served. Kept beside it as damaged.{}",
+    ),
+    "mendable": (
+        logging.WARNING,
+        "the header was damaged and has been written anew from the index; nothing is lost",
+    ),
     "stream": (logging.ERROR, "damaged, messages in it are lost; readers pass over them"),
-    "missing": (logging.ERROR, "the file is not there, messages in it are lost: stop the broker and put it back"),
-    "header": (logging.ERROR, "no readable header, messages in it are lost. Kept beside it as lost.{}"),
+    "missing": (
+        logging.ERROR,
+        "the file is not there, messages in it are lost: stop the broker and put it back",
+    ),
+    "header": (
+        logging.ERROR,
+        "no readable header, messages in it are lost. Kept beside it as lost.{}",
+    ),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it
@@ -155,7 +177,9 @@ class Remover:
 class Stores:
     """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of stores.py."""
 
-    def __init__(self, directory: str, config: ShardConfig, calls: Calls, ranges: Ranges | None = None) -> None:
+    def __init__(
+        self, directory: str, config: ShardConfig, calls: Calls, ranges: Ranges | None = None
+    ) -> None:
         self._directory = directory
         self._config = config
         self._files = WatchedFiles(OsFiles(), calls)
@@ -165,14 +189,18 @@ class Stores:
         self._next_progress = 0.0
         self._opened_at = 0.0  # when the first store was, to be recovered
         self._recovery_s = 0.0
-        self._gone_through: dict[str, tuple[int, int]] = {}  # by vhost, bytes and messages, at the start
+        self._gone_through: dict[
+            str, tuple[int, int]
+        ] = {}  # by vhost, bytes and messages, at the start
 
     def _path(self, vhost: str) -> str:
         return vhost_directory(self._directory, vhost)
 
     def _store(self, path: str) -> SegmentStore:
         durable = self._config.durability == "fsync"
-        return SegmentStore(path, files=self._files, segment_bytes=self._config.segment_bytes, sync=durable)
+        return SegmentStore(
+            path, files=self._files, segment_bytes=self._config.segment_bytes, sync=durable
+        )
 
     def open(self, vhost: str) -> SegmentStore:
         self._opened_at = self._opened_at or time.monotonic()
@@ -202,15 +230,25 @@ class Stores:
 
     def _log_settings(self, segment_bytes: int) -> dict[str, Any]:
         durable = self._config.durability == "fsync"
-        return {"files": self._files, "segment_bytes": segment_bytes, "sync": durable, "cache": self._streams}
+        return {
+            "files": self._files,
+            "segment_bytes": segment_bytes,
+            "sync": durable,
+            "cache": self._streams,
+        }
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
         notify.watchdog()
-        path, settings = stream_directory(self._path(vhost), queue_id), self._log_settings(segment_bytes)
+        path, settings = (
+            stream_directory(self._path(vhost), queue_id),
+            self._log_settings(segment_bytes),
+        )
         if self._ranges is None:
             opened = QueueLog(path, remover=self._remover, **settings)
         else:
-            opened = ToldLog(path, remover=self._remover, queue_id=queue_id, ranges=self._ranges, **settings)
+            opened = ToldLog(
+                path, remover=self._remover, queue_id=queue_id, ranges=self._ranges, **settings
+            )
         opened.recover()
         self._tell_damage(vhost, opened)
         self._hear_damage(vhost, opened)
@@ -244,10 +282,14 @@ class Stores:
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
             self._tell_place(vhost, store.directory, one)
         if len(store.damage) > DAMAGE_LOGGED_MAX:
-            log.error("vhost %s: and %d more damaged places", vhost, len(store.damage) - DAMAGE_LOGGED_MAX)
+            log.error(
+                "vhost %s: and %d more damaged places", vhost, len(store.damage) - DAMAGE_LOGGED_MAX
+            )
 
     def _tell_place(self, vhost: str, directory: str, one: Damage) -> None:
-        level, became = DAMAGE_WORDS["stream" if one.offsets and one.what == "corrupt" else one.what]
+        level, became = DAMAGE_WORDS[
+            "stream" if one.offsets and one.what == "corrupt" else one.what
+        ]
         where = f"{directory}/{one.file}"
         if one.stop > one.start:
             where += f", bytes {one.start} to {one.stop} ({one.stop - one.start} bytes)"
@@ -310,7 +352,9 @@ class Server:
         self._step: Step | None = None  # under way there
         self._calls = Calls()
         self._statvfs = self._calls.timed("statvfs", os.statvfs)
-        self._stall = StallWatch(self._calls, config.disk_stall_s, self._tell_stall, self._tell_status)
+        self._stall = StallWatch(
+            self._calls, config.disk_stall_s, self._tell_stall, self._tell_status
+        )
         self._status = "starting"
         self._low = False
         self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
@@ -540,7 +584,9 @@ class Server:
                 continue
             who = (offer.peer, offer.incarnation, offer.epoch, self.shard.number)
             lane = Lane(bell, memory, who, self._outbox(offer.endpoint).send, at_shard=True)
-            self._lanes[offer.endpoint] = self._lanes_of[offer.peer, offer.incarnation] = self._heard[lane.fd] = lane
+            self._lanes[offer.endpoint] = self._lanes_of[
+                offer.peer, offer.incarnation
+            ] = self._heard[lane.fd] = lane
             self._poll.register(lane.fd, select.POLLIN)
 
     def _lose_lane(self, lane: Lane, now: int) -> None:
@@ -579,7 +625,11 @@ class Server:
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS
             self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
-        in_use = {peer.endpoint for peer in self.shard.peers.values()} | {self._controller} | self._lanes.keys()
+        in_use = (
+            {peer.endpoint for peer in self.shard.peers.values()}
+            | {self._controller}
+            | self._lanes.keys()
+        )
         for endpoint in self._outboxes.keys() - in_use:
             self._outboxes.pop(endpoint).close()
 
@@ -596,7 +646,11 @@ class Server:
         low = free < self.config.disk_free_warn_bytes
         if low != self._low:
             self._low = low
-            level, word = (logging.WARNING, "low on disk soon") if low else (logging.INFO, "enough room again")
+            level, word = (
+                (logging.WARNING, "low on disk soon")
+                if low
+                else (logging.INFO, "enough room again")
+            )
             log.log(
                 level,
                 "%s: %d MB free; publishers are blocked below %d MB",

@@ -13,7 +13,14 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from shardmq.shardd.controls import Controls
-from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES, Outgoing, Peer, Refused, known_runs, refused_runs
+from shardmq.shardd.peers import (
+    PUBLISH_CREDIT_BYTES,
+    Outgoing,
+    Peer,
+    Refused,
+    known_runs,
+    refused_runs,
+)
 from shardmq.shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
 from shardmq.shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
 from shardmq.shardd.streams import Fates
@@ -75,7 +82,9 @@ class Shard(Controls):
             self._on_join(head, join.endpoint, now)
 
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
-        batch, messages, wanted, needs_sync, in_sequence, records, ids, weight = codec.read_publish(message)
+        batch, messages, wanted, needs_sync, in_sequence, records, ids, weight = codec.read_publish(
+            message
+        )
         if batch != peer.next_batch:
             peer.check_first(batch)
         peer.next_batch = batch + 1
@@ -110,20 +119,27 @@ class Shard(Controls):
                 if queue is None:
                     store.settle(arrival.queue_id, arrival.entries, False)
                     continue
-                if redeems and self.reservations.use(peer.number, queue, len(arrival.entries), arrival.body_bytes):
+                if redeems and self.reservations.use(
+                    peer.number, queue, len(arrival.entries), arrival.body_bytes
+                ):
                     queue.publish_reserved(arrival, now)
                     turned_away = None
                 else:
                     turned_away = queue.publish(arrival, now)
                 if turned_away:
                     refused = refused or set()
-                    refused.update(turned_away if origins is None else [origins[i] for i in turned_away])
+                    refused.update(
+                        turned_away if origins is None else [origins[i] for i in turned_away]
+                    )
                 if queue.consumers.all or not queue.is_asleep:
                     self._dirty[queue] = None
             if refused and held is not None:
                 held.refused = refused_runs(message, sorted(refused), m.SOME)
             if fates is not None and fates.known and held is not None:
-                held.refused = [*held.refused, *known_runs(message, sorted(fates.known), fates.altered)]
+                held.refused = [
+                    *held.refused,
+                    *known_runs(message, sorted(fates.known), fates.altered),
+                ]
         except self._no_room:
             if held is not None:
                 held.refuse(_all_of(message, messages))
@@ -147,7 +163,13 @@ class Shard(Controls):
             held.need_no_sync()
 
     def _append(
-        self, peer: Peer, store: Store, records: memoryview, known: list[Queue], alone: bool, in_sequence: bool
+        self,
+        peer: Peer,
+        store: Store,
+        records: memoryview,
+        known: list[Queue],
+        alone: bool,
+        in_sequence: bool,
     ) -> tuple[Sequence[Arrival], Fates, Sequence[int] | None, bool]:
         """Where there are streams, or messages that say their place in what a producer sends. What arrived, what
         became of the batch besides, which of it each that arrived was (None: all did), and whether a stream has some:
@@ -173,11 +195,15 @@ class Shard(Controls):
         fates.add(screened)
         return arrivals, fates, screened.origins, bool(streams)
 
-    def _screen(self, peer: Peer, store: Store, records: memoryview, known: list[Queue]) -> Screened:
+    def _screen(
+        self, peer: Peer, store: Store, records: memoryview, known: list[Queue]
+    ) -> Screened:
         """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue
         will refuse is left out here: on disk it would later be taken for stored."""
         roomy = self.reservations.rooms_taken(peer.number)
-        rooms = {queue.id: queue.room() for queue in known if queue.may_refuse and queue.id not in roomy}
+        rooms = {
+            queue.id: queue.room() for queue in known if queue.may_refuse and queue.id not in roomy
+        }
         screened = store.screen(records, rooms)
         for queue_id, count in screened.repeated.items():
             queue = self.queues.get(queue_id)
@@ -272,16 +298,36 @@ class Shard(Controls):
 
     # queues.Outlet
     def deliver(
-        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+        self,
+        consumer: Consumer,
+        first_number: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
     ) -> None:
         peer: Peer = consumer.peer  # type: ignore[assignment] # consumers were attached by a Peer
         self._given += len(blob)
         peer.has_news = True
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
-        peer.writer.add(connection, channel, number, first_number, redelivered, count, blob, 0, consumer.queue.hides)
+        peer.writer.add(
+            connection,
+            channel,
+            number,
+            first_number,
+            redelivered,
+            count,
+            blob,
+            0,
+            consumer.queue.hides,
+        )
 
     def deliver_again(
-        self, consumer: Consumer, first_number: int, times: int, count: int, blob: bytes | memoryview
+        self,
+        consumer: Consumer,
+        first_number: int,
+        times: int,
+        count: int,
+        blob: bytes | memoryview,
     ) -> None:
         peer = consumer.peer
         assert isinstance(peer, Peer)

@@ -26,12 +26,20 @@ class Store(QueueStore, Protocol):
     """What a shard needs of a store; `append` raises NoRoom (or what `Shard.no_room` names) when the disk is full."""
 
     def recover(
-        self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
+        self,
+        queue_ids: Collection[int],
+        timed: Collection[int] = (),
+        progress: Progress | None = None,
     ) -> Mapping[int, Arrival]: ...
     def append(
-        self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
+        self,
+        records: bytes | bytearray | memoryview,
+        indexes: bool = False,
+        in_sequence: bool = False,
     ) -> Sequence[Arrival]: ...
-    def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
+    def screen(
+        self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]
+    ) -> Screened:
         """What of records IN_SEQUENCE is to be appended."""
 
     def unscreen(self) -> None:

@@ -86,7 +86,9 @@ class Streams:
 
     def keep_only(self, vhost: str, store: Store) -> None:
         """Files of streams that were deleted, and stayed behind."""
-        self._home.keep_only_streams(vhost, [id for id, queue in self.queues.items() if queue.store is store])
+        self._home.keep_only_streams(
+            vhost, [id for id, queue in self.queues.items() if queue.store is store]
+        )
 
     def dropped(self, queue: Queue) -> None:
         """It is deleted: its files go as soon as they can."""
@@ -126,7 +128,9 @@ class Streams:
     def among(self, queues: Iterable[Queue]) -> list[StreamQueue]:
         return [queue for queue in queues if isinstance(queue, StreamQueue)]
 
-    def append(self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool) -> Fates:
+    def append(
+        self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool
+    ) -> Fates:
         """Give each of them the records that name it (`alone`: there is one, and all do)."""
         fates = Fates()
         for queue in queues:
@@ -145,13 +149,17 @@ class Streams:
         if reader.name:
             self.dirty[queue] = None
 
-    def attach(self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, loan: Loan | None, now: int) -> Reader:
+    def attach(
+        self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, loan: Loan | None, now: int
+    ) -> Reader:
         """Return a new reader of that stream; `loan`: of the virtual consumer that it is a part of.
 
         Raises ValueError when the stream knows too many names already.
         """
         read = attach.read
-        offset, name, wanted = queue.new_reader(read.start, read.value, read.name, read.filters, read.unfiltered, now)
+        offset, name, wanted = queue.new_reader(
+            read.start, read.value, read.name, read.filters, read.unfiltered, now
+        )
         if name:
             queue.log.store_position(name, offset)
             self.dirty[queue] = None
@@ -194,13 +202,21 @@ class Streams:
         if look.watch:
             queue.watched.setdefault((look.watch, peer.number), [])
         log = queue.log
-        return m.Looked(look.request, log.first_offset, log.next_offset, log.find(look.timestamp), log.find(look.young))
+        return m.Looked(
+            look.request,
+            log.first_offset,
+            log.next_offset,
+            log.find(look.timestamp),
+            log.find(look.young),
+        )
 
     def pull(self, peer: Peer, pull: m.Pull) -> m.Pulled | m.Refused:
         queue = self.queues.get(pull.queue)
         if queue is None:
             return m.Refused(pull.request, 404, "gone")
-        blob, count, after = queue.pull(pull.watch, peer.number, pull.offset, pull.stop, pull.bytes_max)
+        blob, count, after = queue.pull(
+            pull.watch, peer.number, pull.offset, pull.stop, pull.bytes_max
+        )
         return m.Pulled(pull.request, count, blob[: 8 * count], blob[8 * count :], after)
 
     def unwatch(self, peer: Peer, what: m.Unwatch) -> None:
@@ -242,7 +258,11 @@ class Streams:
         purges = self._purges.pop(queue, ())
         all_went = not purges or queue.deleted or queue.purge_now()
         for purge in purges:
-            purge.peer.tell(m.Done(purge.request, purge.messages) if all_went else _no_room_to_purge(purge.request))
+            purge.peer.tell(
+                m.Done(purge.request, purge.messages)
+                if all_went
+                else _no_room_to_purge(purge.request)
+            )
 
     # -- damage ----------------------------------------------------------------------------------------
 
@@ -257,18 +277,28 @@ class Streams:
     def damage(self) -> dict[str, int]:
         """Damaged places known in all logs, as stores have them in their numbers."""
         found = [queue.log.stats() for queue in self.queues.values()]
-        return {name: sum(one.get(name, 0) for one in found) for name in ("damaged", "torn")} if found else {}
+        return (
+            {name: sum(one.get(name, 0) for one in found) for name in ("damaged", "torn")}
+            if found
+            else {}
+        )
 
     def gaps(self, ids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
         """Offsets lost by damage, of the streams among these queues that have some."""
-        return {queue.id: queue.log.gaps[:GAPS_TOLD_MAX] for queue in self._among_ids(ids) if queue.log.gaps}
+        return {
+            queue.id: queue.log.gaps[:GAPS_TOLD_MAX]
+            for queue in self._among_ids(ids)
+            if queue.log.gaps
+        }
 
     def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
         """Of the streams among these queues."""
         found = []
         for queue in self._among_ids(ids):
             log = queue.log
-            positions = {name.decode("utf-8", "replace"): offset for name, offset in log.positions().items()}
+            positions = {
+                name.decode("utf-8", "replace"): offset for name, offset in log.positions().items()
+            }
             found.append(
                 m.StreamStats(
                     queue.id,
@@ -291,11 +321,18 @@ class Streams:
                 assert isinstance(reader, Reader) and isinstance(reader.peer, Peer)
                 found.append(
                     m.ReaderStats(
-                        queue.id, reader.peer.number, reader.connection, reader.channel, reader.tag, reader.position
+                        queue.id,
+                        reader.peer.number,
+                        reader.connection,
+                        reader.channel,
+                        reader.tag,
+                        reader.position,
                     )
                 )
         return found
 
 
 def _no_room_to_purge(request: int) -> m.Refused:
-    return m.Refused(request, m.NO_ROOM, "no room on the disk to begin the stream anew: its messages stay")
+    return m.Refused(
+        request, m.NO_ROOM, "no room on the disk to begin the stream anew: its messages stay"
+    )

@@ -18,7 +18,17 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp import frames, properties, spec
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
-from shardmq.broker.amqp.events import Binds, Event, Failed, Method, Nothing, Open, Publishes, Settles, StartOk
+from shardmq.broker.amqp.events import (
+    Binds,
+    Event,
+    Failed,
+    Method,
+    Nothing,
+    Open,
+    Publishes,
+    Settles,
+    StartOk,
+)
 from shardmq.broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
 from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
@@ -36,7 +46,9 @@ _IDS = struct.Struct(">HH")  # of a method
 _IDS_AT, _IDS_END = _FRAME_HEAD.size, _FRAME_HEAD.size + _IDS.size
 _BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
 _FRAME_END = bytes([spec.FRAME_END])
-_FRAME_KINDS = frozenset({spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME})
+_FRAME_KINDS = frozenset(
+    {spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME}
+)
 _HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
 _IMMEDIATE = 2
 # Unfinished messages of one connection may have this much together, over one of the largest size.
@@ -52,15 +64,25 @@ ROOM_BYTES_MAX: Final = 4 << 20
 # Methods that states.py knows by name; all others are "method" there.
 _CHANNEL_NAMES: Final = {
     struct.pack(">I", method.index): method.name
-    for method in (commands.Channel.Open, commands.Channel.Close, commands.Channel.CloseOk, commands.Basic.Publish)
+    for method in (
+        commands.Channel.Open,
+        commands.Channel.Close,
+        commands.Channel.CloseOk,
+        commands.Basic.Publish,
+    )
 }
 # Looked at with each read: an enum is asked for its members the slow way.
-_AWAITING_HEADER, _OPEN, _CLOSED = ConnectionState.AWAITING_HEADER, ConnectionState.OPEN, ConnectionState.CLOSED
+_AWAITING_HEADER, _OPEN, _CLOSED = (
+    ConnectionState.AWAITING_HEADER,
+    ConnectionState.OPEN,
+    ConnectionState.CLOSED,
+)
 _AWAITING_BODY: Final = int(ChannelState.AWAITING_BODY)
 _UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
 _CLOSES: Final = frozenset(
-    struct.pack(">I", method.index) for method in (commands.Connection.Close, commands.Connection.CloseOk)
+    struct.pack(">I", method.index)
+    for method in (commands.Connection.Close, commands.Connection.CloseOk)
 )
 
 
@@ -111,7 +133,16 @@ class _Content:
         body_off = self.line_len + self.props_len
         if self.body_len:
             self.add(_FRAME_END)
-        row = frames.row(0, self.line_len, channel, self.line_len, self.props_len, body_off, self.body_len, self.facts)
+        row = frames.row(
+            0,
+            self.line_len,
+            channel,
+            self.line_len,
+            self.props_len,
+            body_off,
+            self.body_len,
+            self.facts,
+        )
         return Publishes(self.data, row, 1, lasting=True)
 
 
@@ -152,7 +183,9 @@ class Connection:
         self._message_bytes_max = message_bytes_max
         self._state = ConnectionState.AWAITING_HEADER
         self._close_sent = False
-        self._channels = bytearray(1)  # the state of each channel number; as long as the highest that was opened
+        self._channels = bytearray(
+            1
+        )  # the state of each channel number; as long as the highest that was opened
         self._contents: dict[int, _Content] = {}
         self._content_bytes = 0  # in all of them
         self._content_bytes_max = message_bytes_max + CONTENT_BYTES_MORE
@@ -177,7 +210,9 @@ class Connection:
         `again`: so many at their beginning are `unread`, all of it, so that all are looked at in one piece."""
         if again:
             self._drop_read()
-        if self._state in CONNECTION_DISCARDS and (self._next is not None or isinstance(self._buffer, memoryview)):
+        if self._state in CONNECTION_DISCARDS and (
+            self._next is not None or isinstance(self._buffer, memoryview)
+        ):
             self._drop_read()  # left unread by a caller that closed and looked no further
         if self._at < len(self._buffer):
             self._next = memoryview(data)
@@ -233,7 +268,11 @@ class Connection:
     def keep_unread(self) -> None:
         """Copy what is unread, so that the bytes given may be changed before next_event() gives None."""
         if self._next is not None:
-            self._buffer, self._at, self._next = bytearray(self._buffer[self._at :]) + self._next, 0, None
+            self._buffer, self._at, self._next = (
+                bytearray(self._buffer[self._at :]) + self._next,
+                0,
+                None,
+            )
         elif isinstance(self._buffer, memoryview):
             self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
 
@@ -251,7 +290,12 @@ class Connection:
             return None
         buffer = self._buffer
         at, table, count, why, needed = frames.scan(
-            buffer, self._at, len(buffer), self._channels, self._received_frame_bytes_max, self._message_bytes_max
+            buffer,
+            self._at,
+            len(buffer),
+            self._channels,
+            self._received_frame_bytes_max,
+            self._message_bytes_max,
         )
         if count:
             self._at = at
@@ -282,7 +326,9 @@ class Connection:
             return
         self._state = next_of_connection(self._state, "protocol header")
         mechanisms = self._mechanisms.decode()
-        self.send_method(0, commands.Connection.Start(0, 9, self._server_properties, mechanisms, "en_US"))
+        self.send_method(
+            0, commands.Connection.Start(0, 9, self._server_properties, mechanisms, "en_US")
+        )
 
     def _read_frame(self) -> Event | None:
         """One frame of any kind."""
@@ -297,7 +343,11 @@ class Connection:
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if kind == spec.BODY_FRAME and size >= PART_BYTES_MIN:
             content = self._contents.get(channel)
-            if content is not None and size <= content.left and self._channels[channel] == _AWAITING_BODY:
+            if (
+                content is not None
+                and size <= content.left
+                and self._channels[channel] == _AWAITING_BODY
+            ):
                 return self._read_part(channel, content, size)
         if not self._has(frame_bytes):
             return None
@@ -318,7 +368,9 @@ class Connection:
         if not self._has(_FRAME_HEAD.size + SHOWN_BYTES):
             return None
         self._at += _FRAME_HEAD.size
-        self._part = _Part(channel, content, size, bytes(self._buffer[self._at : self._at + SHOWN_BYTES]))
+        self._part = _Part(
+            channel, content, size, bytes(self._buffer[self._at : self._at + SHOWN_BYTES])
+        )
         return self._go_on_with_part(self._part)
 
     def _go_on_with_part(self, part: _Part) -> Event | None:
@@ -337,7 +389,9 @@ class Connection:
         self._part = None
         end = self._buffer[self._at]
         if end != spec.FRAME_END:
-            raise self._broken_frame(spec.BODY_FRAME, part.shown, f"{{invalid_frame_end_marker,{end}}}", part.size)
+            raise self._broken_frame(
+                spec.BODY_FRAME, part.shown, f"{{invalid_frame_end_marker,{end}}}", part.size
+            )
         self._at += 1
         try:
             if is_wanted and self._state is _OPEN:
@@ -347,7 +401,9 @@ class Connection:
             self._set_channel(part.channel, ChannelState.CLOSING)
             return Failed(error.with_traceback(None), part.channel)
 
-    def _broken_frame(self, kind: int, payload: bytes, what: str, size: int = 0) -> ConnectionException:
+    def _broken_frame(
+        self, kind: int, payload: bytes, what: str, size: int = 0
+    ) -> ConnectionException:
         """In RabbitMQ's words, which are Erlang's. `size`: of the whole payload, when that is more."""
         self._out_of_step = True
         return ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload, size)}: {what}")
@@ -359,9 +415,13 @@ class Connection:
             return None
         if kind == spec.HEARTBEAT_FRAME:
             if payload:
-                raise ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload)}: unknown_frame")
+                raise ConnectionException(
+                    spec.FRAME_ERROR, f"{_shown(kind, payload)}: unknown_frame"
+                )
             if channel:
-                raise ConnectionException(spec.UNEXPECTED_FRAME, "heartbeat frame must be on channel 0")
+                raise ConnectionException(
+                    spec.UNEXPECTED_FRAME, "heartbeat frame must be on channel 0"
+                )
             return None
         if kind == spec.METHOD_FRAME and len(payload) < _IDS.size:
             raise ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload)}: unknown_frame")
@@ -392,7 +452,9 @@ class Connection:
         method = decode_method(payload)
         ids = _ids(payload)
         if ids[0] != spec.CONNECTION:
-            raise ConnectionException(spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids)
+            raise ConnectionException(
+                spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids
+            )
         self._state = next_of_connection(self._state, method.name, ids)
         if isinstance(method, commands.Connection.StartOk):
             self.client_properties = dict(method.client_properties or {})
@@ -408,14 +470,20 @@ class Connection:
 
     def _agree(self, said: commands.Connection.TuneOk) -> None:
         self.channels_max = _agreed("channel_max", said.channel_max, 1, self.channels_max)
-        self.frame_bytes_max = _agreed("frame_max", said.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max)
+        self.frame_bytes_max = _agreed(
+            "frame_max", said.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
+        )
         self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
         self.heartbeat_s = said.heartbeat
 
     # -- channels -------------------------------------------------------------------------------------------------
 
     def _channel_state(self, channel: int) -> ChannelState:
-        return ChannelState(self._channels[channel]) if channel < len(self._channels) else ChannelState.CLOSED
+        return (
+            ChannelState(self._channels[channel])
+            if channel < len(self._channels)
+            else ChannelState.CLOSED
+        )
 
     def _received_method(self, channel: int, payload: bytes) -> Event | None:
         state = self._channel_state(channel)
@@ -449,9 +517,7 @@ class Connection:
         """For the state of one more channel number. RabbitMQ counts channels, of any numbers."""
         open_count = len(self._channels) - sum(map(self._channels.count, _NOT_OPEN))
         if open_count >= self.channels_max:
-            text = (
-                f"number of channels opened ({open_count}) has reached the negotiated channel_max ({self.channels_max})"
-            )
+            text = f"number of channels opened ({open_count}) has reached the negotiated channel_max ({self.channels_max})"
             raise ConnectionException(spec.NOT_ALLOWED, text, spec.CHANNEL, 10)
         if channel >= len(self._channels):
             self._channels += bytes(channel + 1 - len(self._channels))
@@ -461,9 +527,13 @@ class Connection:
         if state in CHANNEL_DISCARDS:
             return None
         if state is ChannelState.AWAITING_CONTENT_HEADER and len(payload) < _CONTENT_HEAD.size:
-            raise ConnectionException(spec.SYNTAX_ERROR, "a content header of fewer than 12 bytes", *spec.PUBLISH)
+            raise ConnectionException(
+                spec.SYNTAX_ERROR, "a content header of fewer than 12 bytes", *spec.PUBLISH
+            )
         class_id, _, body_len = _CONTENT_HEAD.unpack_from(payload.ljust(_CONTENT_HEAD.size))
-        self._channels[channel] = next_of_channel(state, "header" if body_len else "header of no body") or state
+        self._channels[channel] = (
+            next_of_channel(state, "header" if body_len else "header of no body") or state
+        )
         if class_id != spec.BASIC:
             text = f"expected content header for class 60, got one for class {class_id} instead"
             raise ConnectionException(spec.UNEXPECTED_FRAME, text, *spec.PUBLISH)
@@ -492,7 +562,9 @@ class Connection:
     def _came_whole(self, channel: int, content: _Content, size: int) -> Publishes | None:
         """A body frame whose bytes are in their place."""
         is_last = content.left == size
-        following = next_of_channel(self._channel_state(channel), "last body" if is_last else "body")
+        following = next_of_channel(
+            self._channel_state(channel), "last body" if is_last else "body"
+        )
         if following is None:
             return None
         self._channels[channel] = following
@@ -516,18 +588,25 @@ class Connection:
 
     def tune(self) -> None:
         """The client is who it says: offer our limits."""
-        self.send_method(0, commands.Connection.Tune(self.channels_max, self.frame_bytes_max, self.heartbeat_s))
+        self.send_method(
+            0, commands.Connection.Tune(self.channels_max, self.frame_bytes_max, self.heartbeat_s)
+        )
 
     def send_method(self, channel: int, method: base.Frame, count: int = 1) -> None:
         """So often. Nothing is sent on what we have closed, but close-ok."""
         if channel == 0:
-            if self._state in CONNECTION_DISCARDS and not isinstance(method, commands.Connection.CloseOk):
+            if self._state in CONNECTION_DISCARDS and not isinstance(
+                method, commands.Connection.CloseOk
+            ):
                 return
             self._state = CONNECTION_SENT.get((self._state, method.name), self._state)
         elif isinstance(method, commands.Channel.CloseOk):
             if self._channel_state(channel) is not ChannelState.CLOSED:
                 self._set_channel(channel, ChannelState.CLOSED)
-        elif self._close_sent or self._channel_state(channel) in (ChannelState.CLOSED, ChannelState.CLOSING):
+        elif self._close_sent or self._channel_state(channel) in (
+            ChannelState.CLOSED,
+            ChannelState.CLOSING,
+        ):
             return
         self._put(channel, method, count)
 
@@ -547,14 +626,22 @@ class Connection:
 
     def close_channel(self, channel: int, exc: ChannelException) -> None:
         """channel.close. What else comes on the channel is discarded until the client's close-ok."""
-        if self._close_sent or self._channel_state(channel) in (ChannelState.CLOSED, ChannelState.CLOSED_BY_CLIENT):
+        if self._close_sent or self._channel_state(channel) in (
+            ChannelState.CLOSED,
+            ChannelState.CLOSED_BY_CLIENT,
+        ):
             return
         self._set_channel(channel, ChannelState.CLOSING)
-        self._put(channel, commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id))
+        self._put(
+            channel, commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
+        )
 
     def close(self, exc: ConnectionException) -> None:
         """connection.close. What else comes is discarded until the client's close-ok."""
-        if self._close_sent or self._state in (ConnectionState.CLOSED, ConnectionState.CLOSED_BY_CLIENT):
+        if self._close_sent or self._state in (
+            ConnectionState.CLOSED,
+            ConnectionState.CLOSED_BY_CLIENT,
+        ):
             return
         if self._state is ConnectionState.AWAITING_HEADER:  # it does not speak AMQP yet
             self._state = ConnectionState.CLOSED
@@ -563,7 +650,9 @@ class Connection:
         self._close_sent = True
         self._contents.clear()
         self._content_bytes = 0
-        self._put(0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id))
+        self._put(
+            0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
+        )
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
         content = self._contents.pop(channel, None)

@@ -106,7 +106,12 @@ def _death_table(
     """The table of this death, and the others: (queue, reason, value as it came)."""
     others = _grouped(array)
     at = next(
-        (i for i, (queue, reason, _) in enumerate(others) if (queue, reason) == (death.queue, death.reason)), None
+        (
+            i
+            for i, (queue, reason, _) in enumerate(others)
+            if (queue, reason) == (death.queue, death.reason)
+        ),
+        None,
     )
     count = 0
     if at is not None:
@@ -145,7 +150,11 @@ def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
         queue, reason, raw = grouped[at]
         pairs = _pairs(raw[5:])
         if b"count" not in pairs:
-            grouped[at] = (queue, reason, b"F" + _table({b"count": _LONG.pack(b"l", number), **pairs}))
+            grouped[at] = (
+                queue,
+                reason,
+                b"F" + _table({b"count": _LONG.pack(b"l", number), **pairs}),
+            )
     return grouped
 
 

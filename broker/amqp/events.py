@@ -108,7 +108,9 @@ class Nothing:
     """Many frames without an event; there may be more. For a caller that lets others have their turn."""
 
 
-def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int = 0) -> dict[int, Publishes]:
+def copies_by_channel(
+    event: Publishes, channels: AbstractSet[int], first: int = 0
+) -> dict[int, Publishes]:
     """Return the publishes of each of these channels, from the `first` of the event on, as events that are kept.
 
     Only their own bytes are copied. A copy of messages that were counted is counted.
@@ -118,14 +120,26 @@ def copies_by_channel(event: Publishes, channels: AbstractSet[int], first: int =
         line, line_len, number, props, props_len, body, body_frames, body_len, *rest = row
         if number not in channels:
             continue
-        end = body + body_len + body_frames * FRAME_OVERHEAD_BYTES if body_len else props + props_len
+        end = (
+            body + body_len + body_frames * FRAME_OVERHEAD_BYTES if body_len else props + props_len
+        )
         if number not in found:
             found[number] = bytearray(), bytearray()
         data, table = found[number]
         moved = len(data) - line
         data += event.buffer[line:end]
         body = body + moved if body_len else 0
-        table += _ROW.pack(line + moved, line_len, number, props + moved, props_len, body, body_frames, body_len, *rest)
+        table += _ROW.pack(
+            line + moved,
+            line_len,
+            number,
+            props + moved,
+            props_len,
+            body,
+            body_frames,
+            body_len,
+            *rest,
+        )
     return {
         number: Publishes(data, bytes(table), len(table) // _ROW.size, counted=event.counted)
         for number, (data, table) in found.items()

@@ -61,7 +61,10 @@ class ChannelOpenOk(commands.Channel.OpenOk):
         self.channel_id = ""
 
 
-_METHODS: Final[dict[int, type[base.Frame]]] = {**commands.INDEX_MAPPING, AccessRequest.index: AccessRequest}
+_METHODS: Final[dict[int, type[base.Frame]]] = {
+    **commands.INDEX_MAPPING,
+    AccessRequest.index: AccessRequest,
+}
 _FIELDS: Final[dict[type[base.Frame], list[tuple[str, str]]]] = {}
 
 
@@ -72,7 +75,9 @@ def decode_method(payload: bytes) -> base.Frame:
     index: int = _INDEX.unpack_from(payload)[0]
     found = _METHODS.get(index)
     if found is None:
-        raise ConnectionException(COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF)
+        raise ConnectionException(
+            COMMAND_INVALID, "unimplemented method", index >> 16, index & 0xFFFF
+        )
     try:
         return _decode_fields(found, payload)
     except ConnectionException as error:
@@ -129,7 +134,9 @@ def _fields(kind: type[base.Frame]) -> list[tuple[str, str]]:
 
 
 def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
-    method = kind.__new__(kind)  # every field is set below: no need for defaults, and pamqp's checks are not ours
+    method = kind.__new__(
+        kind
+    )  # every field is set below: no need for defaults, and pamqp's checks are not ours
     reader = _Reader(payload, 4, FRAME_ERROR)
     bit = 8
     bits = 0
@@ -141,7 +148,11 @@ def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
             bit += 1
             continue
         bit = 8
-        setattr(method, name, reader.short_string() if type_name == "shortstr" else reader.field(type_name))
+        setattr(
+            method,
+            name,
+            reader.short_string() if type_name == "shortstr" else reader.field(type_name),
+        )
     if reader.at != len(payload):
         raise ConnectionException(FRAME_ERROR, "bytes behind the method's last field")
     return method
@@ -291,7 +302,11 @@ def _encode_value(value: Value) -> bytes:
         case int() if value >= 1 << 63:  # a timestamp no calendar has
             return b"T" + _U64.pack(value)
         case int():
-            return b"I" + _I32.pack(value) if -(1 << 31) <= value < 1 << 31 else b"l" + _I64.pack(value)
+            return (
+                b"I" + _I32.pack(value)
+                if -(1 << 31) <= value < 1 << 31
+                else b"l" + _I64.pack(value)
+            )
         case float():
             return b"d" + _F64.pack(value)
         case str():

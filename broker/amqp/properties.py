@@ -89,7 +89,9 @@ def check(props: bytes) -> None:
 def without_header(message: bytes, name: str) -> bytes:
     """The stored message without one header; everything else stays as it was, byte for byte."""
     exchange, key, props, body = read_stored(message)
-    headers = next(((start, end) for field, _, start, end in _fields(props) if field == "headers"), None)
+    headers = next(
+        ((start, end) for field, _, start, end in _fields(props) if field == "headers"), None
+    )
     if headers is None:
         return bytes(message)
     start, end = headers
@@ -114,14 +116,18 @@ def without_header_in_each(blob: bytes | memoryview, count: int, name: str) -> b
 def with_reply_to(message: bytes, name: str) -> bytes:
     """The stored message with this in place of the reply_to it has; everything else stays as it was, byte for byte."""
     exchange, key, props, body = read_stored(message)
-    start, end = next((start, end) for field, _, start, end in _fields(props) if field == "reply_to")
+    start, end = next(
+        (start, end) for field, _, start, end in _fields(props) if field == "reply_to"
+    )
     said = name.encode()
     return _stored(exchange, key, props[:start] + bytes([len(said)]) + said + props[end:], body)
 
 
 def stored_with(exchange: bytes, key: bytes, headers: dict[str, Any], body: bytes) -> bytes:
     """A stored message that has these headers and no other property."""
-    return _stored(exchange, key, with_headers(_U16.pack(0), encode_table(headers)[_U32.size :]), body)
+    return _stored(
+        exchange, key, with_headers(_U16.pack(0), encode_table(headers)[_U32.size :]), body
+    )
 
 
 def _stored(exchange: bytes, key: bytes, props: bytes, body: bytes) -> bytes:
@@ -136,7 +142,9 @@ def with_delivery_count(blob: bytes | memoryview, count: int, times: int) -> byt
     said = _COUNT_NAME + _COUNT.pack(b"l", times)
     for names, props, body in split(blob, count):
         if props not in known:
-            known[props] = with_headers(props, _without_key(headers_inside(props), _COUNT_NAME[1:]) + said)
+            known[props] = with_headers(
+                props, _without_key(headers_inside(props), _COUNT_NAME[1:]) + said
+            )
         props = known[props]
         parts += (_STORED.pack(len(body), len(props)), names, props, body)
     return b"".join(parts)
@@ -156,7 +164,9 @@ def with_offsets(blob: bytes | memoryview, offsets: bytes | memoryview, name: by
 
 def headers_inside(props: bytes) -> bytes:
     """The headers' pairs, without the length before them."""
-    return next((props[start + 4 : end] for name, _, start, end in _fields(props) if name == "headers"), b"")
+    return next(
+        (props[start + 4 : end] for name, _, start, end in _fields(props) if name == "headers"), b""
+    )
 
 
 def with_headers(props: bytes, inside: bytes) -> bytes:

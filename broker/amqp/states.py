@@ -68,7 +68,10 @@ CONNECTION_DISCARDS: Final = frozenset(
 # Next state of a channel by what the client said on it. "method": any but those named.
 CHANNEL_RECEIVED: Final = {
     (ChannelState.CLOSED, "Channel.Open"): ChannelState.OPEN,
-    (ChannelState.CLOSED, "Channel.CloseOk"): ChannelState.CLOSED,  # both sides closed, and it was answered already
+    (
+        ChannelState.CLOSED,
+        "Channel.CloseOk",
+    ): ChannelState.CLOSED,  # both sides closed, and it was answered already
     (ChannelState.OPEN, "Channel.Close"): ChannelState.CLOSED_BY_CLIENT,
     (ChannelState.OPEN, "Channel.CloseOk"): ChannelState.OPEN,  # answers nothing: forgotten
     (ChannelState.OPEN, "Basic.Publish"): ChannelState.AWAITING_CONTENT_HEADER,
@@ -85,7 +88,9 @@ CHANNEL_RECEIVED: Final = {
 CHANNEL_DISCARDS: Final = frozenset({ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT})
 
 
-def next_of_connection(state: ConnectionState, arrived: str, ids: tuple[int, int] = (0, 0)) -> ConnectionState:
+def next_of_connection(
+    state: ConnectionState, arrived: str, ids: tuple[int, int] = (0, 0)
+) -> ConnectionState:
     """After `arrived` (a method's name) on channel 0; ConnectionException when it is not its time.
 
     `ids`: class and method of what arrived.
@@ -97,7 +102,9 @@ def next_of_connection(state: ConnectionState, arrived: str, ids: tuple[int, int
         raise ConnectionException(CHANNEL_ERROR, text, *ids) from None
 
 
-def next_of_channel(state: ChannelState, arrived: str, ids: tuple[int, int] = (0, 0)) -> ChannelState | None:
+def next_of_channel(
+    state: ChannelState, arrived: str, ids: tuple[int, int] = (0, 0)
+) -> ChannelState | None:
     """After `arrived` on a channel: None to discard it; ConnectionException when it is not its time.
 
     `ids`: class and method of what arrived, if it is a method.
@@ -109,7 +116,11 @@ def next_of_channel(state: ChannelState, arrived: str, ids: tuple[int, int] = (0
         raise ConnectionException(CHANNEL_ERROR, "expected 'channel.open'", *ids)
     if arrived == "Channel.Open":
         raise ConnectionException(CHANNEL_ERROR, "second 'channel.open' seen", *ids)
-    awaited = PUBLISH if state in (ChannelState.AWAITING_CONTENT_HEADER, ChannelState.AWAITING_BODY) else (0, 0)
+    awaited = (
+        PUBLISH
+        if state in (ChannelState.AWAITING_CONTENT_HEADER, ChannelState.AWAITING_BODY)
+        else (0, 0)
+    )
     raise ConnectionException(UNEXPECTED_FRAME, _EXPECTED[state], *awaited)
 
 

@@ -22,7 +22,9 @@ BAD_CONFIG = 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shardmq.broker.controller")
-    parser.add_argument("--config", required=True, help="settings as one JSON object, or fd:N that holds it")
+    parser.add_argument(
+        "--config", required=True, help="settings as one JSON object, or fd:N that holds it"
+    )
     try:
         config = read_config(section(parser.parse_args().config))
     except (msgspec.MsgspecError, ValueError) as error:

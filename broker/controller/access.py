@@ -7,9 +7,15 @@ import secrets
 from shardmq.broker.model.passwords import DEFAULT_ALGORITHM, HASHES, encode
 
 
-def hash_password(password: str, salt: bytes | None = None, algorithm: str = DEFAULT_ALGORITHM) -> str:
+def hash_password(
+    password: str, salt: bytes | None = None, algorithm: str = DEFAULT_ALGORITHM
+) -> str:
     """base64(salt + digest). The salt is an argument where the result must be known beforehand."""
-    return encode(password, secrets.token_bytes(HASHES[algorithm].salt_bytes) if salt is None else salt, algorithm)
+    return encode(
+        password,
+        secrets.token_bytes(HASHES[algorithm].salt_bytes) if salt is None else salt,
+        algorithm,
+    )
 
 
 def hash_new_password(password: str, algorithm: str) -> tuple[str, str]:

@@ -20,12 +20,22 @@ import time
 from asyncio import Future
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, cast
 
 from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.decisions import RESHAPING, Decision, Decisions
-from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
+from shardmq.broker.controller.requests import (
+    Closed,
+    CutOff,
+    Drained,
+    OwnerGone,
+    Pause,
+    Removal,
+    Restore,
+    Settled,
+)
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.without_effect import Lines
 from shardmq.broker.model.catalog import Catalog, Vhost
@@ -74,7 +84,9 @@ from shardmq.shardd.wire import messages as wire
 BATCH_MAX = 2048  # requests that share one sync
 INBOX_MAX = 16_384  # requests not yet decided; beyond it links stop reading
 PURGE_STEP_MESSAGES = 10_000  # purged by one request, when not all of a queue is
-CHANGED_QUEUES_MAX = 1000  # in one message to a shard, when policies change: its clients are not to wait for more
+CHANGED_QUEUES_MAX = (
+    1000  # in one message to a shard, when policies change: its clients are not to wait for more
+)
 # A disk that takes less than this for so few may be waited for by the loop itself.
 QUICK_SYNC_S, FEW_REQUESTS = 0.001, 4
 USUAL_OF = 16  # syncs over which "usual" is taken
@@ -89,7 +101,18 @@ GROWING = (QueueDeclare, ExchangeDeclare, Bind, BindMany, UserPut, PermissionPut
 # What takes rows out of a file that is replaced whole.
 SHRINKING = (UserDelete, PermissionDelete, TopicPermissionDelete, ParameterDelete, VhostDelete)
 
-AnyAsk = AnyRequest | AnyChange | Removal | OwnerGone | Pause | Drained | Restore | CutOff | Closed | Settled
+AnyAsk = (
+    AnyRequest
+    | AnyChange
+    | Removal
+    | OwnerGone
+    | Pause
+    | Drained
+    | Restore
+    | CutOff
+    | Closed
+    | Settled
+)
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 
 log = logging.getLogger(__name__)
@@ -155,7 +178,9 @@ class _Asked:
     def one_came(self) -> None:
         self.waits -= 1
         if self.waits == 0:
-            self.answer(self.code, self.text, {} if self.code == INTERNAL_ERROR else self.decision.result)
+            self.answer(
+                self.code, self.text, {} if self.code == INTERNAL_ERROR else self.decision.result
+            )
 
     def shard_came(self, reply: Future[Any]) -> None:
         """A shard's part is done, or it is known that it will not be: the request succeeds or says why not."""
@@ -212,10 +237,17 @@ class Authority:
         # Queues whose shard was asked whether they may go, how often; and those it must be told of again if they may
         # not. To tell it before could make anew what it has just deleted.
         self._leaving: Counter[int] = Counter()
-        self.churn: Counter[type] = Counter()  # requests that were not refused and changes, for metrics
+        self.churn: Counter[type] = (
+            Counter()
+        )  # requests that were not refused and changes, for metrics
         self._changed_leaving: set[int] = set()
         self._decisions = Decisions(
-            catalog, definitions.new_queue_id, self.server_name, self._shard_for, shards.count, self._leaving
+            catalog,
+            definitions.new_queue_id,
+            self.server_name,
+            self._shard_for,
+            shards.count,
+            self._leaving,
         )
         self._creating: dict[int, Future[Any] | None] = {}  # by queue id; None: not sent yet
 
@@ -257,7 +289,7 @@ class Authority:
             changes, decided = self._decide(batch)
             self._definitions.flush()
             await self._sync(len(batch))
-            self._doors.say_together(lambda changes=changes, decided=decided: self._tell(changes, decided))  # type: ignore[misc]
+            self._doors.say_together(partial(self._tell, changes, decided))
 
     async def _sync(self, requests: int) -> None:
         """What must last is on stable storage, or this raises."""
@@ -326,10 +358,20 @@ class Authority:
                 asked.refuse(decision.refused.code, decision.refused.text)
             before = self._policies(decision.policies_of)
             self.churn[type(asked.request)] += 1
-            if asked.owner and isinstance(asked.request, QueueDeclare | ExchangeDeclare) and asked.request.arguments:
-                self.warn_of(*decision.changes)  # the HTTP API, which has no owner, calls it by itself
+            if (
+                asked.owner
+                and isinstance(asked.request, QueueDeclare | ExchangeDeclare)
+                and asked.request.arguments
+            ):
+                self.warn_of(
+                    *decision.changes
+                )  # the HTTP API, which has no owner, calls it by itself
             self._apply(decision.changes)
-            if decision.bereft or decision.follow or not RESHAPING.isdisjoint(map(type, decision.changes)):
+            if (
+                decision.bereft
+                or decision.follow
+                or not RESHAPING.isdisjoint(map(type, decision.changes))
+            ):
                 self._reshape(decision, before)
             changes.extend(decision.changes)
             if decision.policies_of:
@@ -363,7 +405,11 @@ class Authority:
         if bool(lacking) != self._is_short and (lacking or grows):
             self._is_short = bool(lacking)
             if lacking:
-                log.error("%s and whatever else needs room is refused: %s", type(asked.request).__name__, lacking)
+                log.error(
+                    "%s and whatever else needs room is refused: %s",
+                    type(asked.request).__name__,
+                    lacking,
+                )
             else:
                 log.info("there is room for definitions again")
         return bool(lacking)
@@ -408,7 +454,9 @@ class Authority:
     def _create(self, shard: int, creations: list[_Creation]) -> None:
         """One message for all new queues of a batch on one shard."""
         queues = [creation.queue for creation in creations]
-        done = self._shards.request(shard, lambda n: wire.CreateQueues(n, [self._spec(queue) for queue in queues]))
+        done = self._shards.request(
+            shard, lambda n: wire.CreateQueues(n, [self._spec(queue) for queue in queues])
+        )
         for asked, queue in creations:
             self._creating[queue.id] = done
             asked.waits += 1
@@ -461,7 +509,9 @@ class Authority:
         def counted(reply: Future[Any]) -> None:
             refused = reply.exception() is None and isinstance(reply.result(), wire.Refused)
             if refused and asked.missed != queue.id:
-                self._inbox.append(_Asked(asked.request, asked.owner, asked.answer, missed=queue.id))
+                self._inbox.append(
+                    _Asked(asked.request, asked.owner, asked.answer, missed=queue.id)
+                )
                 self._inbox_things += 1
                 self._arrived.set()
                 asked.answer = _no_answer
@@ -469,7 +519,9 @@ class Authority:
 
         asked.waits += 1
         # Behind the queue's own creation, if that is under way: links keep their order.
-        self._shards.request(queue.shard, lambda n: wire.Count(n, queue.id)).add_done_callback(counted)
+        self._shards.request(queue.shard, lambda n: wire.Count(n, queue.id)).add_done_callback(
+            counted
+        )
 
     def _request(self, asked: _Asked, shard: int, message: Callable[[int], wire.Message]) -> None:
         asked.waits += 1
@@ -484,19 +536,26 @@ class Authority:
             self._held[asked.owner] = deque()
         self._leaving[queue.id] += 1
         gone = self._shards.request(
-            queue.shard, lambda n: wire.DeleteQueue(n, queue.id, if_unused=ask.if_unused, if_empty=ask.if_empty)
+            queue.shard,
+            lambda n: wire.DeleteQueue(n, queue.id, if_unused=ask.if_unused, if_empty=ask.if_empty),
         )
         gone.add_done_callback(lambda gone: self._shard_decided(asked, queue, gone))
 
     def _shard_decided(self, asked: _Asked, queue: QueuePut, gone: Future[Any]) -> None:
         held = self._held.pop(asked.owner, deque())
         error, reply = gone.exception(), None if gone.exception() else gone.result()
-        refused = reply if isinstance(reply, wire.Refused) and reply.code != no_queue("", "").code else None
+        refused = (
+            reply
+            if isinstance(reply, wire.Refused) and reply.code != no_queue("", "").code
+            else None
+        )
         self._answered_leaving(queue, stays=error is not None or refused is not None)
         if error is not None:
             asked.answer(INTERNAL_ERROR, str(error), {})
         elif refused is not None:
-            asked.answer(refused.code, f"queue '{queue.name}' in vhost '{queue.vhost}' {refused.text}", {})
+            asked.answer(
+                refused.code, f"queue '{queue.name}' in vhost '{queue.vhost}' {refused.text}", {}
+            )
         else:
             messages = reply.messages if isinstance(reply, wire.Done) else 0
             asked.request = Removal([queue.id], at_shard=True, messages=messages)
@@ -528,7 +587,10 @@ class Authority:
             text = f"vhost '{decision.close_vhost}' is deleted"
             self._close(self._connections.owners(vhost=decision.close_vhost), text)
         if decision.close_user:
-            self._close(self._connections.owners(user=decision.close_user), f"user '{decision.close_user}' is deleted")
+            self._close(
+                self._connections.owners(user=decision.close_user),
+                f"user '{decision.close_user}' is deleted",
+            )
 
     def _close(self, owners: list[str], text: str) -> None:
         for owner in owners:
@@ -595,23 +657,31 @@ class Authority:
         hashing_algorithm = hashing_algorithm or self.hashing_algorithm
         if password is not None:
             loop = asyncio.get_running_loop()
-            password_hash = await loop.run_in_executor(None, hash_password, password, None, hashing_algorithm)
+            password_hash = await loop.run_in_executor(
+                None, hash_password, password, None, hashing_algorithm
+            )
         return await self.ask(UserPut(name, password_hash, hashing_algorithm, tags or []))
 
     async def delete_user(self, name: str) -> Answer:
         """Permissions go, connections are closed."""
         return await self.ask(UserDelete(name))
 
-    async def put_permission(self, vhost: str, user: str, configure: str, write: str, read: str) -> Answer:
+    async def put_permission(
+        self, vhost: str, user: str, configure: str, write: str, read: str
+    ) -> Answer:
         return await self.ask(PermissionPut(vhost, user, configure, write, read))
 
     async def delete_permission(self, vhost: str, user: str) -> Answer:
         return await self.ask(PermissionDelete(vhost, user))
 
-    async def put_topic_permission(self, vhost: str, user: str, exchange: str, write: str, read: str) -> Answer:
+    async def put_topic_permission(
+        self, vhost: str, user: str, exchange: str, write: str, read: str
+    ) -> Answer:
         return await self.ask(TopicPermissionPut(vhost, user, exchange, write, read))
 
-    async def delete_topic_permission(self, vhost: str, user: str, exchange: str | None = None) -> Answer:
+    async def delete_topic_permission(
+        self, vhost: str, user: str, exchange: str | None = None
+    ) -> Answer:
         """Of one exchange, or of all."""
         return await self.ask(TopicPermissionDelete(vhost, user, exchange))
 
@@ -628,7 +698,9 @@ class Authority:
         internal: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> Answer:
-        return await self.ask(ExchangeDeclare(vhost, name, type, durable, auto_delete, internal, arguments or {}))
+        return await self.ask(
+            ExchangeDeclare(vhost, name, type, durable, auto_delete, internal, arguments or {})
+        )
 
     async def declare_queue(
         self,
@@ -638,9 +710,13 @@ class Authority:
         auto_delete: bool = False,
         arguments: dict[str, Any] | None = None,
     ) -> Answer:
-        return await self.ask(QueueDeclare(vhost, name, durable, auto_delete, False, arguments or {}))
+        return await self.ask(
+            QueueDeclare(vhost, name, durable, auto_delete, False, arguments or {})
+        )
 
-    async def delete_queue(self, vhost: str, name: str, if_unused: bool = False, if_empty: bool = False) -> Answer:
+    async def delete_queue(
+        self, vhost: str, name: str, if_unused: bool = False, if_empty: bool = False
+    ) -> Answer:
         return await self.ask(QueueRemove(vhost, name, if_unused, if_empty))
 
     async def pause_queue(self, vhost: str, name: str, paused: bool) -> Answer:
@@ -729,7 +805,10 @@ class Authority:
 
     @staticmethod
     def server_name() -> str:
-        return SERVER_NAMED_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(SERVER_NAME_BYTES)).decode()[:22]
+        return (
+            SERVER_NAMED_PREFIX
+            + base64.urlsafe_b64encode(secrets.token_bytes(SERVER_NAME_BYTES)).decode()[:22]
+        )
 
 
 def changed_queues(vhost: Vhost, before: Policies) -> list[QueuePut]:

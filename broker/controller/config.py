@@ -54,13 +54,19 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"  # of new passwords
     default_vhost: str = "/"
     loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
-    channel_max_per_node: Annotated[int, msgspec.Meta(ge=0)] = 0  # over all front doors; 0: no limit
+    channel_max_per_node: Annotated[int, msgspec.Meta(ge=0)] = (
+        0  # over all front doors; 0: no limit
+    )
     load_definitions: str = ""  # a file of RabbitMQ's JSON, taken in at each start
-    http_hosts: list[str] = []  # names by which alone the API is called, beside those of this machine; none: any
+    http_hosts: list[
+        str
+    ] = []  # names by which alone the API is called, beside those of this machine; none: any
     listen_names: list[str] = []  # addresses and names that are listened at: names of this machine
     http_without_tls: bool = False  # passwords from other hosts by plain HTTP
     connections_max: int = 0  # open at once, over all front doors; 0: no limit
-    memory_high_watermark: float = 0.0  # of this machine's memory, or our control group's; 0: no alarm
+    memory_high_watermark: float = (
+        0.0  # of this machine's memory, or our control group's; 0: no alarm
+    )
     memory_high_watermark_bytes: int = 0  # if not 0, this instead
     log_level: str = "info"
     log_format: str = "auto"

@@ -14,7 +14,16 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller import policies
-from shardmq.broker.controller.requests import Closed, CutOff, Drained, OwnerGone, Pause, Removal, Restore, Settled
+from shardmq.broker.controller.requests import (
+    Closed,
+    CutOff,
+    Drained,
+    OwnerGone,
+    Pause,
+    Removal,
+    Restore,
+    Settled,
+)
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.model import checks, patterns, tables
 from shardmq.broker.model.arguments import DEFINITION, NUMBER, QUEUE_TYPES
@@ -46,7 +55,13 @@ from shardmq.broker.model.changes import (
     VhostPut,
 )
 from shardmq.broker.model.checks import Refusal
-from shardmq.broker.model.policies import COMPONENTS, EXCHANGE, NO_POLICIES, Policies, exchange_arguments
+from shardmq.broker.model.policies import (
+    COMPONENTS,
+    EXCHANGE,
+    NO_POLICIES,
+    Policies,
+    exchange_arguments,
+)
 from shardmq.broker.routing import delaying, hidden, keeping
 from shardmq.broker.shared.control import (
     Bind,
@@ -78,15 +93,27 @@ class Decision:
 
     changes: list[AnyChange] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
-    create: list[QueuePut] = field(default_factory=list)  # at their shards, at once; or told to them anew
+    create: list[QueuePut] = field(
+        default_factory=list
+    )  # at their shards, at once; or told to them anew
     count: QueuePut | None = None  # ask its shard for messages and consumers
-    uses: list[QueuePut] = field(default_factory=list)  # must exist at their shards before the answer
+    uses: list[QueuePut] = field(
+        default_factory=list
+    )  # must exist at their shards before the answer
     first: QueuePut | None = None  # the shard decides whether it may go; then a Removal
-    drop: list[QueuePut] = field(default_factory=list)  # at their shards, once no front door knows them
-    bereft: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that lose a shard by it
-    follow: set[tuple[str, str]] = field(default_factory=set)  # stream exchanges, with vhost, that take their next step
+    drop: list[QueuePut] = field(
+        default_factory=list
+    )  # at their shards, once no front door knows them
+    bereft: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # stream exchanges, with vhost, that lose a shard by it
+    follow: set[tuple[str, str]] = field(
+        default_factory=set
+    )  # stream exchanges, with vhost, that take their next step
     drop_vhost: str = ""
-    policies_of: str = ""  # the vhost whose policies change: queues with other effective arguments are told so
+    policies_of: str = (
+        ""  # the vhost whose policies change: queues with other effective arguments are told so
+    )
     close_vhost: str = ""
     close_user: str = ""
     refused: Refusal | None = None  # of many, after those that `result` says are done
@@ -126,10 +153,14 @@ class Decisions:
         checks.check_not_default(name)
         current = self._vhost(ask.vhost).exchanges.get(name)
         if current is not None:
-            checks.check_same_exchange(current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
+            checks.check_same_exchange(
+                current, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments
+            )
             return Decision(uses=self._vhost(ask.vhost).hidden_queues_of(name))
         checks.check_new_exchange(ask.vhost, name, ask.type, ask.arguments)
-        put = ExchangePut(ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments)
+        put = ExchangePut(
+            ask.vhost, name, ask.type, ask.durable, ask.auto_delete, ask.internal, ask.arguments
+        )
         if ask.arguments:
             self._check_shard_set(self._vhost(ask.vhost), put)
         queues = self._hidden_queues(self._vhost(ask.vhost), put)
@@ -148,7 +179,9 @@ class Decisions:
         arguments = {checks.DELAYS_FOR: exchange.name}
         return self._hidden_queue(exchange, delaying.queue_name(exchange.name), arguments)
 
-    def _hidden_queue(self, exchange: ExchangePut, name: str, arguments: dict[str, Any]) -> QueuePut:
+    def _hidden_queue(
+        self, exchange: ExchangePut, name: str, arguments: dict[str, Any]
+    ) -> QueuePut:
         """Where it keeps messages, lasting as the exchange itself."""
         id, shard = self._new_queue_id(), self._place(exchange.vhost, name)
         return QueuePut(exchange.vhost, name, id, shard, exchange.durable, arguments=arguments)
@@ -174,7 +207,9 @@ class Decisions:
 
     def _remove_exchange(self, ask: ExchangeRemove, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
-        used = ask.if_unused and vhost.count_from(ask.name) > shard_sets.own_bindings(vhost, ask.name)
+        used = ask.if_unused and vhost.count_from(ask.name) > shard_sets.own_bindings(
+            vhost, ask.name
+        )
         checks.check_exchange_delete(ask.vhost, ask.name, used, ask.if_unused)
         if ask.name not in vhost.exchanges:
             return Decision()
@@ -184,7 +219,10 @@ class Decisions:
         self._release(decision, vhost, ask.name, choice)
         lost = vhost.bindings_to("exchange", ask.name)
         decision.changes += unbound_first([*vhost.bindings_from(ask.name), *lost])
-        decision.changes += [ExchangeDelete(ask.vhost, ask.name), *unbound_exchanges(vhost, lost, {ask.name})]
+        decision.changes += [
+            ExchangeDelete(ask.vhost, ask.name),
+            *unbound_exchanges(vhost, lost, {ask.name}),
+        ]
         if (ask.vhost, policies.SHARDS, ask.name) in self._catalog.parameters:
             decision.changes.append(ParameterDelete(ask.vhost, policies.SHARDS, ask.name))
         return decision
@@ -194,8 +232,12 @@ class Decisions:
     def _bind(self, ask: Bind, owner: str) -> Decision:
         vhost = self._vhost(ask.vhost)
         queue = self._check_bind(vhost, ask, owner)
-        put = BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
-        return Decision([] if vhost.has_binding(put) else [put], uses=[] if queue is None else [queue])
+        put = BindingPut(
+            ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments
+        )
+        return Decision(
+            [] if vhost.has_binding(put) else [put], uses=[] if queue is None else [queue]
+        )
 
     def _check_bind(self, vhost: Vhost, ask: Bind, owner: str) -> QueuePut | None:
         """Its queue."""
@@ -218,7 +260,10 @@ class Decisions:
                 for _, _, key in run:
                     if not any_key:
                         bind = Bind(ask.vhost, source, "queue", destination, key, {})
-                        queue, any_key = self._check_bind(vhost, bind, owner), _takes_any_key(vhost, source)
+                        queue, any_key = (
+                            self._check_bind(vhost, bind, owner),
+                            _takes_any_key(vhost, source),
+                        )
                     identity = (source, "queue", destination, key, b"")
                     if identity not in known:
                         new[identity] = BindingPut(ask.vhost, source, "queue", destination, key)
@@ -236,10 +281,16 @@ class Decisions:
         queue = vhost.queues.get(ask.destination) if ask.kind == "queue" else None
         if queue is not None:
             checks.check_owner(queue, owner)
-        gone = BindingDelete(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)
+        gone = BindingDelete(
+            ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments
+        )
         if not vhost.has_binding(gone):
             return Decision()
-        lost = [BindingPut(ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments)]
+        lost = [
+            BindingPut(
+                ask.vhost, ask.source, ask.kind, ask.destination, ask.routing_key, ask.arguments
+            )
+        ]
         return Decision([gone, *unbound_exchanges(vhost, lost, set())])
 
     def _check_ends(self, vhost: Vhost, ask: Bind, owner: str) -> QueuePut | None:
@@ -263,10 +314,14 @@ class Decisions:
         vhost = self._vhost(ask.vhost)
         name = checks.clean_name(ask.name)
         current = vhost.queues.get(name)
-        durable = ask.durable and not ask.exclusive  # it goes with its connection: asked for or not, as in RabbitMQ
+        durable = (
+            ask.durable and not ask.exclusive
+        )  # it goes with its connection: asked for or not, as in RabbitMQ
         arguments = with_type(ask, vhost.put.default_queue_type, current)
         if current is not None and not hidden.is_of_exchange(name):
-            checks.check_same_queue(current, durable, ask.auto_delete, owner, ask.exclusive, arguments)
+            checks.check_same_queue(
+                current, durable, ask.auto_delete, owner, ask.exclusive, arguments
+            )
             return Decision(result=_counted(name), count=current)
         # Front doors ask for such a name on their own account only, and always for one of their connections.
         is_reply_queue = checks.is_reply_queue(name) and ask.exclusive and owner != ""
@@ -276,7 +331,9 @@ class Decisions:
         elif not is_reply_queue:
             checks.check_new_name("queue", name)
         checks.check_queue_arguments(ask.vhost, name, arguments)
-        checks.check_queue_type(ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, arguments)
+        checks.check_queue_type(
+            ask.vhost, name, ask.durable, ask.auto_delete, ask.exclusive, arguments
+        )
         if not is_reply_queue:
             self._check_queue_limit(vhost)
         put = QueuePut(
@@ -294,7 +351,10 @@ class Decisions:
     def _check_queue_limit(self, vhost: Vhost, new: int = 1) -> None:
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
         if most is not None and new > 0 and most < len(vhost.queues) - vhost.hidden_queues + new:
-            raise Refusal(checks.PRECONDITION_FAILED, f"queue limit in vhost '{vhost.name}' ({most}) is reached")
+            raise Refusal(
+                checks.PRECONDITION_FAILED,
+                f"queue limit in vhost '{vhost.name}' ({most}) is reached",
+            )
 
     def _remove_queue(self, ask: QueueRemove, owner: str) -> Decision:
         queue = self._vhost(ask.vhost).queues.get(ask.name)
@@ -311,14 +371,19 @@ class Decisions:
             raise checks.no_queue(ask.vhost, ask.name)
         checks.check_owner(queue, owner)
         if queue.arguments.get("x-queue-type") == "stream":
-            raise Refusal(BAD_REQUEST, f"queue '{ask.name}' in vhost '{ask.vhost}' is a stream: it cannot be paused")
+            raise Refusal(
+                BAD_REQUEST,
+                f"queue '{ask.name}' in vhost '{ask.vhost}' is a stream: it cannot be paused",
+            )
         if queue.paused == ask.paused:
             return Decision(uses=[queue])
         put = msgspec.structs.replace(queue, paused=ask.paused)
         return Decision([put], create=[put])
 
     def _removal(self, ask: Removal, owner: str) -> Decision:
-        queues = [queue for queue in map(self._catalog.queue_by_id, ask.queues) if queue is not None]
+        queues = [
+            queue for queue in map(self._catalog.queue_by_id, ask.queues) if queue is not None
+        ]
         decision = self.remove(queues)
         if ask.at_shard:
             decision.drop = []
@@ -338,7 +403,11 @@ class Decisions:
         return decision
 
     def _closed(self, ask: Closed, owner: str) -> Decision:
-        held = [queue for queue in self._parts(ask) if shard_sets.held_of(queue) == CLOSING and queue.id in ask.queues]
+        held = [
+            queue
+            for queue in self._parts(ask)
+            if shard_sets.held_of(queue) == CLOSING and queue.id in ask.queues
+        ]
         changes: list[AnyChange] = [shard_sets.with_held(queue, CLOSED) for queue in held]
         return Decision(changes, follow={(ask.vhost, ask.exchange)})
 
@@ -365,8 +434,14 @@ class Decisions:
         for vhost_name in dict.fromkeys(queue.vhost for queue in queues):
             vhost = self._catalog.vhosts[vhost_name]
             names = [queue.name for queue in queues if queue.vhost == vhost_name]
-            parts = [queue.part for queue in queues if queue.vhost == vhost_name and queue.part is not None]
-            decision.bereft |= {(vhost_name, part.exchange) for part in parts if part.state == ACTIVE}
+            parts = [
+                queue.part
+                for queue in queues
+                if queue.vhost == vhost_name and queue.part is not None
+            ]
+            decision.bereft |= {
+                (vhost_name, part.exchange) for part in parts if part.state == ACTIVE
+            }
             for name in names:
                 decision.changes += unbound_first(vhost.bindings_to("queue", name))
                 decision.changes.append(QueueDelete(vhost_name, name))
@@ -408,9 +483,15 @@ class Decisions:
                 self._reshape(decision, vhost, exchange, NO_POLICIES)
         return decision
 
-    def _reshape(self, decision: Decision, vhost: Vhost, name: str, before: Policies, in_steps: bool = True) -> None:
+    def _reshape(
+        self, decision: Decision, vhost: Vhost, name: str, before: Policies, in_steps: bool = True
+    ) -> None:
         exchange = vhost.exchanges.get(name)
-        want = shard_sets.wanted(self._catalog, vhost, exchange, self._shards) if exchange is not None else None
+        want = (
+            shard_sets.wanted(self._catalog, vhost, exchange, self._shards)
+            if exchange is not None
+            else None
+        )
         if exchange is None or want is None:
             if not vhost.parts(name):
                 return
@@ -423,12 +504,18 @@ class Decisions:
             # Kept in the catalog: what asked for it is gone at the next step.
             said = {NUMBER: 1, policies.MERGED: True}
             decision.changes.append(ParameterPut(vhost.name, policies.SHARDS, name, said))
-            decision.notes.append(f"exchange '{name}' in vhost '{vhost.name}': its shard queues drain into one")
+            decision.notes.append(
+                f"exchange '{name}' in vhost '{vhost.name}': its shard queues drain into one"
+            )
         most = self._catalog.vhost_limit(vhost.name, "max-queues")
-        new = sum(put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create)
+        new = sum(
+            put.vhost == vhost.name and put.name not in vhost.queues for put in decision.create
+        )
         there = len(vhost.queues) - vhost.hidden_queues + new
         room = want.number if most is None else max(0, most - there)
-        reshaping = shard_sets.Reshaping(vhost, exchange, want, self._shards, self._leaving, in_steps)
+        reshaping = shard_sets.Reshaping(
+            vhost, exchange, want, self._shards, self._leaving, in_steps
+        )
         done = reshaping.run(self._new_queue_id, room)
         decision.changes += done.changes
         decision.create += done.created + done.told
@@ -451,7 +538,9 @@ class Decisions:
         if not change.name or len(change.name.encode()) > checks.NAME_BYTES_MAX:
             raise Refusal(BAD_REQUEST, f"a vhost's name has 1 to {checks.NAME_BYTES_MAX} bytes")
         if change.default_queue_type not in ("", *QUEUE_TYPES):
-            raise Refusal(BAD_REQUEST, f"unsupported default queue type '{change.default_queue_type}'")
+            raise Refusal(
+                BAD_REQUEST, f"unsupported default queue type '{change.default_queue_type}'"
+            )
         return Decision([change])
 
     def _delete_vhost(self, change: VhostDelete, owner: str) -> Decision:
@@ -484,12 +573,16 @@ class Decisions:
 
     def _delete_topic_permission(self, change: TopicPermissionDelete, owner: str) -> Decision:
         if not self._catalog.has_topic_permissions(change.user, change.vhost):
-            raise Refusal(NOT_FOUND, f"no topic permissions of user '{change.user}' in vhost '{change.vhost}'")
+            raise Refusal(
+                NOT_FOUND, f"no topic permissions of user '{change.user}' in vhost '{change.vhost}'"
+            )
         return Decision([change])
 
     def _delete_permission(self, change: PermissionDelete, owner: str) -> Decision:
         if not self._catalog.may_enter(change.user, change.vhost):
-            raise Refusal(NOT_FOUND, f"no permissions of user '{change.user}' in vhost '{change.vhost}'")
+            raise Refusal(
+                NOT_FOUND, f"no permissions of user '{change.user}' in vhost '{change.vhost}'"
+            )
         return Decision([change])
 
     def _put_parameter(self, change: ParameterPut, owner: str) -> Decision:
@@ -498,7 +591,9 @@ class Decisions:
         if change.component == policies.USER_LIMITS and change.name not in self._catalog.users:
             raise Refusal(BAD_REQUEST, f"no such user: {change.name}")
         policies.check_parameter(change.vhost, change.component, change.name, change.value)
-        return self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
+        return (
+            self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
+        )
 
     def _policy_changed(self, change: ParameterPut | ParameterDelete) -> Decision:
         """Exchanges that delay messages from now on get a place to keep them first."""
@@ -510,14 +605,18 @@ class Decisions:
         queues = [
             self._delay_queue(exchange)
             for exchange in vhost.exchanges.values()
-            if exchange.name and delays_under(new, exchange) and vhost.delay_queue(exchange.name) is None
+            if exchange.name
+            and delays_under(new, exchange)
+            and vhost.delay_queue(exchange.name) is None
         ]
         return Decision([*queues, change], create=queues, policies_of=change.vhost)
 
     def _delete_parameter(self, change: ParameterDelete, owner: str) -> Decision:
         if (change.vhost, change.component, change.name) not in self._catalog.parameters:
             raise Refusal(NOT_FOUND, "Parameter does not exist")
-        return self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
+        return (
+            self._policy_changed(change) if change.component in COMPONENTS else Decision([change])
+        )
 
     def _vhost(self, name: str) -> Vhost:
         vhost = self._catalog.vhosts.get(name)
@@ -536,7 +635,10 @@ def unbound_first(bindings: Collection[BindingPut]) -> list[AnyChange]:
     """Of a thing that is deleted."""
     if len(bindings) <= BINDINGS_AT_ONCE_MAX:
         return []
-    return [BindingDelete(b.vhost, b.source, b.kind, b.destination, b.routing_key, b.arguments) for b in bindings]
+    return [
+        BindingDelete(b.vhost, b.source, b.kind, b.destination, b.routing_key, b.arguments)
+        for b in bindings
+    ]
 
 
 def unbound_exchanges(vhost: Vhost, lost: Iterable[BindingPut], dead: set[str]) -> list[AnyChange]:
@@ -575,7 +677,9 @@ def with_type(ask: QueueDeclare, default: str, current: QueuePut | None) -> dict
     return {**arguments, "x-queue-type": default}
 
 
-def _cut(parts: list[QueuePut], number: int, offsets: dict[int, int], gains: bool) -> list[QueuePut]:
+def _cut(
+    parts: list[QueuePut], number: int, offsets: dict[int, int], gains: bool
+) -> list[QueuePut]:
     """Those of them that get a cut, with it."""
     return [
         cuts.with_cut(queue, Cut(number, offsets[queue.id], gains))
@@ -632,7 +736,9 @@ def _takes_any_key(vhost: Vhost, source: str) -> bool:
 
 def _check_key(key: str) -> None:
     if len(key) > tables.KEY_BYTES_MAX // 4 and len(key.encode()) > tables.KEY_BYTES_MAX:
-        raise Refusal(checks.PRECONDITION_FAILED, f"a routing key of more than {tables.KEY_BYTES_MAX} bytes")
+        raise Refusal(
+            checks.PRECONDITION_FAILED, f"a routing key of more than {tables.KEY_BYTES_MAX} bytes"
+        )
 
 
 def _check_values(request: Any) -> None:

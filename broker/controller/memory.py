@@ -32,7 +32,9 @@ class MemoryWatch:
         before, self.alarm = self.alarm, alarm(self.used_bytes, self.limit_bytes, self.alarm)
         if self.alarm != before:
             used, limit = self.used_bytes >> 20, self.limit_bytes >> 20
-            log.warning("memory: %d MiB in use, %d allowed: %s", used, limit, self.alarm or "enough again")
+            log.warning(
+                "memory: %d MiB in use, %d allowed: %s", used, limit, self.alarm or "enough again"
+            )
 
 
 def limit_bytes(watermark: float, absolute_bytes: int) -> int:

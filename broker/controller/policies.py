@@ -20,7 +20,10 @@ from shardmq.broker.model.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 from shardmq.broker.model.values import NAME_BYTES_MAX, shards_fault
 
 BAD_REQUEST = 400
-LIMITS: Final = {VHOST_LIMITS: ("max-connections", "max-queues"), USER_LIMITS: ("max-connections", "max-channels")}
+LIMITS: Final = {
+    VHOST_LIMITS: ("max-connections", "max-queues"),
+    USER_LIMITS: ("max-connections", "max-channels"),
+}
 LIMIT_WORDS: Final = {VHOST_LIMITS: "limits", USER_LIMITS: "user-limits"}
 PATTERN_CHARS_MAX = 4096
 JSON_DEPTH_MAX = 64
@@ -29,7 +32,9 @@ STREAM = "stream"  # the component of parameters that say what stream definition
 SHARDS = "shards"  # the component of parameters, named as exchanges, that say their number of shard queues
 MERGED = "merged"  # in such a value: nothing else makes it a stream exchange any more
 # Components whose values nobody here reads, but others' tools set and definitions carry.
-FREE_COMPONENTS: Final = frozenset(("shovel", "federation-upstream", "federation-upstream-set", "federation", STREAM))
+FREE_COMPONENTS: Final = frozenset(
+    ("shovel", "federation-upstream", "federation-upstream-set", "federation", STREAM)
+)
 
 
 def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
@@ -75,7 +80,11 @@ def _check_definition(definition: Any, keys: Mapping[str, PolicyKey]) -> None:
         raise invalid(f"definition should be an object, actually was {term(definition)}")
     if not definition:
         raise invalid("no policy provided")
-    unknown = [f'{{<<"{key}">>,{term(value)}}}' for key, value in sorted(definition.items()) if key not in keys]
+    unknown = [
+        f'{{<<"{key}">>,{term(value)}}}'
+        for key, value in sorted(definition.items())
+        if key not in keys
+    ]
     if unknown:
         raise invalid(f"[{','.join(unknown)}] are not recognised policy settings")
     for key, value in sorted(definition.items()):
@@ -97,14 +106,20 @@ def _check_sharding(definition: Mapping[str, Any]) -> None:
 def _check_shards(value: Any) -> None:
     fits = isinstance(value, dict) and NUMBER in value and value.keys() <= {NUMBER, MERGED}
     if not fits or not isinstance(value.get(MERGED, True), bool):
-        raise invalid(f'{SHARDS} should be an object {{"{NUMBER}": ...}}, actually was {term(value)}')
+        raise invalid(
+            f'{SHARDS} should be an object {{"{NUMBER}": ...}}, actually was {term(value)}'
+        )
     _check_stream_setting(NUMBER, value[NUMBER])
 
 
 def check_stream_definition(value: Any) -> None:
     if not isinstance(value, dict):
         raise invalid(f"{DEFINITION} should be an object, actually was {term(value)}")
-    unknown = [f'{{<<"{key}">>,{term(item)}}}' for key, item in sorted(value.items()) if key not in STREAM_DEFINITION]
+    unknown = [
+        f'{{<<"{key}">>,{term(item)}}}'
+        for key, item in sorted(value.items())
+        if key not in STREAM_DEFINITION
+    ]
     if unknown:
         raise invalid(f"Unrecognised terms [{','.join(unknown)}] in {DEFINITION}")
     for key, item in sorted(value.items()):
@@ -119,7 +134,9 @@ def _check_stream_setting(name: str, value: Any) -> None:
 def text_fault(name: str, value: Any) -> str:
     if not isinstance(value, str):
         return f"{name} should be binary, actually was {term(value)}"
-    return f"{name} has at most {NAME_BYTES_MAX} bytes" if len(value.encode()) > NAME_BYTES_MAX else ""
+    return (
+        f"{name} has at most {NAME_BYTES_MAX} bytes" if len(value.encode()) > NAME_BYTES_MAX else ""
+    )
 
 
 STREAM_DEFINITION: Final[dict[str, Callable[[str, Any], str]]] = {
@@ -158,7 +175,9 @@ def check_limits(component: str, value: Any) -> None:
 
 def check_limit(component: str, key: str, number: Any) -> None:
     if key not in LIMITS[component]:
-        raise invalid(f'Unrecognised terms [{{<<"{key}">>,{term(number)}}}] in {LIMIT_WORDS[component]}')
+        raise invalid(
+            f'Unrecognised terms [{{<<"{key}">>,{term(number)}}}] in {LIMIT_WORDS[component]}'
+        )
     if type(number) is not int:
         raise invalid(f"{key} should be a number, actually was {term(number)}")
 
@@ -179,5 +198,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
     """What is nested deeper could not be told to front doors."""
     if depth > JSON_DEPTH_MAX:
         raise bad(f"nested deeper than {JSON_DEPTH_MAX}")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         _check_depth(item, depth + 1)

@@ -60,7 +60,9 @@ WATCHDOG_S = 1.0
 # After a restart of the controller: front doors that have not come back by then are gone with their connections.
 DOORS_RETURN_S_MAX = 30.0
 # Requests that change nothing of what exists.
-NOT_OF_THE_CATALOG = frozenset((ConnectionOpen, ConsumerJoin, VirtualLook, ChannelOpen, ChannelClose))
+NOT_OF_THE_CATALOG = frozenset(
+    (ConnectionOpen, ConsumerJoin, VirtualLook, ChannelOpen, ChannelClose)
+)
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,10 @@ class Controller:
         self.config = config
         self.definitions = Definitions(Path(config.data_dir), config.boot)
         self.presence = Presence()
-        self.presence.connections_max, self.presence.channels_max = config.connections_max, config.channel_max_per_node
+        self.presence.connections_max, self.presence.channels_max = (
+            config.connections_max,
+            config.channel_max_per_node,
+        )
         self.links = DoorLinks(config.boot, config.doors)
         self.shards = ShardLinks(config.shards, wire.incarnation_at(time.monotonic_ns()))
         self.authority = Authority(
@@ -83,8 +88,12 @@ class Controller:
             self.presence,
             hashing_algorithm=config.hashing_algorithm,
         )
-        self.memberships = Memberships(self.authority.catalog, self.links, self.shards, config.doors)
-        self.resharding = Resharding(self.authority.catalog, self.authority, self.shards, self.links)
+        self.memberships = Memberships(
+            self.authority.catalog, self.links, self.shards, config.doors
+        )
+        self.resharding = Resharding(
+            self.authority.catalog, self.authority, self.shards, self.links
+        )
         self.memory = memory.MemoryWatch()
         self.streams = StreamRanges()
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
@@ -107,12 +116,16 @@ class Controller:
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
         watchdog = asyncio.create_task(self._watchdog())
         drained = asyncio.create_task(
-            draining.run(self.authority.catalog, self.shards, self.links, self.authority, self.ended_streams)
+            draining.run(
+                self.authority.catalog, self.shards, self.links, self.authority, self.ended_streams
+            )
         )
         resharded = asyncio.create_task(self.resharding.run())
         notify.ready()
         give_back()
-        log.info("controller is ready, %d queues known", len(list(self.authority.catalog.index.all())))
+        log.info(
+            "controller is ready, %d queues known", len(list(self.authority.catalog.index.all()))
+        )
         await stop.wait()
         notify.stopping()
         doors_return.cancel()
@@ -219,7 +232,9 @@ class Controller:
         connected = self.presence.before(owner)
         try:
             most = self.presence.connections_max
-            checks.check_connection_limits(self.authority.catalog, ask.vhost, ask.user, *connected, most)
+            checks.check_connection_limits(
+                self.authority.catalog, ask.vhost, ask.user, *connected, most
+            )
         except Refusal as refusal:
             return refusal.code, refusal.text
         return 0, ""
@@ -242,7 +257,10 @@ class Controller:
         return 0, ""
 
     def consuming(
-        self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
+        self,
+        door: int,
+        incarnation: int,
+        news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
     ) -> None:
         self.memberships.news(door, incarnation, news)
 
@@ -266,7 +284,9 @@ class Controller:
             self._drop_exclusive_of_absent(door)
 
 
-def load_or_begin(definitions: Definitions, config: ControllerConfig, needs_given: bool = False) -> Catalog:
+def load_or_begin(
+    definitions: Definitions, config: ControllerConfig, needs_given: bool = False
+) -> Catalog:
     """What exists; at the first start one vhost and one user who may do everything in it. Then what the file of
     `load_definitions` adds; one that has users replaces that first user.
 
@@ -286,7 +306,11 @@ def load_or_begin(definitions: Definitions, config: ControllerConfig, needs_give
         user, vhost = config.default_user, config.default_vhost
         changes = [
             VhostPut(vhost, "Default virtual host"),
-            UserPut(user, *hash_new_password(config.default_pass, config.hashing_algorithm), ["administrator"]),
+            UserPut(
+                user,
+                *hash_new_password(config.default_pass, config.hashing_algorithm),
+                ["administrator"],
+            ),
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
     for change in changes:
@@ -323,9 +347,13 @@ def read_given(config: ControllerConfig) -> imported.Document:
     try:
         return imported.read(Path(config.load_definitions).read_bytes())
     except OSError as error:
-        raise DefinitionsError(f"load_definitions: {config.load_definitions}: {error.strerror}") from None
+        raise DefinitionsError(
+            f"load_definitions: {config.load_definitions}: {error.strerror}"
+        ) from None
     except Refusal as refusal:
-        raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None
+        raise DefinitionsError(
+            f"load_definitions: {config.load_definitions}: {refusal.text}"
+        ) from None
 
 
 def load_given(
@@ -341,20 +369,28 @@ def load_given(
     `needs_all`: where there is no room for an entry this raises, too. Without it the entries before stay.
     """
     try:
-        stages = imported.stages(document, None, partial(hash_new_password, algorithm=config.hashing_algorithm))
+        stages = imported.stages(
+            document, None, partial(hash_new_password, algorithm=config.hashing_algorithm)
+        )
         for stage in stages:
             for ask in stage:
                 if imported.needed(ask, catalog):
                     _decide(ask, decisions, definitions, catalog)
     except Refusal as refusal:
-        if refusal.code == checks.NO_ROOM and not needs_all:  # the start of a broker that exists needs no room
+        if (
+            refusal.code == checks.NO_ROOM and not needs_all
+        ):  # the start of a broker that exists needs no room
             log.error("load_definitions: not taken in to its end: %s", refusal.text)
             return
-        raise DefinitionsError(f"load_definitions: {config.load_definitions}: {refusal.text}") from None
+        raise DefinitionsError(
+            f"load_definitions: {config.load_definitions}: {refusal.text}"
+        ) from None
     warn_of_no_effect(stages)
 
 
-def _decide(ask: imported.Ask, decisions: Decisions, definitions: Definitions, catalog: Catalog) -> None:
+def _decide(
+    ask: imported.Ask, decisions: Decisions, definitions: Definitions, catalog: Catalog
+) -> None:
     try:
         decision = decisions.decide(ask, "")
     except Refusal as refusal:

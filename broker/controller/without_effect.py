@@ -33,7 +33,9 @@ PARAMETERS: Final = {
     "federation-upstream-set": table.NO_FEDERATION,
     "federation": table.NO_FEDERATION,
 }
-QUEUE_TYPES: Final = {table.QUORUM: "the queue is durable and on this host alone: it has no replicas"}
+QUEUE_TYPES: Final = {
+    table.QUORUM: "the queue is durable and on this host alone: it has no replicas"
+}
 GLOBAL_PARAMETERS: Final = {
     "mqtt_port_to_vhost_mapping": "there is no MQTT",
     "mqtt_default_vhosts": "there is no MQTT",
@@ -64,7 +66,9 @@ def found_in(ask: Any) -> Iterator[Found]:
                 yield from _in_queue(shards, f"exchange '{ask.name}' in vhost '{ask.vhost}'")
         case VhostPut():
             if why := QUEUE_TYPES.get(ask.default_queue_type):
-                yield Found("default queue type", ask.default_queue_type, why, f"vhost '{ask.name}'")
+                yield Found(
+                    "default queue type", ask.default_queue_type, why, f"vhost '{ask.name}'"
+                )
 
 
 def things(catalog: Catalog) -> Iterator[Any]:
@@ -117,7 +121,9 @@ class Lines:
                 continue
             self._budget.charge("", now)
             if self._left_out:
-                lines.append(f"{self._left_out} warnings of what is kept without effect were left out")
+                lines.append(
+                    f"{self._left_out} warnings of what is kept without effect were left out"
+                )
                 self._left_out = 0
             lines.append(sentence)
         return lines

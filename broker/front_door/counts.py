@@ -30,7 +30,9 @@ class Counts:
 
     def __init__(self) -> None:
         self.received = self.received_confirm = self.confirmed = self.returned = 0
-        self.delivered_auto = self.delivered_manual = 0  # to consumers that need not, and must, acknowledge
+        self.delivered_auto = self.delivered_manual = (
+            0  # to consumers that need not, and must, acknowledge
+        )
         self.got_auto = self.got_manual = self.got_empty = 0
         self.channels_opened = 0
         self.logins_succeeded = self.logins_failed = 0
@@ -38,5 +40,9 @@ class Counts:
 
     def report(self) -> dict[str, float]:
         told = {name: float(getattr(self, name)) for name in self.__slots__ if name != "sizes"}
-        sizes = {f"{MESSAGE_BYTES}.{k}": float(count) for k, count in enumerate(self.sizes.classes) if count}
+        sizes = {
+            f"{MESSAGE_BYTES}.{k}": float(count)
+            for k, count in enumerate(self.sizes.classes)
+            if count
+        }
         return told | sizes | {f"{MESSAGE_BYTES}.{SUM}": float(self.sizes.sum)}

@@ -80,7 +80,9 @@ class Credentials(NamedTuple):
 class LoginRefused(Exception):
     """`tell`: send `answer` before closing; else the client expects nothing but the end of the stream."""
 
-    def __init__(self, reason: str, answer: ConnectionException, tell: bool, said: bool = False) -> None:
+    def __init__(
+        self, reason: str, answer: ConnectionException, tell: bool, said: bool = False
+    ) -> None:
         """`said`: the log has been told of logins like this one."""
         super().__init__(reason)
         self.reason = reason
@@ -140,16 +142,24 @@ def authenticate(
         given = read_credentials(mechanism, response)
         user = given.user
         if wrong := verdict(user, given.password):
-            raise _refused(f"user '{user}': {wrong}", mechanism, client_properties, said=wrong in UNSEEN)
+            raise _refused(
+                f"user '{user}': {wrong}", mechanism, client_properties, said=wrong in UNSEEN
+            )
     if user in loopback_users and (relayed or not is_loopback(peer_host)):
-        raise _refused(f"user '{user}' can only connect via localhost", mechanism, client_properties)
+        raise _refused(
+            f"user '{user}' can only connect via localhost", mechanism, client_properties
+        )
     return user
 
 
-def _refused(reason: str, mechanism: str, client_properties: dict[str, Any], *, said: bool = False) -> LoginRefused:
+def _refused(
+    reason: str, mechanism: str, client_properties: dict[str, Any], *, said: bool = False
+) -> LoginRefused:
     text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
     capabilities = client_properties.get("capabilities")
-    tell = isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
+    tell = (
+        isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
+    )
     return LoginRefused(reason, ConnectionException(ACCESS_REFUSED, text, *NO_METHOD), tell, said)
 
 
@@ -186,7 +196,9 @@ def _read_amqplain(response: bytes) -> Credentials:
     return Credentials(user, password)
 
 
-def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, connections_max: int = 0) -> None:
+def check_open(
+    catalog: Catalog, user: str, vhost: str, connected: int = 0, connections_max: int = 0
+) -> None:
     """May this user open this vhost? ConnectionException 530 with the reason if not.
 
     `connected`: open connections of this front door, the new one not among them. The limits of vhosts and users count
@@ -197,12 +209,17 @@ def check_open(catalog: Catalog, user: str, vhost: str, connected: int = 0, conn
     if not catalog.may_enter(user, vhost):
         raise not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
     if 0 < connections_max <= connected:
-        raise not_allowed(f"connection refused: node connection limit ({connections_max}) is reached")
+        raise not_allowed(
+            f"connection refused: node connection limit ({connections_max}) is reached"
+        )
 
 
 def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
     """Of connections, in what exists."""
-    limits = (catalog.vhost_limit(vhost, MAX_CONNECTIONS), catalog.user_limit(user, MAX_CONNECTIONS))
+    limits = (
+        catalog.vhost_limit(vhost, MAX_CONNECTIONS),
+        catalog.user_limit(user, MAX_CONNECTIONS),
+    )
     return limits != (None, None)
 
 

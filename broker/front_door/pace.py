@@ -43,7 +43,9 @@ class Pace:
         if self._at_once:
             self._at_once -= 1
         elif self._small_reads:
-            wait = self._last_pass + min(self._tick_s, TIMES_ITS_WORK * (busy - self._busy_then)) - now
+            wait = (
+                self._last_pass + min(self._tick_s, TIMES_ITS_WORK * (busy - self._busy_then)) - now
+            )
         self._waited = wait > 0
         self._busy_then = busy
         self._last_pass = now + wait if wait > 0 else now

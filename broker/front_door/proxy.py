@@ -28,7 +28,9 @@ SIGNATURE_1 = b"PROXY "
 SIGNATURE_2 = b"\r\n\r\n\x00\r\nQUIT\n"
 LINE_BYTES_MAX = 107
 HEAD_2 = struct.Struct("!12sBBH")
-BODY_2_BYTES_MAX = 4096  # addresses and TLVs; a balancer's with a certificate's names are some hundreds
+BODY_2_BYTES_MAX = (
+    4096  # addresses and TLVs; a balancer's with a certificate's names are some hundreds
+)
 LOCAL, PROXY = 0x20, 0x21
 TCP4, TCP6 = 0x11, 0x21
 READ_BYTES = HEAD_2.size + BODY_2_BYTES_MAX
@@ -129,7 +131,9 @@ class Balancers:
         address = ipaddress.ip_address(host.partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
-        return any(address.version == network.version and address in network for network in self._networks)
+        return any(
+            address.version == network.version and address in network for network in self._networks
+        )
 
 
 class Greeting:
@@ -152,7 +156,9 @@ class Greeting:
         self._fd = sock.fileno()
         self._entered, self._left = entered, left
         self._data = b""
-        self._timeout = loop.call_later(timeout_s, self._fail, f"no whole header within {timeout_s:g} s")
+        self._timeout = loop.call_later(
+            timeout_s, self._fail, f"no whole header within {timeout_s:g} s"
+        )
         loop.add_reader(self._fd, self._readable)
 
     def close(self) -> None:

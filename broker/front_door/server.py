@@ -100,7 +100,9 @@ class Door:
             listener=self,
         )
         self.logins = Logins()
-        self.server_properties: dict[str, Any] = login.server_properties(cluster_name(self.catalog_link.catalog))
+        self.server_properties: dict[str, Any] = login.server_properties(
+            cluster_name(self.catalog_link.catalog)
+        )
         self.counts = Counts()
         self.tracing = Tracing(self.catalog_link, self.links)
         once = Once(self.links) if config.doors > 1 else None
@@ -123,7 +125,9 @@ class Door:
         self._dead_letters_scheduled = False
         self.alarm = ""
         self._alarms: dict[int, str] = {}
-        self._feeders: dict[Client, int] = {}  # who published in this pass, and to which shards (bit mask)
+        self._feeders: dict[
+            Client, int
+        ] = {}  # who published in this pass, and to which shards (bit mask)
         self._fed = 0  # to which shards any of them did
         self._held: list[set[Client]] = [set() for _ in range(config.shards)]
         self._held_back = [0] * config.shards  # how often publishers had to wait
@@ -281,7 +285,10 @@ class Door:
     def _close_overdue(self, what: wire.Overdue) -> None:
         client = self.clients.get(what.connection)
         if client is not None:
-            client.fail(ChannelException(406, checks.overdue(what.channel, what.timeout_ms), 0, 0), what.channel)
+            client.fail(
+                ChannelException(406, checks.overdue(what.channel, what.timeout_ms), 0, 0),
+                what.channel,
+            )
 
     def _publish_dead_letters(self) -> None:
         """Batch by batch, each in a turn of the loop of its own."""
@@ -309,12 +316,17 @@ class Door:
         self.publishing.catalog_changed(something_went=not only_more)
         if only_more:
             return
-        self.server_properties = {**self.server_properties, "cluster_name": cluster_name(self.catalog_link.catalog)}
+        self.server_properties = {
+            **self.server_properties,
+            "cluster_name": cluster_name(self.catalog_link.catalog),
+        }
         tracing = self.tracing.catalog_changed()
         self.publishing.tracing = self.consuming.tracing = self.replies.tracing = tracing
         if changes is None:
             self._set_alarm(WHOLE_BROKER, "")  # the controller says so again if there still is one
-        if changes is None or any(isinstance(change, ParameterPut) and not change.vhost for change in changes):
+        if changes is None or any(
+            isinstance(change, ParameterPut) and not change.vhost for change in changes
+        ):
             for client in self.clients.values():
                 client.tell_channels()
 
@@ -343,7 +355,9 @@ class Door:
         counters = {**self.counts.report(), "unroutable_dropped": float(unroutable)}
         counters["logins_refused_unseen"] = float(self.logins.refused_unseen)
         counters["duplicates"] = float(self.publishing.duplicates)
-        counters["connections"] = sum(client.is_open and not client.trusted for client in self.clients.values())
+        counters["connections"] = sum(
+            client.is_open and not client.trusted for client in self.clients.values()
+        )
         counters["channels"] = len(channels)
         counters["publishers"] = sum(channel.published > 0 for channel in channels)
         for reason, count in self.dead_lettering.published.items():
@@ -555,7 +569,9 @@ class Door:
                 self.publishing.once.look_after(self.loop.time())
 
     def outlived(self) -> None:
-        log.error("the controller took this process for gone and gave others what it held: it ends, and begins anew")
+        log.error(
+            "the controller took this process for gone and gave others what it held: it ends, and begins anew"
+        )
         signal.raise_signal(signal.SIGTERM)  # its clients are told to come again
 
     async def drain(self) -> None:
@@ -567,7 +583,9 @@ class Door:
             handshake.close()
         for greeting in self._greetings:
             greeting.close()
-        error = ConnectionException(320, "broker forced connection closure with reason 'shutdown'", 0, 0)
+        error = ConnectionException(
+            320, "broker forced connection closure with reason 'shutdown'", 0, 0
+        )
         for client in list(self.clients.values()):
             client.close(error)
         until = self.loop.time() + DRAIN_S

@@ -25,7 +25,9 @@ class TimeSlices:
 
     __slots__ = ("_begun", "_call_soon", "_clock", "_ends", "_length")
 
-    def __init__(self, clock: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
         """`call_soon` calls what it is given behind all that is already to be called, as an event loop does."""
         self._clock = clock
         self._call_soon = call_soon

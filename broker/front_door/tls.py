@@ -37,7 +37,9 @@ class TlsSocket:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._sealed = memoryview(b"")  # ciphertext on its way to the kernel
-        self._owed = 0  # plaintext bytes whose ciphertext it is: told to the caller when all of it is gone
+        self._owed = (
+            0  # plaintext bytes whose ciphertext it is: told to the caller when all of it is gone
+        )
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -106,7 +108,9 @@ class TlsSocket:
     def _decrypt(self, buffer: memoryview) -> int:
         at = 0
         try:
-            while count := cast(int, self._tls.read(len(buffer) - at, buffer[at:])):  # typeshed: bytes
+            while count := cast(
+                int, self._tls.read(len(buffer) - at, buffer[at:])
+            ):  # typeshed: bytes
                 at += count
         except ssl.SSLWantReadError:
             if not at:

@@ -61,7 +61,14 @@ def explain(table: RoutingTable, exchange: str, message: Message) -> Explained:
 def _hop(step: Step, message: Message) -> Hop:
     attributes, matcher = step.exchange.attributes, step.exchange.matcher
     if isinstance(matcher, Chance):
-        return Hop(step.name, attributes.type, tuple(lot.target for lot in matcher.lots), step.alternate, True, None)
+        return Hop(
+            step.name,
+            attributes.type,
+            tuple(lot.target for lot in matcher.lots),
+            step.alternate,
+            True,
+            None,
+        )
     targets = tuple(sorted(step.targets))
     return Hop(step.name, attributes.type, targets, step.alternate, False, _hash(matcher, message))
 
@@ -79,4 +86,7 @@ def ring(table: RoutingTable, exchange: str) -> list[Share] | None:
     matcher = table.exchange(exchange).matcher
     if not isinstance(matcher, Spread):
         return None
-    return [Share(lot.target, lot.weight, share) for lot, share in zip(matcher.lots, matcher.shares(), strict=True)]
+    return [
+        Share(lot.target, lot.weight, share)
+        for lot, share in zip(matcher.lots, matcher.shares(), strict=True)
+    ]

@@ -57,7 +57,10 @@ def rendezvous_weighted(hashed: int, members: Sequence[tuple[int, int]]) -> int:
     """Index of the winner of `members` (weight, seed): each draws an exponential time at the rate of its weight from
     the hash and its seed, and the first wins. So shares are exactly as the weights, and without one member only its
     keys move."""
-    return min(range(len(members)), key=lambda i: (_arrival(mixed(hashed ^ members[i][1]), members[i][0]), i))
+    return min(
+        range(len(members)),
+        key=lambda i: (_arrival(mixed(hashed ^ members[i][1]), members[i][0]), i),
+    )
 
 
 def jump_weighted(hashed: int, weights: Sequence[int]) -> int:

@@ -87,12 +87,20 @@ def named(queues: Sequence[Q]) -> list[tuple[int, Q]]:
     if not queues or not is_keeping_queue(queues[-1].name):
         return found
     keeping_shards = {queue.shard for queue in queues if is_keeping_queue(queue.name)}
-    return found + [(shard, queue) for shard in sorted(keeping_shards) for queue in queues if queue.shard != shard]
+    return found + [
+        (shard, queue)
+        for shard in sorted(keeping_shards)
+        for queue in queues
+        if queue.shard != shard
+    ]
 
 
 def queue_arguments(type: str, arguments: Arguments) -> dict[str, Any]:
     """Of that stream."""
-    made: dict[str, Any] = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
+    made: dict[str, Any] = {
+        "x-queue-type": "stream",
+        "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
+    }
     most = messages_max(type, arguments)
     if most is not None:
         made["x-max-length"] = most
@@ -105,7 +113,9 @@ def exchange_fault(type: str, arguments: Arguments) -> str:
     """Why there can be no such exchange, or ""."""
     for name in (MESSAGES, AGE_MS, LENGTH) if type == RECENT_HISTORY else (MESSAGES, AGE_MS):
         value = arguments.get(name)
-        if name in arguments and (not isinstance(value, int) or _is_no_number(value) or not 0 < value <= NUMBER_MAX):
+        if name in arguments and (
+            not isinstance(value, int) or _is_no_number(value) or not 0 < value <= NUMBER_MAX
+        ):
             return f"invalid arg '{name}': must be a positive integer"
     return ""
 

@@ -33,7 +33,9 @@ class Message(NamedTuple):
 
     key: str
     headers: Headers = NOTHING
-    properties: Mapping[str, str | int] = NOTHING  # message_id, correlation_id, timestamp, as far as they are said
+    properties: Mapping[str, str | int] = (
+        NOTHING  # message_id, correlation_id, timestamp, as far as they are said
+    )
     draw: int = 0
     more_keys: tuple[str, ...] = ()
     delay_ms: int = 0
@@ -174,7 +176,10 @@ class HeaderRule(NamedTuple):
             for name, value in arguments.items()
             if name != "x-match" and (with_x or not name.startswith("x-"))
         ]
-        return cls("any" if mode in ("any", "any-with-x") else "all", tuple(sorted(wanted, key=lambda pair: pair[0])))
+        return cls(
+            "any" if mode in ("any", "any-with-x") else "all",
+            tuple(sorted(wanted, key=lambda pair: pair[0])),
+        )
 
     def identity(self) -> tuple[Any, ...]:
         # repr tells 1 from True and from 1.0, and makes lists and tables usable as part of a key.
@@ -182,7 +187,9 @@ class HeaderRule(NamedTuple):
 
     def matches(self, headers: Headers) -> bool:
         ask = all if self.quantity == "all" else any
-        return ask(name in headers and _is_wanted(headers[name], value) for name, value in self.wanted)
+        return ask(
+            name in headers and _is_wanted(headers[name], value) for name, value in self.wanted
+        )
 
 
 def _is_wanted(given: Any, wanted: Any) -> bool:
@@ -205,4 +212,8 @@ def _value(field: Any) -> tuple[str, Any]:
         return "number", field
     if isinstance(field, str):
         return "bytes", field.encode()
-    return ("bytes", bytes(field)) if isinstance(field, bytes | bytearray) else (type(field).__name__, field)
+    return (
+        ("bytes", bytes(field))
+        if isinstance(field, bytes | bytearray)
+        else (type(field).__name__, field)
+    )

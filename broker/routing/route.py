@@ -20,7 +20,9 @@ class Routed(NamedTuple):
     kept: tuple[str, ...] = ()
 
 
-def route(table: RoutingTable, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None) -> Routed:
+def route(
+    table: RoutingTable, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None
+) -> Routed:
     """By key and headers only; see `route_message`."""
     return route_message(table, exchange, Message(routing_key, headers or NOTHING))
 
@@ -34,7 +36,9 @@ class Step(NamedTuple):
     alternate: str | None
 
 
-def route_message(table: RoutingTable, exchange: str, message: Message, trace: list[Step] | None = None) -> Routed:
+def route_message(
+    table: RoutingTable, exchange: str, message: Message, trace: list[Step] | None = None
+) -> Routed:
     """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route.
 
     `trace` is told what each exchange did.
@@ -51,7 +55,9 @@ def route_message(table: RoutingTable, exchange: str, message: Message, trace: l
             kept.append(queue_name(at))
         targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
         # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
-        following = [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
+        following = (
+            [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
+        )
         if trace is not None:
             trace.append(Step(at, here, tuple(targets), following[0] if following else None))
         for kind, name in targets:
@@ -89,7 +95,9 @@ def goes_by_key(table: RoutingTable, exchange: str, *, is_due: bool = False) -> 
     """Whether the routing key alone decides at all exchanges that a message published here can come to; else no route
     may be kept. `is_due`: of messages that wait nowhere any more."""
     for here in _within_reach(table, exchange):
-        matcher = here.matcher.inner if is_due and isinstance(here.matcher, Delayed) else here.matcher
+        matcher = (
+            here.matcher.inner if is_due and isinstance(here.matcher, Delayed) else here.matcher
+        )
         if not matcher.by_key:
             return False
     return True
@@ -97,7 +105,10 @@ def goes_by_key(table: RoutingTable, exchange: str, *, is_due: bool = False) -> 
 
 def goes_always_alike(table: RoutingTable, exchange: str) -> bool:
     """Whether nothing of a message decides at all these exchanges: one route is that of every message."""
-    return all(here.matcher.by_key and isinstance(here.matcher, Fanout) for here in _within_reach(table, exchange))
+    return all(
+        here.matcher.by_key and isinstance(here.matcher, Fanout)
+        for here in _within_reach(table, exchange)
+    )
 
 
 def _within_reach(table: RoutingTable, exchange: str) -> Iterator[Exchange]:
@@ -117,6 +128,11 @@ def spread_of(table: RoutingTable, exchange: str) -> Spread | None:
     """If all this exchange does is to choose one of its queues, by the routing key or by chance."""
     here = table.exchange(exchange)
     matcher = here.matcher
-    if not isinstance(matcher, Spread) or here.destination_exchanges or not matcher.lots or here.keeps:
+    if (
+        not isinstance(matcher, Spread)
+        or here.destination_exchanges
+        or not matcher.lots
+        or here.keeps
+    ):
         return None
     return matcher if matcher.by_key or matcher.how == "chance" else None

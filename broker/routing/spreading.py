@@ -17,9 +17,14 @@ from shardmq.broker.routing.hashing import jump_weighted, key_hash, modulus, ren
 from shardmq.broker.routing.matching import NOTHING, Arguments, Message, Target
 
 WEIGHT_MAX = 10000  # RabbitMQ's
-CHECKED_KEYS = frozenset(("x-consistent-hash", "x-local-random"))  # types that do not take any key of a binding
+CHECKED_KEYS = frozenset(
+    ("x-consistent-hash", "x-local-random")
+)  # types that do not take any key of a binding
 HASH_PROPERTIES = ("message_id", "correlation_id", "timestamp")
-ALGORITHMS = ("ring", "jump")  # LavinMQ's words; what we do for "ring" has no points and so no uneven ones
+ALGORITHMS = (
+    "ring",
+    "jump",
+)  # LavinMQ's words; what we do for "ring" has no points and so no uneven ones
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr)
 
@@ -59,7 +64,9 @@ class Spread(ABC):
     def lots(self) -> tuple[Lot, ...]:
         if self._lots is None:
             found = sorted(self._weights, key=self._rank)
-            self._lots = tuple(Lot(target, max(self._weights[target]), _seed(target)) for target in found)
+            self._lots = tuple(
+                Lot(target, max(self._weights[target]), _seed(target)) for target in found
+            )
         return self._lots
 
     def shares(self) -> list[float]:
@@ -152,7 +159,10 @@ def exchange_fault(type: str, arguments: Arguments) -> str | None:
     by_header = "hash-header" in arguments or "x-hash-on" in arguments
     if by_header and "hash-property" in arguments:
         return "hash-header and hash-property are mutually exclusive"
-    if "hash-header" in arguments and arguments.get("x-hash-on", arguments["hash-header"]) != arguments["hash-header"]:
+    if (
+        "hash-header" in arguments
+        and arguments.get("x-hash-on", arguments["hash-header"]) != arguments["hash-header"]
+    ):
         return "hash-header and x-hash-on are mutually exclusive"
     algorithm = arguments.get("x-algorithm")
     if algorithm is not None and algorithm not in ALGORITHMS:

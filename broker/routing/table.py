@@ -39,8 +39,12 @@ class Binding(NamedTuple):
     arguments: Mapping[str, Any]
 
     @classmethod
-    def of(cls, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None) -> Binding:
-        return cls(source, Target(kind, destination), key, dict(arguments) if arguments else NO_ARGUMENTS)
+    def of(
+        cls, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None
+    ) -> Binding:
+        return cls(
+            source, Target(kind, destination), key, dict(arguments) if arguments else NO_ARGUMENTS
+        )
 
     def identity(self) -> Identity:
         """Within its exchange. Arguments make another binding, their order does not."""
@@ -168,7 +172,11 @@ class _State:
         if isinstance(step, SetQueue):
             (self.queues.add if step.exists else self.queues.remove)(step.name)
             return SetQueue(step.name, not step.exists)
-        return self._set_attributes(step) if isinstance(step, SetAttributes) else self._set_exchange(step)
+        return (
+            self._set_attributes(step)
+            if isinstance(step, SetAttributes)
+            else self._set_exchange(step)
+        )
 
     def _set_attributes(self, step: SetAttributes) -> Step:
         exchange = self.exchanges[step.name]
@@ -291,13 +299,22 @@ class RoutingTable:
         return self._changed([SetInto(Target("queue", name), {}), SetQueue(name, False)])
 
     def with_binding(
-        self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
+        self,
+        source: str,
+        kind: str,
+        destination: str,
+        key: str,
+        arguments: Mapping[str, Any] | None = None,
     ) -> RoutingTable:
         """To the default exchange nothing is bound."""
         return self.with_bindings(source, kind, destination, ((key, arguments),))
 
     def with_bindings(
-        self, source: str, kind: str, destination: str, keys: Iterable[tuple[str, Mapping[str, Any] | None]]
+        self,
+        source: str,
+        kind: str,
+        destination: str,
+        keys: Iterable[tuple[str, Mapping[str, Any] | None]],
     ) -> RoutingTable:
         """By these keys and arguments, all between the same two."""
         assert source != DEFAULT_EXCHANGE
@@ -318,7 +335,12 @@ class RoutingTable:
         return self._followed(state, back) if back else self
 
     def without_binding(
-        self, source: str, kind: str, destination: str, key: str, arguments: Mapping[str, Any] | None = None
+        self,
+        source: str,
+        kind: str,
+        destination: str,
+        key: str,
+        arguments: Mapping[str, Any] | None = None,
     ) -> RoutingTable:
         """A missing binding, or exchange, is no error. What the default exchange binds cannot be unbound."""
         state = self._reached()
@@ -366,6 +388,10 @@ class NoTable(RoutingTable):
         return self
 
     def with_bindings(
-        self, source: str, kind: str, destination: str, keys: Iterable[tuple[str, Mapping[str, Any] | None]]
+        self,
+        source: str,
+        kind: str,
+        destination: str,
+        keys: Iterable[tuple[str, Mapping[str, Any] | None]],
     ) -> RoutingTable:
         return self

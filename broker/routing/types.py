@@ -7,7 +7,14 @@ from typing import Final
 
 from shardmq.broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
 from shardmq.broker.routing.keeping import RECENT_HISTORY, RecentHistory
-from shardmq.broker.routing.matching import Arguments, Direct, Fanout, HeadersExchange, Matcher, Topic
+from shardmq.broker.routing.matching import (
+    Arguments,
+    Direct,
+    Fanout,
+    HeadersExchange,
+    Matcher,
+    Topic,
+)
 from shardmq.broker.routing.spreading import Chance, ConsistentHash, ModulusHash
 
 TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {

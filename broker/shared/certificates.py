@@ -126,7 +126,9 @@ def _load(context: ssl.SSLContext, key: str, cert_path: str, key_path: str) -> N
         # Without a word of ours OpenSSL would ask at the terminal for that of an encrypted key.
         context.load_cert_chain(cert_path, key_path or None, password=lambda: b"")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}.cert: {cert_path}, {key}.key: {key_path or cert_path}: {_said(error)}") from None
+        raise ConfigError(
+            f"{key}.cert: {cert_path}, {key}.key: {key_path or cert_path}: {_said(error)}"
+        ) from None
 
 
 def _said(error: Exception) -> str:

@@ -14,7 +14,9 @@ import msgspec
 
 from shardmq.supervisor.notify import section
 
-FRAME_BYTES_FLOOR = 8192  # clients may count on this much before they have negotiated (RabbitMQ 4.1 and later)
+FRAME_BYTES_FLOOR = (
+    8192  # clients may count on this much before they have negotiated (RabbitMQ 4.1 and later)
+)
 FRAME_BYTES_CEILING = 16 << 20
 MESSAGE_BYTES_CEILING = 512 << 20
 
@@ -44,7 +46,9 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     ciphers: str = ""  # OpenSSL's words, for TLS 1.2; empty: its own choice
     verify: Literal["none", "peer"] = "none"
     fail_if_no_peer_cert: bool = False
-    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = "distinguished_name"
+    login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = (
+        "distinguished_name"
+    )
     san_type: Literal["dns", "email", "uri", "ip"] = "dns"
     san_index: Count = 0
     sni: list[Sni] = []
@@ -65,7 +69,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tls: Tls | None = None
 
     heartbeat_s: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 60
-    frame_bytes_max: Annotated[int, msgspec.Meta(ge=FRAME_BYTES_FLOOR, le=FRAME_BYTES_CEILING)] = 131072
+    frame_bytes_max: Annotated[int, msgspec.Meta(ge=FRAME_BYTES_FLOOR, le=FRAME_BYTES_CEILING)] = (
+        131072
+    )
     channels_max: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 2047
     channel_consumers_max: Count = 0  # 0: no limit
     channel_max_per_node: Count = 0  # over all front doors, which the controller knows; 0: no limit
@@ -82,7 +88,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     loopback_users: frozenset[str] = frozenset(
         {"guest"}
     )  # may log in from this host only: their password is known to everybody
-    log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = "info"
+    log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = (
+        "info"
+    )
     log_format: str = "auto"
 
 
@@ -97,5 +105,8 @@ def read_config(arguments: list[str]) -> BrokerConfig:
             raise ConfigError("expected --config JSON")
     try:
         return msgspec.json.decode(section(text).encode(), type=BrokerConfig)
-    except (msgspec.DecodeError, ValueError) as error:  # ValidationError too: its text ends with the path of the key
+    except (
+        msgspec.DecodeError,
+        ValueError,
+    ) as error:  # ValidationError too: its text ends with the path of the key
         raise ConfigError(f"front door: {error}") from None

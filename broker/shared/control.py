@@ -120,8 +120,12 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     connections: list[dict[str, Any]]
     channels: list[dict[str, Any]]
     counters: dict[str, float]
-    unacked: list[dict[str, Any]] = []  # {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
-    exchanges: list[tuple[str, str, int, int]] = []  # vhost, name, messages published to it, messages to queues
+    unacked: list[
+        dict[str, Any]
+    ] = []  # {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
+    exchanges: list[
+        tuple[str, str, int, int]
+    ] = []  # vhost, name, messages published to it, messages to queues
 
 
 class SeatName(msgspec.Struct, array_like=True, frozen=True):

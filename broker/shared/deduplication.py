@@ -52,7 +52,11 @@ class Rule(NamedTuple):
         if value is None:
             return None
         text = value if isinstance(value, str) else repr(value)
-        short = text if len(text) <= ID_CHARS_MAX else blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+        short = (
+            text
+            if len(text) <= ID_CHARS_MAX
+            else blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+        )
         return type(value).__name__, short
 
     def ttl_of(self, headers: Mapping[str, Any]) -> int | None:
@@ -94,7 +98,9 @@ class Copy:
             follower.confirmed()
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        if (connection, channel) == (self._connection, self._channel) and (first <= self._seq <= last or not first):
+        if (connection, channel) == (self._connection, self._channel) and (
+            first <= self._seq <= last or not first
+        ):
             self._failed = True
 
     def lost(self) -> None:

@@ -27,9 +27,13 @@ from typing import Final
 
 USER_FAILURES_MAX: Final = 30  # wrong passwords of one user from one address at once ...
 USER_FAILURE_S: Final = 2.0  # ... and after that one more for each so many seconds
-ADDRESS_FAILURES_MAX: Final = 300  # the same of all users from one address: nine may be stale at a time
+ADDRESS_FAILURES_MAX: Final = (
+    300  # the same of all users from one address: nine may be stale at a time
+)
 ADDRESS_FAILURE_S: Final = 0.2
-ADDRESS_GUESSES_MAX: Final = 1_000  # slow passwords from one address that are being looked at at a time
+ADDRESS_GUESSES_MAX: Final = (
+    1_000  # slow passwords from one address that are being looked at at a time
+)
 USERS_MAX: Final = 20_000  # pairs of address and user that are remembered
 ADDRESSES_MAX: Final = 10_000
 SAID_MAX: Final = 1_000  # of which it is remembered when the log was told that they are refused
@@ -75,7 +79,9 @@ class Failures:
         self._users = Budget(USER_FAILURES_MAX, USER_FAILURE_S, USERS_MAX)
         self._addresses = Budget(ADDRESS_FAILURES_MAX, ADDRESS_FAILURE_S, ADDRESSES_MAX)
 
-    def refusal(self, address: str, user: str, now: float, guesses: int = 0, of_address: int = 0) -> str:
+    def refusal(
+        self, address: str, user: str, now: float, guesses: int = 0, of_address: int = 0
+    ) -> str:
         """Return why a password of this user from this address is not looked at, or "".
 
         `guesses`: other passwords of the user from there that are being looked at just now, and may be wrong.
@@ -97,7 +103,9 @@ class Unseen:
 
     def __init__(self) -> None:
         self.count = 0
-        self._said: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # when, and how many since
+        self._said: OrderedDict[Hashable, tuple[float, int]] = (
+            OrderedDict()
+        )  # when, and how many since
 
     def refused(self, address: str, user: str, why: str, now: float) -> str:
         """Return a line for the log, or "" when it was told of this a short while ago."""

@@ -55,7 +55,9 @@ class Logins:
         self._memory = passwords.Memory(secrets.token_bytes(32))
         self._threads = ThreadPoolExecutor(THREADS, "password")
         self._pending: dict[bytes, _Pending] = {}
-        self._guesses: Counter[tuple[str, str]] = Counter()  # hashes under way, by address and user who began them
+        self._guesses: Counter[tuple[str, str]] = (
+            Counter()
+        )  # hashes under way, by address and user who began them
         self._guesses_from: Counter[str] = Counter()  # the same by address
 
     @property
@@ -63,7 +65,9 @@ class Logins:
         """How many logins were refused without a look at their password, for the metrics."""
         return self._unseen.count
 
-    def at_once(self, user: UserPut | None, name: str, password: str, address: str, now: float) -> str:
+    def at_once(
+        self, user: UserPut | None, name: str, password: str, address: str, now: float
+    ) -> str:
         """Raises TakesLong when the loop should not wait for it."""
         source = source_of(address)
         if user is not None and self._memory.knows(self._memory.mark(user, password)):
@@ -77,7 +81,9 @@ class Logins:
         self._failures.failed(source, name, now)
         return WRONG
 
-    async def slowly(self, user: UserPut | None, name: str, password: str, address: str, now: float) -> str:
+    async def slowly(
+        self, user: UserPut | None, name: str, password: str, address: str, now: float
+    ) -> str:
         mark, source = self._memory.mark(user or NOBODY, password), source_of(address)
         pending = self._pending.get(mark)
         if pending is None:
@@ -97,12 +103,17 @@ class Logins:
                 pending.answer.cancel()  # nobody wants to know any more: if it has not begun, it need not
         if right:
             return ""
-        if (source, name) not in pending.charged:  # a thousand clients with one password made one guess
+        if (
+            source,
+            name,
+        ) not in pending.charged:  # a thousand clients with one password made one guess
             pending.charged.add((source, name))
             self._failures.failed(source, name, now)
         return WRONG
 
-    def _begin(self, mark: bytes, user: UserPut | None, password: str, guesser: tuple[str, str]) -> _Pending:
+    def _begin(
+        self, mark: bytes, user: UserPut | None, password: str, guesser: tuple[str, str]
+    ) -> _Pending:
         """A thousand clients that come back with one password cost one hash."""
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, passwords.matches, user, password)
@@ -113,7 +124,12 @@ class Logins:
             self._pending.pop(mark, None)
             _lower(self._guesses, guesser)
             _lower(self._guesses_from, guesser[0])
-            if user is not None and not answer.cancelled() and answer.exception() is None and answer.result():
+            if (
+                user is not None
+                and not answer.cancelled()
+                and answer.exception() is None
+                and answer.result()
+            ):
                 self._memory.remember(mark)
 
         answer.add_done_callback(answered)

@@ -44,7 +44,9 @@ def is_stream(arguments: Mapping[str, Any]) -> bool:
     return arguments.get("x-queue-type") == "stream"
 
 
-def check_consume(vhost: str, queue: str, no_ack: bool, exclusive: bool, prefetch: int, channel_limit: int) -> None:
+def check_consume(
+    vhost: str, queue: str, no_ack: bool, exclusive: bool, prefetch: int, channel_limit: int
+) -> None:
     """Raises Refusal, with RabbitMQ's words where it has some."""
     thing = named("queue", queue, vhost)
     if no_ack:
@@ -58,7 +60,9 @@ def check_consume(vhost: str, queue: str, no_ack: bool, exclusive: bool, prefetc
 
 
 def no_get(vhost: str, queue: str) -> Refusal:
-    return Refusal(NOT_IMPLEMENTED, f"basic.get not supported by stream queues {named('queue', queue, vhost)}")
+    return Refusal(
+        NOT_IMPLEMENTED, f"basic.get not supported by stream queues {named('queue', queue, vhost)}"
+    )
 
 
 def read_from(arguments: Mapping[str, Any], tag: str) -> ReadFrom:
@@ -74,7 +78,9 @@ def read_from(arguments: Mapping[str, Any], tag: str) -> ReadFrom:
     unfiltered = arguments.get(UNFILTERED, False)
     if not isinstance(unfiltered, bool):
         raise Refusal(PRECONDITION_FAILED, f"{UNFILTERED} must be a boolean")
-    return ReadFrom(start, value, tag if tracking else "", _filters(arguments.get(FILTER)), unfiltered)
+    return ReadFrom(
+        start, value, tag if tracking else "", _filters(arguments.get(FILTER)), unfiltered
+    )
 
 
 def _start(said: Any) -> tuple[str, int]:
@@ -119,10 +125,14 @@ class Reading:
     def __init__(self, asked: ReadFrom) -> None:
         self.asked = asked
         self.epoch = 0  # of the shard that gave the latest delivery
-        self._position: int | None = None  # behind the latest delivery; None: no shard has said where it begins
+        self._position: int | None = (
+            None  # behind the latest delivery; None: no shard has said where it begins
+        )
         self._seen_below = 0
         self._runs: deque[_Run] = deque()
-        self._again: set[int] = set()  # offsets given back, and not come again; at most as many as the prefetch
+        self._again: set[int] = (
+            set()
+        )  # offsets given back, and not come again; at most as many as the prefetch
         self._look_at = LOOK_MIN
 
     def begins(self, offset: int) -> None:
@@ -158,7 +168,11 @@ class Reading:
 
     def _add(self, run: _Run) -> None:
         last = self._runs[-1] if self._runs else None
-        if last and last.number + last.messages == run.number and last.offset + last.messages == run.offset:
+        if (
+            last
+            and last.number + last.messages == run.number
+            and last.offset + last.messages == run.offset
+        ):
             self._runs[-1] = last._replace(messages=last.messages + run.messages)
         else:
             self._runs.append(run)
@@ -167,7 +181,9 @@ class Reading:
         """Deliveries that are to come again."""
         for run in self._runs:
             start, stop = max(first, run.number), min(last, run.number + run.messages - 1)
-            self._again.update(range(run.offset + start - run.number, run.offset + stop - run.number + 1))
+            self._again.update(
+                range(run.offset + start - run.number, run.offset + stop - run.number + 1)
+            )
 
     def resume(self, unsettled: int | None) -> ReadFrom:
         """For a new life of its shard; `unsettled`: the number of the old one's first unsettled delivery."""
@@ -181,4 +197,6 @@ class Reading:
         self._position = min(offsets)
         self._runs.clear()
         self._again.clear()
-        return ReadFrom("at", self._position, asked.name, asked.filters, asked.unfiltered, self._seen_below)
+        return ReadFrom(
+            "at", self._position, asked.name, asked.filters, asked.unfiltered, self._seen_below
+        )

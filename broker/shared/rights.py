@@ -37,10 +37,22 @@ from shardmq.broker.model.checks import ACCESS_REFUSED, SERVER_NAMED_PREFIX, Ref
 from shardmq.broker.model.permissions import Right
 from shardmq.broker.model.policies import OPERATOR_POLICY
 from shardmq.broker.routing import delaying
-from shardmq.broker.shared.control import Bind, ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove, Unbind
+from shardmq.broker.shared.control import (
+    Bind,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+    Unbind,
+)
 
 TopicRight = Literal["write", "read"]
-MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR = "management", "policymaker", "monitoring", "administrator"
+MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR = (
+    "management",
+    "policymaker",
+    "monitoring",
+    "administrator",
+)
 # What each tag lets its user do beside its own: RabbitMQ's ranks.
 TAGS: Final[dict[str, frozenset[str]]] = {
     MANAGEMENT: frozenset((MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR)),
@@ -49,7 +61,11 @@ TAGS: Final[dict[str, frozenset[str]]] = {
     ADMINISTRATOR: frozenset((ADMINISTRATOR,)),
 }
 # Parameters that have a path of their own need the tag of that path, by whatever path they are set.
-COMPONENT_TAGS: Final = {OPERATOR_POLICY: ADMINISTRATOR, VHOST_LIMITS: ADMINISTRATOR, USER_LIMITS: ADMINISTRATOR}
+COMPONENT_TAGS: Final = {
+    OPERATOR_POLICY: ADMINISTRATOR,
+    VHOST_LIMITS: ADMINISTRATOR,
+    USER_LIMITS: ADMINISTRATOR,
+}
 GLOBAL_TAGS: Final = {CLUSTER_NAME: ADMINISTRATOR}
 
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
@@ -119,7 +135,9 @@ class Entry(NamedTuple):
     vhost: str
 
     def refusal(self, catalog: Catalog, user: str) -> str:
-        allowed = catalog.may_enter(user, self.vhost) or not Tag(ADMINISTRATOR).refusal(catalog, user)
+        allowed = catalog.may_enter(user, self.vhost) or not Tag(ADMINISTRATOR).refusal(
+            catalog, user
+        )
         return "" if allowed else "User not authorised to access virtual host"
 
 
@@ -152,7 +170,9 @@ def has_tag(tags: Iterable[str], tag: str) -> bool:
 def check_publish(catalog: Catalog, user: str, vhost: str, exchange: str) -> None:
     """Raise Refusal when the user may not publish to this exchange at all."""
     if not catalog.permissions.may(user, vhost, "write", exchange):
-        raise Refusal(ACCESS_REFUSED, Need("write", "exchange", vhost, exchange).refusal(catalog, user))
+        raise Refusal(
+            ACCESS_REFUSED, Need("write", "exchange", vhost, exchange).refusal(catalog, user)
+        )
 
 
 def check_keys(catalog: Catalog, user: str, vhost: str, exchange: str, keys: Iterable[str]) -> None:
@@ -164,7 +184,9 @@ def check_keys(catalog: Catalog, user: str, vhost: str, exchange: str, keys: Ite
         raise Refusal(ACCESS_REFUSED, text)
 
 
-def check_dead_letter(catalog: Catalog, user: str, vhost: str, headers: dict[str, Any], keys: Iterable[str]) -> None:
+def check_dead_letter(
+    catalog: Catalog, user: str, vhost: str, headers: dict[str, Any], keys: Iterable[str]
+) -> None:
     """Raise Refusal when a message names an exchange for its dead letter to which the user may not publish it.
 
     The dead letter goes there with the key that the message names for it, else with the message's own keys.
@@ -181,7 +203,9 @@ def topic_refusal(
     catalog: Catalog, user: str, vhost: str, right: TopicRight, exchange: str, keys: Iterable[str]
 ) -> str:
     """Return why one of these keys is refused, or ""."""
-    if not catalog.has_topic_permissions(user, vhost) or not _is_topic(catalog.exchange(vhost, exchange)):
+    if not catalog.has_topic_permissions(user, vhost) or not _is_topic(
+        catalog.exchange(vhost, exchange)
+    ):
         return ""
     for key in keys:
         if not catalog.permissions.may_topic(user, vhost, right, exchange, key):
@@ -190,7 +214,9 @@ def topic_refusal(
 
 
 def _is_topic(exchange: ExchangePut | None) -> bool:
-    return exchange is not None and delaying.inner_type(exchange.type, exchange.arguments) == "topic"
+    return (
+        exchange is not None and delaying.inner_type(exchange.type, exchange.arguments) == "topic"
+    )
 
 
 # -- what each act needs ------------------------------------------------------------------------------------

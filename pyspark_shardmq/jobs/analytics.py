@@ -25,8 +25,15 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     made = command.parser("analytics", "Rates, hot keys and skew of streams.")
     made.add_argument("streams", help="streams or stream exchanges, several with commas")
     made.add_argument("--window", default="1 minute", help="as Spark says it")
-    made.add_argument("--keys", type=command.at_least(1), default=10, help="how many of the most frequent")
-    made.add_argument("--since", type=command.moment, metavar="TIME", help="as 2026-11-20T12:00:00Z; rows from then on")
+    made.add_argument(
+        "--keys", type=command.at_least(1), default=10, help="how many of the most frequent"
+    )
+    made.add_argument(
+        "--since",
+        type=command.moment,
+        metavar="TIME",
+        help="as 2026-11-20T12:00:00Z; rows from then on",
+    )
     made.add_argument("--html", metavar="FILE", help="the report as a page")
     return made.parse_args(words)
 
@@ -41,7 +48,9 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     }
     rows.unpersist()
     if given.html:
-        Path(given.html).write_text(report.page(given.streams, totals(found), found, window_s), encoding="utf-8")
+        Path(given.html).write_text(
+            report.page(given.streams, totals(found), found, window_s), encoding="utf-8"
+        )
     if given.json:
         return {**found, **totals(found)}
     for title, table in found.items():
@@ -75,9 +84,13 @@ def rates(rows: DataFrame, window: str) -> tuple[list[dict[str, Any]], float]:
         f"round(rows / ({seconds}), 3) as rows_per_second",
         f"double({seconds}) as window_s",
     )
-    windows = [row.asDict() for row in found.orderBy("queue", "begins").limit(WINDOWS_MAX + 1).collect()]
+    windows = [
+        row.asDict() for row in found.orderBy("queue", "begins").limit(WINDOWS_MAX + 1).collect()
+    ]
     if len(windows) > WINDOWS_MAX:
-        raise command.JobError(f"more than {WINDOWS_MAX} windows: take a longer --window than {window}")
+        raise command.JobError(
+            f"more than {WINDOWS_MAX} windows: take a longer --window than {window}"
+        )
     return windows, max((row.pop("window_s") for row in windows), default=0.0)
 
 
@@ -85,7 +98,9 @@ def hot_keys(rows: DataFrame, count: int) -> list[dict[str, Any]]:
     from pyspark.sql import functions as f
 
     total = rows.count()
-    keys = rows.groupBy("queue", "routing_key").agg(f.count("*").alias("rows"), f.sum("bytes").alias("bytes"))
+    keys = rows.groupBy("queue", "routing_key").agg(
+        f.count("*").alias("rows"), f.sum("bytes").alias("bytes")
+    )
     most = keys.orderBy(f.desc("rows"), "queue", "routing_key").limit(count).collect()
     return [{**row.asDict(), "share": round(row["rows"] / total, 4)} for row in most]
 
@@ -95,9 +110,13 @@ def shards(rows: DataFrame) -> list[dict[str, Any]]:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    sums = rows.groupBy("queue", "shard").agg(f.count("*").alias("rows"), f.sum("bytes").alias("bytes"))
+    sums = rows.groupBy("queue", "shard").agg(
+        f.count("*").alias("rows"), f.sum("bytes").alias("bytes")
+    )
     average = f.avg("rows").over(Window.partitionBy("queue"))
-    found = sums.withColumn("of_average", f.round(f.col("rows") / average, 3)).orderBy("queue", "shard")
+    found = sums.withColumn("of_average", f.round(f.col("rows") / average, 3)).orderBy(
+        "queue", "shard"
+    )
     return [row.asDict() for row in found.collect()]
 
 
@@ -119,7 +138,9 @@ def as_text(table: Sequence[dict[str, Any]]) -> str:
     lines = [list(table[0]), *([str(value) for value in row.values()] for row in table)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     padded = (zip(line, widths, strict=True) for line in lines)
-    return "\n".join("  " + "  ".join(word.ljust(width) for word, width in line).rstrip() for line in padded)
+    return "\n".join(
+        "  " + "  ".join(word.ljust(width) for word, width in line).rstrip() for line in padded
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ ROWS_PER_EPOCH = 1_000_000  # about 128 MB of rows of 100 bytes
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    made = command.parser("archive", "Copy streams into Parquet files with a manifest, exactly once.")
+    made = command.parser(
+        "archive", "Copy streams into Parquet files with a manifest, exactly once."
+    )
     made.add_argument("streams", help="streams or stream exchanges, several with commas")
     made.add_argument("path", help="directory of the archive; the same one goes on where it ended")
     made.add_argument("--rows-per-epoch", type=command.at_least(1), default=ROWS_PER_EPOCH)
@@ -45,7 +47,9 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
         before = {(p.queue, p.shard, p.start) for p in archive.pieces()}
 
         def begin() -> Any:
-            writer = _rows(spark, given).writeStream.foreachBatch(keep).trigger(**command.trigger(given))
+            writer = (
+                _rows(spark, given).writeStream.foreachBatch(keep).trigger(**command.trigger(given))
+            )
             return writer.option("checkpointLocation", str(archive.checkpoint)).start()
 
         command.follow(command.start(begin), "archive")
@@ -106,17 +110,25 @@ def _into_delta(archive: Archive) -> Callable[[DataFrame, int], None]:
     try:
         import deltalake
     except ImportError:
-        raise command.JobError("--table-format delta needs deltalake: pip install 'shardmq[delta]'") from None
+        raise command.JobError(
+            "--table-format delta needs deltalake: pip install 'shardmq[delta]'"
+        ) from None
     table = archive.path / "table"
 
     def keep(rows: DataFrame, epoch: int) -> None:
         if archive.has(epoch):
             return
         query = json.loads((archive.checkpoint / "metadata").read_text())["id"]
-        done = deltalake.DeltaTable(str(table)).transaction_version(query) if table.exists() else None
+        done = (
+            deltalake.DeltaTable(str(table)).transaction_version(query) if table.exists() else None
+        )
         if done is None or done < epoch:
-            properties = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(query, epoch)])
-            deltalake.write_deltalake(str(table), rows.toArrow(), mode="append", commit_properties=properties)
+            properties = deltalake.CommitProperties(
+                app_transactions=[deltalake.Transaction(query, epoch)]
+            )
+            deltalake.write_deltalake(
+                str(table), rows.toArrow(), mode="append", commit_properties=properties
+            )
         named = {name for piece in archive.pieces() for name in piece.files}
         there = {f"table/{Path(uri).name}" for uri in deltalake.DeltaTable(str(table)).file_uris()}
         start, end = offsets_of(archive.checkpoint, epoch)

@@ -36,7 +36,9 @@ STARTING_S = 0.1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The line of a worker's traceback that says what happened.
-REASON = re.compile(r"^\S*?(?:OptionError|DataLoss|Gone|Away|BrokerError|Certificate|Passing): (.*)$", re.MULTILINE)
+REASON = re.compile(
+    r"^\S*?(?:OptionError|DataLoss|Gone|Away|BrokerError|Certificate|Passing): (.*)$", re.MULTILINE
+)
 
 
 class JobError(RuntimeError):
@@ -49,14 +51,30 @@ def parser(name: str, text: str) -> argparse.ArgumentParser:
         description=text,
         epilog="Password: --password-file, or SHARDMQ_PASSWORD in the environment; else guest.",
     )
-    made.add_argument("--url", default="http://127.0.0.1:15672", help="the broker's HTTP address, several with commas")
+    made.add_argument(
+        "--url",
+        default="http://127.0.0.1:15672",
+        help="the broker's HTTP address, several with commas",
+    )
     made.add_argument("--vhost", default="/")
     made.add_argument("--user", default=os.environ.get("SHARDMQ_USER", "guest"))
     made.add_argument("--password-file")
     made.add_argument("--master", default="local[*]", help="of Spark")
-    made.add_argument("--conf", type=pair, action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
     made.add_argument(
-        "--option", type=pair, action="append", default=[], metavar="NAME=VALUE", help="an option of the connector"
+        "--conf",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark",
+    )
+    made.add_argument(
+        "--option",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the connector",
     )
     made.add_argument("--json", action="store_true", help="the summary as one line of JSON")
     return made
@@ -65,7 +83,9 @@ def parser(name: str, text: str) -> argparse.ArgumentParser:
 def at_least(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, not {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"must be an integer of at least {least}, not {text!r}"
+            )
         return int(text)
 
     return parse
@@ -83,14 +103,20 @@ def moment(text: str) -> str:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: write it as 2026-11-20T12:00:00Z") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: write it as 2026-11-20T12:00:00Z"
+        ) from None
     found = found if found.tzinfo else found.replace(tzinfo=UTC)
     return f"timestamp_micros({(found - EPOCH) // timedelta(microseconds=1)})"
 
 
 def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
     """For reading and writing alike; --option comes on top where it is used."""
-    found = {"shardmq.url": arguments.url, "shardmq.vhost": arguments.vhost, "shardmq.user": arguments.user}
+    found = {
+        "shardmq.url": arguments.url,
+        "shardmq.vhost": arguments.vhost,
+        "shardmq.user": arguments.user,
+    }
     if arguments.password_file:
         found["shardmq.passwordFile"] = arguments.password_file
     return found
@@ -111,10 +137,15 @@ def stored_and_known(metrics: Path) -> dict[str, Any]:
     said = [json.loads(line) for line in lines]
     if any(one["known"] is None for one in said):
         return {}
-    return {"stored": sum(one["stored"] for one in said), "known before": sum(one["known"] for one in said)}
+    return {
+        "stored": sum(one["stored"] for one in said),
+        "known before": sum(one["known"] for one in said),
+    }
 
 
-def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, argparse.Namespace], Any]) -> int:
+def run(
+    name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, argparse.Namespace], Any]
+) -> int:
     """`job` returns its summary: what to print, by name."""
     begun = time.monotonic()
     try:
@@ -128,7 +159,10 @@ def run(name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, a
         print(f"{name}: {missing}", file=sys.stderr)
         return UNAVAILABLE
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what is committed stays, the next run goes on there", file=sys.stderr)
+        print(
+            f"{name}: interrupted; what is committed stays, the next run goes on there",
+            file=sys.stderr,
+        )
         return FAILED
     except Exception as error:
         print(f"{name}: {reason(error)}", file=sys.stderr)
@@ -149,7 +183,9 @@ def reason(error: BaseException) -> str:
 
 def _table(name: str, summary: dict[str, Any]) -> str:
     width = max(map(len, summary))
-    return "\n".join([f"{name}: done", *(f"  {key.ljust(width)}  {value}" for key, value in summary.items())])
+    return "\n".join(
+        [f"{name}: done", *(f"  {key.ljust(width)}  {value}" for key, value in summary.items())]
+    )
 
 
 # -- streaming queries -------------------------------------------------------------------------------------

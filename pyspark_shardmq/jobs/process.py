@@ -19,18 +19,38 @@ from pyspark_shardmq.jobs import command
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SHUFFLES = re.compile(r"^[\s+:\-]*(?:Aggregate|Join|Deduplicate\w*|Repartition\w*|Distinct|Window\b)", re.MULTILINE)
+SHUFFLES = re.compile(
+    r"^[\s+:\-]*(?:Aggregate|Join|Deduplicate\w*|Repartition\w*|Distinct|Window\b)", re.MULTILINE
+)
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     made = command.parser("process", "Run SQL over streams and publish what it gives.")
-    made.add_argument("streams", help="streams or stream exchanges, several with commas; each is a view of its name")
+    made.add_argument(
+        "streams",
+        help="streams or stream exchanges, several with commas; each is a view of its name",
+    )
     made.add_argument("--sql", required=True, metavar="FILE", help="one SELECT")
     made.add_argument("--exchange", help="where to publish; else the SQL gives a column `exchange`")
     made.add_argument("--routing-key", help="where the SQL gives none")
-    made.add_argument("--checkpoint", required=True, metavar="DIR", help="how far it is; the same one goes on there")
-    made.add_argument("--from", dest="begin", choices=["earliest", "latest"], default="earliest", help="without one")
-    made.add_argument("--watermark", metavar="DURATION", help='how late rows may come for windows, as "10 seconds"')
+    made.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="how far it is; the same one goes on there",
+    )
+    made.add_argument(
+        "--from",
+        dest="begin",
+        choices=["earliest", "latest"],
+        default="earliest",
+        help="without one",
+    )
+    made.add_argument(
+        "--watermark",
+        metavar="DURATION",
+        help='how late rows may come for windows, as "10 seconds"',
+    )
     made.add_argument("--output-mode", choices=["append", "update"], default="append")
     command.add_trigger(made)
     return made.parse_args(words)
@@ -45,8 +65,14 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
         )
 
     def begin() -> Any:
-        writer = result.writeStream.format("shardmq").options(**sink_options(given)).outputMode(given.output_mode)
-        writer = writer.option("checkpointLocation", given.checkpoint).trigger(**command.trigger(given))
+        writer = (
+            result.writeStream.format("shardmq")
+            .options(**sink_options(given))
+            .outputMode(given.output_mode)
+        )
+        writer = writer.option("checkpointLocation", given.checkpoint).trigger(
+            **command.trigger(given)
+        )
         if given.continuous is None:  # else the file would grow for ever
             writer = writer.option("metricsPath", str(metrics))
         return writer.start()
@@ -54,7 +80,12 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     with command.writer_metrics() as metrics:
         seen = command.follow(command.start(begin), "process")
         done = command.stored_and_known(metrics) if given.continuous is None else {}
-    return {"rows read": seen.rows, "epochs": seen.epochs, **done, "exchange": given.exchange or "of each row"}
+    return {
+        "rows read": seen.rows,
+        "epochs": seen.epochs,
+        **done,
+        "exchange": given.exchange or "of each row",
+    }
 
 
 def query(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
@@ -76,7 +107,11 @@ def view(name: str) -> str:
 
 
 def stream(spark: SparkSession, given: argparse.Namespace, name: str) -> DataFrame:
-    options = {"subscribe": name, "startingOffsets": given.begin, **command.connector_options(given)}
+    options = {
+        "subscribe": name,
+        "startingOffsets": given.begin,
+        **command.connector_options(given),
+    }
     rows = spark.readStream.format("shardmq").options(**options, **dict(given.option)).load()
     return rows.withWatermark("timestamp", given.watermark) if given.watermark else rows
 

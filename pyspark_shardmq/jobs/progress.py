@@ -94,7 +94,9 @@ def tasks(tracker: StatusTracker) -> tuple[int, int] | None:
         stages = [] if found is None else [tracker.getStageInfo(stage) for stage in found.stageIds]
         known = [stage for stage in stages if stage is not None]
         if known:
-            return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+            return sum(stage.numCompletedTasks for stage in known), sum(
+                stage.numTasks for stage in known
+            )
     return None
 
 

@@ -21,34 +21,56 @@ LANES = 4  # tasks that publish; part of what makes a repeated run the same
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    made = command.parser("replay", "Publish archived rows again, in order, with their headers and properties.")
+    made = command.parser(
+        "replay", "Publish archived rows again, in order, with their headers and properties."
+    )
     made.add_argument("path", help="directory of the archive")
-    made.add_argument("--exchange", help="where to publish; else each row to the exchange it came by")
+    made.add_argument(
+        "--exchange", help="where to publish; else each row to the exchange it came by"
+    )
     made.add_argument("--routing-key", help="instead of the one each row had")
-    made.add_argument("--queue", action="append", default=[], help="only rows of this stream; may be repeated")
+    made.add_argument(
+        "--queue", action="append", default=[], help="only rows of this stream; may be repeated"
+    )
     made.add_argument("--from-offset", type=command.at_least(0), help="of each shard")
     made.add_argument("--to-offset", type=command.at_least(0), help="the first one not published")
-    made.add_argument("--since", type=command.moment, metavar="TIME", help="as 2026-11-20T12:00:00Z")
-    made.add_argument("--until", type=command.moment, metavar="TIME", help="the first moment not published")
+    made.add_argument(
+        "--since", type=command.moment, metavar="TIME", help="as 2026-11-20T12:00:00Z"
+    )
+    made.add_argument(
+        "--until", type=command.moment, metavar="TIME", help="the first moment not published"
+    )
     made.add_argument("--rate", type=command.at_least(1), metavar="ROWS", help="a second, at most")
-    made.add_argument("--name", help="of this replay; repeated under the same name no row comes twice")
-    made.add_argument("--lanes", type=command.at_least(1), default=LANES, help="how many tasks publish at once")
+    made.add_argument(
+        "--name", help="of this replay; repeated under the same name no row comes twice"
+    )
+    made.add_argument(
+        "--lanes", type=command.at_least(1), default=LANES, help="how many tasks publish at once"
+    )
     return made.parse_args(words)
 
 
 def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     rows = chosen(archived(spark, Archive(given.path), given.queue), given)
     count = rows.count()
-    columns = ["value", "routing_key", "headers", "properties"] + ([] if given.exchange is not None else ["exchange"])
+    columns = ["value", "routing_key", "headers", "properties"] + (
+        [] if given.exchange is not None else ["exchange"]
+    )
     if given.routing_key is not None:
         columns.remove("routing_key")
     # The same rows in the same task in the same order, at every run.
-    lanes = rows.repartition(given.lanes, "queue", "shard").sortWithinPartitions("queue", "shard", "offset")
+    lanes = rows.repartition(given.lanes, "queue", "shard").sortWithinPartitions(
+        "queue", "shard", "offset"
+    )
     with command.writer_metrics() as metrics:
         said = {"metricsPath": str(metrics), **options(given)}
         lanes.select(*columns).write.format("shardmq").mode("append").options(**said).save()
         done = command.stored_and_known(metrics)
-    return {"rows": count, **done, "exchange": given.exchange if given.exchange is not None else "of each row"}
+    return {
+        "rows": count,
+        **done,
+        "exchange": given.exchange if given.exchange is not None else "of each row",
+    }
 
 
 def options(given: argparse.Namespace) -> dict[str, str]:

@@ -32,7 +32,9 @@ td svg{min-width:120px;max-width:400px;height:12px}
 """
 
 
-def page(streams: str, totals: Mapping[str, Any], report: Mapping[str, Table], window_s: float) -> str:
+def page(
+    streams: str, totals: Mapping[str, Any], report: Mapping[str, Table], window_s: float
+) -> str:
     """A plot of the rates of each stream, bars of keys and shards, and all tables."""
     parts = [f"<h1>{html.escape(streams)}</h1>", as_totals(totals)]
     for queue in sorted({row["queue"] for row in report["rates"]}):
@@ -43,16 +45,22 @@ def page(streams: str, totals: Mapping[str, Any], report: Mapping[str, Table], w
         ]
         parts.append(f"<h2>{html.escape(queue)}: rows a second</h2>{plot(windows, window_s)}")
     names = [f"{row['queue']} {row['routing_key']}" for row in report["hot keys"]]
-    parts.append(f"<h2>rows of the hot keys</h2>{bars(names, [row['rows'] for row in report['hot keys']])}")
+    parts.append(
+        f"<h2>rows of the hot keys</h2>{bars(names, [row['rows'] for row in report['hot keys']])}"
+    )
     names = [f"{row['queue']}/{row['shard']}" for row in report["shards"]]
-    parts.append(f"<h2>rows of the shards</h2>{bars(names, [row['rows'] for row in report['shards']])}")
+    parts.append(
+        f"<h2>rows of the shards</h2>{bars(names, [row['rows'] for row in report['shards']])}"
+    )
     parts += [f"<h2>{html.escape(title)}</h2>{as_table(table)}" for title, table in report.items()]
     head = "<meta charset=utf-8><meta name=viewport content='width=device-width'>"
     return f"<!doctype html>{head}<title>{html.escape(streams)}</title><style>{STYLE}</style>{''.join(parts)}\n"
 
 
 def as_totals(totals: Mapping[str, Any]) -> str:
-    shown = (f"<div>{html.escape(name)}<b>{as_word(value)}</b></div>" for name, value in totals.items())
+    shown = (
+        f"<div>{html.escape(name)}<b>{as_word(value)}</b></div>" for name, value in totals.items()
+    )
     return f"<div class=total>{''.join(shown)}</div>"
 
 
@@ -62,7 +70,11 @@ def plot(windows: Sequence[tuple[datetime, float]], window_s: float) -> str:
     top, scale = max(value for _, value in windows) or 1, PLOT_WIDTH / (end - begin)
     width = max(1.0, window_s * scale)
     columns = [
-        ((begins.timestamp() - begin) * scale, value / top * PLOT_HEIGHT, f"{as_time(begins)}: {value:,g}")
+        (
+            (begins.timestamp() - begin) * scale,
+            value / top * PLOT_HEIGHT,
+            f"{as_time(begins)}: {value:,g}",
+        )
         for begins, value in windows
     ]
     ends = f"<span>{as_time(windows[0][0])}</span><span>{as_time(datetime.fromtimestamp(end, UTC))}</span>"
@@ -78,7 +90,10 @@ def as_columns(columns: Sequence[tuple[float, float, str]], width: float) -> str
             f"<title>{html.escape(title)}</title></rect>"
             for x, height, title in columns
         )
-    steps = "".join(f"M{x:.1f} {PLOT_HEIGHT}v-{height:.1f}h{width:.1f}v{height:.1f}z" for x, height, _ in columns)
+    steps = "".join(
+        f"M{x:.1f} {PLOT_HEIGHT}v-{height:.1f}h{width:.1f}v{height:.1f}z"
+        for x, height, _ in columns
+    )
     return f'<path d="{steps}"/>'
 
 
@@ -97,10 +112,17 @@ def bars(names: Iterable[str], values: Sequence[float]) -> str:
 def as_table(table: Table) -> str:
     if not table:
         return "<p>nothing"
-    kinds = [" class=number" if isinstance(value, int | float) else "" for value in table[0].values()]
-    head = "".join(f"<th{kind}>{html.escape(name)}" for name, kind in zip(table[0], kinds, strict=True))
+    kinds = [
+        " class=number" if isinstance(value, int | float) else "" for value in table[0].values()
+    ]
+    head = "".join(
+        f"<th{kind}>{html.escape(name)}" for name, kind in zip(table[0], kinds, strict=True)
+    )
     body = (
-        "<tr>" + "".join(f"<td{kind}>{as_word(value)}" for value, kind in zip(row.values(), kinds, strict=True))
+        "<tr>"
+        + "".join(
+            f"<td{kind}>{as_word(value)}" for value, kind in zip(row.values(), kinds, strict=True)
+        )
         for row in table
     )
     return f"<div class=wide><table><tr>{head}{''.join(body)}</table></div>"

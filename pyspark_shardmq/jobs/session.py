@@ -46,7 +46,9 @@ def session(name: str, master: str, more: Mapping[str, str] | None = None) -> Sp
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark's workers find this package as this process does.
         root = str(Path(__file__).parents[2])
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"shardmq {name}").master(master)
     for key, value in {**SETTINGS, **(LOCAL if local else {}), **(more or {})}.items():

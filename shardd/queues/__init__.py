@@ -60,7 +60,9 @@ class Store(Protocol):
     """Where messages lie."""
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]: ...
-    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes | memoryview, array[int]]:
+    def look(
+        self, entries: array[int], bytes_max: int, whole: bool = True
+    ) -> tuple[bytes | memoryview, array[int]]:
         """As read(); a view is good until messages are appended. Not `whole`: it may end sooner."""
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None: ...

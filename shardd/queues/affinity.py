@@ -25,7 +25,9 @@ LOOK_BYTES = 256 << 10
 # At first only so many beyond what there is room for: one that settles its messages singly is not to cost a long look.
 LOOK_FIRST = 16
 
-_SIZES = Struct("<IIB")  # of a stored message: body bytes, property bytes, bytes of the exchange's name that follows
+_SIZES = Struct(
+    "<IIB"
+)  # of a stored message: body bytes, property bytes, bytes of the exchange's name that follows
 
 
 class Stored(NamedTuple):
@@ -52,7 +54,9 @@ class Keys:
     """Which consumer holds unsettled messages of which key."""
 
     def __init__(self) -> None:
-        self._holders: dict[bytes, tuple[Consumer, set[int]]] = {}  # and the places of those messages
+        self._holders: dict[
+            bytes, tuple[Consumer, set[int]]
+        ] = {}  # and the places of those messages
         self._key_at: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -105,7 +109,9 @@ def deal(
     """`takers`: those with room whose turn it is first, for keys that nobody has."""
     parts: dict[Consumer, list[int]] = {}
     room = {taker: taker.room() for taker in takers}
-    windows: dict[Window, int] = {taker.window: min(taker.window.room, bytes_max) for taker in takers}
+    windows: dict[Window, int] = {
+        taker.window: min(taker.window.room, bytes_max) for taker in takers
+    }
     turn = list(takers)
     owner: dict[bytes, Consumer] = {}  # of keys that this deal gives out
     waiting: set[bytes] = set()
@@ -155,15 +161,24 @@ class Looked:
     def pieces(self, run: Sequence[int]) -> tuple[array[int], array[int], bytes]:
         """Entries, sizes and stored messages of some of them."""
         blob = b"".join([self._blob[self.messages[at].start : self.messages[at].end] for at in run])
-        return array("Q", [self.entries[at] for at in run]), array("I", [self._sizes[at] for at in run]), blob
+        return (
+            array("Q", [self.entries[at] for at in run]),
+            array("I", [self._sizes[at] for at in run]),
+            blob,
+        )
 
 
 def looked_at(
-    look: Callable[[int], tuple[array[int], bytes, array[int]]], takers: Sequence[Consumer], keys: Keys, bytes_max: int
+    look: Callable[[int], tuple[array[int], bytes, array[int]]],
+    takers: Sequence[Consumer],
+    keys: Keys,
+    bytes_max: int,
 ) -> tuple[Looked, Dealt]:
     """A short look; a long one if it finds only messages that wait. `look(most)`: entries from the queue's head, their
     stored messages, their sizes."""
-    most = min(LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers))
+    most = min(
+        LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers)
+    )
     while True:
         looked = Looked(*look(most))
         dealt = deal(looked.messages, takers, keys, bytes_max)

@@ -114,9 +114,13 @@ class Backlog:
         self._is_bounded = limits.bounded
         self.may_refuse = limits.reject_publish and limits.bounded
         self._counts_returns = limits.delivery_limit is not None or limits.retry is not None
-        self.is_watched = bool(limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ)
+        self.is_watched = bool(
+            limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ
+        )
         self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
-        self._is_plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
+        self._is_plain = (
+            limits.message_ttl is None and not limits.max_priority and not self.may_refuse
+        )
         self._is_plain = self._is_plain and self._behind is None
 
     @property
@@ -125,7 +129,9 @@ class Backlog:
         return bool(self.marks & OWN_LETTERS)
 
     def _mark_as(self, marks: int) -> None:
-        is_empty = not (self.ready_count or self.unacked_count or (self.departures and self.departures.count))
+        is_empty = not (
+            self.ready_count or self.unacked_count or (self.departures and self.departures.count)
+        )
         self.marks = marks if is_empty else self.marks | marks
         self.hides = bool(self.marks & HAS_BCC)
         self._decide()
@@ -228,7 +234,10 @@ class Backlog:
         assert self._facts is not None
         if self._facts.in_one_run(block[0], block[-1]):
             return block
-        return block[: next((i for i, entry in enumerate(block) if self._is_old(entry, now)), len(block)) or 1]
+        return block[
+            : next((i for i, entry in enumerate(block) if self._is_old(entry, now)), len(block))
+            or 1
+        ]
 
     def _is_old(self, entry: int, now: int) -> bool:
         return 0 < self._fact(entry) & EXPIRY <= now
@@ -242,14 +251,18 @@ class Backlog:
         """How many up to that place are not settled."""
         last = place | ~PLACE
         ready = sum(
-            bisect_right(level.peek(len(level)), last) for level in self._levels if len(level) and level.first() <= last
+            bisect_right(level.peek(len(level)), last)
+            for level in self._levels
+            if len(level) and level.first() <= last
         )
         return ready + sum(entry <= last for entry in self._held())
 
     def _sizes(self, entries: array[int]) -> array[int]:
         sizes = array("I")
         while len(sizes) < len(entries):
-            sizes += self.store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[1]
+            sizes += self.store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[
+                1
+            ]
         return sizes
 
     def _first_bytes(self, count: int) -> int:
@@ -288,7 +301,9 @@ class Backlog:
         """The first entry this queue still has."""
         heads = [level.first() for level in self._levels if len(level)]
         heads += self._behind.heads() if self._behind is not None else []
-        return min([entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1))
+        return min(
+            [entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1)
+        )
 
     # -- away --------------------------------------------------------------------------------------------
 

@@ -89,7 +89,9 @@ class Loan(Turns):
     @property
     def in_turn(self) -> bool:
         """By the clock of the queue that looked last."""
-        return self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms  # clocks are set back
+        return (
+            self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms
+        )  # clocks are set back
 
     def room(self, queue: Queue) -> int:
         """For that queue, now."""
@@ -136,7 +138,9 @@ class Loan(Turns):
 
     def _next(self) -> Queue:
         found = next(iter(self.waiting))
-        if found is self.last and len(self.waiting) > 1:  # it looked for more before the others looked
+        if (
+            found is self.last and len(self.waiting) > 1
+        ):  # it looked for more before the others looked
             del self.waiting[found]
             self.waiting[found] = None
             found = next(iter(self.waiting))
@@ -202,13 +206,18 @@ class Loan(Turns):
         left = self.lent - self.used
         if left <= 0 or not (self.recalled or self.has_turns):
             return []
-        needed = looked.queue.has_for(looked) or any(part.queue.has_for(part) for part in self.parts)
+        needed = looked.queue.has_for(looked) or any(
+            part.queue.has_for(part) for part in self.parts
+        )
         if needed and self.in_turn:
             return []
         found: list[tuple[Consumer, int]] = []
         for part in self.parts:
             if part.recalled is not None or (self.has_turns and not needed):
-                back = min(part.prefetch - (part.recalled if needed and part.recalled is not None else 0), left)
+                back = min(
+                    part.prefetch - (part.recalled if needed and part.recalled is not None else 0),
+                    left,
+                )
                 if back > 0:
                     part.prefetch -= back
                     left -= back
@@ -234,7 +243,9 @@ class Loan(Turns):
         self.recalled = False
         for part in self.parts:
             self.lent += part.prefetch
-            self.keep += part.prefetch if part.recalled is None else min(part.prefetch, part.recalled)
+            self.keep += (
+                part.prefetch if part.recalled is None else min(part.prefetch, part.recalled)
+            )
             self.recalled = self.recalled or part.recalled is not None
         # With a small prefetch the stretch would take long.
         self.turn_max = max(self.lent, 1) if self.parts else ENDLESS
@@ -282,7 +293,9 @@ class Consumer:
         self.limited = limited  # deliveries only for grants
         self.grants = 0
         self.asked = False  # for grants, and none came yet
-        self.lent = lent  # its prefetch is what it added to `loan`, which it uses together with others
+        self.lent = (
+            lent  # its prefetch is what it added to `loan`, which it uses together with others
+        )
         self.loan = loan  # of the virtual consumer that it is a part of
         self.recalled: int | None = None  # of what it was lent: so much may stay
         self.affinity = affinity  # messages of one key to one consumer
@@ -340,8 +353,12 @@ class Consumers:
         self.single_active = single_active
         self.paused = paused
         self.all: list[Consumer] = []  # by arrival
-        self._levels: list[list[Consumer]] = []  # by priority, highest first; each begins with whose turn it is
-        self._only: list[Consumer] | None = None  # the one that may be given something, where there is one
+        self._levels: list[
+            list[Consumer]
+        ] = []  # by priority, highest first; each begins with whose turn it is
+        self._only: list[Consumer] | None = (
+            None  # the one that may be given something, where there is one
+        )
         self.room = 0  # messages that the taker found last may take, where it is the only one
 
     def __len__(self) -> int:
@@ -356,7 +373,9 @@ class Consumers:
     def refuses(self, exclusive: bool) -> bool:
         """Whether one more, wishing to be the only one or not, would break exclusive use. Where one is active at a time
         nobody can be the only one."""
-        return any(each.exclusive for each in self.all) or (exclusive and (self.single_active or bool(self.all)))
+        return any(each.exclusive for each in self.all) or (
+            exclusive and (self.single_active or bool(self.all))
+        )
 
     def add(self, consumer: Consumer) -> None:
         self.all.append(consumer)

@@ -36,7 +36,11 @@ class Departures:
     def add(self, entries: array[int], reason: str) -> None:
         self.count += len(entries)
         last = self._waiting[-1] if self._waiting else None
-        if last is not None and last.reason == reason and len(last.entries) + len(entries) <= JOINED_ENTRIES_MAX:
+        if (
+            last is not None
+            and last.reason == reason
+            and len(last.entries) + len(entries) <= JOINED_ENTRIES_MAX
+        ):
             last.entries.extend(entries)
         else:
             self._waiting.append(Batch(reason, entries))

@@ -42,9 +42,13 @@ class Limits(NamedTuple):
     dead_letters: DeadLetters | None = None
     refused_die: bool = False  # publishes that are refused are dead-lettered too
     delays: bool = False  # not a queue for anybody: messages wait in it until they are due
-    consumer_timeout: int | None = None  # ms after which what a consumer does not settle is requeued
+    consumer_timeout: int | None = (
+        None  # ms after which what a consumer does not settle is requeued
+    )
     paused: bool = False  # nothing is handed out
-    timeout_closes: bool = False  # who holds something for longer loses its channel, not that message
+    timeout_closes: bool = (
+        False  # who holds something for longer loses its channel, not that message
+    )
     retry: Retry | None = None  # what comes back rests first
     held: bool = False  # what arrives from now on is kept back, see behind.py
 
@@ -102,7 +106,9 @@ def _retry(arguments: Mapping[str, Any]) -> Retry | None:
     if not least or arguments.get("x-delayed-retry-type") == "disabled":
         return None
     most = _number(arguments, "x-delayed-retry-max") or REST_MS_MAX
-    return Retry(min(least, REST_MS_MAX), most, _number(arguments, "x-delayed-retry-multiplier") or None)
+    return Retry(
+        min(least, REST_MS_MAX), most, _number(arguments, "x-delayed-retry-multiplier") or None
+    )
 
 
 def _number(arguments: Mapping[str, Any], name: str) -> int | None:

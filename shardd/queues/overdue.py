@@ -31,7 +31,9 @@ class Handed:
     __slots__ = ("_seen", "_stamps")
 
     def __init__(self) -> None:
-        self._stamps: deque[tuple[int, int]] = deque()  # (handed from then on, the number behind the last)
+        self._stamps: deque[tuple[int, int]] = (
+            deque()
+        )  # (handed from then on, the number behind the last)
         self._seen = 1  # the number behind the last stamped
 
     def note(self, next_number: int, now: int, timeout_ms: int) -> None:
@@ -71,7 +73,9 @@ def handed(consumer: Consumer, now: int, timeout: int) -> Handed:
     return consumer.handed
 
 
-def taken_from(holder: Consumer | Getter, queue: Queue, now: int, timeout: int) -> tuple[array[int], int]:
+def taken_from(
+    holder: Consumer | Getter, queue: Queue, now: int, timeout: int
+) -> tuple[array[int], int]:
     """What it has held of that queue for longer than that, and the sum of its sizes."""
     if isinstance(holder, Getter):
         return holder.take_overdue(queue, now - timeout)
@@ -83,7 +87,10 @@ def is_late(holder: Consumer | Getter, queue: Queue, now: int, timeout: int) -> 
     if isinstance(holder, Getter):
         since = holder.since(queue)
         return since is not None and since <= now - timeout
-    return not holder.no_ack and handed(holder, now, timeout).overdue(now, timeout) > holder.unacked.first_number
+    return (
+        not holder.no_ack
+        and handed(holder, now, timeout).overdue(now, timeout) > holder.unacked.first_number
+    )
 
 
 def due_at(holders: Iterable[Consumer | Getter], queue: Queue, timeout: int) -> int | None:
@@ -96,7 +103,11 @@ def due_at(holders: Iterable[Consumer | Getter], queue: Queue, timeout: int) -> 
             since = holder.since(queue)
             due = None if since is None else since + timeout
         else:
-            due = holder.handed.due(timeout) if holder.handed is not None and holder.unacked.count else None
+            due = (
+                holder.handed.due(timeout)
+                if holder.handed is not None and holder.unacked.count
+                else None
+            )
         if due is not None:
             found.append(due)
     return min(found, default=None)

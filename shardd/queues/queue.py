@@ -50,8 +50,12 @@ NOTHING_RESERVED = Reserved(0, 0)
 class Outlet(Protocol):
     """Where deliveries go; `blob` may be a view that is good until messages are appended to the store."""
 
-    def deliver(self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: Blob) -> None: ...
-    def deliver_again(self, consumer: Consumer, first_number: int, times: int, count: int, blob: Blob) -> None:
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: Blob
+    ) -> None: ...
+    def deliver_again(
+        self, consumer: Consumer, first_number: int, times: int, count: int, blob: Blob
+    ) -> None:
         """All of them came back `times` times, to a queue that allows it only so often."""
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
@@ -62,7 +66,16 @@ class Outlet(Protocol):
 class Queue(Backlog):
     """There may be 100,000 of them, most of them idle: what an idle one does not need is not there."""
 
-    __slots__ = ("_keys", "auto_delete", "closed", "consumers", "deleted", "last_used", "reserved", "turns")
+    __slots__ = (
+        "_keys",
+        "auto_delete",
+        "closed",
+        "consumers",
+        "deleted",
+        "last_used",
+        "reserved",
+        "turns",
+    )
     keeps_in_store = True  # its messages; a stream has a log of its own
 
     def __init__(
@@ -107,7 +120,9 @@ class Queue(Backlog):
             if dropped:
                 entries = array("Q", [arrival.entries[i] for i in dropped])
                 lost_bytes = self._bytes_of(entries)
-                refused = [arrival.indexes[i] if arrival.indexes is not None else i for i in dropped]
+                refused = [
+                    arrival.indexes[i] if arrival.indexes is not None else i for i in dropped
+                ]
                 self.let_go(entries, MAXLEN if self.limits.refused_die else REFUSED)
         self._place(arrival, chosen, now)
         self._add_bytes(arrival.body_bytes - lost_bytes)
@@ -176,7 +191,13 @@ class Queue(Backlog):
     @property
     def is_asleep(self) -> bool:
         """Nobody consumes it, and nothing in it leaves by itself: a turn would find nothing to do, whatever arrived."""
-        acts = self._is_bounded or self._is_timed or self.is_watched or self._facts or self._resting is not None
+        acts = (
+            self._is_bounded
+            or self._is_timed
+            or self.is_watched
+            or self._facts
+            or self._resting is not None
+        )
         return not (acts or self.consumers.all)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
@@ -200,7 +221,9 @@ class Queue(Backlog):
             takers = consumers.takers()
             if not takers:
                 break
-            if given > bytes_max - (bytes_max >> 3):  # a message or two more would cost as much as many
+            if given > bytes_max - (
+                bytes_max >> 3
+            ):  # a message or two more would cost as much as many
                 return True
             levels = self._levels
             level = levels[0] if len(levels) == 1 else self._first_level()
@@ -230,7 +253,9 @@ class Queue(Backlog):
             turns.end_turn(self, until)
         return False
 
-    def _deal_to_one(self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int, until: int) -> int:
+    def _deal_to_one(
+        self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int, until: int
+    ) -> int:
         """As many as it has room for, of those before that entry; bytes handed out."""
         room = taker.window.room
         if bytes_max < room:
@@ -248,7 +273,9 @@ class Queue(Backlog):
             self.consumers.took(taker)
         return given
 
-    def _deal_block(self, taker: Consumer, level: Ready, room: int, outlet: Outlet, now: int, until: int) -> int:
+    def _deal_block(
+        self, taker: Consumer, level: Ready, room: int, outlet: Outlet, now: int, until: int
+    ) -> int:
         average = self.ready_bytes // self.ready_count + 1
         block = level.peek(min(STEP_MESSAGES, self.consumers.room, room // average + 1))
         if block[-1] >= until:
@@ -263,7 +290,9 @@ class Queue(Backlog):
             given += len(blob)
         return given
 
-    def _deal(self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int) -> int:
+    def _deal(
+        self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
+    ) -> int:
         """One round of equal shares among several, a message to each in turn; bytes handed out.
 
         It ends before the first message that does not fit with the one whose turn it is: given to another later, it
@@ -273,28 +302,41 @@ class Queue(Backlog):
         average = self.ready_bytes // self.ready_count + 1
         most = min(STEP_MESSAGES, bytes_max // average + 1, len(level))
         rooms = _rooms(takers, bytes_max)
-        share = min(-(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1)
+        share = min(
+            -(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1
+        )
         block = level.peek(share * count)
         if self._facts:
             block = self._before_old(block, now - 1)
         parts = [block[i::count] for i in range(count)]
         found = [self._read(part, room) for part, room in zip(parts, rooms, strict=True)]
         fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
-        stop = min([i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])], default=len(block))
+        stop = min(
+            [i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])],
+            default=len(block),
+        )
         level.drop(stop)
         given = 0
         for i, taker in enumerate(takers[:stop]):
             own = len(range(i, stop, count))
             pieces = found[i] if own == fits[i] else self._read(parts[i][:own], rooms[i])
             for entries, sizes, blob in pieces:
-                self.ready_count -= len(entries)  # not all before: without messages it forgets what it knows of them
+                self.ready_count -= len(
+                    entries
+                )  # not all before: without messages it forgets what it knows of them
                 self._hand_over(taker, entries, sizes, blob, outlet)
                 given += len(blob)
         self.consumers.took(takers[(stop - 1) % count])
         return given
 
     def _deal_by_key(
-        self, keys: Keys, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
+        self,
+        keys: Keys,
+        takers: list[Consumer],
+        level: Ready,
+        bytes_max: int,
+        outlet: Outlet,
+        now: int,
     ) -> int:
         """Each to who has its key, or to the next in turn; those that wait stay in their places. Bytes handed out."""
 
@@ -326,7 +368,9 @@ class Queue(Backlog):
     def _mark(self, entry: int) -> int:
         return 1 + self._times(entry) if entry & REDELIVERED else 0
 
-    def _read(self, entries: array[int], room: int, whole: bool = True) -> list[tuple[array[int], array[int], Blob]]:
+    def _read(
+        self, entries: array[int], room: int, whole: bool = True
+    ) -> list[tuple[array[int], array[int], Blob]]:
         """As many as fit, at least one, in pieces that are all redelivered or all not: (entries, sizes, blob). Not
         `whole`: it may end sooner."""
         if len(entries) == 1:
@@ -347,7 +391,9 @@ class Queue(Backlog):
                 break
         return pieces
 
-    def _hand_over(self, taker: Consumer, entries: array[int], sizes: array[int], blob: Blob, outlet: Outlet) -> None:
+    def _hand_over(
+        self, taker: Consumer, entries: array[int], sizes: array[int], blob: Blob, outlet: Outlet
+    ) -> None:
         count = len(entries)
         body_bytes = total(sizes) if count > 1 else sizes[0]
         unacked, window = taker.unacked, taker.window
@@ -373,7 +419,9 @@ class Queue(Backlog):
         if self._facts:
             self._forget_facts()
 
-    def _deliver_again(self, taker: Consumer, number: int, entries: array[int], blob: Blob, outlet: Outlet) -> None:
+    def _deliver_again(
+        self, taker: Consumer, number: int, entries: array[int], blob: Blob, outlet: Outlet
+    ) -> None:
         count = len(entries)
         self.counters.redelivered += count
         times = self._times(entries[0])
@@ -419,7 +467,9 @@ class Queue(Backlog):
         """Give back what others want and the loan can spare; ask for more if it is used up."""
         for part, count in loan.give_back(consumer):
             outlet.ungranted(part, count, False)
-        useful = self.has_for(consumer) and self.consumers.active(consumer) and not self.consumers.paused
+        useful = (
+            self.has_for(consumer) and self.consumers.active(consumer) and not self.consumers.paused
+        )
         if useful and loan.lent <= loan.used and not loan.asked:
             loan.asked = True
             outlet.ungranted(consumer, 0, True)
@@ -526,7 +576,9 @@ class Queue(Backlog):
         """Those that are due are ready again; all, if none is to rest any more."""
         assert self._resting is not None
         self._resting.begin(now)
-        entries, size = self._resting.take_all() if self.limits.retry is None else self._resting.take_due(now)
+        entries, size = (
+            self._resting.take_all() if self.limits.retry is None else self._resting.take_due(now)
+        )
         if entries:
             self.give_back(entries, size)
         if not self._resting:
@@ -547,7 +599,10 @@ class Queue(Backlog):
         if self.limits.expires is not None and not self.consumers and not self.closed:
             due.append(self.last_used + self.limits.expires)
         timeout = self.limits.consumer_timeout
-        if timeout is not None and (late := overdue.due_at(self._holders, self, timeout)) is not None:
+        if (
+            timeout is not None
+            and (late := overdue.due_at(self._holders, self, timeout)) is not None
+        ):
             due.append(late)
         return min(due, default=None)
 
@@ -631,7 +686,11 @@ class Queue(Backlog):
 
     def _take_turns(self) -> None:
         """With the others of its only consumer."""
-        alone = self.consumers.all[0].loan if len(self.consumers.all) == 1 and self._keys is None else None
+        alone = (
+            self.consumers.all[0].loan
+            if len(self.consumers.all) == 1 and self._keys is None
+            else None
+        )
         if alone is not self.turns:
             if self.turns is not None:
                 self.turns.leave_turns(self)
@@ -646,7 +705,9 @@ class Queue(Backlog):
     def waits_for_room(self) -> bool:
         """Whether its consumer, the only one, is to tell when it has some."""
         consumer = self.consumers.all[0]
-        return self in consumer.window.blocked or (consumer.loan is not None and self in consumer.loan.waiting)
+        return self in consumer.window.blocked or (
+            consumer.loan is not None and self in consumer.loan.waiting
+        )
 
     def waits_instead_of(self, other: Queue) -> bool:
         """For room of the consumer that has both, if it has none; whether it is so."""

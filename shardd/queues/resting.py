@@ -46,7 +46,9 @@ class Resting:
     __slots__ = ("_dues", "_new", "_parts")
 
     def __init__(self) -> None:
-        self._new: list[tuple[int, array[int], int]] = []  # how long they are to rest, from the next `begin` on
+        self._new: list[
+            tuple[int, array[int], int]
+        ] = []  # how long they are to rest, from the next `begin` on
         self._parts: dict[int, _Part] = {}  # by when they are due
         self._dues: list[int] = []  # a heap of the same
 

@@ -70,7 +70,14 @@ class Roster:
             queue.change(kind.limits, now)
         elif kind.limits.expires is not None:
             self._unused.pop(id, None)
-            queue = Queue(id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete, now=now)
+            queue = Queue(
+                id,
+                kind.store,
+                kind.limits,
+                durable=kind.durable,
+                auto_delete=kind.auto_delete,
+                now=now,
+            )
             self._used[id] = queue
         else:
             self._unused[id] = self._kinds.setdefault(kind, kind)
@@ -102,7 +109,11 @@ class Roster:
 
     def lasting(self, store: Store) -> dict[int, Limits]:
         """Limits of the durable queues that keep their messages there."""
-        found = {id: kind.limits for id, kind in self._unused.items() if kind.store is store and kind.durable}
+        found = {
+            id: kind.limits
+            for id, kind in self._unused.items()
+            if kind.store is store and kind.durable
+        }
         for id, queue in self._used.items():
             if queue.store is store and queue.durable and queue.keeps_in_store:
                 found[id] = queue.limits

@@ -86,16 +86,28 @@ class Log(Protocol):
     def disk_bytes(self) -> int: ...
     @property
     def gaps(self) -> list[tuple[int, int]]: ...
-    def append_records(self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False) -> Taken: ...
+    def append_records(
+        self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
+    ) -> Taken: ...
     def forget_producers(self, heard_before: int) -> int: ...
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
     def batch(
-        self, offset: int, bytes_max: int, count_max: int, wanted: array[int] | None = None, below: int = NO_STOP
+        self,
+        offset: int,
+        bytes_max: int,
+        count_max: int,
+        wanted: array[int] | None = None,
+        below: int = NO_STOP,
     ) -> Batch: ...
     def find(self, timestamp: int) -> int: ...
     def retain(
-        self, now: int, *, max_bytes: int | None = None, max_age_ms: int | None = None, max_messages: int | None = None
+        self,
+        now: int,
+        *,
+        max_bytes: int | None = None,
+        max_age_ms: int | None = None,
+        max_messages: int | None = None,
     ) -> int: ...
     def truncate(self) -> bool: ...
     def position(self, name: bytes) -> int | None: ...
@@ -133,7 +145,9 @@ class Reader(Consumer):
     name: bytes  # b"": its position is not kept
     filters: array[int] | None  # None: it wants everything
     seen_below: int  # what is below this offset it may have seen
-    again: list[int]  # offsets it gave back and does not hold, ascending; at most as many as its prefetch
+    again: list[
+        int
+    ]  # offsets it gave back and does not hold, ascending; at most as many as its prefetch
     came_again: set[int]  # of those, what it has a second time and has not settled
     stop: int  # it gets nothing new from there on
     mark: int | None  # when all below is settled is to be told
@@ -145,7 +159,9 @@ class Reader(Consumer):
         position = first - 1 if first else self.offset
         return min([position, *self.again[:1], *self.came_again])
 
-    def begin(self, offset: int, name: bytes, filters: array[int] | None, seen_below: int = 0) -> None:
+    def begin(
+        self, offset: int, name: bytes, filters: array[int] | None, seen_below: int = 0
+    ) -> None:
         """Once, before it is attached."""
         self.offset, self.name, self.filters, self.seen_below = offset, name, filters, seen_below
         self.again, self.came_again = [], set()
@@ -198,7 +214,9 @@ class StreamQueue(Queue):
 
     keeps_in_store = False
 
-    def __init__(self, queue_id: int, store: Store, log: Log, retention: Retention, now: int = 0) -> None:
+    def __init__(
+        self, queue_id: int, store: Store, log: Log, retention: Retention, now: int = 0
+    ) -> None:
         super().__init__(queue_id, store, UNLIMITED, durable=True, now=now)
         self.log = log
         self.retention = retention
@@ -225,7 +243,9 @@ class StreamQueue(Queue):
                 _note(ranges, first + start, first + start + count)
         return taken
 
-    def pull(self, watch: int, who: int, offset: int, stop: int, bytes_max: int) -> tuple[bytes, int, int]:
+    def pull(
+        self, watch: int, who: int, offset: int, stop: int, bytes_max: int
+    ) -> tuple[bytes, int, int]:
         """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue
         `watch`, too."""
         offset = max(offset, self.log.first_offset)
@@ -296,13 +316,19 @@ class StreamQueue(Queue):
             offset = log.committed_offset - value
         else:
             offset = log.committed_offset
-        return min(max(offset, log.first_offset), log.committed_offset), key, log.filters(filters, unfiltered)
+        return (
+            min(max(offset, log.first_offset), log.committed_offset),
+            key,
+            log.filters(filters, unfiltered),
+        )
 
     def place(self, name: bytes, offset: int | None) -> None:
         """Of those that read it elsewhere under that name: what they want next; None: they are forgotten. Raises
         ValueError when it may not be."""
         if any(isinstance(holder, Reader) and holder.name == name for holder in self._holders):
-            raise ValueError("consumers are reading under this name, or hold messages they have read")
+            raise ValueError(
+                "consumers are reading under this name, or hold messages they have read"
+            )
         if offset is None:
             self.log.forget_position(name)
             return
@@ -342,7 +368,9 @@ class StreamQueue(Queue):
 
     def has_for(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, Reader)
-        return bool(consumer.again) or consumer.offset < min(self.log.committed_offset, consumer.stop)
+        return bool(consumer.again) or consumer.offset < min(
+            self.log.committed_offset, consumer.stop
+        )
 
     @staticmethod
     def _tell_passed(reader: Reader, outlet: Outlet) -> None:
@@ -413,7 +441,9 @@ class StreamQueue(Queue):
 
     # -- back ------------------------------------------------------------------------------------------
 
-    def settled(self, reader: Consumer, kind_is_ack: bool, entries: array[int], size: int, again: bool) -> None:
+    def settled(
+        self, reader: Consumer, kind_is_ack: bool, entries: array[int], size: int, again: bool
+    ) -> None:
         """By a reader: `again` it wants them, else not."""
         assert isinstance(reader, Reader)
         self._taken_back(entries, size)
@@ -447,7 +477,12 @@ class StreamQueue(Queue):
         keep = self.retention
         self._look_at = now + RETAIN_EACH_MS
         if keep.bounded:
-            self.log.retain(now, max_bytes=keep.max_bytes, max_age_ms=keep.max_age_ms, max_messages=keep.max_messages)
+            self.log.retain(
+                now,
+                max_bytes=keep.max_bytes,
+                max_age_ms=keep.max_age_ms,
+                max_messages=keep.max_messages,
+            )
             self._recount()
 
     def next_due(self) -> int | None:

@@ -35,7 +35,18 @@ class Turns:
     another reason than want of room. `taken`: deliveries in this turn; `turn_max`: after so many it ends before the
     stretch does, if it has lasted STAY_MS."""
 
-    __slots__ = ("_began", "_chosen", "_current", "_now", "_passes", "_until", "_wanting", "taken", "turn_max", "wake")
+    __slots__ = (
+        "_began",
+        "_chosen",
+        "_current",
+        "_now",
+        "_passes",
+        "_until",
+        "_wanting",
+        "taken",
+        "turn_max",
+        "wake",
+    )
 
     def __init__(self, wake: Callable[[Queue], None]) -> None:
         self.wake = wake
@@ -73,7 +84,9 @@ class Turns:
         else:
             self._wanting[queue] = head
         if self._wanting:
-            alone = len(self._wanting) == 1 and queue in self._wanting  # others may be about to look
+            alone = (
+                len(self._wanting) == 1 and queue in self._wanting
+            )  # others may be about to look
             following = queue if alone else self._whose()
             if following is not queue and waits and following.waits_instead_of(queue):
                 return
@@ -100,12 +113,16 @@ class Turns:
         """The turn of the one it is, which would go on with that entry."""
         if head >= self._until:
             return True
-        return self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS  # clocks are set back, too
+        return (
+            self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS
+        )  # clocks are set back, too
 
     def _choose(self) -> Queue:
         """Who waits longest, or one that has some a little older, which did not come back."""
         chosen, wanting, last = self._chosen, self._wanting, self._current
-        if last is not None and last in wanting:  # it may have gone on without looking at what is next
+        if (
+            last is not None and last in wanting
+        ):  # it may have gone on without looking at what is next
             wanting[last] = last.head()
         first = next((queue for queue in wanting if queue not in chosen), None)
         if first is None:

@@ -117,7 +117,9 @@ class Unacked:
     def take_until(self, last: int) -> tuple[array[int], int]:
         """Entries that are not above `last`, in whatever order they were delivered, and the sum of their sizes."""
         numbers = [
-            self._first + at for at, entry in enumerate(self._entries) if 0 < entry <= last and at >= self._start
+            self._first + at
+            for at, entry in enumerate(self._entries)
+            if 0 < entry <= last and at >= self._start
         ]
         taken, size = array("Q"), 0
         for number in numbers:
@@ -151,13 +153,19 @@ class Getter:
 
     def take_overdue(self, queue: Queue, before: int) -> tuple[array[int], int]:
         """Of that queue, what was taken at `before` or earlier, and the sum of its sizes."""
-        numbers = [n for n, (owner, _, _, since) in self._held.items() if owner is queue and since <= before]
+        numbers = [
+            n
+            for n, (owner, _, _, since) in self._held.items()
+            if owner is queue and since <= before
+        ]
         found = [self._held.pop(number) for number in numbers]
         return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 
     def take_until(self, queue: Queue, last: int) -> tuple[array[int], int]:
         """Of that queue, entries that are not above `last`, and the sum of their sizes."""
-        numbers = [n for n, (owner, entry, _, _) in self._held.items() if owner is queue and entry <= last]
+        numbers = [
+            n for n, (owner, entry, _, _) in self._held.items() if owner is queue and entry <= last
+        ]
         found = [self._held.pop(number) for number in numbers]
         return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 

@@ -16,7 +16,10 @@ from shardmq.supervisor.notify import section
 def main() -> int:
     parser = argparse.ArgumentParser(prog="shardd.reader", description="Serves streams as Arrow.")
     parser.add_argument(
-        "--config", required=True, metavar="JSON", help="settings as one JSON object, or fd:N that holds it"
+        "--config",
+        required=True,
+        metavar="JSON",
+        help="settings as one JSON object, or fd:N that holds it",
     )
     try:
         settings = config.read(section(parser.parse_args().config))

@@ -49,7 +49,9 @@ def empty_batch(schema: Any, metadata: dict[str, str]) -> bytes:
     """A batch without rows, as it lies in an IPC stream of that schema."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
-        batch = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([], field.type) for field in schema], schema=schema
+        )
         writer.write_batch(batch, custom_metadata=metadata)
         end = sink.tell()
     return bytes(sink.getvalue()[schema.serialize().size : end])

@@ -3,7 +3,12 @@ from typing_extensions import Buffer
 class Column:
     rows: int
     def __init__(
-        self, rows: int, bits: Buffer | None, values: Buffer, data: Buffer | None = None, width: int = 4
+        self,
+        rows: int,
+        bits: Buffer | None,
+        values: Buffer,
+        data: Buffer | None = None,
+        width: int = 4,
     ) -> None: ...
 
 class Publishes:

@@ -21,7 +21,11 @@ FRAMES_BYTES = 1 << 20
 KEPT_BYTES_MAX = 8 << 20
 SAMPLE_ROWS_MAX = 10
 NAMES = ("value", "routing_key", "exchange", "headers", "properties")
-NUMBERS = {"delivery_mode": pa.int32(), "priority": pa.int32(), "timestamp": pa.timestamp("us", "UTC")}
+NUMBERS = {
+    "delivery_mode": pa.int32(),
+    "priority": pa.int32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
 HEADER = {"key": pa.string(), "type": pa.string(), "value": pa.binary()}
 CLOSED_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
 
@@ -73,7 +77,11 @@ def framed(publishes: Publishes) -> Callable[[], bytearray]:
         nonlocal behind
         if kept:
             return kept.pop()
-        frames, behind = publishes.encode(behind, FRAMES_BYTES) if behind < publishes.rows else (bytearray(), behind)
+        frames, behind = (
+            publishes.encode(behind, FRAMES_BYTES)
+            if behind < publishes.rows
+            else (bytearray(), behind)
+        )
         return frames
 
     return more
@@ -88,14 +96,18 @@ def read(body: bytes) -> Any:
     except (pa.ArrowInvalid, pa.ArrowException, OSError, EOFError) as error:
         raise Refused(Answer(400, "bad_request", f"no Arrow IPC stream: {error}")) from None
     unknown = [name for name in table.column_names if name not in NAMES]
-    if unknown or table.column_names.count("value") != 1 or len(set(table.column_names)) != table.num_columns:
-        reason = (
-            f"columns {', '.join(table.column_names)}: there must be value, once, and may be {', '.join(NAMES[1:])}"
-        )
+    if (
+        unknown
+        or table.column_names.count("value") != 1
+        or len(set(table.column_names)) != table.num_columns
+    ):
+        reason = f"columns {', '.join(table.column_names)}: there must be value, once, and may be {', '.join(NAMES[1:])}"
         raise Refused(Answer(400, "bad_request", reason))
     columns = {name: _as_published(name, table.column(name)) for name in table.column_names}
     if columns["value"].null_count:
-        raise Refused(Answer(400, "bad_request", f"value: {columns['value'].null_count} rows are null"))
+        raise Refused(
+            Answer(400, "bad_request", f"value: {columns['value'].null_count} rows are null")
+        )
     return pa.RecordBatch.from_pydict(columns)
 
 
@@ -125,7 +137,10 @@ def _properties(found: Any) -> Any:
     columns = dict(zip(names, found.flatten(), strict=True))
     kinds = {name: NUMBERS.get(name, pa.string()) for name in PROPERTY_COLUMNS}
     return pa.StructArray.from_arrays(
-        [columns[name].cast(kind) if name in columns else pa.nulls(len(found), kind) for name, kind in kinds.items()],
+        [
+            columns[name].cast(kind) if name in columns else pa.nulls(len(found), kind)
+            for name, kind in kinds.items()
+        ],
         names=list(kinds),
     )
 
@@ -146,7 +161,9 @@ def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
             routing_key=_column(columns["routing_key"]) if "routing_key" in columns else None,
             exchange=_column(columns["exchange"]) if "exchange" in columns else None,
             headers=None if headers is None else _headers(headers),
-            properties=None if properties is None else [_column(_plain(child)) for child in properties.flatten()],
+            properties=None
+            if properties is None
+            else [_column(_plain(child)) for child in properties.flatten()],
             producer=None if call.producer is None else call.producer.encode(),
             sequence=call.sequence,
         )
@@ -156,7 +173,9 @@ def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
 
 def _plain(array: Any) -> Any:
     """Beginning at its first row."""
-    return pa.concat_arrays([array]) if array.offset == 0 else pa.array(array.to_pylist(), array.type)
+    return (
+        pa.concat_arrays([array]) if array.offset == 0 else pa.array(array.to_pylist(), array.type)
+    )
 
 
 def _column(array: Any) -> Column:
@@ -188,20 +207,36 @@ def answer_of(outcome: Outcome, batch: Any, call: Publish) -> Answer:
     if outcome.altered:
         sample = [_row(batch, call, tag - 1) for tag in sorted(outcome.altered)[:SAMPLE_ROWS_MAX]]
         told |= {"altered": len(outcome.altered), "sample": sample}
-        return Answer(409, "conflict", f"producer '{call.producer}' sent other rows before, by the same numbers", told)
+        return Answer(
+            409,
+            "conflict",
+            f"producer '{call.producer}' sent other rows before, by the same numbers",
+            told,
+        )
     if outcome.nacked:
         sample = [_row(batch, call, tag - 1) for tag in outcome.nacked[:SAMPLE_ROWS_MAX]]
         told |= {"rejected": len(outcome.nacked), "sample": sample}
-        reason = f"{len(outcome.nacked)} of {rows} rows were refused by a queue, or their shard was lost"
+        reason = (
+            f"{len(outcome.nacked)} of {rows} rows were refused by a queue, or their shard was lost"
+        )
         return Answer(503, "rejected", reason, told)
     if outcome.returned:
-        told |= {"unroutable": len(outcome.returned), "sample": _returned_rows(outcome, batch, call)}
-        return Answer(422, "unroutable", f"{len(outcome.returned)} of {rows} rows went to no queue", told)
+        told |= {
+            "unroutable": len(outcome.returned),
+            "sample": _returned_rows(outcome, batch, call),
+        }
+        return Answer(
+            422, "unroutable", f"{len(outcome.returned)} of {rows} rows went to no queue", told
+        )
     return Answer(200, more=told)
 
 
 def _row(batch: Any, call: Publish, row: int) -> dict[str, Any]:
-    return {"row": row, "exchange": _name(batch, "exchange", row, call.exchange), "routing_key": _key(batch, call, row)}
+    return {
+        "row": row,
+        "exchange": _name(batch, "exchange", row, call.exchange),
+        "routing_key": _key(batch, call, row),
+    }
 
 
 def _key(batch: Any, call: Publish, row: int) -> str:
@@ -221,14 +256,19 @@ def _returned_rows(outcome: Outcome, batch: Any, call: Publish) -> list[dict[str
         row = _next_named(batch, call, start, returned.exchange, returned.routing_key)
         if row < 0:
             break
-        found.append({"row": row, "exchange": returned.exchange, "routing_key": returned.routing_key})
+        found.append(
+            {"row": row, "exchange": returned.exchange, "routing_key": returned.routing_key}
+        )
         start = row + 1
     return found
 
 
 def _next_named(batch: Any, call: Publish, start: int, exchange: str, key: str) -> int:
     left = batch.slice(start)
-    named = [_equal(left, "exchange", call.exchange, exchange), _equal(left, "routing_key", call.routing_key, key)]
+    named = [
+        _equal(left, "exchange", call.exchange, exchange),
+        _equal(left, "routing_key", call.routing_key, key),
+    ]
     at = pc.index(pc.and_(*named), pa.scalar(True)).as_py()
     return start + int(at) if at >= 0 else -1
 

@@ -31,7 +31,9 @@ LOOKS_PER_S = 32
 UNSEEN_BYTES_MAX = 64 << 20
 # Metadata of an empty batch behind the others, when messages in between are lost: [[from, to], ...], `to` not included.
 GAPS = "shardmq.gaps"
-NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
+NO_ARROW = (
+    "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +59,22 @@ class Streams:
         with self._lock:
             found = self._boards[shard].look(queue_id) if shard < len(self._boards) else None
         if found is None:
-            raise Refused(Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds"))
+            raise Refused(
+                Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds")
+            )
         return found
 
     def directory(self, shard: int, vhost: str, queue_id: int) -> str:
-        return stream_directory(vhost_directory(shard_directory(self._data_dir, shard), vhost), queue_id)
+        return stream_directory(
+            vhost_directory(shard_directory(self._data_dir, shard), vhost), queue_id
+        )
 
     def tell_gaps(self, shard: int, queue_id: int, found: list[tuple[int, int]]) -> None:
         """Let the shard look at these places, so that they are in its numbers too."""
         try:
-            gaps.tell(gaps.path_of(self._runtime_dir, shard), queue_id, [first for first, _ in found])
+            gaps.tell(
+                gaps.path_of(self._runtime_dir, shard), queue_id, [first for first, _ in found]
+            )
         except OSError as error:
             log.warning("shard %d is not told of damage: %s", shard, error)
 
@@ -98,18 +106,27 @@ class Scanning:
         self._columns = Columns(arrow.bits_of(asked.columns), filter_of(asked))
         self._arrays = arrow.arrays_of(asked.columns, self._columns, asked.queue, asked.part)
         directory = streams.directory(asked.shard, asked.vhost, asked.queue_id)
-        self._scan = StreamScan(streams.files, directory, self._start, self._stop, self._columns, streams.places)
+        self._scan = StreamScan(
+            streams.files, directory, self._start, self._stop, self._columns, streams.places
+        )
 
     def begin(self) -> Answer:
         """Reads the first batch, so that what is gone is told before anything was promised. Raises Refused."""
         try:
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
         except Truncated as gone:
-            first = max(gone.first, self._streams.range_of(self._asked.shard, self._asked.queue_id).first)
+            first = max(
+                gone.first, self._streams.range_of(self._asked.shard, self._asked.queue_id).first
+            )
             raise Refused(truncated(self._start, Range(first, self._there.next))) from None
         except (Corrupt, FormatTooNew) as error:
             raise Refused(Answer(500, "unreadable", str(error))) from None
-        told = {"from": self._start, "to": self._stop, "first": self._there.first, "next": self._there.next}
+        told = {
+            "from": self._start,
+            "to": self._stop,
+            "first": self._there.first,
+            "next": self._there.next,
+        }
         return Answer(200, more=told, begin=bytes(self._schema.serialize()))
 
     def run(self, client: socket.socket, chunked: bool, pace: Pacer) -> None:
@@ -184,7 +201,9 @@ class Pacer:
 
     def __init__(self, bytes_per_s: int) -> None:
         # From one call to the next.
-        self.unseen_bytes = min(bytes_per_s // LOOKS_PER_S, UNSEEN_BYTES_MAX) if bytes_per_s else UNSEEN_BYTES_MAX
+        self.unseen_bytes = (
+            min(bytes_per_s // LOOKS_PER_S, UNSEEN_BYTES_MAX) if bytes_per_s else UNSEEN_BYTES_MAX
+        )
         self._pace = Pace(bytes_per_s)
         self._lock = threading.Lock()
 

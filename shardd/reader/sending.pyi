@@ -3,6 +3,12 @@ from shardmq.shardd.store.arrays import Arrays, Sink
 
 class Sender(Sink):
     def __init__(
-        self, arrays: Arrays, head: BatchHead, handle: int, chunked: bool, timeout_ms: int, pause_bytes: int
+        self,
+        arrays: Arrays,
+        head: BatchHead,
+        handle: int,
+        chunked: bool,
+        timeout_ms: int,
+        pause_bytes: int,
     ) -> None: ...
     def take_sent(self) -> int: ...

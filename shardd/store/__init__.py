@@ -2,7 +2,14 @@
 `StreamLog`: append, read again and again, retain; they are drawn in stream_segment.py, chunk.pyx, positions.py."""
 
 from shardmq.shardd.store.compaction import ReclaimJob
-from shardmq.shardd.store.errors import Closed, Corrupt, DiskFull, FormatTooNew, StoreError, StoreFailed
+from shardmq.shardd.store.errors import (
+    Closed,
+    Corrupt,
+    DiskFull,
+    FormatTooNew,
+    StoreError,
+    StoreFailed,
+)
 from shardmq.shardd.store.files import Files, OsFiles
 from shardmq.shardd.store.positions import TooManyNames
 from shardmq.shardd.store.record import Arrival

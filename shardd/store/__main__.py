@@ -77,7 +77,9 @@ def hold_off_broker(directory: str) -> list[int]:
             except BlockingIOError:
                 holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
                 os.close(lock)
-                raise Refused(f"{folder} is in use by the broker with pid {holder}: stop it first") from None
+                raise Refused(
+                    f"{folder} is in use by the broker with pid {holder}: stop it first"
+                ) from None
         folder = os.path.dirname(folder)
     return locks
 
@@ -118,9 +120,15 @@ def verify(directory: str) -> list[Damage]:
             f"{tally.live_messages} of them not settled"
             + (f"; damaged places: {len(places)}, of {bytes_of(places)} bytes" if places else "")
         )
-        kept = [name for name in OsFiles().list(f"{directory}/{relative}") if name.startswith("damaged.")]
+        kept = [
+            name
+            for name in OsFiles().list(f"{directory}/{relative}")
+            if name.startswith("damaged.")
+        ]
         if kept:
-            print(f"{relative}: kept aside by former starts, remove when no longer wanted: {', '.join(kept)}")
+            print(
+                f"{relative}: kept aside by former starts, remove when no longer wanted: {', '.join(kept)}"
+            )
     for relative in streams:
         stream = StreamContents(OsFiles(), f"{directory}/{relative}")
         tallies = list(stream.tallies())
@@ -173,7 +181,9 @@ def dump(directory: str) -> list[Damage]:
         stream = StreamContents(OsFiles(), f"{directory}/{relative}")
         where = {} if relative == "." else {"stream": relative}
         for found in stream.messages():
-            told_of_it = {"offset": found.offset, "timestamp": found.timestamp} | readable_stored(found.stored)
+            told_of_it = {"offset": found.offset, "timestamp": found.timestamp} | readable_stored(
+                found.stored
+            )
             print(json.dumps(where | told_of_it))
         damage += told(relative, stream.damage)
     return damage
@@ -187,7 +197,9 @@ def rescue(directory: str, target: str) -> list[Damage]:
     damage: list[Damage] = []
     stores, streams = stores_in(directory)
     for relative in stores:
-        outcome = salvage(OsFiles(), f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"))
+        outcome = salvage(
+            OsFiles(), f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}")
+        )
         damage += told(relative, outcome.damage)
         print(
             f"{relative}: {outcome.messages} messages copied, {outcome.references} counted per queue; left behind: "
@@ -195,9 +207,13 @@ def rescue(directory: str, target: str) -> list[Damage]:
             + ("" if outcome.clean else "; no clean stop, so all count as delivered before")
         )
     for relative in streams:
-        shutil.copytree(f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"), dirs_exist_ok=True)
+        shutil.copytree(
+            f"{directory}/{relative}", os.path.normpath(f"{target}/{relative}"), dirs_exist_ok=True
+        )
         print(f"{relative}: a stream, its files copied as they are")
-    print(f"to go on with what was rescued, put the stores in {target} in the place of those in {directory}")
+    print(
+        f"to go on with what was rescued, put the stores in {target} in the place of those in {directory}"
+    )
     return damage
 
 

@@ -52,5 +52,9 @@ def decode(data: bytes, number: int, salt: int) -> tuple[bytes, int]:
 
 def _refuse_newer(head: bytes, number: int, salt: int) -> None:
     magic, version, crc, of_number, of_salt, _ = HEADER.unpack(head)
-    if magic == MAGIC and crc == record.crc32c(head[16:], version) and (of_number, of_salt) == (number, salt):
+    if (
+        magic == MAGIC
+        and crc == record.crc32c(head[16:], version)
+        and (of_number, of_salt) == (number, salt)
+    ):
         refuse_newer(file_name("acks", number), version)

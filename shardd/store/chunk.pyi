@@ -7,11 +7,16 @@ FILTERS_MAX: int
 class Packer:
     messages: int
     def pack(
-        self, records: bytes | bytearray | memoryview, offset: int, filters: array[int] | None = None
+        self,
+        records: bytes | bytearray | memoryview,
+        offset: int,
+        filters: array[int] | None = None,
     ) -> tuple[bytearray, array[int]]: ...
 
 def seal(chunks: bytearray, start: int, stop: int, salt: int, mark: int) -> None: ...
-def chunk_at(window: bytearray, base: int, used: int, position: int, salt: int) -> tuple[int, int, int, int]: ...
+def chunk_at(
+    window: bytearray, base: int, used: int, position: int, salt: int
+) -> tuple[int, int, int, int]: ...
 
 class Copier:
     position: int
@@ -49,7 +54,9 @@ class Scanner:
     cursor: int
     need: int
     holes: list[tuple[int, int, tuple[int, ...]]]
-    def __init__(self, salt: int, position: int, offset: int, newest: int, limit: int, every: int) -> None: ...
+    def __init__(
+        self, salt: int, position: int, offset: int, newest: int, limit: int, every: int
+    ) -> None: ...
     def feed(self, window: bytearray, used: int, last: bool) -> None: ...
     def cut(self, hole: int) -> None: ...
     def index(self) -> array[int]: ...

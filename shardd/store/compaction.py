@@ -136,7 +136,9 @@ class Candidates:
             if more is None or not self._has_little(more) or not at_rest(more):
                 return False
             alive = more.live_bytes()
-            if len(run) > 1 and (read + _read_bytes(more) > READ_BYTES_MAX or len(run) >= SEGMENTS_MAX):
+            if len(run) > 1 and (
+                read + _read_bytes(more) > READ_BYTES_MAX or len(run) >= SEGMENTS_MAX
+            ):
                 return False
             if (live + alive) * 4 > self._segment_bytes * MERGED_QUARTERS_MAX:
                 return False
@@ -313,7 +315,9 @@ class ReclaimJob:
         """Whether nothing that a queue needs is missing. `found`: references left in what is good of the segment."""
         segment = source.segment
         if found < source.live and not sound:
-            raise Corrupt(f"{segment.path} is damaged: {source.live - found} of {source.live} messages not found in it")
+            raise Corrupt(
+                f"{segment.path} is damaged: {source.live - found} of {source.live} messages not found in it"
+            )
         if found < source.live or (found > source.live and not sound):
             # Somebody would look for what is not there; or that cannot be told.
             self._leave(segment, f"{found} messages found in it, {source.live} expected")
@@ -321,7 +325,11 @@ class ReclaimJob:
         return True
 
     def _load_some(
-        self, reader: Reader, segment: Segment, survivors: Survivors, unwanted: tuple[bytes, int, array[int] | None]
+        self,
+        reader: Reader,
+        segment: Segment,
+        survivors: Survivors,
+        unwanted: tuple[bytes, int, array[int] | None],
     ) -> bytes | None:
         """Abstracts of the records of which something is left, and only their bytes; None when no index says where they
         are, or anything is not as it says."""
@@ -356,7 +364,9 @@ class ReclaimJob:
         first, last = self.sources[0].segment, self.sources[-1].segment
         data = survivors.take()
         data += bytes(END_BYTES)
-        data[:HEADER_BYTES] = encode_header(last.number, self.salt, len(data), first.first or first.number)
+        data[:HEADER_BYTES] = encode_header(
+            last.number, self.salt, len(data), first.first or first.number
+        )
         moves = self._all_moves()
         handle = self.files.open(self.path, create=True)
         try:

@@ -59,10 +59,18 @@ class Contents:
         for header, queues, positions in records(self.abstracts):
             timestamp, ttl_ms, _, _, priority, flags = header
             for position in positions:
-                live = tuple([queue for queue in queues if queue << 32 | position not in self.settled])
+                live = tuple(
+                    [queue for queue in queues if queue << 32 | position not in self.settled]
+                )
                 if live or settled:
-                    stored = bytes(self.data[position : position + record.message_bytes_at(self.data, position)])
-                    yield Message(number, position, queues, live, timestamp, ttl_ms, priority, flags, stored)
+                    stored = bytes(
+                        self.data[
+                            position : position + record.message_bytes_at(self.data, position)
+                        ]
+                    )
+                    yield Message(
+                        number, position, queues, live, timestamp, ttl_ms, priority, flags, stored
+                    )
 
 
 def is_store(files: Files, directory: str) -> bool:
@@ -78,7 +86,9 @@ def contents(files: Files, directory: str) -> Iterator[Contents]:
         size = len(reader.read_whole(f"{directory}/{name}"))
         nothing = Segment(number, 0, 0, f"{directory}/{name}", None)
         yield Contents(nothing, bytearray(), b"", set(), [Damage(name, "header", 0, size)])
-    for number in reader.take_away_merged([number for kind, number in names if kind == "msgs"], repair=False):
+    for number in reader.take_away_merged(
+        [number for kind, number in names if kind == "msgs"], repair=False
+    ):
         one = open_contents(files, directory, number)
         if one is not None:
             yield one
@@ -88,10 +98,16 @@ def open_contents(files: Files, directory: str, number: int) -> Contents | None:
     """None: nothing of this segment ever reached the disk."""
     reader = Reader(files, directory, False)
     loaded = reader.load(number, repair=False, index=False)
-    return _with_companions(reader, loaded.segment, loaded.abstracts, loaded.damage) if loaded else None
+    return (
+        _with_companions(reader, loaded.segment, loaded.abstracts, loaded.damage)
+        if loaded
+        else None
+    )
 
 
-def _with_companions(reader: Reader, segment: Segment, abstracts: bytes, damage: list[Damage]) -> Contents:
+def _with_companions(
+    reader: Reader, segment: Segment, abstracts: bytes, damage: list[Damage]
+) -> Contents:
     if not segment.capacity:
         return Contents(segment, bytearray(), b"", set(), damage)
     acks_name, index_name = file_name("acks", segment.number), file_name("index", segment.number)
@@ -123,11 +139,15 @@ def records(abstracts: bytes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]
 
 def groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
     """Neighbours that can share a record."""
-    for _, alike in itertools.groupby(messages, lambda m: (m.live, m.timestamp, m.ttl_ms, m.priority, m.flags)):
+    for _, alike in itertools.groupby(
+        messages, lambda m: (m.live, m.timestamp, m.ttl_ms, m.priority, m.flags)
+    ):
         group: list[Message] = []
         size = 0
         for message in alike:
-            if group and (len(group) == RECORD_MESSAGES_MAX or size + len(message.stored) > RECORD_BYTES_MAX):
+            if group and (
+                len(group) == RECORD_MESSAGES_MAX or size + len(message.stored) > RECORD_BYTES_MAX
+            ):
                 yield group
                 group, size = [], 0
             group.append(message)

@@ -85,7 +85,9 @@ class Manifest:
         self._slots = {number: at for at, number in _slots(data) if number}
         self._free = [at for at, number in _slots(data) if not number]
         self._end = len(self._slots) + len(self._free)
-        self._written = int(self._is_there)  # by a process that may have been killed before it was synced
+        self._written = int(
+            self._is_there
+        )  # by a process that may have been killed before it was synced
         return set(self._slots)
 
     def recovered(self, numbers: Collection[int], *, clean: bool) -> None:

@@ -99,7 +99,10 @@ class Positions:
             return
         added = b"".join(_encode(name, offset, self.salt) for name, offset in self.changed.items())
         try:
-            if self.end == 0 or self.end + len(added) > 2 * (HEADER.size + self.live_bytes) + REWRITE_BYTES_MIN:
+            if (
+                self.end == 0
+                or self.end + len(added) > 2 * (HEADER.size + self.live_bytes) + REWRITE_BYTES_MIN
+            ):
                 self._rewrite()
             else:
                 self._write(added)

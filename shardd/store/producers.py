@@ -71,7 +71,9 @@ class Cover:
         try:
             if not self.at:
                 self.files.truncate(handle, 0)
-            self.files.write(handle, self.block if self.at else encode_header() + self.block, self.at)
+            self.files.write(
+                handle, self.block if self.at else encode_header() + self.block, self.at
+            )
             if self.sync:
                 self.files.sync(handle)
         finally:
@@ -101,7 +103,9 @@ class Producers:
 
     # -- a batch ---------------------------------------------------------------------------------------
 
-    def screen(self, records: bytes | bytearray | memoryview, rooms: Mapping[int, Room]) -> Screened:
+    def screen(
+        self, records: bytes | bytearray | memoryview, rooms: Mapping[int, Room]
+    ) -> Screened:
         if len(self.table) >= PRODUCERS_MAX:
             self.table.sweep(self.table.heard_before(2), None, self._forgotten)
         return self.table.screen(records, rooms)
@@ -118,7 +122,11 @@ class Producers:
         """What the header of one that is about to be written names. (Nothing can be missing of one that was never
         written: all of it is settled.)"""
         known = (*self.uncovered, *self._covering)
-        written = [(one.number, one.flushed) for one in known if one.flushed and one.number < segment.number]
+        written = [
+            (one.number, one.flushed)
+            for one in known
+            if one.flushed and one.number < segment.number
+        ]
         return max(written, default=NO_CHAIN)
 
     def forget_queue(self, queue_id: int) -> None:
@@ -171,7 +179,9 @@ class Producers:
             self.covered = max(self.covered, covered)
         return (end, len(data)) if end < len(data) else None
 
-    def found(self, segment: Segment, data: bytearray, abstracts: bytes, holes: list[tuple[int, int]]) -> bool:
+    def found(
+        self, segment: Segment, data: bytearray, abstracts: bytes, holes: list[tuple[int, int]]
+    ) -> bool:
         """A scanned segment, in the order of numbers: whether there are sequences in it that the file does not tell."""
         if segment.number <= self.covered:
             return False

@@ -112,7 +112,9 @@ class QueueLog(StreamLog):
         if self._remover is not None:
             self._remover.remove_directory(self.directory)
 
-    def append_records(self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False) -> Taken:
+    def append_records(
+        self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
+    ) -> Taken:
         """Take those of the records that name the queue (`alone`: all do); of a batch `in_sequence` what is new."""
         if not in_sequence:
             return Taken(records, self._append_own(records, queue_id, alone), 0, [])
@@ -222,7 +224,11 @@ class QueueLog(StreamLog):
 
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None:
         """What `batch` takes as `wanted`; None: everything."""
-        return wanted_filters([value.encode() for value in values], unfiltered=unfiltered) if values else None
+        return (
+            wanted_filters([value.encode() for value in values], unfiltered=unfiltered)
+            if values
+            else None
+        )
 
     def batch(
         self,

@@ -47,7 +47,9 @@ def is_scattered(entries: array[int], start: int, stop: int) -> bool:
 
 def are_scattered(runs: list[tuple[int, int, int]], entries: array[int]) -> bool:
     """Whether most of the entries, in runs of one segment each (start, stop), lie so."""
-    return 2 * sum(stop - start for _, start, stop in runs if is_scattered(entries, start, stop)) > len(entries)
+    return 2 * sum(
+        stop - start for _, start, stop in runs if is_scattered(entries, start, stop)
+    ) > len(entries)
 
 
 def span(entries: array[int], start: int, stop: int) -> int:
@@ -119,7 +121,9 @@ class Windows:
             window = self._read(segment, handle, position, size)
         return self._keep(window)
 
-    def find_stray(self, segment: Segment, handle: int, position: int) -> tuple[bytearray, int, int]:
+    def find_stray(
+        self, segment: Segment, handle: int, position: int
+    ) -> tuple[bytearray, int, int]:
         """Bytes that hold the whole message at `position`, the position they begin at, how many: good until the next
         call. One of which those around it will hardly be asked for."""
         known = segment.checked - position
@@ -141,9 +145,15 @@ class Windows:
 
     def strays_at_once(self, bytes_max: int) -> int:
         """As many as are likely to be room for."""
-        return min(bytes_max // self._stray_mean + 1, STRAYS_AT_ONCE) if self._stray_mean else STRAYS_AT_ONCE
+        return (
+            min(bytes_max // self._stray_mean + 1, STRAYS_AT_ONCE)
+            if self._stray_mean
+            else STRAYS_AT_ONCE
+        )
 
-    def strays(self, places: list[Place], bytes_max: int, *, first: bool) -> tuple[bytes, array[int], bool]:
+    def strays(
+        self, places: list[Place], bytes_max: int, *, first: bool
+    ) -> tuple[bytes, array[int], bool]:
         """The messages at these places, STRAYS_AT_ONCE at the most, up to the first that cannot be read alone: their
         bytes, the body_bytes of each, and whether there was room for the next. `first`: one is to be there anyway."""
         pieces = [b""] * len(places)
@@ -154,7 +164,9 @@ class Windows:
             of_file.setdefault(handle, []).append(i)
         try:
             for handle, asked in of_file.items():
-                read = self.files.read_pieces(handle, self._stray_bytes, [places[i][2] for i in asked])
+                read = self.files.read_pieces(
+                    handle, self._stray_bytes, [places[i][2] for i in asked]
+                )
                 for i, piece in zip(asked, read, strict=True):
                     pieces[i] = piece
         except OSError:  # who reads them one by one finds which of them it is
@@ -165,7 +177,9 @@ class Windows:
         if fits and len(sizes) < len(pieces) and pieces[len(sizes)]:
             self._stray_bytes = min(2 * self._stray_bytes, STRAYS_BYTES_MAX)
         elif sizes:
-            self._stray_bytes = max(STRAY_BYTES_MIN, min(self._stray_bytes, 1 << (2 * self._stray_mean).bit_length()))
+            self._stray_bytes = max(
+                STRAY_BYTES_MIN, min(self._stray_bytes, 1 << (2 * self._stray_mean).bit_length())
+            )
         self._found = None
         return blob, sizes, fits
 
@@ -173,7 +187,9 @@ class Windows:
         """The window with the record that `position` is in; what lies between was found good."""
         while True:
             start = segment.checked
-            window = self._read(segment, handle, start, self._next_bytes(segment, start, position - start + ahead))
+            window = self._read(
+                segment, handle, start, self._next_bytes(segment, start, position - start + ahead)
+            )
             end, needed = scanning.sound_until(window.data, 0, window.used, segment.salt)
             if end == 0 and start + needed <= segment.used and needed:
                 window = self._read(segment, handle, start, needed)
@@ -226,7 +242,10 @@ class Windows:
         for i in reversed(range(len(self.windows))):
             window = self.windows[i]
             end = window.start + window.used
-            if window.number == segment.number and window.start <= position <= end + SEQUENCE_GAP_BYTES:
+            if (
+                window.number == segment.number
+                and window.start <= position <= end + SEQUENCE_GAP_BYTES
+            ):
                 if window.is_used_up:
                     self._drop(i)
                 self._make_room()
@@ -247,5 +266,7 @@ class Windows:
         except OSError as error:
             raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
         if got != size:
-            raise Corrupt(f"{segment.path} ends at byte {position + got}, {segment.used} bytes were written")
+            raise Corrupt(
+                f"{segment.path} ends at byte {position + got}, {segment.used} bytes were written"
+            )
         return Window(segment.number, position, size, data)

@@ -34,13 +34,17 @@ class Spare:
 
 
 class Reclaimer:
-    def __init__(self, files: Files, directory: str, segment_bytes: int, spares_max: int, recycle: bool) -> None:
+    def __init__(
+        self, files: Files, directory: str, segment_bytes: int, spares_max: int, recycle: bool
+    ) -> None:
         self.files = files
         self.manifest = Manifest(files, directory)
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.spares_max = spares_max
-        self.recycle = recycle  # files that were written; without syncs their names would never last
+        self.recycle = (
+            recycle  # files that were written; without syncs their names would never last
+        )
         self.spares: list[Spare] = []
         self.doomed: list[tuple[str, int]] = []  # path and size, to be removed in this order
         self.buffers: list[bytearray] = []
@@ -133,11 +137,17 @@ class Reclaimer:
         spare = next(spare for spare in self.spares if spare.lasting)
         self.spares.remove(spare)
         buffer = self.buffers.pop() if self.buffers else bytearray(self.segment_bytes)
-        return Segment(number, self.files.salt(), self.segment_bytes, spare.path, spare.handle, buffer)
+        return Segment(
+            number, self.files.salt(), self.segment_bytes, spare.path, spare.handle, buffer
+        )
 
     def take_back_buffer(self, segment: Segment) -> None:
         buffer = segment.take_buffer()
-        if buffer is not None and len(self.buffers) < BUFFERS_MAX and len(buffer) == self.segment_bytes:
+        if (
+            buffer is not None
+            and len(self.buffers) < BUFFERS_MAX
+            and len(buffer) == self.segment_bytes
+        ):
             self.buffers.append(buffer)
 
     def dispose(self, segment: Segment) -> None:
@@ -177,7 +187,9 @@ class Reclaimer:
 
     def _companions(self, segment: Segment) -> list[str]:
         kinds = (("index", segment.has_index), ("acks", segment.acks_end > 0))
-        return [f"{self.directory}/{file_name(kind, segment.number)}" for kind, there in kinds if there]
+        return [
+            f"{self.directory}/{file_name(kind, segment.number)}" for kind, there in kinds if there
+        ]
 
     def _dispose_file(self, segment: Segment) -> None:
         wanted = len(self.spares) < self.spares_max and segment.capacity == self.segment_bytes

@@ -108,7 +108,9 @@ def recover(
     progress: Progress | None,
     producers: Producers | None = None,
 ) -> Found:
-    names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS]
+    names = [
+        parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS
+    ]
     state = read_state(files, directory)
     reader = Reader(files, directory, sync, producers)
     manifest = reclaimer.manifest
@@ -116,7 +118,13 @@ def recover(
     unread = producers.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
     collector = scanning.Collector(queue_ids, frozenset(timed))
-    found = Found([], [], max([number + 1 for kind, number in names if kind != "spare"] + [1]), [], state is not None)
+    found = Found(
+        [],
+        [],
+        max([number + 1 for kind, number in names if kind != "spare"] + [1]),
+        [],
+        state is not None,
+    )
     if state is not None:
         found.next_number = max(found.next_number, state.next_number)
         listed.update(state.segments)
@@ -166,7 +174,10 @@ def recover(
 
 
 def missing(
-    listed: Collection[int], names: Collection[tuple[str, int]], segments: Collection[Segment], reclaimer: Reclaimer
+    listed: Collection[int],
+    names: Collection[tuple[str, int]],
+    segments: Collection[Segment],
+    reclaimer: Reclaimer,
 ) -> list[Damage]:
     """Return those of the segments listed, by the last clean stop or the manifest, that nobody has removed and that are
     gone. After a power cut the manifest may list some that were removed: their files, or what they were merged into,
@@ -197,7 +208,9 @@ def mark(arrivals: list[record.Arrival], state: State | None) -> None:
 class Reader:
     """Loads one segment after another; the big buffer is used again."""
 
-    def __init__(self, files: Files, directory: str, sync: bool, producers: Producers | None = None) -> None:
+    def __init__(
+        self, files: Files, directory: str, sync: bool, producers: Producers | None = None
+    ) -> None:
         self.files = files
         self.directory = directory
         self.sync = sync
@@ -267,7 +280,16 @@ class Reader:
                     self.files.write(handle, encode_header(number, salt, size), 0)
             if header is None or header[0] != number:
                 return self._without_header(name, header is not None or not any(head), size, repair)
-            segment = Segment(number, header[1], header[2], path, None, sealed=True, first=header[3], chain=header[4])
+            segment = Segment(
+                number,
+                header[1],
+                header[2],
+                path,
+                None,
+                sealed=True,
+                first=header[3],
+                chain=header[4],
+            )
             loaded = self._from_index(segment, size) if index else None
             loaded = loaded or self._from_scan(segment, handle, size, repair)
             loaded.damage = damage + loaded.damage
@@ -293,7 +315,9 @@ class Reader:
 
     def read_acks(self, number: int, salt: int) -> bytes:
         """The pairs as far as they are good."""
-        return acks.decode(self.read_whole(f"{self.directory}/{file_name('acks', number)}"), number, salt)[0]
+        return acks.decode(
+            self.read_whole(f"{self.directory}/{file_name('acks', number)}"), number, salt
+        )[0]
 
     def read_index(self, segment: Segment) -> tuple[int, bytes] | None:
         """(end of the last record, abstracts), None when there is no good one."""
@@ -310,7 +334,9 @@ class Reader:
         abstracts, end, holes = scanning.scan(self.buffer, start, start + got, salt)
         return abstracts, end == stop and not holes
 
-    def _without_header(self, name: str, never_written: bool, size: int, repair: bool) -> Loaded | None:
+    def _without_header(
+        self, name: str, never_written: bool, size: int, repair: bool
+    ) -> Loaded | None:
         path = f"{self.directory}/{name}"
         number = int(name.rpartition(".")[2])
         if never_written:
@@ -350,7 +376,9 @@ class Reader:
             except OSError as error:
                 # A start must not take for lost what a better cable may bring back; who only looks wants the rest.
                 if repair or error.errno != errno.EIO:
-                    raise OSError(error.errno, f"{error.strerror}: reading {segment.path}") from error
+                    raise OSError(
+                        error.errno, f"{error.strerror}: reading {segment.path}"
+                    ) from error
                 unreadable = self._read_in_blocks(handle, part)
         abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, size, segment.salt)
         segment.used = segment.flushed = segment.checked = end
@@ -360,7 +388,9 @@ class Reader:
         torn = scanning.torn_bytes(self.buffer, end, size)
         if torn:
             damage.append(Damage(name, "torn", end, end + torn))
-        if self.producers is not None and self.producers.found(segment, self.buffer, abstracts, holes):
+        if self.producers is not None and self.producers.found(
+            segment, self.buffer, abstracts, holes
+        ):
             if self.sync:
                 self.files.sync(handle)  # what is said to be stored must last
         elif repair and self.sync and not damage:
@@ -390,7 +420,9 @@ class Reader:
         if self.damaged_room < 0:
             return
         try:
-            handle = self.files.open(f"{self.directory}/{file_name('damaged', segment.number)}", create=True)
+            handle = self.files.open(
+                f"{self.directory}/{file_name('damaged', segment.number)}", create=True
+            )
             try:
                 for start, stop in [(0, HEADER_BYTES), *holes]:
                     self.files.write(handle, bytes(self.buffer[start:stop]), start)
@@ -431,13 +463,19 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
 
 
 def write_state(
-    files: Files, directory: str, next_number: int, live: Mapping[int, array[int]], segments: Collection[int] = ()
+    files: Files,
+    directory: str,
+    next_number: int,
+    live: Mapping[int, array[int]],
+    segments: Collection[int] = (),
 ) -> None:
     """Say that the stop is clean. A disk without room for that costs the marks alone: after the next start all that is
     left counts as delivered before."""
     parts = [struct.pack("<Q", next_number)]
     if segments:
-        parts.append(struct.pack("<II", SEGMENTS_ID, len(segments)) + array("Q", sorted(segments)).tobytes())
+        parts.append(
+            struct.pack("<II", SEGMENTS_ID, len(segments)) + array("Q", sorted(segments)).tobytes()
+        )
     for queue_id, entries in live.items():
         marks = array("Q", sorted(record.redelivered(entries)))
         if marks:

@@ -77,7 +77,11 @@ class Returns:
         self._anew = bool(said)
         for queue_id in {queue_id for queue_id, _ in said}:
             there = {entry & ~FLAGS for entry in live.get(queue_id, ())}
-            times = {place: n for (queue, place), n in said.items() if queue == queue_id and place in there}
+            times = {
+                place: n
+                for (queue, place), n in said.items()
+                if queue == queue_id and place in there
+            }
             if times:
                 self.times[queue_id] = times
 

@@ -24,7 +24,9 @@ class Outcome:
     damage: list[Damage] = field(default_factory=list)
 
     def left_behind_bytes(self) -> int:
-        return sum(one.stop - one.start for one in self.damage if one.what in ("torn", "corrupt", "header"))
+        return sum(
+            one.stop - one.start for one in self.damage if one.what in ("torn", "corrupt", "header")
+        )
 
 
 def salvage(files: Files, source: str, target: str) -> Outcome:
@@ -44,7 +46,11 @@ def salvage(files: Files, source: str, target: str) -> Outcome:
 
 
 def copy_segment(
-    store: SegmentStore, one: Contents, state: State | None, outcome: Outcome, live: dict[int, array[int]]
+    store: SegmentStore,
+    one: Contents,
+    state: State | None,
+    outcome: Outcome,
+    live: dict[int, array[int]],
 ) -> None:
     outcome.settled += sum(len(message.queues) - len(message.live) for message in one.messages())
     for group in groups(one.survivors()):

@@ -79,12 +79,22 @@ class Segment:
     index: bytes | None = None  # made, waits for the sync
     has_index: bool = False
     first: int = 0  # of the numbers that this one replaces, as its file says
-    chain: tuple[int, int] = NO_CHAIN  # the last before it with records IN_SEQUENCE, where it ends: as its file says
+    chain: tuple[int, int] = (
+        NO_CHAIN  # the last before it with records IN_SEQUENCE, where it ends: as its file says
+    )
     in_sequence: bool = False  # it has such records, and nothing else tells what they say
-    moves: Moves | None = None  # since this process merged it: from entries that queues know to those on disk
-    numbers: list[int] = field(default_factory=list)  # under which queues know it, when it has moves
-    checked: int = HEADER_BYTES  # up to where the file's records were found good when they were read back
-    forgotten: bytearray = field(default_factory=bytearray)  # pairs that no recovery will ask for, but merging does
+    moves: Moves | None = (
+        None  # since this process merged it: from entries that queues know to those on disk
+    )
+    numbers: list[int] = field(
+        default_factory=list
+    )  # under which queues know it, when it has moves
+    checked: int = (
+        HEADER_BYTES  # up to where the file's records were found good when they were read back
+    )
+    forgotten: bytearray = field(
+        default_factory=bytearray
+    )  # pairs that no recovery will ask for, but merging does
     dead_until: int = 0  # no message below this position is needed
     recovered: bool = False  # some references may be of queues that are long gone
     merging: bool = False  # in the hands of a ReclaimJob
@@ -127,7 +137,9 @@ class Segment:
         stop = self.used + END_BYTES
         self.buffer[self.used : stop] = bytes(END_BYTES)
         if self.flushed == 0:
-            self.buffer[:HEADER_BYTES] = encode_header(self.number, self.salt, self.capacity, chain=self.chain)
+            self.buffer[:HEADER_BYTES] = encode_header(
+                self.number, self.salt, self.capacity, chain=self.chain
+            )
         with memoryview(self.buffer) as view, view[self.flushed : stop] as part:
             files.write(self.handle, part, self.flushed)
         self.flushed = self.used
@@ -142,19 +154,25 @@ class Segment:
         if not self.index_is_worth_it():
             return None
         abstracts = self.abstracts.until(self.used) if self.abstracts is not None else None
-        if abstracts is None:  # they were given up over small messages before large ones came, or not asked for
+        if (
+            abstracts is None
+        ):  # they were given up over small messages before large ones came, or not asked for
             abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
             assert end == self.used and not holes, "the write buffer of a segment is damaged"
         return encode_index(self.number, self.salt, self.used, abstracts)
 
 
-def encode_header(number: int, salt: int, capacity: int, first: int = 0, chain: tuple[int, int] = NO_CHAIN) -> bytes:
+def encode_header(
+    number: int, salt: int, capacity: int, first: int = 0, chain: tuple[int, int] = NO_CHAIN
+) -> bytes:
     version = MERGED_FORMAT if first else FORMAT
     rest = HEADER.pack(MESSAGES_MAGIC, version, 0, number, salt, 0, capacity, first, *chain)[16:]
     return struct.pack("<8sII", MESSAGES_MAGIC, version, record.crc32c(rest, version)) + rest
 
 
-def decode_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int, tuple[int, int]] | None:
+def decode_header(
+    data: bytes | bytearray | memoryview,
+) -> tuple[int, int, int, int, tuple[int, int]] | None:
     """(number, salt, capacity, first, chain), None when this is no header."""
     if len(data) < HEADER_BYTES:
         return None
@@ -176,7 +194,11 @@ def salt_told(index: bytes, number: int) -> int | None:
     if len(index) < INDEX_HEADER.size:
         return None
     magic, version, crc, of_number, salt, _, _ = INDEX_HEADER.unpack_from(index)
-    good = magic == INDEX_MAGIC and of_number == number and crc == record.crc32c(memoryview(index)[16:], version)
+    good = (
+        magic == INDEX_MAGIC
+        and of_number == number
+        and crc == record.crc32c(memoryview(index)[16:], version)
+    )
     return int(salt) if good else None
 
 

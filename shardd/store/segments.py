@@ -10,7 +10,13 @@ from array import array
 from dataclasses import dataclass, field
 
 from shardmq.shardd.store import producers, returns
-from shardmq.shardd.store.compaction import Candidates, Merged, ReclaimJob, bytes_max_alone, source_of
+from shardmq.shardd.store.compaction import (
+    Candidates,
+    Merged,
+    ReclaimJob,
+    bytes_max_alone,
+    source_of,
+)
 from shardmq.shardd.store.files import Files, is_full
 from shardmq.shardd.store.handles import Handles
 from shardmq.shardd.store.reading import Windows
@@ -35,7 +41,9 @@ class _Counters:
 
 
 class Segments(Usable):
-    def __init__(self, directory: str, files: Files, segment_bytes: int, sync: bool, spare_segments: int) -> None:
+    def __init__(
+        self, directory: str, files: Files, segment_bytes: int, sync: bool, spare_segments: int
+    ) -> None:
         super().__init__("store", directory, files)
         self.segment_bytes = segment_bytes
         self.sync = sync
@@ -161,7 +169,9 @@ class Segments(Usable):
         if run:
             self._reclaim.path = self._reclaimer.new_path()
             self._reclaim.salt = self._files.salt()
-            self._reclaim.bytes_max = self.segment_bytes if len(run) > 1 else bytes_max_alone(run[0])
+            self._reclaim.bytes_max = (
+                self.segment_bytes if len(run) > 1 else bytes_max_alone(run[0])
+            )
             self._reclaim.sync = self.sync
         return self._reclaim
 
@@ -275,8 +285,12 @@ class Segments(Usable):
             "live_messages": sum(segment.live for segment in segments),
             "live_bytes": live_bytes,
             "dead_bytes": used - live_bytes,
-            "disk_bytes": on_disk + self._reclaimer.disk_bytes() + sum(one.capacity for one in self._replaced),
-            "buffered_bytes": sum(segment.used - segment.flushed for segment in segments if segment.buffer is not None),
+            "disk_bytes": on_disk
+            + self._reclaimer.disk_bytes()
+            + sum(one.capacity for one in self._replaced),
+            "buffered_bytes": sum(
+                segment.used - segment.flushed for segment in segments if segment.buffer is not None
+            ),
             "unsynced_segments": len(self._unsynced),
             "spare_segments": len(self._reclaimer.spares),
             "appended_messages": self._counters.appended_messages,

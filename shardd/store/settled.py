@@ -55,7 +55,9 @@ class Settled:
 
     def settle_forgotten(self) -> None:
         """Of segments that are on disk: written like the others with the next flush."""
-        for segment in [one for one in self._with_forgotten.values() if one.flushed and not one.merging]:
+        for segment in [
+            one for one in self._with_forgotten.values() if one.flushed and not one.merging
+        ]:
             segment.settled += segment.forgotten
             self.settled_bytes += len(segment.forgotten)
             self._with_settled[segment.number] = segment

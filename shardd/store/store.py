@@ -19,7 +19,15 @@ from shardmq.shardd.store.errors import Closed, Corrupt, DiskFull
 from shardmq.shardd.store.files import Files, OsFiles, is_full
 from shardmq.shardd.store.pieces import Piece, allocate_alone, cut
 from shardmq.shardd.store.reading import Place, are_scattered, is_scattered, span
-from shardmq.shardd.store.record import Arrival, Batch, copy_out, look_at, only_segment, segment_runs, settled_pairs
+from shardmq.shardd.store.record import (
+    Arrival,
+    Batch,
+    copy_out,
+    look_at,
+    only_segment,
+    segment_runs,
+    settled_pairs,
+)
 from shardmq.shardd.store.recovery import Progress
 from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header, file_name
 from shardmq.shardd.store.segments import Segments
@@ -58,14 +66,19 @@ class SegmentStore(Segments):
         spare_segments: int = 2,
     ) -> None:
         assert SEGMENT_BYTES_MIN <= segment_bytes <= POSITION_LIMIT and segment_bytes % 8 == 0
-        super().__init__(directory, OsFiles() if files is None else files, segment_bytes, sync, spare_segments)
+        super().__init__(
+            directory, OsFiles() if files is None else files, segment_bytes, sync, spare_segments
+        )
         self._batch = Batch()
         self.settled_held_back = False  # by a merge, when the last sync of it began
 
     # -- start and stop -------------------------------------------------------------------------------
 
     def recover(
-        self, queue_ids: Collection[int], timed: Collection[int] = (), progress: Progress | None = None
+        self,
+        queue_ids: Collection[int],
+        timed: Collection[int] = (),
+        progress: Progress | None = None,
     ) -> dict[int, Arrival]:
         """Once, first: the live entries of each of `queue_ids` that has some, in publish order. What belongs to no
         queue named here is dropped. After a clean stop flags are as `close` was told; else all carry REDELIVERED.
@@ -78,7 +91,14 @@ class SegmentStore(Segments):
                 return {}
             returned = returns.read(self._files, self.directory)
             found = recovery.recover(
-                self._files, self.directory, self._reclaimer, queue_ids, timed, self.sync, progress, self._producers
+                self._files,
+                self.directory,
+                self._reclaimer,
+                queue_ids,
+                timed,
+                self.sync,
+                progress,
+                self._producers,
             )
         except OSError as error:
             raise self._named(error) from error
@@ -96,7 +116,9 @@ class SegmentStore(Segments):
             else:
                 self._candidates.look_at(segment)
         self._check_usable()
-        self._returns.recover(returned, {arrival.queue_id: arrival.entries for arrival in found.arrivals})
+        self._returns.recover(
+            returned, {arrival.queue_id: arrival.entries for arrival in found.arrivals}
+        )
         return {arrival.queue_id: arrival for arrival in found.arrivals}
 
     def close(self, live: Mapping[int, array[int]] | None = None) -> None:
@@ -124,7 +146,11 @@ class SegmentStore(Segments):
         if not self._has_directory and self._is_missing():
             return
         for name in self._files.list(self.directory):
-            if name.removesuffix(".new") in ("state", returns.NAME, producers.NAME) or recovery.is_ours(name):
+            if name.removesuffix(".new") in (
+                "state",
+                returns.NAME,
+                producers.NAME,
+            ) or recovery.is_ours(name):
                 self._files.remove(f"{self.directory}/{name}")
         if not self._files.list(self.directory):
             self._files.remove_directory(self.directory)
@@ -137,7 +163,11 @@ class SegmentStore(Segments):
             if segment.flushed and segment.index is None and not segment.has_index:
                 segment.index = segment.make_index()
         # Without syncs nobody keeps count of what is only in the page cache: a clean stop makes sure of all.
-        unsynced = list(self._unsynced.values()) if self.sync else [each for each in self._distinct() if each.flushed]
+        unsynced = (
+            list(self._unsynced.values())
+            if self.sync
+            else [each for each in self._distinct() if each.flushed]
+        )
         for segment in unsynced:
             self._files.sync(self._handles.of(segment))
         if self._open is not None:
@@ -182,7 +212,9 @@ class SegmentStore(Segments):
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def screen(self, records: bytes | bytearray | memoryview, rooms: Mapping[int, producers.Room]) -> Screened:
+    def screen(
+        self, records: bytes | bytearray | memoryview, rooms: Mapping[int, producers.Room]
+    ) -> Screened:
         """What of a batch with records IN_SEQUENCE is to be appended next, or was to be: see `unscreen`."""
         if len(self._producers.uncovered) > producers.UNCOVERED_MAX:
             self._cover_now()  # before the table speaks of messages that are not appended yet
@@ -197,7 +229,10 @@ class SegmentStore(Segments):
         return self._producers.sweep(heard_before)
 
     def append(
-        self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
+        self,
+        records: bytes | bytearray | memoryview,
+        indexes: bool = False,
+        in_sequence: bool = False,
     ) -> list[Arrival]:
         """Take a batch of whole records; one Arrival per queue id in it. All of it or, with an error, nothing. (A
         memoryview is one of bytes.) `in_sequence`: it was screened."""
@@ -212,7 +247,12 @@ class SegmentStore(Segments):
         if segment is None or segment.buffer is None:
             return self._append_in_pieces(records, indexes, in_sequence)
         used = segment.used
-        if used > RENEW_BYTES and segment.live == 0 and segment.flushed == 0 and not segment.in_sequence:
+        if (
+            used > RENEW_BYTES
+            and segment.live == 0
+            and segment.flushed == 0
+            and not segment.in_sequence
+        ):
             segment = self._renew(segment)
             used = segment.used
         if size > segment.capacity - used - END_BYTES or segment.buffer is None:
@@ -245,7 +285,9 @@ class SegmentStore(Segments):
         batch.facts(records, arrivals)
         return arrivals
 
-    def _place(self, pieces: list[Piece], view: memoryview, in_sequence: bool) -> list[tuple[int, int, int, int]]:
+    def _place(
+        self, pieces: list[Piece], view: memoryview, in_sequence: bool
+    ) -> list[tuple[int, int, int, int]]:
         """(start, stop, segment, position) of each piece of the planned batch."""
         batch = self._batch
         placed = []
@@ -259,7 +301,15 @@ class SegmentStore(Segments):
                 self._write_alone(segment, view[piece.start : piece.stop])
             else:
                 assert segment.buffer is not None
-                batch.copy(view, piece.start, piece.stop, segment.buffer, segment.used, segment.salt, segment.abstracts)
+                batch.copy(
+                    view,
+                    piece.start,
+                    piece.stop,
+                    segment.buffer,
+                    segment.used,
+                    segment.salt,
+                    segment.abstracts,
+                )
             segment.add(piece.stop - piece.start, counts)
         return placed
 
@@ -272,7 +322,9 @@ class SegmentStore(Segments):
                 self._make_directory()
                 self._write_oldest()
                 self._reclaimer.set_aside(sum(piece.fresh and not piece.alone for piece in pieces))
-                allocate_alone(self._reclaimer, [piece for piece in pieces if piece.fresh], self._next_number)
+                allocate_alone(
+                    self._reclaimer, [piece for piece in pieces if piece.fresh], self._next_number
+                )
             except Exception as error:
                 raise self._named(error) from error
         return pieces
@@ -372,7 +424,9 @@ class SegmentStore(Segments):
 
     # -- read and settle ------------------------------------------------------------------------------
 
-    def read(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
+    def read(
+        self, entries: array[int], bytes_max: int, whole: bool = True
+    ) -> tuple[bytes, array[int]]:
         """Stored messages of entries[:n], back to back, and the body_bytes of each: as many as fit in `bytes_max`, but
         at least one. Not `whole`: it may end sooner, behind PIECE_BYTES_MIN, where it would have to be joined.
         After Corrupt close the store: the next recovery reads every record and leaves out what is bad."""
@@ -383,7 +437,9 @@ class SegmentStore(Segments):
             ((number, start, stop),) = runs
             segment = self._segments[number]
             if segment.buffer is not None and segment.moves is None:
-                return copy_out(segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True)
+                return copy_out(
+                    segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True
+                )
         try:
             return self._read(runs, entries, bytes_max, whole)
         except Corrupt:
@@ -411,13 +467,17 @@ class SegmentStore(Segments):
                 wanted, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
             while start < stop:
                 position = (wanted[start] & 0xFFFFFFFF) >> 4
-                source, base, used = self._source(segment, position, span(wanted, start, stop), scattered)
+                source, base, used = self._source(
+                    segment, position, span(wanted, start, stop), scattered
+                )
                 blob, some = copy_out(source, base, used, wanted, start, stop, bytes_max, not blobs)
                 if not some:
                     return b"".join(blobs), sizes
                 if segment.buffer is None:
                     self._windows.took(len(blob))
-                if not blobs and (len(some) == len(entries) or (len(blob) >= PIECE_BYTES_MIN and not whole)):
+                if not blobs and (
+                    len(some) == len(entries) or (len(blob) >= PIECE_BYTES_MIN and not whole)
+                ):
                     return blob, some
                 blobs.append(blob)
                 sizes.extend(some)
@@ -425,7 +485,9 @@ class SegmentStore(Segments):
                 start += len(some)
         return b"".join(blobs), sizes
 
-    def _read_strays(self, entries: array[int], bytes_max: int) -> tuple[list[bytes], array[int], bool]:
+    def _read_strays(
+        self, entries: array[int], bytes_max: int
+    ) -> tuple[list[bytes], array[int], bool]:
         """Messages here and there, up to the first that is in memory or cannot be read alone: their bytes, the
         body_bytes of each, and whether there is room for more."""
         blobs: list[bytes] = []
@@ -434,7 +496,9 @@ class SegmentStore(Segments):
         while fits and len(sizes) < len(entries):
             places: list[Place] = []
             at = len(sizes)
-            for i, entry in enumerate(entries[at : at + self._windows.strays_at_once(bytes_max)], at):
+            for i, entry in enumerate(
+                entries[at : at + self._windows.strays_at_once(bytes_max)], at
+            ):
                 segment = self._segments[entry >> 32]
                 if segment.buffer is not None:
                     break
@@ -449,7 +513,9 @@ class SegmentStore(Segments):
             bytes_max -= len(blob)
         return blobs, sizes, fits
 
-    def _source(self, segment: Segment, position: int, ahead: int, scattered: bool) -> tuple[bytearray, int, int]:
+    def _source(
+        self, segment: Segment, position: int, ahead: int, scattered: bool
+    ) -> tuple[bytearray, int, int]:
         """Bytes that hold the whole message at `position`, the position they begin at, how many. The last that is
         asked for begins so many behind it."""
         if segment.buffer is not None:
@@ -459,10 +525,17 @@ class SegmentStore(Segments):
         window = self._windows.find(segment, self._handles.of(segment), position, ahead)
         return window.data, window.start, window.used
 
-    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes | memoryview, array[int]]:
+    def look(
+        self, entries: array[int], bytes_max: int, whole: bool = True
+    ) -> tuple[bytes | memoryview, array[int]]:
         """As `read`, but large messages may be a view of the write buffer they lie in, good until the next append."""
         segment = self._segments.get(only_segment(entries))
-        if segment is not None and segment.buffer is not None and segment.moves is None and self._state == "open":
+        if (
+            segment is not None
+            and segment.buffer is not None
+            and segment.moves is None
+            and self._state == "open"
+        ):
             return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
         return self.read(entries, bytes_max, whole)
 
@@ -491,7 +564,13 @@ class SegmentStore(Segments):
         self._settled.drop_forgotten(segment)
 
     def _remember(
-        self, segment: Segment, queue_id: int, entries: array[int], start: int, stop: int, durable: bool
+        self,
+        segment: Segment,
+        queue_id: int,
+        entries: array[int],
+        start: int,
+        stop: int,
+        durable: bool,
     ) -> None:
         """What is settled, while others of the segment are needed: recovery should know it, or only merging."""
         if segment.moves is not None:
@@ -542,9 +621,14 @@ class SegmentStore(Segments):
         self._flush_some()
         if not self.sync:
             self._cover_all()
-        if not self.sync or not (self._unsynced or self._directory_changed or self._producers.uncovered):
+        if not self.sync or not (
+            self._unsynced or self._directory_changed or self._producers.uncovered
+        ):
             return None
-        held = [(segment, self._handles.of(segment), segment.flushed) for segment in self._unsynced.values()]
+        held = [
+            (segment, self._handles.of(segment), segment.flushed)
+            for segment in self._unsynced.values()
+        ]
         spares = self._reclaimer.unlasting()
         cover = self._producers.begin()
         with_directory = self._directory_changed or bool(spares) or cover is not None

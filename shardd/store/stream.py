@@ -22,7 +22,14 @@ from shardmq.shardd.store.files import Files, OsFiles, is_full, is_missing
 from shardmq.shardd.store.positions import NAME, NEW_NAME, Positions
 from shardmq.shardd.store.producers import NAME as PRODUCERS
 from shardmq.shardd.store.recovery import LOSSES, Damage
-from shardmq.shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX, Messages, StreamCache, Walk, chunk_newer
+from shardmq.shardd.store.stream_reading import (
+    COUNT_MAX,
+    OFFSET_MAX,
+    Messages,
+    StreamCache,
+    Walk,
+    chunk_newer,
+)
 from shardmq.shardd.store.stream_segment import (
     HEADER_BYTES,
     SEGMENT_BYTES_MAX,
@@ -100,7 +107,9 @@ class StreamLog(Usable):
         self._job: StreamSync | None = None
         self._disk_bytes = 0  # of sealed segments
         self._counters = _Counters()
-        self.damage_heard: Callable[[Damage], None] | None = None  # told of what is found from now on
+        self.damage_heard: Callable[[Damage], None] | None = (
+            None  # told of what is found from now on
+        )
         self.next_offset = 0
         self.committed_offset = 0
         self._committed_chunk = 0  # where the last committed chunk begins, or began
@@ -193,7 +202,9 @@ class StreamLog(Usable):
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def append(self, records: bytes | bytearray | memoryview, filters: array[int] | None = None) -> int:
+    def append(
+        self, records: bytes | bytearray | memoryview, filters: array[int] | None = None
+    ) -> int:
         """Take a batch of whole records (drawn in record.pyx; whose they are does not matter): the offset of its first
         message, the others follow. All of it or, with an error, nothing. `filters`: `filter_of` for each message."""
         self._check_usable()
@@ -230,7 +241,9 @@ class StreamLog(Usable):
             elif not pieces and (fits or used == HEADER_BYTES):
                 pieces.append(_Piece(start, stop, row, row + 1))
             else:
-                pieces.append(_Piece(start, stop, row, row + 1, StreamSegment(rows[3 * row + 1], 0, "")))
+                pieces.append(
+                    _Piece(start, stop, row, row + 1, StreamSegment(rows[3 * row + 1], 0, ""))
+                )
                 used = HEADER_BYTES
             used += stop - start
         return pieces
@@ -326,7 +339,12 @@ class StreamLog(Usable):
             self._last(segment, segment.flushed)
 
     def retain(
-        self, now: int, *, max_bytes: int | None = None, max_age_ms: int | None = None, max_messages: int | None = None
+        self,
+        now: int,
+        *,
+        max_bytes: int | None = None,
+        max_age_ms: int | None = None,
+        max_messages: int | None = None,
     ) -> int:
         """Let go of the oldest segments while there is more than that; the last one always stays. How many messages
         went. A segment is as old as its last message."""
@@ -338,7 +356,9 @@ class StreamLog(Usable):
             age_ms = now - self._segments[1].previous
             too_big = max_bytes is not None and self.disk_bytes > max_bytes
             too_old = max_age_ms is not None and age_ms > max_age_ms
-            too_many = max_messages is not None and self.next_offset - self.first_offset > max_messages
+            too_many = (
+                max_messages is not None and self.next_offset - self.first_offset > max_messages
+            )
             if not (too_big or too_old or too_many) or not self._let_go(self._segments[0]):
                 break
         return self.first_offset - before
@@ -487,7 +507,9 @@ class StreamLog(Usable):
         self.flush()
         if not self.sync or not (self._unsynced or self._directory_changed):
             return None
-        held = [(segment, self._cache.handle(segment), segment.flushed) for segment in self._unsynced]
+        held = [
+            (segment, self._cache.handle(segment), segment.flushed) for segment in self._unsynced
+        ]
         self._job = StreamSync(
             files=self._files,
             directory=self.directory,
@@ -525,14 +547,19 @@ class StreamLog(Usable):
         paths, with_directory = self._positions.take_unsynced()
         if not paths and not with_directory:
             return None
-        return SettledSync(files=self._files, directory=self.directory, with_directory=with_directory, paths=paths)
+        return SettledSync(
+            files=self._files, directory=self.directory, with_directory=with_directory, paths=paths
+        )
 
     def finish_settled_sync(self, job: SettledSync) -> None:
         """After `run`, on the owner's thread. Raises StoreFailed if the job did not succeed."""
         self._check_synced(job)
 
     def _last_chunk(self) -> int:
-        return max(self._open.last_chunk if self._open is not None else self._sealed_chunk, self._committed_chunk)
+        return max(
+            self._open.last_chunk if self._open is not None else self._sealed_chunk,
+            self._committed_chunk,
+        )
 
     def _last(self, segment: StreamSegment, flushed: int) -> None:
         """It is on stable storage up to there."""
@@ -588,7 +615,9 @@ class StreamLog(Usable):
             return damage
         first, at = parsed[1], bisect_left(self._firsts, parsed[1])
         if damage.what == "corrupt" and at < len(self._firsts) and self._firsts[at] == first:
-            lost = stream_reading.lost_offsets(self._cache, self._segments[at], damage.start, damage.stop)
+            lost = stream_reading.lost_offsets(
+                self._cache, self._segments[at], damage.start, damage.stop
+            )
         else:
             lost = first, self._firsts[at] if at < len(self._firsts) else self.next_offset
         return replace(damage, offsets=lost)
@@ -635,7 +664,12 @@ def filter_of(value: bytes) -> int:
 
 def wanted_filters(values: Iterable[bytes], *, unfiltered: bool) -> array[int]:
     """What `read` takes; `unfiltered`: messages without a value too."""
-    return array("I", sorted({filter_of(value) for value in values} | ({chunk.UNFILTERED} if unfiltered else set())))
+    return array(
+        "I",
+        sorted(
+            {filter_of(value) for value in values} | ({chunk.UNFILTERED} if unfiltered else set())
+        ),
+    )
 
 
 def is_ours(name: str) -> bool:

@@ -17,7 +17,13 @@ from shardmq.shardd.store.positions import NAME, Positions
 from shardmq.shardd.store.recovery import Damage, Reader
 from shardmq.shardd.store.stream_reading import OFFSET_MAX, StreamCache, Window, chunks, scan
 from shardmq.shardd.store.stream_recovery import recover
-from shardmq.shardd.store.stream_segment import HEADER_BYTES, StreamSegment, decode_index, file_name, parse_name
+from shardmq.shardd.store.stream_segment import (
+    HEADER_BYTES,
+    StreamSegment,
+    decode_index,
+    file_name,
+    parse_name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,11 @@ class StreamContents:
         finally:
             self.files.close(handle)
         broken = scanner.holes or scanner.dirt > scanner.end
-        if not broken and (scanner.index(), scanner.offset, scanner.end) != (said.entries, said.end, said.used):
+        if not broken and (scanner.index(), scanner.offset, scanner.end) != (
+            said.entries,
+            said.end,
+            said.used,
+        ):
             self._report(Damage(name, "untrue", 0, len(data)))
 
     def _report(self, damage: Damage) -> None:

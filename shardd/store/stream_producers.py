@@ -73,7 +73,9 @@ class StreamProducers:
         anew = not self._end or self._end > max(producers.REWRITE_BYTES, 2 * self._whole_bytes)
         block = producers.encode_block(self.table.take_changes(anew), next_offset)
         self.uncovered_bytes = 0
-        return Cover(self.files, self.directory, self.sync, block, 0 if anew else self._end, next_offset, [])
+        return Cover(
+            self.files, self.directory, self.sync, block, 0 if anew else self._end, next_offset, []
+        )
 
     def covered(self, cover: Cover) -> None:
         if cover.full:  # half of it may be there, and what changed is told only by all of it
@@ -92,7 +94,9 @@ class StreamProducers:
         if producers.NAME not in self.files.list(self.directory):
             return None
         self.in_use = True
-        blocks, _ = producers.decode(producers.read(self.files, f"{self.directory}/{producers.NAME}"))
+        blocks, _ = producers.decode(
+            producers.read(self.files, f"{self.directory}/{producers.NAME}")
+        )
         for places, _ in blocks:
             self.table.add(places)
         self.covered_to = max((covered for _, covered in blocks), default=0)

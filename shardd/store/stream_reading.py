@@ -107,7 +107,11 @@ class StreamCache:
         self._handles[segment] = handle
         excess = len(self._handles) - self.handles_max
         if excess > 0:
-            idle = [other for other in self._handles if other not in self._pinned and other is not segment]
+            idle = [
+                other
+                for other in self._handles
+                if other not in self._pinned and other is not segment
+            ]
             for other in idle[:excess]:
                 self.files.close(self._handles.pop(other))
 
@@ -147,7 +151,9 @@ class StreamCache:
         except OSError as error:
             raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
         if used != size:
-            raise Corrupt(f"{segment.path} ends at byte {position + used}, {segment.synced} bytes were written")
+            raise Corrupt(
+                f"{segment.path} ends at byte {position + used}, {segment.synced} bytes were written"
+            )
         window = Window(segment, position, used, data)
         # A huge message is not worth the memory of keeping.
         if len(data) <= WINDOW_BYTES_MAX:
@@ -188,7 +194,9 @@ class StreamCache:
         try:
             handle = self.handle(segment)
             directory = segment.path.rpartition("/")[0]
-            data = Reader(self.files, directory, False).read_whole(f"{directory}/{file_name('index', segment.first)}")
+            data = Reader(self.files, directory, False).read_whole(
+                f"{directory}/{file_name('index', segment.first)}"
+            )
             if not decode_index(data, segment, self.files.size(handle)):
                 scanner = scan(self.files, handle, segment, segment.used, segment.end)
                 segment.entries, segment.last_chunk = scanner.index(), scanner.last_chunk
@@ -201,7 +209,9 @@ class StreamCache:
 
 def scan(files: Files, handle: int, segment: StreamSegment, size: int, limit: int) -> Scanner:
     """Every chunk of a file of `size` bytes checked, window after window. Offsets from `limit` on are no good."""
-    scanner = Scanner(segment.salt, HEADER_BYTES, segment.first, segment.newest_before, limit, INDEX_EVERY_BYTES)
+    scanner = Scanner(
+        segment.salt, HEADER_BYTES, segment.first, segment.newest_before, limit, INDEX_EVERY_BYTES
+    )
     window = bytearray(min(WINDOW_BYTES_MAX, max(size - HEADER_BYTES, 0)))
     while scanner.cursor < size:
         wanted = max(WINDOW_BYTES_MAX, scanner.need)
@@ -235,7 +245,9 @@ class Walk:
 
     def through(self, segment: StreamSegment) -> None:
         """Take what is wanted of one segment; `offset` is behind it afterwards, or the read has enough."""
-        position = segment.places.get(self.offset) or last_not_above(self.cache.index(segment), self.offset)
+        position = segment.places.get(self.offset) or last_not_above(
+            self.cache.index(segment), self.offset
+        )
         size = min(max(WINDOW_BYTES_MIN, 2 * self.bytes_max), WINDOW_BYTES_MAX)
         copier = self.cache.copier
         while position < segment.synced and not self.full:
@@ -302,7 +314,9 @@ def skip(cache: StreamCache, segment: StreamSegment, position: int, report: Repo
     return stop
 
 
-def lost_offsets(cache: StreamCache, segment: StreamSegment, start: int, stop: int) -> tuple[int, int]:
+def lost_offsets(
+    cache: StreamCache, segment: StreamSegment, start: int, stop: int
+) -> tuple[int, int]:
     """The offsets of the messages in damaged bytes: the first, and the one behind the last."""
     return _offset_at(cache, segment, start), _offset_from(cache, segment, stop)
 
@@ -311,7 +325,14 @@ def _offset_at(cache: StreamCache, segment: StreamSegment, position: int) -> int
     """The first offset that is lost where bytes are damaged from `position` on."""
     # Who only looks believes no index.
     entries = (segment.entries or array("Q")) if cache.read_only else cache.index(segment)
-    at = bisect_right(range(len(entries) // ENTRY_NUMBERS), position, key=lambda i: entries[ENTRY_NUMBERS * i + 2]) - 1
+    at = (
+        bisect_right(
+            range(len(entries) // ENTRY_NUMBERS),
+            position,
+            key=lambda i: entries[ENTRY_NUMBERS * i + 2],
+        )
+        - 1
+    )
     offset, start = segment.first, HEADER_BYTES
     if at >= 0:
         offset, start = entries[ENTRY_NUMBERS * at], entries[ENTRY_NUMBERS * at + 2]
@@ -322,7 +343,9 @@ def _offset_at(cache: StreamCache, segment: StreamSegment, position: int) -> int
             continue
         length, first, count = _chunk(cache, segment, start)
         if length == 0:
-            return offset  # another damaged place lies before: what is lost begins there at the latest
+            return (
+                offset  # another damaged place lies before: what is lost begins there at the latest
+            )
         offset, start = first + count, start + length
     return offset
 
@@ -342,7 +365,9 @@ def _chunk(cache: StreamCache, segment: StreamSegment, position: int) -> tuple[i
     length, first, count, _ = chunk_at(window.data, position, window.used, position, segment.salt)
     if length == 0 and first and window.start + window.used < segment.synced:
         window = cache.load(segment, position, first)
-        length, first, count, _ = chunk_at(window.data, position, window.used, position, segment.salt)
+        length, first, count, _ = chunk_at(
+            window.data, position, window.used, position, segment.salt
+        )
     return length, first, count
 
 
@@ -362,16 +387,24 @@ def chunks(
     """(window, position, first offset, count, timestamp) of each good chunk from `position` on, whole in its window."""
     while position < segment.synced:
         window = cache.window(segment, position, WINDOW_BYTES_MIN)
-        length, first, count, timestamp = chunk_at(window.data, window.start, window.used, position, segment.salt)
+        length, first, count, timestamp = chunk_at(
+            window.data, window.start, window.used, position, segment.salt
+        )
         while length == 0 and first and window.start + window.used < segment.synced:
             window = cache.load(segment, position, first)
-            length, first, count, timestamp = chunk_at(window.data, position, window.used, position, segment.salt)
+            length, first, count, timestamp = chunk_at(
+                window.data, position, window.used, position, segment.salt
+            )
         if length:
             yield window, position, first, count, timestamp
         position = position + length if length else skip(cache, segment, position, report)
 
 
-def chunk_newer(cache: StreamCache, segment: StreamSegment, timestamp: int, report: Report) -> int | None:
+def chunk_newer(
+    cache: StreamCache, segment: StreamSegment, timestamp: int, report: Report
+) -> int | None:
     """First offset of the first good chunk of the segment with a timestamp not before `timestamp`."""
     position = last_older(cache.index(segment), timestamp)
-    return next((one[2] for one in chunks(cache, segment, position, report) if one[4] >= timestamp), None)
+    return next(
+        (one[2] for one in chunks(cache, segment, position, report) if one[4] >= timestamp), None
+    )

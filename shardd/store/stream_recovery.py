@@ -57,7 +57,9 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed]
     indexed = {first for kind, first in names if kind == "index"}
     found = Found()
-    useless: dict[str, str] = {}  # what to do with files of which nothing can be told: new name, or none
+    useless: dict[
+        str, str
+    ] = {}  # what to do with files of which nothing can be told: new name, or none
     for first in sorted(first for kind, first in names if kind == "log"):
         segment = _load_header(files, directory, first, found, useless)
         if segment is not None:
@@ -82,7 +84,9 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
         found.next_offset = max(found.next_offset, end)  # no offset means two messages
     # Not before every header was understood: what a later version wrote stays as it is.
     if repair:
-        kept = {segment.first for segment in found.segments} | {one.offsets[0] for one in gone if one.offsets}
+        kept = {segment.first for segment in found.segments} | {
+            one.offsets[0] for one in gone if one.offsets
+        }
         _put_away(files, directory, useless, indexed - kept, sync)
         for one in uncertain:
             if one.segment in found.segments:
@@ -107,9 +111,14 @@ def _missing(files: Files, directory: str, indexed: list[int], there: list[int])
             continue
         name = file_name("log", first if is_lost else end)
         if is_lost:
-            found.append(Damage(name, "missing", 0, 0, (first, following if following is not None else end)))
+            found.append(
+                Damage(name, "missing", 0, 0, (first, following if following is not None else end))
+            )
         elif (
-            following is not None and end < following and end not in indexed and _ends_at(files, directory, first, end)
+            following is not None
+            and end < following
+            and end not in indexed
+            and _ends_at(files, directory, first, end)
         ):
             found.append(Damage(name, "missing", 0, 0, (end, following)))
     return found
@@ -123,7 +132,10 @@ def _ends_at(files: Files, directory: str, first: int, end: int) -> bool:
         head = bytearray(HEADER_BYTES)
         with memoryview(head) as view:
             segment = decode_header(head[: files.read_into(handle, view, 0)], path)
-        return segment is not None and scan(files, handle, segment, files.size(handle), OFFSET_MAX).offset == end
+        return (
+            segment is not None
+            and scan(files, handle, segment, files.size(handle), OFFSET_MAX).offset == end
+        )
     finally:
         files.close(handle)
 
@@ -170,7 +182,9 @@ def _load_header(
     told = any(head[HEADER_BYTES:]) or (size == HEADER_BYTES and any(head))
     useless[name] = file_name("lost", first) if told else ""
     if any(head):
-        found.damage.append(Damage(name, "header" if told else "torn", 0, size if told else HEADER_BYTES))
+        found.damage.append(
+            Damage(name, "header" if told else "torn", 0, size if told else HEADER_BYTES)
+        )
     return None
 
 
@@ -224,16 +238,26 @@ def _settle_ends(uncertain: list[Scanned], found: Found, lost: list[int]) -> lis
         segment, scanner = one.segment, one.scanner
         at = found.segments.index(segment)
         before = found.segments[at - 1].end if at else segment.first
-        if not one.covered and before != segment.first and not any(before <= first < segment.first for first in lost):
+        if (
+            not one.covered
+            and before != segment.first
+            and not any(before <= first < segment.first for first in lost)
+        ):
             return _end_with(found, at)  # a whole segment is missing
         dirt = min(max(scanner.dirt, scanner.end), one.size)
-        torn = [] if one.covered else [i for i, hole in enumerate(scanner.holes) if hole[0] >= scanner.mark]
+        torn = (
+            []
+            if one.covered
+            else [i for i, hole in enumerate(scanner.holes) if hole[0] >= scanner.mark]
+        )
         if torn:
             scanner.cut(torn[0])
         name = file_name("log", segment.first)
         found.damage += [Damage(name, "corrupt", start, stop) for start, stop, _ in scanner.holes]
         if dirt > scanner.end:
-            found.damage.append(Damage(name, "corrupt" if one.covered else "torn", scanner.end, dirt))
+            found.damage.append(
+                Damage(name, "corrupt" if one.covered else "torn", scanner.end, dirt)
+            )
         if one.last or not one.covered or dirt == scanner.end:
             segment.end = scanner.offset
         _take_in(segment, scanner)
@@ -257,11 +281,15 @@ def _end_with(found: Found, count: int) -> list[str]:
     del found.segments[count:]
     names = [file_name("log", segment.first) for segment in gone]
     found.damage = [one for one in found.damage if one.file not in names]
-    found.damage += [Damage(name, "torn", 0, segment.used) for name, segment in zip(names, gone, strict=True)]
+    found.damage += [
+        Damage(name, "torn", 0, segment.used) for name, segment in zip(names, gone, strict=True)
+    ]
     return names[::-1]
 
 
-def _put_away(files: Files, directory: str, useless: dict[str, str], indexes: set[int], sync: bool) -> None:
+def _put_away(
+    files: Files, directory: str, useless: dict[str, str], indexes: set[int], sync: bool
+) -> None:
     for name, kept_as in useless.items():
         if kept_as:
             files.rename(f"{directory}/{name}", f"{directory}/{kept_as}")

@@ -61,7 +61,9 @@ class Places:
     def before(self, segment: StreamSegment, offset: int) -> int:
         """Position of a chunk before which all is below `offset`."""
         with self._lock:
-            offsets, positions = self._hints.get((segment.path, segment.salt), (array("Q"), array("Q")))
+            offsets, positions = self._hints.get(
+                (segment.path, segment.salt), (array("Q"), array("Q"))
+            )
             at = bisect_right(offsets, offset) - 1
             return positions[at] if at >= 0 else HEADER_BYTES
 
@@ -84,13 +86,21 @@ class Scan:
     """Offsets [start, stop) of the stream in `directory`, all of which is on stable storage, into `columns`."""
 
     def __init__(
-        self, files: Files, directory: str, start: int, stop: int, columns: Columns, places: Places | None = None
+        self,
+        files: Files,
+        directory: str,
+        start: int,
+        stop: int,
+        columns: Columns,
+        places: Places | None = None,
     ) -> None:
         self.offset = start
         self.stop = stop
         self.columns = columns
         self.damaged_bytes = 0
-        self.gaps: list[tuple[int, int]] = []  # offsets that damage has taken, [from, to) each; the first GAPS_MAX
+        self.gaps: list[
+            tuple[int, int]
+        ] = []  # offsets that damage has taken, [from, to) each; the first GAPS_MAX
         self._files = files
         self._directory = directory
         self._places = Places() if places is None else places
@@ -131,7 +141,9 @@ class Scan:
 
     # -- within a segment ------------------------------------------------------------------------------
 
-    def _take(self, segment: StreamSegment, rows_max: int, bytes_max: int, sink: Sink | None) -> bool:
+    def _take(
+        self, segment: StreamSegment, rows_max: int, bytes_max: int, sink: Sink | None
+    ) -> bool:
         """Whether the batch is full, or the sink pauses."""
         columns, position = self.columns, self._position
         if not self._base <= position < self._base + self._used:
@@ -142,7 +154,11 @@ class Scan:
             self._window, self._base, self._used, position, self._checked, segment.salt, self.offset, self.stop,
             rows_max, bytes_max, self._descriptor, segment.synced, PIECE_BYTES, sink,
         )  # fmt: skip
-        self._position, self.offset, self._checked = columns.position, columns.offset, columns.checked
+        self._position, self.offset, self._checked = (
+            columns.position,
+            columns.offset,
+            columns.checked,
+        )
         self._base, self._used = columns.base, columns.used
         if (columns.need or not self._used) and self._base + self._used < segment.synced:
             self._load(segment, self._position, columns.need)
@@ -166,7 +182,9 @@ class Scan:
             got = self._files.read_into(self._handle, part, position + kept)
         self._base, self._used = position, kept + got
         if kept + got < min(max(least, 1), size) or (got == 0 and kept < size):
-            raise Corrupt(f"{segment.path} ends at byte {position + kept + got}, {segment.synced} bytes were there")
+            raise Corrupt(
+                f"{segment.path} ends at byte {position + kept + got}, {segment.synced} bytes were there"
+            )
 
     def _skip(self, segment: StreamSegment) -> None:
         """To the next good chunk behind damage."""
@@ -179,7 +197,9 @@ class Scan:
         self._checked = self._used = 0
         self.damaged_bytes += min(self._position, max(scanner.dirt, before)) - before
         if scanner.holes:  # else the next segment says where offsets go on
-            _, following, _, _ = chunk_at(self._window, self._base, self._used, self._position, segment.salt)
+            _, following, _, _ = chunk_at(
+                self._window, self._base, self._used, self._position, segment.salt
+            )
             self._note_gap(self.offset, following)
 
     def _note_gap(self, start: int, stop: int) -> None:
@@ -198,7 +218,9 @@ class Scan:
         try:
             self._handle, segment = open_segment(self._files, self._directory, firsts[at])
         except FileNotFoundError:
-            raise Truncated(self.offset, firsts[at + 1] if at + 1 < len(firsts) else self.stop) from None
+            raise Truncated(
+                self.offset, firsts[at + 1] if at + 1 < len(firsts) else self.stop
+            ) from None
         self._end = firsts[at + 1] if at + 1 < len(firsts) else None
         self._segment = segment
         self._descriptor = self._files.descriptor(self._handle)
@@ -213,7 +235,9 @@ class Scan:
         assert segment is not None
         self.close()
         before = self.offset
-        following = [first for first in segments_of(self._files, self._directory) if first > segment.first]
+        following = [
+            first for first in segments_of(self._files, self._directory) if first > segment.first
+        ]
         if self._end is not None:
             self.offset = max(self.offset, self._end)
         elif following:
@@ -232,7 +256,9 @@ def segments_of(files: Files, directory: str) -> list[int]:
         if is_missing(error):
             return []
         raise
-    return sorted(parsed[1] for parsed in map(parse_name, names) if parsed is not None and parsed[0] == "log")
+    return sorted(
+        parsed[1] for parsed in map(parse_name, names) if parsed is not None and parsed[0] == "log"
+    )
 
 
 def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamSegment]:
@@ -249,7 +275,9 @@ def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamS
         if segment is None or segment.first != first:
             return handle, StreamSegment(first, 0, path, has_index=True, entries=array("Q"))
         segment.synced = size
-        data = Reader(files, directory, False).read_whole(f"{directory}/{file_name('index', first)}")
+        data = Reader(files, directory, False).read_whole(
+            f"{directory}/{file_name('index', first)}"
+        )
         segment.has_index = bool(data) and decode_index(data, segment, size)
     except BaseException:
         files.close(handle)
@@ -257,7 +285,9 @@ def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamS
     return handle, segment
 
 
-def find(files: Files, directory: str, timestamp: int, stop: int, places: Places | None = None) -> int:
+def find(
+    files: Files, directory: str, timestamp: int, stop: int, places: Places | None = None
+) -> int:
     """Offset of the first message below `stop` in a chunk not older than `timestamp`, ms; `stop` when all are older."""
     firsts = segments_of(files, directory)
 
@@ -290,5 +320,9 @@ def _begin(files: Files, directory: str, first: int, timestamp: int) -> int:
     if segment.entries is None:
         return first
     position = last_older(segment.entries, timestamp)
-    found = [segment.entries[i] for i in range(0, len(segment.entries), 3) if segment.entries[i + 2] == position]
+    found = [
+        segment.entries[i]
+        for i in range(0, len(segment.entries), 3)
+        if segment.entries[i + 2] == position
+    ]
     return found[0] if found else first

@@ -80,7 +80,9 @@ class StreamSegment:
     has_index: bool = False
     entries: array[int] | None = None  # None: not in memory
     pending: list[bytearray] = field(default_factory=list)  # chunks between `flushed` and `used`
-    places: dict[int, int] = field(default_factory=dict)  # offset a reader goes on with: position of its chunk
+    places: dict[int, int] = field(
+        default_factory=dict
+    )  # offset a reader goes on with: position of its chunk
     holes: dict[int, int] = field(default_factory=dict)  # start of damaged bytes: their end
 
     def note(self, offset: int, timestamp: int, position: int) -> None:
@@ -99,18 +101,32 @@ class StreamSegment:
 
 def last_not_above(entries: array[int], offset: int) -> int:
     """Position of the last indexed chunk that begins at or before `offset`."""
-    at = bisect_right(range(len(entries) // ENTRY_NUMBERS), offset, key=lambda i: entries[ENTRY_NUMBERS * i]) - 1
+    at = (
+        bisect_right(
+            range(len(entries) // ENTRY_NUMBERS), offset, key=lambda i: entries[ENTRY_NUMBERS * i]
+        )
+        - 1
+    )
     return entries[ENTRY_NUMBERS * at + 2] if at >= 0 else HEADER_BYTES
 
 
 def last_older(entries: array[int], timestamp: int) -> int:
     """Position of the last indexed chunk before which all is older than `timestamp`."""
-    at = bisect_left(range(len(entries) // ENTRY_NUMBERS), timestamp, key=lambda i: entries[ENTRY_NUMBERS * i + 1]) - 1
+    at = (
+        bisect_left(
+            range(len(entries) // ENTRY_NUMBERS),
+            timestamp,
+            key=lambda i: entries[ENTRY_NUMBERS * i + 1],
+        )
+        - 1
+    )
     return entries[ENTRY_NUMBERS * at + 2] if at >= 0 else HEADER_BYTES
 
 
 def encode_header(segment: StreamSegment) -> bytes:
-    rest = HEADER.pack(MAGIC, FORMAT, 0, segment.first, segment.salt, 0, segment.newest_before, segment.previous)[16:]
+    rest = HEADER.pack(
+        MAGIC, FORMAT, 0, segment.first, segment.salt, 0, segment.newest_before, segment.previous
+    )[16:]
     return struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
 
 
@@ -122,7 +138,17 @@ def decode_header(data: bytes | bytearray | memoryview, path: str) -> StreamSegm
     if magic != MAGIC or crc != record.crc32c(data[16:HEADER_BYTES], version):
         return None
     refuse_newer(path.rpartition("/")[2], version)
-    return StreamSegment(first, salt, path, newest, previous, sealed=True, end=first, newest=newest, timestamp=previous)
+    return StreamSegment(
+        first,
+        salt,
+        path,
+        newest,
+        previous,
+        sealed=True,
+        end=first,
+        newest=newest,
+        timestamp=previous,
+    )
 
 
 def encode_index(segment: StreamSegment) -> bytes:
@@ -141,7 +167,9 @@ def decode_index(data: bytes, segment: StreamSegment, size: int) -> bool:
     """Fill in what the index says of a segment in a file of `size` bytes; False when this is no index of it."""
     if len(data) < INDEX_HEADER.size or (len(data) - INDEX_HEADER.size) % (8 * ENTRY_NUMBERS):
         return False
-    magic, version, crc, first, salt, _, used, end, timestamp, newest, last_chunk = INDEX_HEADER.unpack_from(data)
+    magic, version, crc, first, salt, _, used, end, timestamp, newest, last_chunk = (
+        INDEX_HEADER.unpack_from(data)
+    )
     if magic != INDEX_MAGIC or (first, salt) != (segment.first, segment.salt):
         return False
     if crc != record.crc32c(memoryview(data)[16:], version):
@@ -150,6 +178,11 @@ def decode_index(data: bytes, segment: StreamSegment, size: int) -> bool:
     if used > size:
         return False
     segment.used = segment.flushed = segment.synced = used
-    segment.end, segment.timestamp, segment.newest, segment.last_chunk = end, timestamp, newest, last_chunk
+    segment.end, segment.timestamp, segment.newest, segment.last_chunk = (
+        end,
+        timestamp,
+        newest,
+        last_chunk,
+    )
     segment.entries = array("Q", data[INDEX_HEADER.size :])
     return True

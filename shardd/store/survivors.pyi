@@ -17,11 +17,18 @@ class Survivors:
         queue_ids: array[int] | None,
     ) -> tuple[array[int], array[int]]: ...
     def ranges(
-        self, abstracts: bytes, end: int, settled: bytes, dead_until: int, queue_ids: array[int] | None
+        self,
+        abstracts: bytes,
+        end: int,
+        settled: bytes,
+        dead_until: int,
+        queue_ids: array[int] | None,
     ) -> list[tuple[int, int]]: ...
     def take(self) -> bytearray: ...
 
-def moved_entries(known: array[int], placed: array[int], entries: array[int], start: int, stop: int) -> array[int]: ...
+def moved_entries(
+    known: array[int], placed: array[int], entries: array[int], start: int, stop: int
+) -> array[int]: ...
 def moved_pairs(known: array[int], placed: array[int], number: int, pairs: bytes) -> bytes: ...
 def moved_again(
     known: array[int], between: array[int], from_there: array[int], placed: array[int]

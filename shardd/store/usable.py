@@ -40,7 +40,9 @@ class Usable:
         except OSError as error:
             if not is_full(error):
                 raise
-            self._has_directory = not self._is_missing()  # what is there is read, whatever the call said
+            self._has_directory = (
+                not self._is_missing()
+            )  # what is there is read, whatever the call said
 
     def _make_directory(self) -> None:
         if not self._has_directory:

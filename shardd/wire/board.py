@@ -43,7 +43,9 @@ class Board:
     def __init__(self, path: str) -> None:
         self._path = path
         self._new = f"{path}.new"
-        self._room_slots = 0  # for which the file has blocks: to write into a hole of a full disk ends the process
+        self._room_slots = (
+            0  # for which the file has blocks: to write into a hole of a full disk ends the process
+        )
         try:
             self._fd = os.open(self._new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
             os.ftruncate(self._fd, _BYTES)
@@ -51,7 +53,10 @@ class Board:
             if error.errno not in FULL:
                 raise
             # The board of the former life stays in place: older ranges, that still hold.
-            log.warning("no room for %s: who reads streams beside the shard goes by what was there before", self._new)
+            log.warning(
+                "no room for %s: who reads streams beside the shard goes by what was there before",
+                self._new,
+            )
             self._fd = -1
         self._numbers = memoryview(mmap.mmap(self._fd, _BYTES)).cast("Q")
         self._slots: dict[int, int] = {}
@@ -70,7 +75,11 @@ class Board:
             if slot is None:
                 return
             self._slots[queue] = slot
-            self._numbers[slot + 1], self._numbers[slot + 2], self._numbers[slot + 3] = first, next, 1
+            self._numbers[slot + 1], self._numbers[slot + 2], self._numbers[slot + 3] = (
+                first,
+                next,
+                1,
+            )
             self._numbers[slot] = queue
             return
         self._numbers[slot + 2] = next

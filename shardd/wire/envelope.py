@@ -83,7 +83,9 @@ def read(message: Buffer) -> Header:
     if len(message) < HEADER_BYTES:
         raise WireError(f"{len(message)} bytes are no message")
     if message[1] != WIRE_VERSION:
-        raise WireError(f"{_other_version(message)}, this process speaks {WIRE_VERSION}: restart all of one release")
+        raise WireError(
+            f"{_other_version(message)}, this process speaks {WIRE_VERSION}: restart all of one release"
+        )
     return _new_tuple(Header, _HEADER_READ.unpack_from(message))
 
 
@@ -96,7 +98,9 @@ def _other_version(message: Buffer) -> str:
 
 def readdressed(publish: bytes, epoch: int, batch: int) -> bytes:
     """A PUBLISH that was packed for one process of a shard, for the next one."""
-    return b"".join((publish[:8], _EPOCH.pack(epoch), publish[12:16], _BATCH.pack(batch), publish[24:]))
+    return b"".join(
+        (publish[:8], _EPOCH.pack(epoch), publish[12:16], _BATCH.pack(batch), publish[24:])
+    )
 
 
 def control(peer: int, incarnation: int, epoch: int, shard: int, what: Control) -> bytes:
@@ -110,9 +114,13 @@ def read_control(message: Buffer) -> Control:
         raise WireError(str(error)) from error
 
 
-def settles(peer: int, incarnation: int, epoch: int, shard: int, ranges: Iterable[tuple[int, int, int, int]]) -> bytes:
+def settles(
+    peer: int, incarnation: int, epoch: int, shard: int, ranges: Iterable[tuple[int, int, int, int]]
+) -> bytes:
     """`ranges`: (consumer, kind, first, last) delivery numbers, both included."""
-    return header(SETTLE, peer, incarnation, epoch, shard) + b"".join([_SETTLE.pack(*r) for r in ranges])
+    return header(SETTLE, peer, incarnation, epoch, shard) + b"".join(
+        [_SETTLE.pack(*r) for r in ranges]
+    )
 
 
 def read_settles(message: Buffer) -> list[tuple[int, int, int, int]]:
@@ -139,7 +147,9 @@ def read_confirmed(message: Buffer) -> tuple[int, list[tuple[int, int, int, int]
     return batch, list(_REFUSED.iter_unpack(memoryview(message)[HEADER_BYTES + 8 :]))
 
 
-def credit(peer: int, incarnation: int, epoch: int, shard: int, freed: Iterable[tuple[int, int]]) -> bytes:
+def credit(
+    peer: int, incarnation: int, epoch: int, shard: int, freed: Iterable[tuple[int, int]]
+) -> bytes:
     parts = [header(CREDIT, peer, incarnation, epoch, shard)]
     for connection, count in freed:
         while count > CREDIT_BYTES_MAX:

@@ -29,7 +29,9 @@ def tell(path: str, queue: int, offsets: list[int]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         room = WAITING_MAX - os.fstat(descriptor).st_size // RECORD.size
-        os.write(descriptor, b"".join(RECORD.pack(queue, offset) for offset in offsets[: max(room, 0)]))
+        os.write(
+            descriptor, b"".join(RECORD.pack(queue, offset) for offset in offsets[: max(room, 0)])
+        )
     finally:
         os.close(descriptor)
 

@@ -33,9 +33,14 @@ def parts_of(numbers: Mapping[str, float], name: str) -> dict[str, float]:
     return {key[len(start) :]: value for key, value in numbers.items() if key.startswith(start)}
 
 
-def cumulative(parts: Mapping[str, float], first: int, last: int) -> tuple[list[tuple[int, float]], float, float]:
+def cumulative(
+    parts: Mapping[str, float], first: int, last: int
+) -> tuple[list[tuple[int, float]], float, float]:
     """As Prometheus has it: (upper bound, how many not above it) for 2^first .. 2^last, how many in all, their sum.
     `parts`: of one histogram, or of several added up."""
     counts = {int(k): value for k, value in parts.items() if k != SUM}
-    bounds = [(1 << k, sum(count for at, count in counts.items() if at <= k)) for k in range(first, last + 1)]
+    bounds = [
+        (1 << k, sum(count for at, count in counts.items() if at <= k))
+        for k in range(first, last + 1)
+    ]
     return bounds, sum(counts.values()), parts.get(SUM, 0.0)

@@ -113,7 +113,9 @@ class Lane:
 
     def waiting_bytes(self) -> int:
         """In the ring and not yet taken by the other end; for metrics, as it was a moment ago."""
-        tail, head = (_POSITION.unpack_from(self._memory, self._out_at + at)[0] for at in (TAIL, HEAD))
+        tail, head = (
+            _POSITION.unpack_from(self._memory, self._out_at + at)[0] for at in (TAIL, HEAD)
+        )
         return max(0, int(tail - head))
 
     def came_far(self, kind: int) -> list[Message]:

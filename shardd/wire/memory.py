@@ -17,7 +17,11 @@ def keep_warm() -> None:
     """The memory of large messages: libzmq and Python allocate each, and by default glibc maps and unmaps it
     anew (measured: +20..50 %)."""
     libc = ctypes.CDLL(None)
-    for option, value in ((M_MMAP_THRESHOLD, MAPPED_FROM_BYTES), (M_TRIM_THRESHOLD, 256 << 20), (M_TOP_PAD, 16 << 20)):
+    for option, value in (
+        (M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
+        (M_TRIM_THRESHOLD, 256 << 20),
+        (M_TOP_PAD, 16 << 20),
+    ):
         libc.mallopt(option, value)
 
 

@@ -29,7 +29,9 @@ CONTROLLER = 0xFFFF
 PUBLISH = 1  # peer to shard: runs of messages, a batch number
 DELIVER = 2  # shard to peer: messages for consumers
 SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
-CONFIRMED = 4  # shard to peer: batches up to a number are on stable storage; refused messages by name
+CONFIRMED = (
+    4  # shard to peer: batches up to a number are on stable storage; refused messages by name
+)
 CREDIT = 5  # both ways: bytes taken off the other's hands
 CONTROL = 6  # both ways: one struct below
 LANE = 7  # both ways, no body: what follows comes through the ring again, see lane.py
@@ -101,7 +103,9 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     exclusive: bool = False
     arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
     paused: bool = False  # gives no messages
-    held: bool = False  # gives none of what arrives from now on; after a restart: none of what is there
+    held: bool = (
+        False  # gives none of what arrives from now on; after a restart: none of what is there
+    )
 
 
 # -- a peer makes itself known, a shard answers -------------------------------------------------------
@@ -219,7 +223,9 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Counters since the shard's start; sizes in bytes of stored messages."""
 
     id: int
-    ready: int = 0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
+    ready: int = (
+        0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
+    )
     unacked: int = 0
     consumers: int = 0
     ready_bytes: int = 0
@@ -329,7 +335,9 @@ class Attach(Message, tag="attach", frozen=True):
     granted: bool = False
     resumed: bool = False
     lent: bool = False  # `prefetch` is what it has of a limit that it shares: 0 is none; see Recall
-    affinity: bool = False  # while it is attached, messages of one routing key go to one consumer at a time
+    affinity: bool = (
+        False  # while it is attached, messages of one routing key go to one consumer at a time
+    )
 
 
 class AttachPart(Attach, tag="attach-part", frozen=True):

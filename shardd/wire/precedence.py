@@ -28,6 +28,13 @@ def messages_first() -> None:
         call = SCHED_SETATTR.get(platform.machine())
         if call is not None:
             attributes = ATTRIBUTES.pack(
-                ATTRIBUTES.size, os.SCHED_BATCH, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, SLICE_NS, 0, 0
+                ATTRIBUTES.size,
+                os.SCHED_BATCH,
+                0,
+                os.getpriority(os.PRIO_PROCESS, 0),
+                0,
+                SLICE_NS,
+                0,
+                0,
             )
             ctypes.CDLL(None).syscall(call, 0, attributes, 0)

@@ -23,7 +23,17 @@ JSON_BYTES_MAX = 1 << 20
 # Of the rows to be published by one call.
 BODY_BYTES_MAX = 64 << 20
 DIRECT, PROXY, DONE = b"D", b"P", b"."
-COLUMNS = ("queue", "shard", "offset", "timestamp", "exchange", "routing_key", "value", "headers", "properties")
+COLUMNS = (
+    "queue",
+    "shard",
+    "offset",
+    "timestamp",
+    "exchange",
+    "routing_key",
+    "value",
+    "headers",
+    "properties",
+)
 
 
 def socket_path(runtime_dir: str) -> str:

@@ -18,12 +18,24 @@ class Routes:
     def __init__(self, seed: int = 1, published: Published | None = None) -> None: ...
     def __len__(self) -> int: ...
     def clear(self) -> None: ...
-    def learn_spread(self, exchange: bytes, how: int, members: list[tuple[int, int, int, int, bool]]) -> bool: ...
+    def learn_spread(
+        self, exchange: bytes, how: int, members: list[tuple[int, int, int, int, bool]]
+    ) -> bool: ...
     def learn_exchange(
-        self, exchange: bytes, kind: int, targets: list[tuple[int, list[int]]], durable: bool, reach: int = 0
+        self,
+        exchange: bytes,
+        kind: int,
+        targets: list[tuple[int, list[int]]],
+        durable: bool,
+        reach: int = 0,
     ) -> bool: ...
     def learn(
-        self, line: bytes, kind: int, targets: list[tuple[int, list[int]]], durable: bool, reach: int = 0
+        self,
+        line: bytes,
+        kind: int,
+        targets: list[tuple[int, list[int]]],
+        durable: bool,
+        reach: int = 0,
     ) -> None: ...
 
 def key_hash(key: bytes) -> int: ...

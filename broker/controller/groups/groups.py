@@ -18,6 +18,7 @@ got over the change (cuts.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from shardmq.broker.controller.resharding.cuts import FREE, Bounds, Crossing, Move
@@ -80,7 +81,9 @@ class InUse(Exception):
 class Group:
     """The members of one group of one virtual queue."""
 
-    def __init__(self, shards: Sequence[int], begun: bool = True, moves: tuple[Move, ...] = ()) -> None:
+    def __init__(
+        self, shards: Sequence[int], begun: bool = True, moves: tuple[Move, ...] = ()
+    ) -> None:
         self.shards = tuple(shards)
         self.begun = begun  # until then nothing is given or taken
         self.moves = moves  # changes of the number of shards that are streams
@@ -186,7 +189,9 @@ class Group:
             if seat not in self.held:
                 self.held[seat] = member
                 self._bounds[seat] = self.crossing.bounds(self.open(), seat.queue)
-                orders.append(Order(GIVE, member, seat, self._bounds[seat], seat.queue in self._fresh))
+                orders.append(
+                    Order(GIVE, member, seat, self._bounds[seat], seat.queue in self._fresh)
+                )
         return orders + self._bound()
 
     def _bound(self) -> list[Order]:
@@ -210,7 +215,9 @@ class Group:
         return seats
 
 
-def assign(seats: Sequence[Seat], members: Sequence[Member], before: dict[Seat, Member]) -> dict[Seat, Member]:
+def assign(
+    seats: Sequence[Seat], members: Sequence[Member], before: dict[Seat, Member]
+) -> dict[Seat, Member]:
     """A member for each seat (none without members): numbers of seats differ by one at the most, and as few as that
     allows go to another than `before`."""
     if not members:
@@ -317,7 +324,12 @@ class Groups:
         return list(self.queues)
 
     def join(
-        self, member: Member, name: Name, terms: Terms, shards: Sequence[int], moves: tuple[Move, ...] = ()
+        self,
+        member: Member,
+        name: Name,
+        terms: Terms,
+        shards: Sequence[int],
+        moves: tuple[Move, ...] = (),
     ) -> list[Order]:
         """Raises InUse. One that is a member already asks again because it did not hear the answer."""
         queue = self._queue(name, shards, moves)
@@ -347,7 +359,9 @@ class Groups:
         orders = self._restored(self._queue(name, shards, moves), member, terms, left, list(held))
         return orders if shards else orders + self.reshard(name, shards)
 
-    def _restored(self, queue: VirtualQueue, member: Member, terms: Terms, left: bool, held: list[Seat]) -> list[Order]:
+    def _restored(
+        self, queue: VirtualQueue, member: Member, terms: Terms, left: bool, held: list[Seat]
+    ) -> list[Order]:
         if terms.assignment == GROUP:
             return queue.group(terms.group).restore(member, None if left else terms, held)
         if held and not left:
@@ -384,7 +398,10 @@ class Groups:
 
     def gone(self, members: Iterable[Member]) -> list[Order]:
         """They hold nothing any more, and are no members."""
-        return [order for member in members for order in self._of(member, lambda group, m=member: group.gone(m))]  # type: ignore[misc]
+        orders: list[Order] = []
+        for member in members:
+            orders += self._of(member, partial(Group.gone, member=member))
+        return orders
 
     def of_door(self, door: int) -> list[Member]:
         return [member for member in self._names if member.door == door]
@@ -417,7 +434,9 @@ class Groups:
             found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
         return found
 
-    def _of(self, member: Member, act: Callable[[Group], list[Order]], stays: bool = False) -> list[Order]:
+    def _of(
+        self, member: Member, act: Callable[[Group], list[Order]], stays: bool = False
+    ) -> list[Order]:
         """`act` on the groups of that member, and forget what nobody needs. `stays`: it is a member still, perhaps."""
         name = self._names.get(member)
         if name is None:
@@ -434,7 +453,8 @@ class Groups:
 
     def _forget(self, member: Member, queue: VirtualQueue) -> None:
         here = member in queue.fixed or any(
-            member in group.members or member in group.held.values() for group in queue.groups.values()
+            member in group.members or member in group.held.values()
+            for group in queue.groups.values()
         )
         if not here:
             self._names.pop(member, None)

@@ -63,7 +63,9 @@ class Memberships:
         self._links = links
         self._shards = shards
         self._awaited = set(range(doors))
-        self._told = max((queue.id for queue in catalog.index.all()), default=0)  # newest queue that doors know
+        self._told = max(
+            (queue.id for queue in catalog.index.all()), default=0
+        )  # newest queue that doors know
         self.groups = Groups(random.randrange)
         self._return: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -93,7 +95,14 @@ class Memberships:
         what = ask.what
         if isinstance(what, VirtualLook):
             queue = self.groups.queues.get(Name(what.vhost, what.exchange))
-            answer(0, "", {"consumers": len(queue.terms()) if queue else 0, "seats": queue.held() if queue else 0})
+            answer(
+                0,
+                "",
+                {
+                    "consumers": len(queue.terms()) if queue else 0,
+                    "seats": queue.held() if queue else 0,
+                },
+            )
         elif isinstance(what, ConsumerJoin):
             door, incarnation, _ = ask.owner.split(".")
             self._join(Member(int(door), int(incarnation), what.number), what, answer)
@@ -107,7 +116,11 @@ class Memberships:
         try:
             orders = self.groups.join(member, name, _terms(asked.terms), shards, self._moves(name))
         except InUse:
-            answer(ACCESS_REFUSED, f"queue '{name.exchange}' in vhost '{name.vhost}' in exclusive use", {})
+            answer(
+                ACCESS_REFUSED,
+                f"queue '{name.exchange}' in vhost '{name.vhost}' in exclusive use",
+                {},
+            )
             return
         answer(0, "", {})
         self._carry_out(orders)
@@ -119,7 +132,9 @@ class Memberships:
             case ConsumerLeave():
                 self._carry_out(self.groups.leave(Member(door, incarnation, news.number)))
             case SeatGivenUp():
-                self._carry_out(self.groups.gave_up(Member(door, incarnation, news.number), _seat(news.seat)))
+                self._carry_out(
+                    self.groups.gave_up(Member(door, incarnation, news.number), _seat(news.seat))
+                )
             case SeatPassed():
                 member = Member(door, incarnation, news.number)
                 self._carry_out(self.groups.passed(member, _seat(news.seat), news.offset))
@@ -130,7 +145,11 @@ class Memberships:
             seats = [_seat(seat) for seat in each.seats]
             member = Member(door, incarnation, each.number)
             shards, moves = self._shard_queues(name), self._moves(name)
-            self._carry_out(self.groups.restore(member, name, _terms(each.terms), each.left, seats, shards, moves))
+            self._carry_out(
+                self.groups.restore(
+                    member, name, _terms(each.terms), each.left, seats, shards, moves
+                )
+            )
         if self._awaited:
             self._awaited.discard(door)
             if not self._awaited:
@@ -139,7 +158,9 @@ class Memberships:
 
     def door_gone(self, door: int, incarnation: int) -> None:
         """To be called when the shards have been sent the news of it."""
-        members = [member for member in self.groups.of_door(door) if member.incarnation == incarnation]
+        members = [
+            member for member in self.groups.of_door(door) if member.incarnation == incarnation
+        ]
         shards = sorted(self._shards_of(members))
         for member in members:
             self._carry_out(self.groups.leave(member))
@@ -173,8 +194,12 @@ class Memberships:
 
     def changed(self, changes: list[AnyChange]) -> None:
         """To be called when the front doors are told."""
-        self._told = max([self._told, *(change.id for change in changes if isinstance(change, QueuePut))])
-        if not self.groups.queues or all(isinstance(change, BindingPut | BindingDelete) for change in changes):
+        self._told = max(
+            [self._told, *(change.id for change in changes if isinstance(change, QueuePut))]
+        )
+        if not self.groups.queues or all(
+            isinstance(change, BindingPut | BindingDelete) for change in changes
+        ):
             return
         for name in self.groups.names():
             self._carry_out(self.groups.reshard(name, self._shard_queues(name)))
@@ -198,7 +223,9 @@ class Memberships:
         self._looking = loop.call_later(LOOK_S, self._look)
         for name in [name for name, queue in self.groups.queues.items() if queue.moves]:
             vhost = self._catalog.vhost(name.vhost)
-            wait_ms, choice = shard_sets.deadline(vhost, name.exchange) if vhost is not None else (None, "")
+            wait_ms, choice = (
+                shard_sets.deadline(vhost, name.exchange) if vhost is not None else (None, "")
+            )
             if wait_ms is None or choice != BREAK_ORDER:
                 continue
             given_up, orders = self.groups.overdue(name, loop.time(), wait_ms)
@@ -212,7 +239,9 @@ class Memberships:
     def _carry_out(self, orders: list[Order]) -> None:
         by_door: dict[tuple[int, int], list[SeatOrder]] = {}
         for order in orders:
-            said = SeatOrder(order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh)
+            said = SeatOrder(
+                order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh
+            )
             by_door.setdefault((order.member.door, order.member.incarnation), []).append(said)
         for (door, incarnation), said_there in by_door.items():
             self._links.give_orders(door, incarnation, said_there)

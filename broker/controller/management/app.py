@@ -171,8 +171,13 @@ async def start(
         ended=ended,
     )
     runners = []
-    for app, fds in ((api_app(context), config.http_fds), (metrics_app(context), config.metrics_fds)):
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **callers.SERVER)
+    for app, fds in (
+        (api_app(context), config.http_fds),
+        (metrics_app(context), config.metrics_fds),
+    ):
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **callers.SERVER
+        )
         await runner.setup()
         runners.append(runner)
         for fd in fds:
@@ -187,7 +192,10 @@ async def start(
 
 
 def guarded_site(
-    context: Context, runner: web.AppRunner, listening: socket.socket, tls: ssl.SSLContext | None = None
+    context: Context,
+    runner: web.AppRunner,
+    listening: socket.socket,
+    tls: ssl.SSLContext | None = None,
 ) -> web.BaseSite:
     """Return what lets in by this socket as many connections as the settings say."""
     server = runner.server
@@ -207,7 +215,9 @@ async def _watch(context: Context, runners: list[web.AppRunner]) -> None:
     while True:
         await asyncio.sleep(callers.LOOK_EACH_S)
         servers = [runner.server for runner in runners if runner.server is not None]
-        context.callers.look((one for server in servers for one in server.connections), context.config.http)
+        context.callers.look(
+            (one for server in servers for one in server.connections), context.config.http
+        )
         context.long_answers.look()
 
 
@@ -234,7 +244,9 @@ def api_app(context: Context) -> web.Application:
                     methods[each].add("HEAD")
     for path, known in methods.items():
         app.router.add_route("OPTIONS", path, options(known))
-    about = openapi.document((route for resource in RESOURCES for route in resource.ROUTES), product_version())
+    about = openapi.document(
+        (route for resource in RESOURCES for route in resource.ROUTES), product_version()
+    )
 
     async def described(request: web.Request) -> web.Response:
         """Needs no login: it tells nothing of this broker."""
@@ -256,7 +268,9 @@ def options(methods: Iterable[str]) -> Endpoint:
 
 
 def metrics_app(context: Context) -> web.Application:
-    async def answer(request: web.Request, key: Hashable, text: Callable[[], AsyncGenerator[bytes]]) -> Answer:
+    async def answer(
+        request: web.Request, key: Hashable, text: Callable[[], AsyncGenerator[bytes]]
+    ) -> Answer:
         async def made() -> Parts:
             return Parts(prometheus.CONTENT_TYPE, text())
 
@@ -270,11 +284,15 @@ def metrics_app(context: Context) -> web.Application:
 
     async def detailed(request: web.Request) -> Answer:
         # Names that nobody knows make no other answer.
-        families = tuple(dict.fromkeys(f for f in request.query.getall("family", []) if f in FAMILIES))
+        families = tuple(
+            dict.fromkeys(f for f in request.query.getall("family", []) if f in FAMILIES)
+        )
         given = request.query.getall("vhost", [])
         vhosts = frozenset(given).intersection(context.catalog.vhosts) if given else None
         return await answer(
-            request, (request.path, families, vhosts), partial(prometheus.detailed, context, families, vhosts)
+            request,
+            (request.path, families, vhosts),
+            partial(prometheus.detailed, context, families, vhosts),
         )
 
     @web.middleware
@@ -349,9 +367,15 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
     try:
         return await handler(request)
     except health.Unhealthy as error:
-        return json_response({"status": "failed", "reason": error.reason, **error.more}, error.status)
+        return json_response(
+            {"status": "failed", "reason": error.reason, **error.more}, error.status
+        )
     except ApiError as error:
-        headers = {"WWW-Authenticate": 'Basic realm="shardmq Management"'} if error.status == 401 else error.headers
+        headers = (
+            {"WWW-Authenticate": 'Basic realm="shardmq Management"'}
+            if error.status == 401
+            else error.headers
+        )
         return json_response({"error": error.error, "reason": error.reason}, error.status, headers)
     except web.HTTPException as error:
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
@@ -361,8 +385,12 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         if not (isinstance(error, ConnectionError) and _has_hung_up(request)):
             # The route's own path: a password may be in the one that was called.
             resource = request.match_info.route.resource
-            log.exception("%s %s", request.method, resource.canonical if resource is not None else "")
-        return json_response({"error": "internal_server_error", "reason": "see the broker's log"}, 500)
+            log.exception(
+                "%s %s", request.method, resource.canonical if resource is not None else ""
+            )
+        return json_response(
+            {"error": "internal_server_error", "reason": "see the broker's log"}, 500
+        )
 
 
 def _has_hung_up(request: web.Request) -> bool:

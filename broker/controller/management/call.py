@@ -57,7 +57,9 @@ STALLED_S_MAX = 60.0  # between two pieces of a body
 PLAIN: Final = ("", "identity")
 ZIPPED: Final = ("gzip", "x-gzip", "deflate")
 ANY_HEADER: Final = zlib.MAX_WBITS | 32  # gzip's or zlib's
-LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])  # in the catalog there is no such user, or another
+LOCAL: Final = UserPut(
+    "shardctl", "", "", ["administrator"]
+)  # in the catalog there is no such user, or another
 AMQP_STATUS: Final = {
     404: (404, "Object Not Found"),
     403: (401, "not_authorised"),
@@ -92,7 +94,12 @@ def too_large(bytes_max: int) -> ApiError:
 def number(name: str, given: str, least: int = 0, most: int = NUMBER_MAX) -> int:
     """Return the whole number that a text of a path, query or body says, or raise 400. No text is too long for it."""
     digits = given.removeprefix("-") if least < 0 else given
-    if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX and least <= int(given) <= most:
+    if (
+        digits.isascii()
+        and digits.isdecimal()
+        and len(digits) <= NUMBER_DIGITS_MAX
+        and least <= int(given) <= most
+    ):
         return int(given)
     raise bad_request(f"{name}: not a number from {least} to {most}")
 
@@ -152,7 +159,9 @@ class Context:
     logins: Logins = field(default_factory=Logins)
     streams: StreamRanges = field(default_factory=StreamRanges)
     ended: EndedStreams | None = None  # streams that were shards
-    settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)  # changes of shard numbers
+    settling: Mapping[tuple[str, str], Settling] = field(
+        default_factory=dict
+    )  # changes of shard numbers
     imports: Imports = field(default_factory=Imports)
     callers: Callers = field(default_factory=Callers)
     long_answers: LongAnswers = field(default_factory=LongAnswers)
@@ -177,7 +186,9 @@ class Calls:
 
     def __init__(self) -> None:
         self.succeeded = self.failed = 0
-        self.forgotten: dict[str, tuple[int, int]] = {}  # by protocol: those nobody wants to hear of any more
+        self.forgotten: dict[
+            str, tuple[int, int]
+        ] = {}  # by protocol: those nobody wants to hear of any more
 
 
 class Call:
@@ -210,7 +221,9 @@ class Call:
         for name in query:
             if name not in names:
                 known = ", ".join(names) or "none"
-                raise bad_request(f"{name[:NAME_CHARS_SHOWN]}: there is no such parameter; {known} are known")
+                raise bad_request(
+                    f"{name[:NAME_CHARS_SHOWN]}: there is no such parameter; {known} are known"
+                )
             if once and len(query.getall(name)) > 1:
                 raise bad_request(f"{name}: is there twice")
 
@@ -224,7 +237,9 @@ class Call:
                 if len(body) > bytes_max:
                     raise too_large(bytes_max)
         except TimeoutError:
-            raise ApiError(408, "request_timeout", f"nothing came for {STALLED_S_MAX:g} s") from None
+            raise ApiError(
+                408, "request_timeout", f"nothing came for {STALLED_S_MAX:g} s"
+            ) from None
         return _unpacked(bytes(body), self.request.headers.get("Content-Encoding", ""), bytes_max)
 
     def must_be_plain(self) -> None:
@@ -294,7 +309,9 @@ class Call:
         return rights.has_tag(self.user.tags, tag)
 
     def sees(self, vhost: str) -> bool:
-        return self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+        return (
+            self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+        )
 
     def visible_vhosts(self) -> list[Vhost]:
         return [vhost for vhost in self.catalog.vhosts.values() if self.sees(vhost.name)]
@@ -338,7 +355,9 @@ class Route(NamedTuple):
     path: str
     handler: Handler
     tag: str = "management"
-    query: tuple[str, ...] | None = None  # all parameters of its query; None: others are passed over
+    query: tuple[str, ...] | None = (
+        None  # all parameters of its query; None: others are passed over
+    )
     is_long: bool = False
 
     @property
@@ -382,7 +401,9 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
         if wrong not in UNSEEN:
             log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
         raise not_authenticated("Login failed")
-    if name in context.config.loopback_users and (not is_loopback(address) or hosts.is_relayed(request.headers)):
+    if name in context.config.loopback_users and (
+        not is_loopback(address) or hosts.is_relayed(request.headers)
+    ):
         context.calls.failed += 1
         raise not_authorised(f"User '{name}' can only connect via localhost")
     context.calls.succeeded += 1
@@ -410,8 +431,12 @@ def _is_known(context: Context, request: web.Request) -> bool:
 def _misdirected(context: Context, request: web.Request, reason: str) -> ApiError:
     host = request.headers.get("Host", "")
     if context.misnamed.is_to_say(host, asyncio.get_running_loop().time()):
-        log.warning("calls from %s under the name '%s' are refused: %s", request.remote, host, reason)
-    return ApiError(421, "misdirected_request", f"called under the name '{hosts.name_of(host)}': {reason}")
+        log.warning(
+            "calls from %s under the name '%s' are refused: %s", request.remote, host, reason
+        )
+    return ApiError(
+        421, "misdirected_request", f"called under the name '{hosts.name_of(host)}': {reason}"
+    )
 
 
 def _is_local(request: web.Request) -> bool:

@@ -45,7 +45,9 @@ def superfluous(
     """Return which of the idle ones of so many connections are to go."""
     longest_first = sorted(idle_since, key=idle_since.__getitem__)
     too_many = max(0, connections - connections_max)
-    return longest_first[:too_many] + [one for one in longest_first[too_many:] if now - idle_since[one] > IDLE_S_MAX]
+    return longest_first[:too_many] + [
+        one for one in longest_first[too_many:] if now - idle_since[one] > IDLE_S_MAX
+    ]
 
 
 def our_fault(record: logging.LogRecord) -> bool:
@@ -77,7 +79,9 @@ class Callers:
         self._addresses: dict[Connection, str] = {}  # of those let in that have not ended
         self._calling: set[Connection] = set()
         self._too_many = False
-        self._idle_since: dict[Connection, float] = {}  # of connections that have called, or were there at a look
+        self._idle_since: dict[
+            Connection, float
+        ] = {}  # of connections that have called, or were there at a look
         self.connected = 0
         self.closed = 0  # by us, since nothing came of them
         self.refused: Counter[str] = Counter()  # by the bound
@@ -97,12 +101,18 @@ class Callers:
 
     def let_in(self, address: str, limits: HttpLimits, cut_off: CutOff) -> bool:
         """Return whether one more connection may be, after another one is closed where that helps."""
-        self._addresses = {one: of for one, of in self._addresses.items() if one.transport is not None}
+        self._addresses = {
+            one: of for one, of in self._addresses.items() if one.transport is not None
+        }
         same = [one for one, of in self._addresses.items() if of == address]
-        if len(same) >= limits.connections_per_address_max and not (self._close_idle(same) or cut_off(address)):
+        if len(same) >= limits.connections_per_address_max and not (
+            self._close_idle(same) or cut_off(address)
+        ):
             self.refused["address"] += 1
             return False
-        if len(self._addresses) >= limits.connections_max and not (self._close_idle(self._addresses) or cut_off(None)):
+        if len(self._addresses) >= limits.connections_max and not (
+            self._close_idle(self._addresses) or cut_off(None)
+        ):
             self.refused["connections"] += 1
             return False
         return True
@@ -205,5 +215,7 @@ class GuardedSite(web.SockSite):
             )
             return
         self._sock.listen(self._backlog)
-        server = TlsServer(self._sock, self._ssl_context, self._entrance, self._handshakes, self._limits_now)
+        server = TlsServer(
+            self._sock, self._ssl_context, self._entrance, self._handshakes, self._limits_now
+        )
         self._server = cast(asyncio.AbstractServer, server)  # of which the site only closes it

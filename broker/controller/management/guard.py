@@ -41,8 +41,16 @@ def check_site(request: web.BaseRequest) -> None:
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site in ("cross-site", "same-site"):
         raise ApiError(403, "forbidden", "changes asked for by another site's page are refused")
-    if site is None and origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
-        raise ApiError(403, "forbidden", f"changes asked for by another site's page are refused: Origin is {origin}")
+    if (
+        site is None
+        and origin is not None
+        and urlsplit(origin).netloc.lower() != request.host.lower()
+    ):
+        raise ApiError(
+            403,
+            "forbidden",
+            f"changes asked for by another site's page are refused: Origin is {origin}",
+        )
 
 
 def check_way(request: web.BaseRequest, may_be_plain: bool) -> None:

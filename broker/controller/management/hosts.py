@@ -22,10 +22,19 @@ from collections.abc import Collection, Container
 from functools import cache
 from typing import Final
 
-LOOPBACK_NAMES: Final = frozenset(("localhost", "ip6-localhost", "ip6-loopback", "localhost.localdomain"))
+LOOPBACK_NAMES: Final = frozenset(
+    ("localhost", "ip6-localhost", "ip6-loopback", "localhost.localdomain")
+)
 LOCALHOST_SUFFIX: Final = ".localhost"  # all such names lead here (RFC 6761, section 6.3)
 # What reverse proxies say of whom they pass on.
-FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "X-Forwarded-Host", "X-Forwarded-Proto", "Via")
+FORWARDED: Final = (
+    "Forwarded",
+    "X-Forwarded-For",
+    "X-Real-IP",
+    "X-Forwarded-Host",
+    "X-Forwarded-Proto",
+    "Via",
+)
 SAY_EACH_S: Final = 60.0  # of one name the log is told no more often
 SAID_MAX: Final = 1_000  # names of which it is remembered when
 

@@ -77,7 +77,9 @@ def add_routes(app: web.Application) -> None:
 async def welcome(request: web.Request) -> web.Response:
     """A browser is led to the page, whatever else comes gets a line of text. It tells nothing of this broker."""
     if "text/html" in request.headers.get(hdrs.ACCEPT, ""):
-        return web.Response(status=302, headers={"Location": BASE.removeprefix("/"), "Vary": hdrs.ACCEPT})
+        return web.Response(
+            status=302, headers={"Location": BASE.removeprefix("/"), "Vary": hdrs.ACCEPT}
+        )
     return web.Response(text=WELCOME, headers={"Vary": hdrs.ACCEPT})
 
 

@@ -126,7 +126,9 @@ class TlsServer:
                 continue
             address = source_of(peer[0])
             if self._handshakes.may_begin(address, self._limits_now()):
-                self._handshakes.begin(accepted, address, loop.create_task(self._shake_hands(accepted)))
+                self._handshakes.begin(
+                    accepted, address, loop.create_task(self._shake_hands(accepted))
+                )
             else:
                 accepted.close()
 

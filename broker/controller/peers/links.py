@@ -54,7 +54,9 @@ SOCKET_NAME = "control.sock"
 SNAPSHOT_PART_CHANGES = 4096
 UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
 APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
-SNAPSHOT_S_MAX = 60.0  # ... and to take in everything there is: 100,000 queues, on a machine that is busy
+SNAPSHOT_S_MAX = (
+    60.0  # ... and to take in everything there is: 100,000 queues, on a machine that is busy
+)
 FENCE_S_MAX = 5.0  # then it is asked again: a shard may be away
 REPORT_S_MAX = 2.0
 RETURN_S_MAX = 3.0  # after a start, how long a front door that is not here yet holds up what the others ask for
@@ -83,7 +85,10 @@ class Handler(Protocol):
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
 
     def consuming(
-        self, door: int, incarnation: int, news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
+        self,
+        door: int,
+        incarnation: int,
+        news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
     ) -> None:
         """Of the consumers of virtual queues there."""
 
@@ -133,7 +138,11 @@ class Door:
         transport.write(b"".join(self._out))
         self._out.clear()
         if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            log.error("front door %d does not read: %d bytes wait; its link is cut", self.number, UNREAD_BYTES_MAX)
+            log.error(
+                "front door %d does not read: %d bytes wait; its link is cut",
+                self.number,
+                UNREAD_BYTES_MAX,
+            )
             transport.abort()
 
     def cut(self) -> None:
@@ -154,7 +163,9 @@ class _Stream(asyncio.Protocol):
         self._waiting: asyncio.Task[None] | None = None  # for room
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's have its methods, not its class
+        self.transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's have its methods, not its class
         self._links.streams.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -163,10 +174,14 @@ class _Stream(asyncio.Protocol):
             for message in take_messages(self._unread):
                 self._take(message)
         except (msgspec.MsgspecError, ProtocolError) as error:
-            log.warning("control link of front door %s: %s", self._door.number if self._door else "?", error)
+            log.warning(
+                "control link of front door %s: %s", self._door.number if self._door else "?", error
+            )
             self.transport.abort()
         except _TakenForGone as door:
-            log.warning("front door %s comes back after it was taken for gone; it is to begin anew", door)
+            log.warning(
+                "front door %s comes back after it was taken for gone; it is to begin anew", door
+            )
             self.transport.write(encode(Outlived()))
             self.transport.close()
         finally:
@@ -195,7 +210,9 @@ class _Stream(asyncio.Protocol):
         if self._waiting is not None:
             self._waiting.cancel()
         if error is not None:
-            log.warning("control link of front door %s: %s", self._door.number if self._door else "?", error)
+            log.warning(
+                "control link of front door %s: %s", self._door.number if self._door else "?", error
+            )
         if self._door is not None:
             self._links.leave(self._door)
 
@@ -209,7 +226,9 @@ class DoorLinks:
         self.handler: Handler | None = None
         self._boot = boot
         self._doors: dict[int, Door] = {}
-        self._gone: dict[int, int] = {}  # incarnations that were taken for gone, the last of each number
+        self._gone: dict[
+            int, int
+        ] = {}  # incarnations that were taken for gone, the last of each number
         self._expected = set(range(doors))  # and not seen since the start
         self._handed_out = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -227,7 +246,9 @@ class DoorLinks:
         self._handed_out = version
         path = runtime_dir / SOCKET_NAME
         path.unlink(missing_ok=True)
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Stream(self), path, backlog=128)
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Stream(self), path, backlog=128
+        )
         self._look_for_laggards()
         self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._expect_no_more)
 
@@ -326,7 +347,11 @@ class DoorLinks:
         for door in list(self._doors.values()):
             allowed_s = APPLY_S_MAX if door.applied else SNAPSHOT_S_MAX
             if door.behind_since and loop.time() - door.behind_since > allowed_s:
-                log.error("front door %d applied no change for %d s; its link is cut", door.number, allowed_s)
+                log.error(
+                    "front door %d applied no change for %d s; its link is cut",
+                    door.number,
+                    allowed_s,
+                )
                 door.cut()
 
     # -- reports ---------------------------------------------------------------------------------------
@@ -420,7 +445,9 @@ class DoorLinks:
         match message:
             case Ask():
                 id = message.id
-                self.handler.asked(message, lambda code, text, result: door.send(Answer(id, code, text, result)))
+                self.handler.asked(
+                    message, lambda code, text, result: door.send(Answer(id, code, text, result))
+                )
             case Applied():
                 door.applied = message.version
                 if door.applied >= door.told:

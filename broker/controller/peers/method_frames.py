@@ -51,14 +51,25 @@ def encode_method(change: Definition) -> bytes:
         case BindingPut() | BindingDelete():
             return _encode_binding(change)
         case QueuePut():
-            bits = DURABLE * change.durable + BIT_2 * bool(change.owner) + BIT_3 * change.auto_delete
+            bits = (
+                DURABLE * change.durable + BIT_2 * bool(change.owner) + BIT_3 * change.auto_delete
+            )
             bits += PAUSED * change.paused
-            return _frame(QUEUE, DECLARE, _short(change.name) + bytes((bits,)) + encode_table(change.arguments))
+            return _frame(
+                QUEUE,
+                DECLARE,
+                _short(change.name) + bytes((bits,)) + encode_table(change.arguments),
+            )
         case QueueDelete():
             return _frame(QUEUE, DELETE_QUEUE, _short(change.name) + b"\0")
         case ExchangePut():
             bits = DURABLE * change.durable + BIT_2 * change.auto_delete + BIT_3 * change.internal
-            body = _short(change.name) + _short(change.type) + bytes((bits,)) + encode_table(change.arguments)
+            body = (
+                _short(change.name)
+                + _short(change.type)
+                + bytes((bits,))
+                + encode_table(change.arguments)
+            )
             return _frame(EXCHANGE, DECLARE, body)
         case ExchangeDelete():
             return _frame(EXCHANGE, DELETE_EXCHANGE, _short(change.name) + b"\0")
@@ -80,7 +91,12 @@ def encode_bindings(puts: list[BindingPut]) -> Iterator[bytes]:
     ids = (EXCHANGE, BIND_EXCHANGE) if puts[0].kind == "exchange" else (QUEUE, BIND_QUEUE)
     for put in puts:
         key = put.routing_key.encode()
-        body = b"%b%c%b\0%b" % (ends, len(key), key, encode_table(put.arguments) if put.arguments else _NO_TABLE)
+        body = b"%b%c%b\0%b" % (
+            ends,
+            len(key),
+            key,
+            encode_table(put.arguments) if put.arguments else _NO_TABLE,
+        )
         yield _frame(*ids, body)
 
 
@@ -95,7 +111,11 @@ def decode_method(
     match class_id, method_id:
         case (40, 10):
             name, type, bits, arguments = read.short(), read.short(), read.octet(), read.table()
-            durable, auto_delete, internal = bool(bits & DURABLE), bool(bits & BIT_2), bool(bits & BIT_3)
+            durable, auto_delete, internal = (
+                bool(bits & DURABLE),
+                bool(bits & BIT_2),
+                bool(bits & BIT_3),
+            )
             return ExchangePut(vhost, name, type, durable, auto_delete, internal, arguments)
         case (40, 20):
             return ExchangeDelete(vhost, read.short())
@@ -103,7 +123,9 @@ def decode_method(
             name, bits, arguments = read.short(), read.octet(), read.table()
             durable, auto_delete = bool(bits & DURABLE), bool(bits & BIT_3)
             paused = bool(bits & PAUSED)
-            return QueuePut(vhost, name, queue_id, shard, durable, auto_delete, owner, arguments, part, paused)
+            return QueuePut(
+                vhost, name, queue_id, shard, durable, auto_delete, owner, arguments, part, paused
+            )
         case (50, 40):
             return QueueDelete(vhost, read.short())
         case (50, 20) | (50, 50) | (40, 30) | (40, 40):
@@ -111,13 +133,17 @@ def decode_method(
     raise ValueError(f"method {class_id}.{method_id} defines nothing")
 
 
-def _decode_binding(read: _Reader, vhost: str, class_id: int, method_id: int) -> BindingPut | BindingDelete:
+def _decode_binding(
+    read: _Reader, vhost: str, class_id: int, method_id: int
+) -> BindingPut | BindingDelete:
     destination, source, key = read.short(), read.short(), read.short()
     if (class_id, method_id) != (QUEUE, UNBIND_QUEUE):
         read.octet()
     put = (class_id, method_id) in ((QUEUE, BIND_QUEUE), (EXCHANGE, BIND_EXCHANGE))
     kind = "queue" if class_id == QUEUE else "exchange"
-    return (BindingPut if put else BindingDelete)(vhost, source, kind, destination, key, read.table())
+    return (BindingPut if put else BindingDelete)(
+        vhost, source, kind, destination, key, read.table()
+    )
 
 
 class _Reader:

@@ -32,7 +32,9 @@ class Presence:
     def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
         """Channels of all other connections: in all, and of this user."""
         others = [info for info in self._connections.values() if info.owner != owner]
-        return sum(info.channels for info in others), sum(info.channels for info in others if info.user == user)
+        return sum(info.channels for info in others), sum(
+            info.channels for info in others if info.user == user
+        )
 
     def has_channels(self, owner: str, channels: int) -> None:
         info = self._connections.get(owner)

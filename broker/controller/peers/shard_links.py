@@ -67,7 +67,9 @@ class Shard:
         self.ready = False
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
-        self.used: set[int] = set()  # auto-delete queues that have had a consumer, whatever process it was
+        self.used: set[int] = (
+            set()
+        )  # auto-delete queues that have had a consumer, whatever process it was
 
 
 async def _no_doors() -> bool:
@@ -126,7 +128,9 @@ class ShardLinks:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX) -> Future[Any]:
+    def request(
+        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX
+    ) -> Future[Any]:
         """The shard's Done, Refused, StatsReply or Queues; ShardSilent when none comes in time."""
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
@@ -146,7 +150,9 @@ class ShardLinks:
         parts: dict[tuple[int, int], list[int]] = {}
         for number, queue in enumerate(queues):
             if self.shards[queue.shard].ready:
-                parts.setdefault((queue.shard, number // wire.STATS_QUEUES_MAX), []).append(queue.id)
+                parts.setdefault((queue.shard, number // wire.STATS_QUEUES_MAX), []).append(
+                    queue.id
+                )
         asked = [
             (ids, self.request(shard, partial(wire.Stats, queues=ids), STATS_S_MAX))
             for (shard, _), ids in parts.items()
@@ -168,10 +174,14 @@ class ShardLinks:
     def _give_up(self, shard: Shard, number: int, wait_s: float) -> None:
         waiting = shard.waiting.pop(number, None)
         if waiting is not None and not waiting.reply.done():
-            waiting.reply.set_exception(ShardSilent(f"shard {shard.number} did not answer within {wait_s:g} s"))
+            waiting.reply.set_exception(
+                ShardSilent(f"shard {shard.number} did not answer within {wait_s:g} s")
+            )
 
     def _send(self, shard: Shard, message: Any) -> None:
-        data = envelope.control(wire.CONTROLLER, self._incarnation, shard.epoch, shard.number, message)
+        data = envelope.control(
+            wire.CONTROLLER, self._incarnation, shard.epoch, shard.number, message
+        )
         shard.socket.send(data, AT_ONCE)
 
     def epoch(self, shard: int) -> int:
@@ -222,7 +232,9 @@ class ShardLinks:
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()
-                    if isinstance(waiting.message, wire.DeleteQueue) and isinstance(message, wire.Done):
+                    if isinstance(waiting.message, wire.DeleteQueue) and isinstance(
+                        message, wire.Done
+                    ):
                         shard.used.discard(waiting.message.queue)
                     if not waiting.reply.done():
                         waiting.reply.set_result(message)
@@ -280,7 +292,10 @@ class ShardLinks:
         for queue in shard.used:
             self._number += 1
             numbers = [self._number]
-            for ask in (partial(visit, queue=queue, consumer=self._number), partial(wire.Release, consumers=numbers)):
+            for ask in (
+                partial(visit, queue=queue, consumer=self._number),
+                partial(wire.Release, consumers=numbers),
+            ):
                 self.request(shard.number, ask).add_done_callback(_log_failure)
 
     def _reconcile(self, shard: Shard) -> None:
@@ -290,7 +305,9 @@ class ShardLinks:
         newest = max((spec.id for spec in specs), default=0)
         known = {spec.id for spec in specs}
         if specs:
-            self.request(shard.number, lambda n: wire.CreateQueues(n, specs)).add_done_callback(_log_failure)
+            self.request(shard.number, lambda n: wire.CreateQueues(n, specs)).add_done_callback(
+                _log_failure
+            )
 
         def drop_strays(reply: Future[Any]) -> None:
             if reply.exception() is not None or not isinstance(reply.result(), wire.Queues):

@@ -104,7 +104,8 @@ def without_cut(parts: Sequence[QueuePut], closing: Iterable[QueuePut]) -> list[
     return [
         queue
         for queue in closing
-        if is_stream(queue) and (number is None or all(cut.number != number for cut in cuts_of(queue)))
+        if is_stream(queue)
+        and (number is None or all(cut.number != number for cut in cuts_of(queue)))
     ]
 
 
@@ -124,12 +125,18 @@ class Crossing:
         """Queues, of those that are there, that it has to read on up to an offset; None: they are not known yet."""
         if move.losing is None:
             return None
-        return {id: offset for id, offset in move.losing.items() if id in queues and self._passed.get(id, 0) < offset}
+        return {
+            id: offset
+            for id, offset in move.losing.items()
+            if id in queues and self._passed.get(id, 0) < offset
+        }
 
     def open(self, moves: Sequence[Move], queues: Collection[int]) -> list[Move]:
         """Those which it has not crossed."""
         found: list[Move] = []
-        there = {move.number for move in moves}  # the number of a change that came to nothing is used again
+        there = {
+            move.number for move in moves
+        }  # the number of a change that came to nothing is used again
         self._over &= there
         self.given_up &= there
         for move in moves:
@@ -144,14 +151,18 @@ class Crossing:
 
     def bounds(self, open: Iterable[Move], queue: int) -> Bounds:
         stops = [move.gaining[queue] for move in open if queue in move.gaining]
-        losing = [move.losing[queue] for move in open if move.losing is not None and queue in move.losing]
+        losing = [
+            move.losing[queue] for move in open if move.losing is not None and queue in move.losing
+        ]
         marks = [offset for offset in losing if self._passed.get(queue, 0) < offset]
         return Bounds(min(stops, default=None), min(marks, default=None))
 
     def overdue(self, open: Sequence[Move], now: float, wait_ms: int) -> set[int]:
         """Changes it waits for longer than that, counted from the first call that saw so; seconds, of any clock that
         only goes forward."""
-        first = [move.number for move in open[:1] if move.losing is not None]  # the others are not kept by theirs alone
+        first = [
+            move.number for move in open[:1] if move.losing is not None
+        ]  # the others are not kept by theirs alone
         since = {number: self._since.get(number, now) for number in first}
         self._since = since
         return {number for number, at in since.items() if (now - at) * 1000 >= wait_ms}

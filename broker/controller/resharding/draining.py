@@ -52,7 +52,9 @@ class Looks:
     def seen(self, queues: list[QueuePut], messages: Mapping[int, int]) -> list[QueuePut]:
         """`messages`: of the queues whose shards answered, ready ones and held ones."""
         found = {queue.id: messages[queue.id] for queue in queues if queue.id in messages}
-        empty_twice = [queue for queue in queues if found.get(queue.id) == self._found.get(queue.id) == 0]
+        empty_twice = [
+            queue for queue in queues if found.get(queue.id) == self._found.get(queue.id) == 0
+        ]
         idle = found == self._found and found
         self.wait_s = min(2 * self.wait_s, LOOK_S_MAX) if idle else LOOK_S_FIRST
         self._found = {} if empty_twice else found
@@ -75,4 +77,6 @@ async def run(catalog: Catalog, shards: Shards, doors: Doors, authority: Asked, 
             assert queue.part is not None  # of all that drain
             await authority.ask(Restore(queue.vhost, queue.part.exchange))
             if catalog.queue_by_id(queue.id) is None:
-                log.info("shard queue '%s' in vhost '%s' is empty and gone", queue.name, queue.vhost)
+                log.info(
+                    "shard queue '%s' in vhost '%s' is empty and gone", queue.name, queue.vhost
+                )

@@ -14,7 +14,12 @@ from typing import Any, NamedTuple, Protocol
 from shardmq.broker.controller.authority import ShardSilent
 from shardmq.broker.controller.requests import Closed, CutOff, Restore, Settled
 from shardmq.broker.controller.resharding import cuts, settling, shard_sets
-from shardmq.broker.controller.resharding.settling import BREAK_ORDER, DEAD_LETTER, Question, Settling
+from shardmq.broker.controller.resharding.settling import (
+    BREAK_ORDER,
+    DEAD_LETTER,
+    Question,
+    Settling,
+)
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import SETTLING, QueuePut
 from shardmq.broker.shared.control import Answer
@@ -38,7 +43,9 @@ class Asked(Protocol):
 
 
 class Shards(Protocol):
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]: ...
+    def request(
+        self, shard: int, message: Callable[[int], wire.Message]
+    ) -> asyncio.Future[Any]: ...
     def epoch(self, shard: int) -> int: ...
 
 
@@ -55,7 +62,12 @@ class Resharding:
     """All changes under way. `settling` is there to be looked at."""
 
     def __init__(self, catalog: Catalog, authority: Asked, shards: Shards, doors: Doors) -> None:
-        self._catalog, self._authority, self._shards, self._doors = catalog, authority, shards, doors
+        self._catalog, self._authority, self._shards, self._doors = (
+            catalog,
+            authority,
+            shards,
+            doors,
+        )
         self.settling: dict[tuple[str, str], Settling] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
 
@@ -81,7 +93,9 @@ class Resharding:
         del self._tasks[name]
         self.settling.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("shards of exchange '%s' in vhost '%s'", name.exchange, name.vhost, exc_info=error)
+            log.error(
+                "shards of exchange '%s' in vhost '%s'", name.exchange, name.vhost, exc_info=error
+            )
 
     def _parts(self, name: Name) -> list[QueuePut]:
         vhost = self._catalog.vhosts.get(name.vhost)
@@ -92,7 +106,12 @@ class Resharding:
             try:
                 await self.step(name)
             except ShardSilent as error:
-                log.warning("shards of exchange '%s' in vhost '%s' wait: %s", name.exchange, name.vhost, error)
+                log.warning(
+                    "shards of exchange '%s' in vhost '%s' wait: %s",
+                    name.exchange,
+                    name.vhost,
+                    error,
+                )
             change = self.settling.get(name)
             left = change.left_in_all if change is not None else 0
             await asyncio.sleep(min(LOOK_S_MAX, LOOK_S * (1 + left / LOOK_MESSAGES)))
@@ -116,7 +135,9 @@ class Resharding:
         Whether all who do know that."""
         parts = self._parts(name)
         number = cuts.number_of(parts)
-        found = await asyncio.gather(*[self._stored(queue) for queue in cuts.without_cut(parts, closing)])
+        found = await asyncio.gather(
+            *[self._stored(queue) for queue in cuts.without_cut(parts, closing)]
+        )
         if offsets := {id: offset for id, offset in found if offset is not None}:
             await self._authority.ask(CutOff(*name, number, offsets))
         return len(offsets) == len(found) and await self._doors.fence()
@@ -135,9 +156,13 @@ class Resharding:
             # Answered when the front doors have the new bindings, whoever asked for them.
             await self._authority.ask(Restore(*name))
             change.passed = await self._doors.fence()
-        await asyncio.gather(*[self._ask(change, question) for question in change.questions(losing)])
+        await asyncio.gather(
+            *[self._ask(change, question) for question in change.questions(losing)]
+        )
         if change.is_settled(losing):
-            log.info("shards of exchange '%s' in vhost '%s' have changed", name.exchange, name.vhost)
+            log.info(
+                "shards of exchange '%s' in vhost '%s' have changed", name.exchange, name.vhost
+            )
         elif not await self._is_given_up(name, change, losing):
             return
         ends = change.ends([queue for queue in losing if cuts.is_stream(queue)])
@@ -147,7 +172,9 @@ class Resharding:
     async def _ask(self, change: Settling, question: Question) -> None:
         queue = question.queue
         epoch = self._shards.epoch(queue.shard)
-        answer = await self._shards.request(queue.shard, lambda n: wire.Left(n, queue.id, question.until))
+        answer = await self._shards.request(
+            queue.shard, lambda n: wire.Left(n, queue.id, question.until)
+        )
         if epoch != self._shards.epoch(queue.shard):
             return  # which of its lives has answered is not known
         if isinstance(answer, wire.Marked):
@@ -183,7 +210,9 @@ class Resharding:
                 log.warning("shard queue '%s' in vhost '%s' has no dead-letter exchange: what it has is waited for",
                             queue.name, queue.vhost)  # fmt: skip
             return
-        answer = await self._shards.request(queue.shard, lambda n: wire.LetGo(n, queue.id, until, RESHARDED))
+        answer = await self._shards.request(
+            queue.shard, lambda n: wire.LetGo(n, queue.id, until, RESHARDED)
+        )
         if isinstance(answer, wire.Done) and answer.messages:
             log.warning("shard queue '%s' in vhost '%s': the deadline is over, %d messages are dead-lettered",
                         queue.name, queue.vhost, answer.messages)  # fmt: skip

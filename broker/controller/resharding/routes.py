@@ -11,7 +11,11 @@ def table_of(vhost: Vhost, exchange: str, key: str = "") -> RoutingTable:
     """With all that a message published to `exchange` can come to. Of the default exchange, the queue named `key`."""
     table = RoutingTable.empty()
     if not exchange:
-        return table.with_queue(key) if key in vhost.queues and not hidden.is_of_exchange(key) else table
+        return (
+            table.with_queue(key)
+            if key in vhost.queues and not hidden.is_of_exchange(key)
+            else table
+        )
     there = reached(vhost, exchange)
     for name in there:
         put = vhost.exchanges[name]
@@ -20,7 +24,9 @@ def table_of(vhost: Vhost, exchange: str, key: str = "") -> RoutingTable:
         for binding in vhost.bindings_from(name):
             if binding.kind == "queue":
                 table = table.with_queue(binding.destination)
-            table = table.with_binding(name, binding.kind, binding.destination, binding.routing_key, binding.arguments)
+            table = table.with_binding(
+                name, binding.kind, binding.destination, binding.routing_key, binding.arguments
+            )
     return table
 
 
@@ -30,7 +36,9 @@ def reached(vhost: Vhost, exchange: str) -> list[str]:
     for name in there:  # grows while it runs
         put = vhost.exchanges[name]
         alternate = vhost.exchange_arguments(put).get("alternate-exchange")
-        following = [each.destination for each in vhost.bindings_from(name) if each.kind == "exchange"]
+        following = [
+            each.destination for each in vhost.bindings_from(name) if each.kind == "exchange"
+        ]
         for next in [*following, alternate] if isinstance(alternate, str) else following:
             if next in vhost.exchanges and next not in there:
                 there.append(next)

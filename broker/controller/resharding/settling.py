@@ -45,7 +45,11 @@ def under_way(parts: Iterable[QueuePut]) -> bool:
 
 def losers(parts: Iterable[QueuePut]) -> list[QueuePut]:
     """Queues that may have messages of keys which are elsewhere now; those that gain keys lose none."""
-    return [queue for queue in parts if queue.part is not None and queue.part.state != KEPT and not held_of(queue)]
+    return [
+        queue
+        for queue in parts
+        if queue.part is not None and queue.part.state != KEPT and not held_of(queue)
+    ]
 
 
 class Settling:
@@ -54,7 +58,9 @@ class Settling:
     def __init__(self, now: float) -> None:
         """`now`: seconds, of any clock that only goes forward."""
         self.since = now
-        self.told: set[str] = set()  # queues of which an operator has been told that they hold the change up
+        self.told: set[str] = (
+            set()
+        )  # queues of which an operator has been told that they hold the change up
         self.passed = False  # the fence: whatever was routed by the old bindings is at its shard
         self._marks: dict[int, Mark] = {}
         self._left: dict[int, int] = {}
@@ -65,7 +71,10 @@ class Settling:
         if not self.passed:
             return []
         open = [queue for queue in losing if self._left.get(queue.id) != 0]
-        return [Question(queue, self._marks[queue.id].until if queue.id in self._marks else 0) for queue in open]
+        return [
+            Question(queue, self._marks[queue.id].until if queue.id in self._marks else 0)
+            for queue in open
+        ]
 
     def answered(self, asked: Question, epoch: int, until: int, left: int) -> None:
         """Of a shard in its life `epoch`. One that restarted knows places of its new life only: what it has now is
@@ -92,7 +101,11 @@ class Settling:
     def until(self, queue: QueuePut, epoch: int) -> int | None:
         """The end of what it had, if that is known of this life of its shard, and something is left."""
         mark = self._marks.get(queue.id)
-        return mark.until if mark is not None and mark.epoch == epoch and self._left.get(queue.id) else None
+        return (
+            mark.until
+            if mark is not None and mark.epoch == epoch and self._left.get(queue.id)
+            else None
+        )
 
     def ends(self, losing: Iterable[QueuePut]) -> dict[int, int]:
         """Of those that have settled all they had: where that ended, by queue id."""

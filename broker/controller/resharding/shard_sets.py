@@ -63,7 +63,9 @@ from shardmq.broker.routing.spreading import weight_fault
 NODE = "shardmq@localhost"  # this host's name, here and in the HTTP API
 DEFAULT_SHARDS = 1
 DEFAULT_STREAM_KEY = "10000"
-DEFAULT_WEIGHT = "1"  # where an exchange that spreads by weight is to be bound with a key that is none
+DEFAULT_WEIGHT = (
+    "1"  # where an exchange that spreads by weight is to be bound with a key that is none
+)
 
 # Never made a stream exchange by a policy: every queue is bound to the one, the other is fed by the broker itself.
 NEVER: Final = frozenset(("", "amq.rabbitmq.trace"))
@@ -148,7 +150,9 @@ def by_arguments(catalog: Catalog, exchange: ExchangePut, shards: int) -> Wanted
     if number is None:
         number = "auto" if streams is True else streams
     prefix = "sharding" if streams is False else "stream"
-    key = arguments.get(KEY_ARGUMENT, "" if streams is False else _global(catalog, exchange.vhost, SHARD_KEY))
+    key = arguments.get(
+        KEY_ARGUMENT, "" if streams is False else _global(catalog, exchange.vhost, SHARD_KEY)
+    )
     return _wanted(exchange, prefix, number, key, shards)
 
 
@@ -157,7 +161,9 @@ def _by_policy(catalog: Catalog, vhost: Vhost, exchange: ExchangePut, shards: in
         return None
     definition = vhost.policies_of(exchange).definition
     if NUMBER in definition:
-        return _wanted(exchange, "sharding", definition[NUMBER], definition.get(SHARD_KEY, ""), shards)
+        return _wanted(
+            exchange, "sharding", definition[NUMBER], definition.get(SHARD_KEY, ""), shards
+        )
     if DEFINITION not in definition:
         return None
     put = catalog.parameters.get((vhost.name, DEFINITION, str(definition[DEFINITION])))
@@ -190,7 +196,9 @@ def deadline(vhost: Vhost, exchange: str) -> tuple[int | None, str]:
     definition = vhost.policies_of(put).definition
     wait_ms = put.arguments.get(DEADLINE_ARGUMENT, definition.get(DEADLINE))
     choice = put.arguments.get(AT_DEADLINE_ARGUMENT, definition.get(AT_DEADLINE, ""))
-    return (None if deadline_fault(wait_ms) else wait_ms), ("" if at_deadline_fault(choice) else choice)
+    return (None if deadline_fault(wait_ms) else wait_ms), (
+        "" if at_deadline_fault(choice) else choice
+    )
 
 
 def check_arguments(put: ExchangePut) -> None:
@@ -204,8 +212,14 @@ def check_arguments(put: ExchangePut) -> None:
         fault = f"{KEY_ARGUMENT} should be a string, actually was {checks.erlang_term(arguments[KEY_ARGUMENT])}"
     if not fault and WHEN_GONE_ARGUMENT in arguments:
         wrong = when_gone_fault(arguments[WHEN_GONE_ARGUMENT])
-        fault = wrong and f"{WHEN_GONE_ARGUMENT}: {checks.erlang_term(arguments[WHEN_GONE_ARGUMENT])} {wrong}"
-    for name, check in ((DEADLINE_ARGUMENT, deadline_fault), (AT_DEADLINE_ARGUMENT, at_deadline_fault)):
+        fault = (
+            wrong
+            and f"{WHEN_GONE_ARGUMENT}: {checks.erlang_term(arguments[WHEN_GONE_ARGUMENT])} {wrong}"
+        )
+    for name, check in (
+        (DEADLINE_ARGUMENT, deadline_fault),
+        (AT_DEADLINE_ARGUMENT, at_deadline_fault),
+    ):
         if not fault and name in arguments and (wrong := check(arguments[name])):
             fault = f"{name}: {checks.erlang_term(arguments[name])} {wrong}"
     of_queues = arguments.get(SHARD_ARGUMENTS, {})
@@ -259,7 +273,9 @@ class Reshaping:
         self._done = Reshaped([], [], [], [], [])
         self._bound = {queue.name for queue in self._parts.values() if is_bound(vhost, queue)}
         ordered = keeps_order(vhost, exchange, want.is_set)
-        self._in_steps = ordered and (in_steps or any(held_of(queue) for queue in self._parts.values()))
+        self._in_steps = ordered and (
+            in_steps or any(held_of(queue) for queue in self._parts.values())
+        )
         self._indexes = range(want.number)
 
     def run(self, new_queue_id: Callable[[], int], room: int) -> Reshaped:
@@ -292,18 +308,28 @@ class Reshaping:
         if not self._in_steps or room < number:
             if self._in_steps:
                 self._in_steps = False
-                self._note(f"the vhost has no room for {number} more queues: keys that move may overtake what is there")
+                self._note(
+                    f"the vhost has no room for {number} more queues: keys that move may overtake what is there"
+                )
             first = max(0, max(mine) + 1 - number)
             return range(first, first + number)
-        coming = {index for index, queue in self._numbered() if queue.name not in self._bound and held_of(queue)}
+        coming = {
+            index
+            for index, queue in self._numbered()
+            if queue.name not in self._bound and held_of(queue)
+        }
         taken = mine | {index for index, queue in self._numbered() if queue.id in self._leaving}
         firsts = (min(coming, default=0), *range(max(taken) + 2))
-        return next(block for block in (range(at, at + number) for at in firsts) if taken.isdisjoint(block))
+        return next(
+            block for block in (range(at, at + number) for at in firsts) if taken.isdisjoint(block)
+        )
 
     def _numbered(self) -> Iterator[tuple[int, QueuePut]]:
         """The parts that have a name which it would give them now."""
         for queue in self._parts.values():
-            if queue.part is not None and queue.name == self._want.name(self._exchange.name, queue.part.index):
+            if queue.part is not None and queue.name == self._want.name(
+                self._exchange.name, queue.part.index
+            ):
                 yield queue.part.index, queue
 
     def _targets(self, room: int) -> list[Target]:
@@ -329,7 +355,9 @@ class Reshaping:
             return set()
         return names if going else coming
 
-    def _close(self, targets: list[Target], gate: set[str], new_queue_id: Callable[[], int]) -> None:
+    def _close(
+        self, targets: list[Target], gate: set[str], new_queue_id: Callable[[], int]
+    ) -> None:
         """Nothing is bound or unbound yet."""
         for name, index, queue in targets:
             held = max(held_of(queue), CLOSING) if queue is not None else CLOSING
@@ -339,11 +367,15 @@ class Reshaping:
                 self._put_queue(name, index, queue, new_queue_id, held)
         self._drain({target.name for target in targets} | self._bound)
 
-    def _change(self, targets: list[Target], gate: set[str], new_queue_id: Callable[[], int]) -> None:
+    def _change(
+        self, targets: list[Target], gate: set[str], new_queue_id: Callable[[], int]
+    ) -> None:
         bound = []
         for name, index, queue in targets:
             settles = name in gate or (queue is not None and held_of(queue) == SETTLING)
-            bound.append(self._put_queue(name, index, queue, new_queue_id, SETTLING if settles else OPEN))
+            bound.append(
+                self._put_queue(name, index, queue, new_queue_id, SETTLING if settles else OPEN)
+            )
         self._done.changes.extend(filter(None, (self._bind(queue) for queue in bound)))
         if self._done.created and self._exchange.type not in SPREADING:
             self._note(
@@ -353,7 +385,11 @@ class Reshaping:
         wanted = set(self._names)
         for queue in self._parts.values():
             old = queue.part
-            if old is not None and old.state == ACTIVE and (queue.name not in wanted or old.key != self._want.key):
+            if (
+                old is not None
+                and old.state == ACTIVE
+                and (queue.name not in wanted or old.key != self._want.key)
+            ):
                 self._done.changes.extend(unbound(self._vhost, queue))
         self._drain(wanted)
 
@@ -373,7 +409,12 @@ class Reshaping:
         return new
 
     def _put_queue(
-        self, name: str, index: int, queue: QueuePut | None, new_queue_id: Callable[[], int], held: int
+        self,
+        name: str,
+        index: int,
+        queue: QueuePut | None,
+        new_queue_id: Callable[[], int],
+        held: int,
     ) -> QueuePut:
         had = queue.part.cuts if queue is not None and queue.part is not None else ()
         part = ShardOf(self._exchange.name, index, self._want.key, held=held, cuts=had)
@@ -389,7 +430,10 @@ class Reshaping:
     def _place(self, index: int) -> int:
         """Where fewest are; of equals the next in turn, from a shard that another exchange does not begin with."""
         first = self._first + index
-        shard = min(range(self._shards), key=lambda shard: (self._load[shard], (shard - first) % self._shards))
+        shard = min(
+            range(self._shards),
+            key=lambda shard: (self._load[shard], (shard - first) % self._shards),
+        )
         self._load[shard] += 1
         return shard
 
@@ -398,7 +442,9 @@ class Reshaping:
         return None if self._vhost.has_binding(put) else put
 
     def _note(self, text: str) -> None:
-        self._done.notes.append(f"exchange '{self._exchange.name}' in vhost '{self._vhost.name}': {text}")
+        self._done.notes.append(
+            f"exchange '{self._exchange.name}' in vhost '{self._vhost.name}': {text}"
+        )
 
 
 def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
@@ -406,7 +452,11 @@ def released(vhost: Vhost, exchange: str, choice: str) -> Reshaped:
     if choice == MERGE:  # nothing would come to the one
         choice = DRAIN
     done = Reshaped([], [], [], [], [])
-    queues = [queue for queue in vhost.parts(exchange) if queue.part is not None and queue.part.state == ACTIVE]
+    queues = [
+        queue
+        for queue in vhost.parts(exchange)
+        if queue.part is not None and queue.part.state == ACTIVE
+    ]
     for queue in queues:
         done.changes.extend(unbound(vhost, queue))
         if choice == DELETE:

@@ -38,7 +38,12 @@ from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker.controller.peers.method_frames import Definition, decode_method, encode_bindings, encode_method
+from shardmq.broker.controller.peers.method_frames import (
+    Definition,
+    decode_method,
+    encode_bindings,
+    encode_method,
+)
 from shardmq.broker.controller.stored import room
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
@@ -140,7 +145,9 @@ class Definitions:
             if not room.is_full(error):
                 raise
             if not self._whole_bytes:
-                raise DefinitionsError(f"{self._path}: {error.strerror}: there is no room to begin with") from None
+                raise DefinitionsError(
+                    f"{self._path}: {error.strerror}: there is no room to begin with"
+                ) from None
             self._go_on(catalog)
         for file in self._files.values():
             file.set_aside()
@@ -173,7 +180,9 @@ class Definitions:
     @property
     def is_new(self) -> bool:
         """Nothing was ever kept here: the first start."""
-        return not self._was_complete and not any(file.path.exists() for file in self._files.values())
+        return not self._was_complete and not any(
+            file.path.exists() for file in self._files.values()
+        )
 
     @property
     def _was_complete(self) -> bool:
@@ -187,7 +196,10 @@ class Definitions:
             for file in self._files.values():
                 if not file.path.exists():
                     file.replace(b"[]\n")
-            listed = "".join(f"{name}\n" for name in (LOG_NAME, *(file.path.name for file in self._files.values())))
+            listed = "".join(
+                f"{name}\n"
+                for name in (LOG_NAME, *(file.path.name for file in self._files.values()))
+            )
             room.ReplacedFile(self._directory / FILES_NAME).replace(listed.encode())
             (self._directory / f"{FILES_NAME}.new").unlink(missing_ok=True)
         except OSError as error:
@@ -219,7 +231,12 @@ class Definitions:
                 raise DefinitionsError(
                     f"{self._path}: bytes {at} to {again} are broken, whole records follow: repair it"
                 )
-            log.error("%s: %d bytes after byte %d are broken, kept as .cut", self._path, len(data) - at, at)
+            log.error(
+                "%s: %d bytes after byte %d are broken, kept as .cut",
+                self._path,
+                len(data) - at,
+                at,
+            )
             try:
                 self._path.with_suffix(".amqp.cut").write_bytes(data[at:])
             except OSError as error:
@@ -264,7 +281,9 @@ class Definitions:
         durable = is_lasting(change, catalog)
         # Bindings noted before were durable by the thing that was there.
         self._rewrite |= _replaces(change, catalog, durable)
-        queue = catalog.queue(change.vhost, change.name) if isinstance(change, QueueDelete) else change
+        queue = (
+            catalog.queue(change.vhost, change.name) if isinstance(change, QueueDelete) else change
+        )
         self._pending.append(record := _encode_record(change, catalog.version + 1, durable, queue))
         self._pending_bytes += len(record)
         self._durable_pending |= durable
@@ -341,7 +360,11 @@ class Definitions:
         if not room.is_full(error):
             raise error
         if not self._is_behind:
-            log.error("%s: %s: what changed is kept in memory alone until there is room", path, error.strerror)
+            log.error(
+                "%s: %s: what changed is kept in memory alone until there is room",
+                path,
+                error.strerror,
+            )
         self._is_behind = True
 
     def sync_job(self, catalog: Catalog) -> Callable[[], None] | None:
@@ -358,7 +381,9 @@ class Definitions:
         syncs, self._durable_pending = self._durable_pending, False
         return lambda: self._make_last(files, rewrite, syncs)
 
-    def _make_last(self, files: dict[str, bytes], rewrite: Callable[[], None] | None, syncs: bool) -> None:
+    def _make_last(
+        self, files: dict[str, bytes], rewrite: Callable[[], None] | None, syncs: bool
+    ) -> None:
         for name, data in files.items():
             try:
                 self._files[name].replace(data)
@@ -390,7 +415,9 @@ class Definitions:
         changes = [change for change in catalog.changes() if isinstance(change, Definition)]
         parts = [_encode_header(catalog.version, self.last_queue_id, self._boot)]
         for change in changes:
-            parts.append(_encode_record(change, catalog.version, is_lasting(change, catalog), change))
+            parts.append(
+                _encode_record(change, catalog.version, is_lasting(change, catalog), change)
+            )
         data = b"".join(parts)
 
         def rewrite() -> None:
@@ -418,7 +445,10 @@ def is_lasting(change: Definition, catalog: Catalog) -> bool:
     vhost = catalog.vhost(change.vhost)
     if vhost is None:
         return False
-    source, destination = vhost.exchanges.get(change.source), vhost.destination(change.kind, change.destination)
+    source, destination = (
+        vhost.exchanges.get(change.source),
+        vhost.destination(change.kind, change.destination),
+    )
     if source is None or destination is None or not source.durable:
         return False
     return is_lasting(destination, catalog)
@@ -475,13 +505,17 @@ def _part_at(data: bytes, at: int) -> tuple[ShardOf, int]:
     key, at = _short_at(data, at)
     said, at = _short_at(data, at)
     state, _, held = said.partition(":")
-    return ShardOf(exchange, _INDEX.unpack_from(data, at)[0], key, state, int(held or OPEN)), at + _INDEX.size
+    return ShardOf(
+        exchange, _INDEX.unpack_from(data, at)[0], key, state, int(held or OPEN)
+    ), at + _INDEX.size
 
 
 def _encode_cuts(cuts: tuple[Cut, ...]) -> bytes:
     if not cuts:
         return b""
-    return _COUNT.pack(len(cuts)) + b"".join(_CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts)
+    return _COUNT.pack(len(cuts)) + b"".join(
+        _CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts
+    )
 
 
 def _cuts_at(data: bytes, at: int) -> tuple[tuple[Cut, ...], int]:
@@ -496,7 +530,11 @@ def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChan
     while at + _RECORD.size <= len(data):
         length, crc, version, queue_id, shard, flags = _RECORD.unpack_from(data, at)
         end = at + _LENGTHS + length
-        if length > RECORD_BYTES_MAX or end > len(data) or zlib.crc32(data[at + _LENGTHS : end]) != crc:
+        if (
+            length > RECORD_BYTES_MAX
+            or end > len(data)
+            or zlib.crc32(data[at + _LENGTHS : end]) != crc
+        ):
             return
         vhost, after = _short_at(data, at + _RECORD.size)
         owner, after = _short_at(data, after)
@@ -506,7 +544,13 @@ def _records(data: bytes, at: int) -> Iterator[tuple[int, int, int, int, AnyChan
         if part is not None and flags & CUTS:
             cuts, after = _cuts_at(data, after)
             part = msgspec.structs.replace(part, cuts=cuts)
-        yield end, version, flags, queue_id, decode_method(data[after:end], vhost, queue_id, shard, owner, part)
+        yield (
+            end,
+            version,
+            flags,
+            queue_id,
+            decode_method(data[after:end], vhost, queue_id, shard, owner, part),
+        )
         at = end
 
 
@@ -528,7 +572,11 @@ def _short_at(data: bytes, at: int) -> tuple[str, int]:
 
 def _encode_header(version: int, last_queue_id: int, boot: str) -> bytes:
     name = boot.encode()
-    rest = _HEADER.pack(MAGIC, FORMAT, 0, version, last_queue_id)[_CHECKED_FROM:] + bytes((len(name),)) + name
+    rest = (
+        _HEADER.pack(MAGIC, FORMAT, 0, version, last_queue_id)[_CHECKED_FROM:]
+        + bytes((len(name),))
+        + name
+    )
     return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(rest)) + rest
 
 
@@ -598,7 +646,9 @@ def _encode_json(rows: list[dict[str, Any]]) -> bytes:
 
 def _row_bytes_max(change: AnyChange) -> int:
     """How much a change may add to a file of rows: nothing when it takes something away."""
-    return len(_encode_json([msgspec.structs.asdict(change)])) if isinstance(change, JsonChange) else 0
+    return (
+        len(_encode_json([msgspec.structs.asdict(change)])) if isinstance(change, JsonChange) else 0
+    )
 
 
 def _change_of(row: dict[str, Any], kind: type[JsonChange], path: Path) -> JsonChange:

@@ -15,14 +15,30 @@ import msgspec
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
 from shardmq.broker.model.arguments import QUEUE_TYPES
 from shardmq.broker.model.catalog import PREDECLARED, Catalog
-from shardmq.broker.model.changes import GLOBAL, ParameterPut, PermissionPut, TopicPermissionPut, UserPut, VhostPut
+from shardmq.broker.model.changes import (
+    GLOBAL,
+    ParameterPut,
+    PermissionPut,
+    TopicPermissionPut,
+    UserPut,
+    VhostPut,
+)
 from shardmq.broker.model.passwords import HASHES, is_base64
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.shared.control import Bind, ExchangeDeclare, QueueDeclare
 
 RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"
 
-Ask = VhostPut | UserPut | PermissionPut | TopicPermissionPut | ParameterPut | ExchangeDeclare | QueueDeclare | Bind
+Ask = (
+    VhostPut
+    | UserPut
+    | PermissionPut
+    | TopicPermissionPut
+    | ParameterPut
+    | ExchangeDeclare
+    | QueueDeclare
+    | Bind
+)
 HashPassword = Callable[[str], tuple[str, str]]  # to hash and algorithm
 
 
@@ -157,7 +173,13 @@ _KINDS = {field.name: get_args(field.type)[0] for field in msgspec.structs.field
 
 def _at(path: str, text: str) -> str:
     """msgspec's message, with where in the whole document it was."""
-    return text.replace("`$", f"`{path}", 1) if "`$" in text else text if path == "$" else f"{text} - at `{path}`"
+    return (
+        text.replace("`$", f"`{path}", 1)
+        if "`$" in text
+        else text
+        if path == "$"
+        else f"{text} - at `{path}`"
+    )
 
 
 def stages(document: Document, vhost: str | None, hash_password: HashPassword) -> list[list[Ask]]:
@@ -169,17 +191,39 @@ def stages(document: Document, vhost: str | None, hash_password: HashPassword) -
     if vhost is None:
         made.append([_user_put(user, hash_password) for user in document.users])
         made.append([_vhost_put(v) for v in document.vhosts])
-        made.append([PermissionPut(p.vhost, p.user, p.configure, p.write, p.read) for p in document.permissions])
         made.append(
-            [TopicPermissionPut(p.vhost, p.user, p.exchange, p.write, p.read) for p in document.topic_permissions]
+            [
+                PermissionPut(p.vhost, p.user, p.configure, p.write, p.read)
+                for p in document.permissions
+            ]
+        )
+        made.append(
+            [
+                TopicPermissionPut(p.vhost, p.user, p.exchange, p.write, p.read)
+                for p in document.topic_permissions
+            ]
         )
         made.append(list(_limits(document)))
         made.append([ParameterPut("", GLOBAL, p.name, p.value) for p in document.global_parameters])
-    made.append([_parameter(p, _vhost(p.vhost, vhost, f"parameter '{p.name}'")) for p in document.parameters])
-    made.append([_policy(p, _vhost(p.vhost, vhost, f"policy '{p.name}'")) for p in document.policies])
-    made.append([_exchange(e, _vhost(e.vhost, vhost, f"exchange '{e.name}'")) for e in document.exchanges])
+    made.append(
+        [
+            _parameter(p, _vhost(p.vhost, vhost, f"parameter '{p.name}'"))
+            for p in document.parameters
+        ]
+    )
+    made.append(
+        [_policy(p, _vhost(p.vhost, vhost, f"policy '{p.name}'")) for p in document.policies]
+    )
+    made.append(
+        [_exchange(e, _vhost(e.vhost, vhost, f"exchange '{e.name}'")) for e in document.exchanges]
+    )
     made.append([_queue(q, _vhost(q.vhost, vhost, f"queue '{q.name}'")) for q in document.queues])
-    made.append([_binding(b, _vhost(b.vhost, vhost, f"binding from '{b.source}'")) for b in document.bindings])
+    made.append(
+        [
+            _binding(b, _vhost(b.vhost, vhost, f"binding from '{b.source}'"))
+            for b in document.bindings
+        ]
+    )
     return made
 
 
@@ -187,14 +231,18 @@ def needed(ask: Ask, catalog: Catalog) -> bool:
     """Whether it is to be asked at all: what is there stays, what cannot be bound any more is left out."""
     match ask:
         case VhostPut():  # files of some versions do not tell what a vhost is about: that is no reason to forget it
-            return ask.name not in catalog.vhosts or msgspec.structs.replace(ask, name="") != VhostPut("")
+            return ask.name not in catalog.vhosts or msgspec.structs.replace(
+                ask, name=""
+            ) != VhostPut("")
         case QueueDeclare():
             return catalog.queue(ask.vhost, ask.name) is None
         case ExchangeDeclare():
             return ask.name not in PREDECLARED and catalog.exchange(ask.vhost, ask.name) is None
         case Bind():
             vhost = catalog.vhost(ask.vhost)
-            there = vhost is None or (ask.source in vhost.exchanges and vhost.destination(ask.kind, ask.destination))
+            there = vhost is None or (
+                ask.source in vhost.exchanges and vhost.destination(ask.kind, ask.destination)
+            )
             return ask.source != "" and bool(there)
     return True
 
@@ -229,7 +277,9 @@ def _user_put(user: User, hash_password: HashPassword) -> UserPut:
         raise bad(f"unknown hashing_algorithm '{algorithm}' (user '{user.name}')")
     if not is_base64(password_hash):
         raise bad(f"password_hash: not base64 (user '{user.name}')")
-    return UserPut(user.name, password_hash, algorithm, [tag for part in tags if (tag := part.strip())])
+    return UserPut(
+        user.name, password_hash, algorithm, [tag for part in tags if (tag := part.strip())]
+    )
 
 
 def _vhost_put(vhost: Vhost) -> VhostPut:
@@ -253,7 +303,12 @@ def _limits(document: Document) -> Iterator[ParameterPut]:
             yield ParameterPut("", USER_LIMITS, user.name, user.limits)
     for vhost in document.vhosts:
         if vhost.limits:
-            yield ParameterPut(vhost.name, VHOST_LIMITS, "limits", {limit.name: limit.value for limit in vhost.limits})
+            yield ParameterPut(
+                vhost.name,
+                VHOST_LIMITS,
+                "limits",
+                {limit.name: limit.value for limit in vhost.limits},
+            )
 
 
 def _parameter(parameter: Parameter, vhost: str) -> ParameterPut:
@@ -287,6 +342,8 @@ def _queue(queue: Queue, vhost: str) -> QueueDeclare:
 
 def _binding(binding: Binding, vhost: str) -> Bind:
     if binding.destination_type not in ("queue", "exchange"):
-        raise bad(f"destination_type: '{binding.destination_type}' (binding from '{binding.source}')")
+        raise bad(
+            f"destination_type: '{binding.destination_type}' (binding from '{binding.source}')"
+        )
     ends = (binding.source, binding.destination_type, binding.destination)
     return Bind(vhost, *ends, binding.routing_key, binding.arguments)

@@ -28,11 +28,16 @@ OWNER_ONLY = 0o600  # password hashes are in it
 
 
 def export(directory: Path, out: BinaryIO) -> None:
-    definitions = Definitions(directory, boot="")  # no life of a broker: what is not durable is gone
+    definitions = Definitions(
+        directory, boot=""
+    )  # no life of a broker: what is not durable is gone
     if definitions.is_new:
         raise DefinitionsError(f"{directory}: no definitions there")
     out.write(
-        orjson.dumps(exported(definitions.read(), str(directory)), default=_shown, option=orjson.OPT_INDENT_2) + b"\n"
+        orjson.dumps(
+            exported(definitions.read(), str(directory)), default=_shown, option=orjson.OPT_INDENT_2
+        )
+        + b"\n"
     )
 
 
@@ -40,7 +45,11 @@ def take_in(directory: Path, file: Path) -> None:
     """A queue goes to a shard that there is; where there is none yet, to the first."""
     shards = len(list(directory.glob("shard-[0-9]*"))) or 1
     config = ControllerConfig(
-        data_dir=str(directory), runtime_dir="", boot=uuid.uuid4().hex, shards=shards, load_definitions=str(file)
+        data_dir=str(directory),
+        runtime_dir="",
+        boot=uuid.uuid4().hex,
+        shards=shards,
+        load_definitions=str(file),
     )
     definitions = Definitions(directory, config.boot)
     try:
@@ -63,12 +72,16 @@ def main(arguments: list[str]) -> int:
             case ["export", directory]:
                 export(Path(directory), sys.stdout.buffer)
             case ["export", directory, file]:
-                with open(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER_ONLY), "wb") as out:
+                with open(
+                    os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER_ONLY), "wb"
+                ) as out:
                     export(Path(directory), out)
             case ["import", directory, file]:
                 take_in(Path(directory), Path(file))
             case _:
-                raise DefinitionsError(f"usage: {(__doc__ or '').partition(':')[0]} export|import DIR [FILE]")
+                raise DefinitionsError(
+                    f"usage: {(__doc__ or '').partition(':')[0]} export|import DIR [FILE]"
+                )
     except (DefinitionsError, OSError) as error:
         print(f"definitions: {error}", file=sys.stderr)
         return FAILED

@@ -214,7 +214,13 @@ class ReplacedFile:
 
     def _put_in_place(self) -> None:
         call = _libc.renameat2
-        call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+        call.argtypes = [
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_uint,
+        ]
         spare, path = os.fsencode(self._spare), os.fsencode(self.path)
         if call(_AT_CWD, spare, _AT_CWD, path, _EXCHANGE) != 0:
             os.rename(self._spare, self.path)  # there was none before, or no such call

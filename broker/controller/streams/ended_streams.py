@@ -53,7 +53,9 @@ class EndedStreams:
 
     def of(self, vhost: str, exchange: str) -> list[dict[str, Any]]:
         """Return what is known of the former shards of an exchange, the oldest first."""
-        found = [ended for ended in self._known() if (ended.vhost, ended.exchange) == (vhost, exchange)]
+        found = [
+            ended for ended in self._known() if (ended.vhost, ended.exchange) == (vhost, exchange)
+        ]
         return [{"shard": ended.shard, "id": ended.id, "next": ended.next} for ended in found]
 
     def note(self, queue: QueuePut) -> bool:
@@ -70,7 +72,9 @@ class EndedStreams:
         try:
             self._write((*others, ended)[-ENDED_MAX:])
         except OSError as error:
-            log.warning("shard queue '%s' in vhost '%s' stays for now: %s", queue.name, queue.vhost, error)
+            log.warning(
+                "shard queue '%s' in vhost '%s' stays for now: %s", queue.name, queue.vhost, error
+            )
             return False
         return True
 
@@ -86,7 +90,9 @@ class EndedStreams:
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError) as error:
-            log.error("%s cannot be read, readers of shards that went are told of a loss: %s", path, error)
+            log.error(
+                "%s cannot be read, readers of shards that went are told of a loss: %s", path, error
+            )
             return ()
 
     def _write(self, streams: tuple[Ended, ...]) -> None:

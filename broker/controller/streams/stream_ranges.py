@@ -77,5 +77,9 @@ def parts_of(vhost: Vhost, name: str) -> list[Part]:
 def names_of(vhost: Vhost) -> list[str]:
     """Of all streams: queues, then exchanges."""
     queues = [queue.name for queue in vhost.queues.values() if is_stream(queue)]
-    exchanges = [name for name in vhost.part_exchanges() if name in vhost.exchanges and name not in vhost.queues]
+    exchanges = [
+        name
+        for name in vhost.part_exchanges()
+        if name in vhost.exchanges and name not in vhost.queues
+    ]
     return queues + [name for name in exchanges if parts_of(vhost, name)]

@@ -10,12 +10,23 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from shardmq.shardd.wire.reading import DIRECT, DONE, JSON_BYTES_MAX, LENGTH, PROXY, Answer, Call, socket_path
+from shardmq.shardd.wire.reading import (
+    DIRECT,
+    DONE,
+    JSON_BYTES_MAX,
+    LENGTH,
+    PROXY,
+    Answer,
+    Call,
+    socket_path,
+)
 
 # A turn may be waited for, and a publish for its confirms.
 ANSWER_S_MAX = 90.0
 PART_BYTES_MAX = 256 << 10
-NO_ARROW = "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
+NO_ARROW = (
+    "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
+)
 
 _answers = msgspec.json.Decoder(Answer)
 _calls = msgspec.json.Encoder()
@@ -98,4 +109,7 @@ def absence() -> tuple[int, str]:
     """Status and reason when nobody listens."""
     if importlib.util.find_spec("pyarrow") is None:
         return 501, NO_ARROW
-    return 503, "the reader of streams is not there: it starts, or the setting reader.enabled is false"
+    return (
+        503,
+        "the reader of streams is not there: it starts, or the setting reader.enabled is false",
+    )

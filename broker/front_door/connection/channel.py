@@ -41,7 +41,9 @@ class Channel:
         self.published = 0  # messages, also those that reached no queue
         self.prefetch = 0  # for new consumers
         self.limit = 0  # of the whole channel
-        self.outstanding = 0  # deliveries to consumers that are not settled; in a transaction, not committed
+        self.outstanding = (
+            0  # deliveries to consumers that are not settled; in a transaction, not committed
+        )
         self.granted = 0  # deliveries let through but not yet here, of a channel with a limit
         self.last_queue = ""
         self.replies: Consumer | None = None  # of direct reply-to
@@ -72,7 +74,11 @@ class Channel:
 
     def first_unsettled(self, consumer: Consumer, epoch: int) -> int | None:
         """Return the lowest number of the consumer's unsettled deliveries in that epoch of its shard."""
-        own = (run.first_number for run in self.unsettled() if run.consumer is consumer and run.epoch == epoch)
+        own = (
+            run.first_number
+            for run in self.unsettled()
+            if run.consumer is consumer and run.epoch == epoch
+        )
         return min(own, default=None)
 
     def report(self, owner: str) -> dict[str, object]:
@@ -87,13 +93,19 @@ class Channel:
             "consumer_count": len(self.consumers),
             "confirm": confirms is not None,
             "transactional": self.transaction is not None,
-            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0,
+            "messages_unconfirmed": sum(w.last - w.first + 1 for w in confirms.waiting)
+            if confirms
+            else 0,
             "messages_uncommitted": self.transaction.publish_count if self.transaction else 0,
             "acks_uncommitted": self.transaction.settle_count if self.transaction else 0,
             "published": self.published,
             "delivered": self.next_tag - 1,
             "delivered_auto": self.delivered_auto,
-            "delivered_manual": self.next_tag - 1 - self.delivered_auto - self.got_auto - self.got_manual,
+            "delivered_manual": self.next_tag
+            - 1
+            - self.delivered_auto
+            - self.got_auto
+            - self.got_manual,
             "got_auto": self.got_auto,
             "got_manual": self.got_manual,
             "got_empty": self.got_empty,
@@ -119,15 +131,21 @@ def _qos(client: Client, channel: Channel, method: commands.Basic.Qos) -> None:
     client.send(channel.number, commands.Basic.QosOk())
 
 
-def _consume(client: Client, channel: Channel, method: commands.Basic.Consume) -> Coroutine[None, None, None]:
+def _consume(
+    client: Client, channel: Channel, method: commands.Basic.Consume
+) -> Coroutine[None, None, None]:
     return client.door.consuming.consume(client, channel, method)
 
 
-def _cancel(client: Client, channel: Channel, method: commands.Basic.Cancel) -> Coroutine[None, None, None]:
+def _cancel(
+    client: Client, channel: Channel, method: commands.Basic.Cancel
+) -> Coroutine[None, None, None]:
     return client.door.consuming.cancel(client, channel, method)
 
 
-def _get(client: Client, channel: Channel, method: commands.Basic.Get) -> Coroutine[None, None, None]:
+def _get(
+    client: Client, channel: Channel, method: commands.Basic.Get
+) -> Coroutine[None, None, None]:
     return client.door.consuming.get(client, channel, method)
 
 
@@ -154,7 +172,9 @@ def _flow(client: Client, channel: Channel, method: commands.Channel.Flow) -> No
 
 
 def _tx_select(client: Client, channel: Channel, method: commands.Tx.Select) -> None:
-    channel.transaction = transactions.select(channel.transaction, confirming=channel.confirms is not None)
+    channel.transaction = transactions.select(
+        channel.transaction, confirming=channel.confirms is not None
+    )
     client.send(channel.number, commands.Tx.SelectOk())
 
 

@@ -81,7 +81,9 @@ class Client(ChannelWork):
         "received_bytes", "relayed", "scope", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
-    def __init__(self, door: Door, sock: Stream, peer: Peer, number: int, tls: login.TlsPeer | None = None) -> None:
+    def __init__(
+        self, door: Door, sock: Stream, peer: Peer, number: int, tls: login.TlsPeer | None = None
+    ) -> None:
         config = door.config
         amqp = Connection(
             frame_bytes_max=config.frame_bytes_max,
@@ -110,7 +112,9 @@ class Client(ChannelWork):
         self._handshake = door.loop.call_later(config.handshake_timeout_s, self._handshake_too_slow)
         door.loop.add_reader(self.fd, self._readable)
         if tls is not None:
-            door.loop.call_soon(self._readable)  # its first bytes may have come with the end of the handshake
+            door.loop.call_soon(
+                self._readable
+            )  # its first bytes may have come with the end of the handshake
 
     @property
     def catalog(self) -> Catalog:
@@ -212,7 +216,11 @@ class Client(ChannelWork):
         if isinstance(event, Settles):
             channel = self.channels.get(event.channel)
             if channel is not None and channel.is_open:
-                self._do(channel, lambda: self._settle(channel, event.ranges), len(event.ranges) * RANGE_BYTES)
+                self._do(
+                    channel,
+                    lambda: self._settle(channel, event.ranges),
+                    len(event.ranges) * RANGE_BYTES,
+                )
         elif isinstance(event, Method):
             self._on_method(event.channel, event.method)
         elif isinstance(event, Binds):
@@ -229,7 +237,11 @@ class Client(ChannelWork):
         self.published = True
         if self.door.alarm:
             self._block()
-        busy = {channel.number for channel in self._waiting} if self._waiting and not event.done else frozenset()
+        busy = (
+            {channel.number for channel in self._waiting}
+            if self._waiting and not event.done
+            else frozenset()
+        )
         event.without = event.without or busy
         self._begun = None
         for number, rest in self.door.publishing.publishes(self, event, self.door.slices.is_over):
@@ -244,7 +256,9 @@ class Client(ChannelWork):
         """In its turn among the channel's work."""
         channel = self.channels.get(number)
         if channel is not None:
-            self._do(channel, partial(publish, self, channel, copy), len(copy.buffer) + len(copy.table))
+            self._do(
+                channel, partial(publish, self, channel, copy), len(copy.buffer) + len(copy.table)
+            )
 
     @staticmethod
     async def _publish_copy(client: Client, channel: Channel, copy: Publishes) -> None:
@@ -252,7 +266,9 @@ class Client(ChannelWork):
         publishing = client.door.publishing
         client.begin_slice()
         while channel.is_open:
-            for _, rest in publishing.publishes(client, copy, client.slice_is_over):  # all is the channel's
+            for _, rest in publishing.publishes(
+                client, copy, client.slice_is_over
+            ):  # all is the channel's
                 await publishing.publish_once(client, channel, rest)
             if copy.done == copy.count:
                 return
@@ -317,14 +333,20 @@ class Client(ChannelWork):
         elif isinstance(method, commands.Connection.CloseOk):
             self.disconnect()
         elif isinstance(method, commands.Connection.UpdateSecret):
-            self.send(0, commands.Connection.UpdateSecretOk())  # a password does not expire: nothing to renew
+            self.send(
+                0, commands.Connection.UpdateSecretOk()
+            )  # a password does not expire: nothing to renew
 
-    def _channel_method(self, channel: Channel, method: base.Frame) -> Coroutine[None, None, None] | None:
+    def _channel_method(
+        self, channel: Channel, method: base.Frame
+    ) -> Coroutine[None, None, None] | None:
         if not channel.is_open:
             return None
         handler = HANDLERS.get(type(method))
         if handler is None:
-            raise ConnectionException(503, "unimplemented method", method.index >> 16, method.index & 0xFFFF)
+            raise ConnectionException(
+                503, "unimplemented method", method.index >> 16, method.index & 0xFFFF
+            )
         return handler(self, channel, method)
 
     def _settle(self, channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> None:
@@ -347,7 +369,9 @@ class Client(ChannelWork):
         """That a consume or get names; "" for the one declared last."""
         return checks.clean_name(name or channel.last_queue)
 
-    def shard_queues(self, channel: Channel, name: str, method: tuple[int, int]) -> tuple[QueuePut, ...]:
+    def shard_queues(
+        self, channel: Channel, name: str, method: tuple[int, int]
+    ) -> tuple[QueuePut, ...]:
         """Of the virtual queue a consume or get names, if this user may read it; none: it is another queue."""
         try:
             return topology.readable_shards(self, self.queue_name(channel, name))
@@ -378,7 +402,9 @@ class Client(ChannelWork):
             put = self.catalog.users.get(user)
             if known is not None:
                 return known
-            return self.door.logins.at_once(put, user, password, self.peer_host, self.door.loop.time())
+            return self.door.logins.at_once(
+                put, user, password, self.peer_host, self.door.loop.time()
+            )
 
         try:
             self.user = login.authenticate(
@@ -411,7 +437,9 @@ class Client(ChannelWork):
 
     async def _log_in_slowly(self, said: StartOk, asked: TakesLong) -> None:
         user = self.catalog.users.get(asked.user)
-        known = await self.door.logins.slowly(user, asked.user, asked.password, self.peer_host, self.door.loop.time())
+        known = await self.door.logins.slowly(
+            user, asked.user, asked.password, self.peer_host, self.door.loop.time()
+        )
         if not self.lost:
             self._log_in(said, known)
             self._gather()
@@ -420,11 +448,15 @@ class Client(ChannelWork):
     def _open(self, vhost: str) -> None:
         vhost = vhost or "/"
         connected = 0 if self.trusted else self.door.connected()
-        login.check_open(self.catalog, self.user, vhost, connected, self.door.config.connections_max)
+        login.check_open(
+            self.catalog, self.user, vhost, connected, self.door.config.connections_max
+        )
         self.vhost = vhost
         if not self.trusted:
             self.door.catalog_link.connection_up(self.info())
-            if self.door.config.connections_are_limited or login.has_limits(self.catalog, self.user, vhost):
+            if self.door.config.connections_are_limited or login.has_limits(
+                self.catalog, self.user, vhost
+            ):
                 self.pause(PAUSE_LOGIN)
                 self._start(self._open_within_limits())
                 return
@@ -432,7 +464,9 @@ class Client(ChannelWork):
 
     async def _open_within_limits(self) -> None:
         """How many there are at all front doors is known to the controller."""
-        answer = await self.catalog_link.ask(ConnectionOpen(self.vhost, self.user), self.owner, self.user)
+        answer = await self.catalog_link.ask(
+            ConnectionOpen(self.vhost, self.user), self.owner, self.user
+        )
         if self.lost:
             return
         if answer.code:
@@ -456,7 +490,9 @@ class Client(ChannelWork):
         """Whether a limit asks how many channels it has. The controller knows how many there are at all front doors."""
         if self.trusted:
             return False
-        return self.door.config.channel_max_per_node > 0 or login.has_channel_limit(self.catalog, self.user)
+        return self.door.config.channel_max_per_node > 0 or login.has_channel_limit(
+            self.catalog, self.user
+        )
 
     async def _open_channel_within_limits(self, channel: Channel) -> None:
         ask = ChannelOpen(self.vhost, self.user, len(self.channels))
@@ -464,7 +500,9 @@ class Client(ChannelWork):
         if self.lost or self.closing:
             return
         if answer.code:
-            self.fail(ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN), channel.number)
+            self.fail(
+                ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN), channel.number
+            )
         elif channel.is_open:
             self.send(channel.number, ChannelOpenOk())
 
@@ -491,10 +529,14 @@ class Client(ChannelWork):
         self._answer_close(channel)
         return None
 
-    async def _close_channel_behind(self, channel: Channel, released: list[asyncio.Future[wire.Control]]) -> None:
+    async def _close_channel_behind(
+        self, channel: Channel, released: list[asyncio.Future[wire.Control]]
+    ) -> None:
         await self.catalog_link.removed(await _closed_by(released))
         if self.counts_channels:
-            await self.catalog_link.ask(ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user)
+            await self.catalog_link.ask(
+                ChannelClose(self.vhost, len(self.channels) - 1), self.owner, self.user
+            )
         self._answer_close(channel)
 
     def _answer_close(self, channel: Channel) -> None:
@@ -527,7 +569,9 @@ class Client(ChannelWork):
             [future for channel in self.channels.values() for future in self._end_channel(channel)]
         )
         self._say_down()
-        await self.catalog_link.removed([*closed, *(queue.id for queue in self.catalog.queues_of(self.owner))])
+        await self.catalog_link.removed(
+            [*closed, *(queue.id for queue in self.catalog.queues_of(self.owner))]
+        )
         self.send(0, commands.Connection.CloseOk())
         self._gather()
         self._flush_then_disconnect()
@@ -552,7 +596,11 @@ class Client(ChannelWork):
                 self._go_on(channel)
         else:
             log.info("%s: closed: %s", self.name, error)
-            self.close(error if isinstance(error, ConnectionException) else ConnectionException(504, str(error), 0, 0))
+            self.close(
+                error
+                if isinstance(error, ConnectionException)
+                else ConnectionException(504, str(error), 0, 0)
+            )
         self._gather()
 
     def close(self, error: ConnectionException) -> None:
@@ -663,4 +711,6 @@ class Client(ChannelWork):
 async def _closed_by(released: list[asyncio.Future[wire.Control]]) -> list[int]:
     """The ids of the queues that go with what is released, when the shards have requeued what was held."""
     answers = [await future for future in released]
-    return [queue for answer in answers if isinstance(answer, wire.Released) for queue in answer.closed]
+    return [
+        queue for answer in answers if isinstance(answer, wire.Released) for queue in answer.closed
+    ]

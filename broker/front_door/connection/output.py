@@ -30,7 +30,9 @@ class Output:
     def __init__(self) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
         self._borrows = False  # some chunks are views of what is not ours
-        self.due: deque[tuple[int, int, int, int]] = deque()  # (bytes written by then, shard, its epoch, credit)
+        self.due: deque[tuple[int, int, int, int]] = (
+            deque()
+        )  # (bytes written by then, shard, its epoch, credit)
         self._has_room: asyncio.Event | None = None  # somebody waits for it
         self.pending = 0
         self.written = 0
@@ -45,7 +47,9 @@ class Output:
         self.pending += len(data)
         self.due.append((self.written + self.pending, shard, epoch, credit))
 
-    def add_parts_then_credit(self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int) -> None:
+    def add_parts_then_credit(
+        self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int
+    ) -> None:
         """As one; they are not copied before own()."""
         self._borrows = True
         self._chunks.extend(parts)
@@ -106,7 +110,11 @@ class Output:
 
 def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
     """A rest of bytes is nobody else's."""
-    return bytes(chunk) if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes) else chunk
+    return (
+        bytes(chunk)
+        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes)
+        else chunk
+    )
 
 
 def close_behind_output(loop: asyncio.AbstractEventLoop, sock: Stream, shut: bool) -> None:

@@ -174,7 +174,9 @@ class Transport(ABC):
             self.output.add(data)
             self._mark_dirty()
 
-    def write_delivery(self, data: bytes | list[bytes | memoryview], shard: int, credit: int) -> None:
+    def write_delivery(
+        self, data: bytes | list[bytes | memoryview], shard: int, credit: int
+    ) -> None:
         """Deliveries, large ones in parts; `credit` goes back to the shard once they are with the kernel."""
         epoch = self.door.links.links[shard].epoch
         if self.closing or self.lost:

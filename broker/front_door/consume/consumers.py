@@ -85,13 +85,28 @@ class Virtual:
     def is_member(self) -> bool:
         """Whether the controller has let it in."""
         joining = self.joining
-        return joining is not None and joining.done() and not joining.cancelled() and not joining.result().code
+        return (
+            joining is not None
+            and joining.done()
+            and not joining.cancelled()
+            and not joining.result().code
+        )
 
 
 class Part(Consumer):
     """A virtual consumer's share of one shard queue."""
 
-    __slots__ = ("bounds", "held", "leaving", "lost", "lowered", "recalled", "seat", "settled", "wanted")
+    __slots__ = (
+        "bounds",
+        "held",
+        "leaving",
+        "lost",
+        "lowered",
+        "recalled",
+        "seat",
+        "settled",
+        "wanted",
+    )
 
     def __init__(self, whole: Virtual, number: int, seat: SeatName) -> None:
         super().__init__(whole.client, whole.channel, number, whole.tag)
@@ -104,7 +119,9 @@ class Part(Consumer):
         self.affinity = whole.terms.affinity
         self.prefetch = whole.limit
         self.wanted = True  # to be attached
-        self.recalled: int | None = None  # what it may keep of its lent prefetch while others want some
+        self.recalled: int | None = (
+            None  # what it may keep of its lent prefetch while others want some
+        )
         self.lowered = 0  # by so much, in turns of others, since its lent prefetch began anew
         self.leaving = False  # on its way to give the seat up
         self.held = 0  # deliveries that are not settled; in a transaction, not committed

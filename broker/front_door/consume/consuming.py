@@ -81,7 +81,9 @@ class Consuming:
 
     # -- consume, cancel -------------------------------------------------------------------------------
 
-    async def consume(self, client: Client, channel: Channel, method: commands.Basic.Consume) -> None:
+    async def consume(
+        self, client: Client, channel: Channel, method: commands.Basic.Consume
+    ) -> None:
         tag = method.consumer_tag or f"amq.ctag-{secrets.token_urlsafe(16)}"
         if method.queue == checks.REPLY_TO:
             _check_reply_consumer(channel, method)
@@ -123,7 +125,9 @@ class Consuming:
         self._announce(consumer)
 
     @staticmethod
-    async def _queue_of(client: Client, channel: Channel, method: commands.Basic.Consume) -> QueuePut | None:
+    async def _queue_of(
+        client: Client, channel: Channel, method: commands.Basic.Consume
+    ) -> QueuePut | None:
         """The queue it names, or a new one for the replies to this channel; None when the channel is gone by then."""
         if method.queue != checks.REPLY_TO:
             return client.readable_queue(channel, method.queue, CONSUME)
@@ -136,14 +140,18 @@ class Consuming:
         elif not consumer.announced and consumer.number in self.consumers:
             consumer.announced = consumer.attached = True
             if not consumer.nowait:
-                consumer.client.send(consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag))
+                consumer.client.send(
+                    consumer.channel.number, commands.Basic.ConsumeOk(consumer.tag)
+                )
 
     @staticmethod
     def attached(consumer: Consumer, answer: wire.Control) -> None:
         if consumer.reading is not None and isinstance(answer, wire.AttachedAt):
             consumer.reading.begins(answer.offset)
 
-    def attach(self, consumer: Consumer, resumed: bool, leaving: bool = False) -> asyncio.Future[wire.Control]:
+    def attach(
+        self, consumer: Consumer, resumed: bool, leaving: bool = False
+    ) -> asyncio.Future[wire.Control]:
         """`leaving`: it gets no message."""
         if not leaving:
             self.grants.begin(consumer)
@@ -184,7 +192,9 @@ class Consuming:
             channel.cancelled.append(consumer)
             if consumer.auto_delete:
                 self._leaving[consumer.number] = consumer
-            done = await self.links.ask(consumer.shard, lambda request: wire.Detach(request, consumer.number))
+            done = await self.links.ask(
+                consumer.shard, lambda request: wire.Detach(request, consumer.number)
+            )
             self.grants.stopped(consumer)
             self._let_idle_go(channel)
             if isinstance(done, wire.Done) and done.closed:
@@ -232,7 +242,9 @@ class Consuming:
         leaving = {consumer.number: consumer for consumer in consumers if consumer.auto_delete}
         if leaving:
             self._leaving |= leaving
-            future.add_done_callback(lambda _: [self._leaving.pop(number, None) for number in leaving])
+            future.add_done_callback(
+                lambda _: [self._leaving.pop(number, None) for number in leaving]
+            )
         parts = [consumer for consumer in consumers if isinstance(consumer, Part)]
         if parts:
             future.add_done_callback(lambda _: self.virtual.released(parts))
@@ -257,7 +269,9 @@ class Consuming:
         _check_get(client.vhost, shards[0])
         name = (client.vhost, client.queue_name(channel, method.queue))
         turn = self._next_get_turn(name, len(shards))
-        await self._get_of_shards(client, channel, shards[turn:] + shards[:turn], bool(method.no_ack))
+        await self._get_of_shards(
+            client, channel, shards[turn:] + shards[:turn], bool(method.no_ack)
+        )
 
     async def _get_of_shards(
         self, client: Client, channel: Channel, shards: tuple[QueuePut, ...], no_ack: bool
@@ -267,7 +281,9 @@ class Consuming:
         got = await self._got(client, channel, queue, no_ack)
         ready: list[int] = []
         if len(shards) <= GET_COUNTS_MAX or not got[1].remaining:
-            ready = [messages for messages, _ in await asyncio.gather(*map(self.links.count, others))]
+            ready = [
+                messages for messages, _ in await asyncio.gather(*map(self.links.count, others))
+            ]
         for at, other in enumerate(others):
             if got[1].message:
                 break
@@ -290,7 +306,9 @@ class Consuming:
         getter = self._getter(client, channel, queue.shard)
 
         def make(request: int) -> wire.Get:
-            return wire.Get(request, queue.id, 0 if no_ack else getter.number, client.id, channel.number, no_ack)
+            return wire.Get(
+                request, queue.id, 0 if no_ack else getter.number, client.id, channel.number, no_ack
+            )
 
         try:
             epoch, got = await self.links.ask_in_epoch(queue.shard, make)
@@ -332,11 +350,20 @@ class Consuming:
         else:
             self._counts.got_manual += 1
             channel.got_manual += 1
-            channel.unacked.add(tag, 1, self._getter(client, channel, queue.shard), epoch, got.number, client.door.now)
+            channel.unacked.add(
+                tag,
+                1,
+                self._getter(client, channel, queue.shard),
+                epoch,
+                got.number,
+                client.door.now,
+            )
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
         remaining = got.remaining + elsewhere
-        data = contents.get_ok(message, channel.number, tag, redelivered, remaining, client.frame_bytes_max)
+        data = contents.get_ok(
+            message, channel.number, tag, redelivered, remaining, client.frame_bytes_max
+        )
         client.write(data)
 
     def _getter(self, client: Client, channel: Channel, shard: int) -> Consumer:
@@ -350,9 +377,13 @@ class Consuming:
 
     # -- deliveries -----------------------------------------------------------------------------------------
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None:
+    def delivery(
+        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]
+    ) -> None:
         """Messages of one consumer, on their way to its client."""
-        _connection, _channel, number, first_number, redelivered, count, blob, times, hides = section
+        _connection, _channel, number, first_number, redelivered, count, blob, times, hides = (
+            section
+        )
         consumer = self.consumers.get(number)
         if consumer is None:
             # Released, and requeued there; its connection's window is of no interest any more, unless others share it.
@@ -373,7 +404,9 @@ class Consuming:
             channel.delivered_auto += count
         else:
             self._counts.delivered_manual += count
-            channel.unacked.add(tag, count, consumer, self.links.links[shard].epoch, first_number, client.door.now)
+            channel.unacked.add(
+                tag, count, consumer, self.links.links[shard].epoch, first_number, client.door.now
+            )
             channel.outstanding += count
             if consumer.whole is not None:
                 self.virtual.delivered(consumer, count)
@@ -382,7 +415,9 @@ class Consuming:
             if consumer.no_ack and channel.wanting:  # no ack will tell that there is room again
                 self.grants.share(channel)
         if self.tracing is not None:
-            self.tracing.delivered(client, channel.number, consumer.queue_name, redelivered, count, blob)
+            self.tracing.delivered(
+                client, channel.number, consumer.queue_name, redelivered, count, blob
+            )
         to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts
         data = to_frames(
             properties.with_delivery_count(blob, count, times) if times else blob,
@@ -395,7 +430,9 @@ class Consuming:
         )
         client.write_delivery(data, shard, size)
 
-    def _numbered(self, consumer: Consumer, first_number: int, count: int, blob: memoryview) -> memoryview:
+    def _numbered(
+        self, consumer: Consumer, first_number: int, count: int, blob: memoryview
+    ) -> memoryview:
         """Messages of a stream, with their offsets in a header."""
         assert consumer.reading is not None
         epoch = self.links.links[consumer.shard].epoch
@@ -454,10 +491,14 @@ class Consuming:
         for consumer in self.consumers.values():
             if consumer.shard == shard and _is_attached(consumer):
                 self.grants.drop(consumer)
-                self.attach(consumer, resumed=True).add_done_callback(partial(self._resumed, consumer.number))
+                self.attach(consumer, resumed=True).add_done_callback(
+                    partial(self._resumed, consumer.number)
+                )
         for consumer in [each for each in self._leaving.values() if each.shard == shard]:
             # For the new process its queue has never had a consumer, and would wait for the last one to leave.
-            self.attach(consumer, resumed=True, leaving=True).add_done_callback(asyncio.Future.exception)
+            self.attach(consumer, resumed=True, leaving=True).add_done_callback(
+                asyncio.Future.exception
+            )
             self._release(shard, [consumer])
 
     def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
@@ -479,7 +520,9 @@ class Consuming:
                 self.settle_runs(kind, runs)
 
     @staticmethod
-    def _taken(channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> Iterator[tuple[int, list[Run]]]:
+    def _taken(
+        channel: Channel, ranges: list[tuple[int, int, int, bool]]
+    ) -> Iterator[tuple[int, list[Run]]]:
         unacked = channel.unacked
         try:
             for kind, first, last, multiple in subsumed(ranges, unacked.has):
@@ -489,7 +532,9 @@ class Consuming:
                     for run in unacked.take(first, last):
                         yield kind, [run]
         except UnknownTag as unknown:
-            ids = ACK if kind == wire.ACK else NACK  # which of nack and reject it was nobody knows any more
+            ids = (
+                ACK if kind == wire.ACK else NACK
+            )  # which of nack and reject it was nobody knows any more
             raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ids) from None
 
     def settle_runs(self, kind: int, runs: list[Run], at_once: bool = False) -> None:
@@ -498,7 +543,11 @@ class Consuming:
         for run in runs:
             last = run.first_number + run.last_tag - run.first_tag
             self._tell_settled(kind, run, last, at_once, wholes)
-            if kind == wire.REQUEUE and run.consumer.reading is not None and run.epoch == run.consumer.reading.epoch:
+            if (
+                kind == wire.REQUEUE
+                and run.consumer.reading is not None
+                and run.epoch == run.consumer.reading.epoch
+            ):
                 run.consumer.reading.give_back(run.first_number, last)
             if run.consumer.tag:  # what basic.get took does not count
                 run.consumer.channel.outstanding -= run.last_tag - run.first_tag + 1
@@ -509,20 +558,34 @@ class Consuming:
         if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
             self.grants.share(channel)
 
-    def _tell_settled(self, kind: int, run: Run, last: int, at_once: bool, wholes: dict[Virtual, None]) -> None:
+    def _tell_settled(
+        self, kind: int, run: Run, last: int, at_once: bool, wholes: dict[Virtual, None]
+    ) -> None:
         """Its shard, now or soon. `wholes`: whose acks wait together."""
         consumer = run.consumer
         if kind != wire.ACK or at_once:
-            self.links.settle(consumer.shard, run.epoch, consumer.number, kind, run.first_number, last)
+            self.links.settle(
+                consumer.shard, run.epoch, consumer.number, kind, run.first_number, last
+            )
         elif isinstance(consumer, Part) and consumer.takes_turns:
             whole = consumer.whole
             wholes[whole] = None
             number = consumer.number
-            self.links.ack(consumer.shard, run.epoch, number, run.first_number, last, ALL_TOGETHER, whole.number)
+            self.links.ack(
+                consumer.shard,
+                run.epoch,
+                number,
+                run.first_number,
+                last,
+                ALL_TOGETHER,
+                whole.number,
+            )
         else:
             prefetch = consumer.granted if consumer.lent else consumer.prefetch
             together = acks_together(prefetch, consumer.affinity)
-            self.links.ack(consumer.shard, run.epoch, consumer.number, run.first_number, last, together)
+            self.links.ack(
+                consumer.shard, run.epoch, consumer.number, run.first_number, last, together
+            )
 
     def recover(self, channel: Channel) -> None:
         """All unacknowledged deliveries of the channel go back to their queues."""
@@ -535,7 +598,9 @@ class Consuming:
         consumers: list[Consumer] = []
         for each in channel.consumers.values():
             consumers += each.parts.values() if isinstance(each, Virtual) else [each]
-        self.grants.change_limit(channel, limit, [each for each in consumers if _has_part_in_limit(each)])
+        self.grants.change_limit(
+            channel, limit, [each for each in consumers if _has_part_in_limit(each)]
+        )
 
     def ungranted(self, number: int, count: int, wants: bool) -> None:
         """Grants given back, or asked for."""
@@ -571,7 +636,12 @@ def _is_attached(consumer: Consumer) -> bool:
 
 def _answered(consumer: Consumer) -> bool:
     answer = consumer.attaching
-    return answer is not None and answer.done() and not answer.cancelled() and answer.exception() is None
+    return (
+        answer is not None
+        and answer.done()
+        and not answer.cancelled()
+        and answer.exception() is None
+    )
 
 
 def _reading(consumer: Consumer, arguments: Mapping[str, object]) -> reading.Reading:
@@ -579,7 +649,12 @@ def _reading(consumer: Consumer, arguments: Mapping[str, object]) -> reading.Rea
     channel, vhost = consumer.channel, consumer.client.vhost
     try:
         reading.check_consume(
-            vhost, consumer.queue_name, consumer.no_ack, consumer.exclusive, consumer.prefetch, channel.limit
+            vhost,
+            consumer.queue_name,
+            consumer.no_ack,
+            consumer.exclusive,
+            consumer.prefetch,
+            channel.limit,
         )
         return reading.Reading(reading.read_from(arguments, consumer.tag))
     except checks.Refusal as refusal:
@@ -591,14 +666,21 @@ def _read_all(whole: Virtual, method: commands.Basic.Consume) -> wire.ReadFrom:
     channel, vhost = whole.channel, whole.client.vhost
     try:
         reading.check_consume(
-            vhost, whole.exchange, bool(method.no_ack), bool(method.exclusive), channel.prefetch, channel.limit
+            vhost,
+            whole.exchange,
+            bool(method.no_ack),
+            bool(method.exclusive),
+            channel.prefetch,
+            channel.limit,
         )
         return reading.read_from(method.arguments or {}, whole.tag)
     except checks.Refusal as refusal:
         raise _refused(refusal, CONSUME) from None
 
 
-def _refused(refusal: checks.Refusal, method: tuple[int, int]) -> ChannelException | ConnectionException:
+def _refused(
+    refusal: checks.Refusal, method: tuple[int, int]
+) -> ChannelException | ConnectionException:
     kind = ConnectionException if refusal.code == reading.NOT_IMPLEMENTED else ChannelException
     return kind(refusal.code, refusal.text, *method)
 
@@ -609,16 +691,24 @@ def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
         return None
     if not resumed:
         return consumer.reading.asked
-    return consumer.reading.resume(consumer.channel.first_unsettled(consumer, consumer.reading.epoch))
+    return consumer.reading.resume(
+        consumer.channel.first_unsettled(consumer, consumer.reading.epoch)
+    )
 
 
 def _attach_as(consumer: Consumer, read: wire.ReadFrom | None) -> Callable[..., wire.Attach]:
     if read is not None and isinstance(consumer, Part):
         stop, mark = consumer.bounds
-        return partial(wire.AttachStreamPart, read=read, stop=stop, mark=mark, whole=consumer.whole.number)
+        return partial(
+            wire.AttachStreamPart, read=read, stop=stop, mark=mark, whole=consumer.whole.number
+        )
     if read is not None:
         return partial(wire.AttachReader, read=read)
-    return wire.Attach if consumer.whole is None else partial(wire.AttachPart, whole=consumer.whole.number)
+    return (
+        wire.Attach
+        if consumer.whole is None
+        else partial(wire.AttachPart, whole=consumer.whole.number)
+    )
 
 
 def _check_get(vhost: str, queue: QueuePut) -> None:
@@ -635,10 +725,14 @@ def _priority(arguments: Mapping[str, object], queue: str, vhost: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _refusal(refused: ShardRefused, queue: str, vhost: str, method: tuple[int, int] = CONSUME) -> ChannelException:
+def _refusal(
+    refused: ShardRefused, queue: str, vhost: str, method: tuple[int, int] = CONSUME
+) -> ChannelException:
     """A shard's Refused in RabbitMQ's words."""
     if refused.code == 404:
         return ChannelException(404, f"no queue '{queue}' in vhost '{vhost}'", *method)
     if refused.code == 403:
-        return ChannelException(403, f"queue '{queue}' in vhost '{vhost}' in exclusive use", *method)
+        return ChannelException(
+            403, f"queue '{queue}' in vhost '{vhost}' in exclusive use", *method
+        )
     return ChannelException(refused.code, refused.text, *method)

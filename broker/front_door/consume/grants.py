@@ -62,7 +62,8 @@ class Grants:
                     self._hold(consumer)
                     consumer.prefetch = consumer.granted if consumer.lent else consumer.whole.limit
                 self._links.tell(
-                    consumer.shard, wire.Tune(consumer.number, consumer.prefetch, limit > 0, consumer.lent)
+                    consumer.shard,
+                    wire.Tune(consumer.number, consumer.prefetch, limit > 0, consumer.lent),
                 )
         self.share(channel)
 
@@ -75,8 +76,12 @@ class Grants:
             whole = consumer.whole
             consumer.lent = not consumer.channel.limit
             if consumer.lent:
-                without = sum(1 for part in whole.parts.values() if part.wanted and not part.granted)
-                room = max(0, whole.limit - whole.granted) if self._links.is_up(consumer.shard) else 0
+                without = sum(
+                    1 for part in whole.parts.values() if part.wanted and not part.granted
+                )
+                room = (
+                    max(0, whole.limit - whole.granted) if self._links.is_up(consumer.shard) else 0
+                )
                 self._lend(consumer, room // max(1, without))
             consumer.prefetch = consumer.granted if consumer.lent else whole.limit
 
@@ -149,7 +154,11 @@ class Grants:
             if now >= whole.turn_ends and not whole.turn_is_over:
                 self._end_turn(whole)
             return
-        if now < whole.turn_ends and not any(rooms[:-1]) and self._goes_on(whole.turns[next(reversed(whole.turns))]):
+        if (
+            now < whole.turn_ends
+            and not any(rooms[:-1])
+            and self._goes_on(whole.turns[next(reversed(whole.turns))])
+        ):
             return
         whose: Part | None = None
         others, moved = False, 0
@@ -210,7 +219,9 @@ class Grants:
         """The part by which that shard is lent its turns."""
         part = whole.turns[shard]
         if part is None or not part.takes_turns:
-            found = (each for each in whole.parts.values() if each.shard == shard and each.takes_turns)
+            found = (
+                each for each in whole.parts.values() if each.shard == shard and each.takes_turns
+            )
             part = whole.turns[shard] = next(found, None)
         return part
 
@@ -246,7 +257,9 @@ class Grants:
         for consumer in list(channel.wanting):
             whole = consumer.whole
             if consumer.lent and whole is not None:
-                room = (whole.limit - whole.granted) // waiting or min(1, whole.limit - whole.granted)
+                room = (whole.limit - whole.granted) // waiting or min(
+                    1, whole.limit - whole.granted
+                )
                 if room <= 0:
                     crowded[whole] = None
             else:
@@ -286,7 +299,11 @@ class Grants:
             if part.wanted:
                 shards.setdefault(part.shard, []).append(part)
         wanting = whole.channel.wanting
-        users = [parts for parts in shards.values() if any(part.granted or part in wanting for part in parts)]
+        users = [
+            parts
+            for parts in shards.values()
+            if any(part.granted or part in wanting for part in parts)
+        ]
         count = sum(map(len, users))
         # What is over stays where it is, and does not go round for ever.
         all_have = all(any(part.granted for part in parts) for parts in users)
@@ -313,7 +330,11 @@ class Grants:
 
     def _cover_others(self, part: Part) -> None:
         """What the others at its shard use of what it had stays lent to them, also to those that are about to stop."""
-        others = [each for each in part.whole.parts.values() if each.shard == part.shard and each is not part]
+        others = [
+            each
+            for each in part.whole.parts.values()
+            if each.shard == part.shard and each is not part
+        ]
         used = sum(each.held - each.lost for each in others) - sum(each.granted for each in others)
         users = [each for each in others if each.held > each.lost and each.lent]
         if used > 0 and users:

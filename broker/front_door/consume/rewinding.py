@@ -138,7 +138,9 @@ class Rewinding:
         try:
             looked = await copying.look(exchange.arguments)
             kept = Kept(looked.first_offset, looked.young, looked.end_offset, looked.at_time)
-            await copying.copy(*chosen(wish.arguments, keeping.messages_max(type, exchange.arguments), kept))
+            await copying.copy(
+                *chosen(wish.arguments, keeping.messages_max(type, exchange.arguments), kept)
+            )
             done = await bind()
             after = await copying.look({})
             await copying.copy(looked.end_offset, after.end_offset)
@@ -169,14 +171,24 @@ class Rewinding:
                 await copying.copy(offset, stop)
                 offset = stop
         except Exception as error:  # the binding stands; what it should have had besides is told
-            log.warning("queue '%s': what came while it was bound is not all copied: %s", copying.wish.queue, error)
+            log.warning(
+                "queue '%s': what came while it was bound is not all copied: %s",
+                copying.wish.queue,
+                error,
+            )
         finally:
             self._end(copying)
 
 
 class _Copying:
     def __init__(
-        self, links: ShardLinks, wish: Wish, stream: QueuePut, target: QueuePut, matcher: Matcher, exchange_type: str
+        self,
+        links: ShardLinks,
+        wish: Wish,
+        stream: QueuePut,
+        target: QueuePut,
+        matcher: Matcher,
+        exchange_type: str,
     ) -> None:
         self.wish = wish
         self._links = links
@@ -243,14 +255,23 @@ class _Copying:
 
     def _numbered(self, parts: list[bytes], numbers: list[bytes]) -> bytes:
         blob = b"".join(parts)
-        return properties.with_offsets(blob, b"".join(numbers), OFFSET_HEADER) if self._numbers else blob
+        return (
+            properties.with_offsets(blob, b"".join(numbers), OFFSET_HEADER)
+            if self._numbers
+            else blob
+        )
 
     def _matches(self, names: bytes, props: bytes) -> bool:
         key = names[names[0] + 2 :].decode("utf-8", "replace")
         said = properties.read(props)
         headers = said.headers or {}
-        facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
-        keys = [key, *(more for name in ("CC",) for more in headers.get(name, ()) if isinstance(more, str))]
+        facts = {
+            name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None
+        }
+        keys = [
+            key,
+            *(more for name in ("CC",) for more in headers.get(name, ()) if isinstance(more, str)),
+        ]
         target = Target("queue", self._target.name)
         return any(target in self._matcher.match(Message(each, headers, facts)) for each in keys)
 

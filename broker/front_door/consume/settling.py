@@ -48,16 +48,30 @@ class Due:
 class Settles:
     """Of one shard, in the order in which they came; neighbouring acks of a consumer are one. `due`: not to wait."""
 
-    __slots__ = ("_due_all", "_last_range", "_lent", "_lowered", "_room", "_shard", "_waited", "due", "ranges")
+    __slots__ = (
+        "_due_all",
+        "_last_range",
+        "_lent",
+        "_lowered",
+        "_room",
+        "_shard",
+        "_waited",
+        "due",
+        "ranges",
+    )
 
     def __init__(self, shard: int = 0, due: Due | None = None) -> None:
         self._shard = 1 << shard
         self._due_all = Due() if due is None else due
         self.ranges: list[Settle] = []
         self._last_range: dict[int, int] = {}  # of acks, by consumer
-        self._room: dict[int, int] = {}  # that acks make, by consumer or by the virtual consumer it is a part of
+        self._room: dict[
+            int, int
+        ] = {}  # that acks make, by consumer or by the virtual consumer it is a part of
         self._lowered: dict[int, dict[int, int]] = {}  # by virtual consumer and part
-        self._lent: dict[int, tuple[int, int]] = {}  # by part; and for how long it is its shard's turn, ms
+        self._lent: dict[
+            int, tuple[int, int]
+        ] = {}  # by part; and for how long it is its shard's turn, ms
         self._waited = 0  # times ACKS_WAIT_S
         self.due = False
 
@@ -89,8 +103,16 @@ class Settles:
         """All there is to tell, now."""
         ranges, self.ranges, self._last_range, self._room, self.due = self.ranges, [], {}, {}, False
         if self._lent or self._lowered:
-            lowered = [(part, LOWERED, count, 0) for parts in self._lowered.values() for part, count in parts.items()]
-            ranges = [*lowered, *ranges, *((part, LENT, count, ms) for part, (count, ms) in self._lent.items())]
+            lowered = [
+                (part, LOWERED, count, 0)
+                for parts in self._lowered.values()
+                for part, count in parts.items()
+            ]
+            ranges = [
+                *lowered,
+                *ranges,
+                *((part, LENT, count, ms) for part, (count, ms) in self._lent.items()),
+            ]
             self._lent, self._lowered = {}, {}
         self._waited = 0
         return ranges

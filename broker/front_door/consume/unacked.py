@@ -45,16 +45,29 @@ class Unacked:
         self.count = 0
 
     def add(
-        self, first_tag: int, count: int, consumer: Consumer, epoch: int, first_number: int, at: float = 0.0
+        self,
+        first_tag: int,
+        count: int,
+        consumer: Consumer,
+        epoch: int,
+        first_number: int,
+        at: float = 0.0,
     ) -> None:
         """`at`: loop time."""
         self.count += count
         if self._runs:
             run = self._runs[-1]
             follows = run.first_number + run.last_tag + 1 - run.first_tag == first_number
-            follows = follows and run.consumer is consumer and run.epoch == epoch and run.last_tag + 1 == first_tag
+            follows = (
+                follows
+                and run.consumer is consumer
+                and run.epoch == epoch
+                and run.last_tag + 1 == first_tag
+            )
             if follows and at - run.at < RUN_S_MAX:
-                self._runs[-1] = Run(run.first_tag, first_tag + count - 1, consumer, epoch, run.first_number, run.at)
+                self._runs[-1] = Run(
+                    run.first_tag, first_tag + count - 1, consumer, epoch, run.first_number, run.at
+                )
                 return
         self._runs.append(Run(first_tag, first_tag + count - 1, consumer, epoch, first_number, at))
         self._firsts.append(first_tag)
@@ -125,7 +138,9 @@ class Unacked:
 
 def _from(run: Run, tag: int) -> Run:
     """The run without what is before `tag`."""
-    return Run(tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag, run.at)
+    return Run(
+        tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag, run.at
+    )
 
 
 def subsumed(

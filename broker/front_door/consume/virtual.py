@@ -73,7 +73,11 @@ class VirtualConsuming:
     """All consumers of virtual queues at this front door. `say`: to the controller, while it is there."""
 
     def __init__(
-        self, links: ShardLinks, consuming: Attaching, grants: Grants, say: Callable[[ControlMessage], None]
+        self,
+        links: ShardLinks,
+        consuming: Attaching,
+        grants: Grants,
+        say: Callable[[ControlMessage], None],
     ) -> None:
         self._links = links
         self._consuming = consuming
@@ -173,7 +177,14 @@ class VirtualConsuming:
     def here(self) -> list[ConsumerHere]:
         """All that are members, for a controller that does not know them."""
         return [
-            ConsumerHere(each.number, each.client.vhost, each.exchange, each.terms, each.left, list(each.parts))
+            ConsumerHere(
+                each.number,
+                each.client.vhost,
+                each.exchange,
+                each.terms,
+                each.left,
+                list(each.parts),
+            )
             for each in self._all.values()
             if each.is_member
         ]
@@ -226,7 +237,9 @@ class VirtualConsuming:
         part.bounds = (order.stop, order.mark)
         if whole.read_from is not None:
             asked = whole.read_from
-            part.reading = Reading(msgspec.structs.replace(asked, start="first") if order.fresh else asked)
+            part.reading = Reading(
+                msgspec.structs.replace(asked, start="first") if order.fresh else asked
+            )
         self._consuming.consumers[part.number] = part
         self._start(self._attach(part))
 
@@ -252,7 +265,9 @@ class VirtualConsuming:
                 wait_s = min(2 * wait_s, ATTACH_AGAIN_S_MAX)
             else:
                 part.attached = part.wanted
-                if part.bounds != bounds:  # which its shard may not have heard of: it may be another life of it
+                if (
+                    part.bounds != bounds
+                ):  # which its shard may not have heard of: it may be another life of it
                     self._links.tell(part.shard, wire.Bound(part.number, *part.bounds))
                 return
 
@@ -273,7 +288,9 @@ class VirtualConsuming:
             try:
                 await asyncio.wait_for(part.settled.wait(), part.whole.handover_s)
             except TimeoutError:
-                log.info("queue '%s' moves on: %d deliveries are requeued", part.queue_name, part.held)
+                log.info(
+                    "queue '%s' moves on: %d deliveries are requeued", part.queue_name, part.held
+                )
         await self._links.ask(part.shard, lambda request: wire.Release(request, [part.number]))
         self._gave_up(part)
 
@@ -316,7 +333,11 @@ def terms_of(whole: Virtual, arguments: Mapping[str, Any], exclusive: bool) -> C
     def checked(name: str, kind: type, default: Any) -> Any:
         value = arguments.get(name, default)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            said = checks.not_integer(value) if kind is int else f"{{unacceptable_type,{checks.type_name(value)}}}"
+            said = (
+                checks.not_integer(value)
+                if kind is int
+                else f"{{unacceptable_type,{checks.type_name(value)}}}"
+            )
             raise invalid(name, queue, vhost, said)
         return value
 
@@ -364,4 +385,6 @@ def handover_of(arguments: Mapping[str, Any], queue: str, vhost: str) -> float:
 
 
 def invalid(argument: str, queue: str, vhost: str, why: str) -> ChannelException:
-    return ChannelException(406, f"invalid arg '{argument}' for queue '{queue}' in vhost '{vhost}': {why}", *CONSUME)
+    return ChannelException(
+        406, f"invalid arg '{argument}' for queue '{queue}' in vhost '{vhost}': {why}", *CONSUME
+    )

@@ -62,7 +62,9 @@ FEW_BYTES = 16 << 10
 APPLIED_WAITS_S = 0.005
 SLICE = 500  # changes applied between two looks at the sockets: a listing of 100,000 queues delays no message
 BACKOFF_FIRST_S = 0.02
-BACKOFF_MAX_S = 0.2  # a look at a socket on the same host; a controller that is back is missed by all doors
+BACKOFF_MAX_S = (
+    0.2  # a look at a socket on the same host; a controller that is back is missed by all doors
+)
 REMOVED_S_MAX = 2.0  # how long the end of a consumer, channel or connection waits for the queues that go with it
 HEAD_BYTES = 4
 
@@ -167,7 +169,9 @@ class _Stream(asyncio.Protocol):
         self._much = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's have its methods, not its class
+        self.transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's have its methods, not its class
 
     def data_received(self, data: bytes) -> None:
         self.unread += data
@@ -203,7 +207,9 @@ class _Stream(asyncio.Protocol):
 class CatalogLink:
     """`catalog` is replaced by a snapshot: look it up here each time, do not keep it."""
 
-    def __init__(self, path: str, *, door: int, incarnation: int, pid: int, listener: Listener) -> None:
+    def __init__(
+        self, path: str, *, door: int, incarnation: int, pid: int, listener: Listener
+    ) -> None:
         self.catalog = Catalog()
         self._coming = Catalog()
         self.up = False  # the controller is there and the catalog is in step
@@ -213,12 +219,16 @@ class CatalogLink:
         self._boot = ""
         self._version = 0
         self._synced = asyncio.Event()
-        self._leaving: dict[asyncio.Future[None], set[int]] = {}  # ids of queues somebody waits for to go
+        self._leaving: dict[
+            asyncio.Future[None], set[int]
+        ] = {}  # ids of queues somebody waits for to go
         self._connections: dict[str, ConnectionInfo] = {}
         self._next_id = 1
         self._sent: dict[int, _Asked] = {}  # in the order of asking
         self._sent_things = self._waiting_things = 0
-        self._waiting: dict[str, deque[_Asked]] = {}  # by connection, the next one that is served first
+        self._waiting: dict[
+            str, deque[_Asked]
+        ] = {}  # by connection, the next one that is served first
         self._stream: _Stream | None = None
         self._told: set[str] = set()  # connections the last hello named
         self._out: list[bytes] = []
@@ -245,7 +255,9 @@ class CatalogLink:
         self._ask(request, owner, user, answer)
         return answer
 
-    def _ask(self, request: AnyRequest, owner: str, user: str, answer: asyncio.Future[Answer] | Reply) -> None:
+    def _ask(
+        self, request: AnyRequest, owner: str, user: str, answer: asyncio.Future[Answer] | Reply
+    ) -> None:
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
         self._next_id += 1
         if self.up and not self._waiting and self._sent_things < SENT_MAX:
@@ -254,7 +266,9 @@ class CatalogLink:
             self._waiting.setdefault(owner, deque()).append(asked)
             self._waiting_things += things_asked(request)
         else:
-            answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller"))
+            answer.set_result(
+                Answer(asked.ask.id, RESOURCE_ERROR, "too many requests wait for the controller")
+            )
 
     def connection_up(self, info: ConnectionInfo) -> None:
         self._connections[info.owner] = info
@@ -274,7 +288,9 @@ class CatalogLink:
     async def removed(self, queue_ids: Iterable[int]) -> None:
         """Returns when the copy has none of these queues any more, or after REMOVED_S_MAX; while the controller is away
         at once: a declare waits for it too, behind what it then hears of them."""
-        left = {queue_id for queue_id in queue_ids if self.catalog.queue_by_id(queue_id) is not None}
+        left = {
+            queue_id for queue_id in queue_ids if self.catalog.queue_by_id(queue_id) is not None
+        }
         if not left or not self.up:
             return
         gone = asyncio.get_running_loop().create_future()
@@ -293,7 +309,9 @@ class CatalogLink:
         backoff_s = BACKOFF_FIRST_S
         while True:
             try:
-                _, stream = await asyncio.get_running_loop().create_unix_connection(self._new_stream, self._path)
+                _, stream = await asyncio.get_running_loop().create_unix_connection(
+                    self._new_stream, self._path
+                )
             except OSError:
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
             else:
@@ -311,7 +329,11 @@ class CatalogLink:
         try:
             await self._serve(stream)
         except OSError as error:
-            log.warning("the controller is gone (%s); serving from the copy of version %d", error, self._version)
+            log.warning(
+                "the controller is gone (%s); serving from the copy of version %d",
+                error,
+                self._version,
+            )
         except msgspec.DecodeError:
             log.exception("what the controller says cannot be read; connecting again")
         finally:
@@ -328,7 +350,12 @@ class CatalogLink:
         self._stream = stream
         self._coming = Catalog()
         hello = DoorHello(
-            self._door, self._incarnation, self._pid, self._boot, self._version, list(self._connections.values())
+            self._door,
+            self._incarnation,
+            self._pid,
+            self._boot,
+            self._version,
+            list(self._connections.values()),
         )
         # Who is connected while the hello is answered is told in _in_step: the hello is a picture of now.
         self._told = set(self._connections)
@@ -373,11 +400,21 @@ class CatalogLink:
                 yield from self._replace(message)
                 self._in_step()
             case Query() if message.unacked_of:
-                self._send(DoorReport(message.query, [], [], {}, self._listener.unacked(message.unacked_of)))
+                self._send(
+                    DoorReport(
+                        message.query, [], [], {}, self._listener.unacked(message.unacked_of)
+                    )
+                )
             case Query() if message.totals_only:
                 self._send(DoorReport(message.query, [], [], self._listener.totals()))
             case Query():
-                self._send(DoorReport(message.query, *self._listener.report(), exchanges=self._listener.published()))
+                self._send(
+                    DoorReport(
+                        message.query,
+                        *self._listener.report(),
+                        exchanges=self._listener.published(),
+                    )
+                )
             case Fence():
                 self._listener.fence(message.number)
             case SeatOrders():
@@ -399,7 +436,9 @@ class CatalogLink:
         while len(buffer) - at >= HEAD_BYTES:
             length = int.from_bytes(buffer[at : at + HEAD_BYTES], "little")
             if length > CONTROL_BYTES_MAX:
-                raise msgspec.DecodeError(f"a message of {length} bytes, at most {CONTROL_BYTES_MAX} agreed")
+                raise msgspec.DecodeError(
+                    f"a message of {length} bytes, at most {CONTROL_BYTES_MAX} agreed"
+                )
             end = at + HEAD_BYTES + length
             if end > len(buffer):
                 break
@@ -455,7 +494,9 @@ class CatalogLink:
         if is_only_more(changes):
             return
         for gone, left in self._leaving.items():
-            left.intersection_update([queue_id for queue_id in left if self.catalog.queue_by_id(queue_id) is not None])
+            left.intersection_update(
+                [queue_id for queue_id in left if self.catalog.queue_by_id(queue_id) is not None]
+            )
             if not left and not gone.done():
                 gone.set_result(None)
 
@@ -470,11 +511,21 @@ class CatalogLink:
         for owner in self._connections.keys() - self._told:
             self._send(ConnectionUp(self._connections[owner]))
         self._send(ConsumersHere(self._listener.consumers_here()))
-        self._sent = {number: _outlived(asked) for number, asked in self._sent.items() if not asked.answer.done()}
+        self._sent = {
+            number: _outlived(asked)
+            for number, asked in self._sent.items()
+            if not asked.answer.done()
+        }
         self._sent_things = sum(things_asked(asked.ask.what) for asked in self._sent.values())
         for asked in list(self._sent.values()):
             if asked.deaths >= DEATHS_MAX:
-                self._answered(Answer(asked.ask.id, INTERNAL_ERROR, f"{DEATHS_MAX} controllers went while asked this"))
+                self._answered(
+                    Answer(
+                        asked.ask.id,
+                        INTERNAL_ERROR,
+                        f"{DEATHS_MAX} controllers went while asked this",
+                    )
+                )
             else:
                 self._send(asked.ask)
         self._send_waiting()
@@ -491,7 +542,9 @@ class CatalogLink:
                 try:
                     asked.answer.set_result(answer)
                 except Exception:  # of one connection; the others' answers come the same way
-                    log.exception("who asked %s could not take the answer", type(asked.ask.what).__name__)
+                    log.exception(
+                        "who asked %s could not take the answer", type(asked.ask.what).__name__
+                    )
         if self._waiting:
             self._send_waiting()
 
@@ -536,7 +589,9 @@ class CatalogLink:
         if self._stream is not None and self._out:
             data = b"".join(self._out)
             self._out.clear()
-            self._stream.transport.write(data)  # the reading side learns of an end and connects again
+            self._stream.transport.write(
+                data
+            )  # the reading side learns of an end and connects again
 
 
 def _outlived(asked: _Asked) -> _Asked:

@@ -79,7 +79,9 @@ class ShardRefused(Exception):
 class Events(Protocol):
     """Who hears what the shards say."""
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]) -> None: ...
+    def delivery(
+        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]
+    ) -> None: ...
     def away(self, shard: int) -> None:
         """Its process is gone, and all it said is heard."""
 
@@ -116,7 +118,9 @@ class ShardLink:
         self.credits: dict[int, int] = {}
         self.credit_due = False
         self.rings_full = 0  # of lanes that are no more
-        self.handlers: dict[envelope.Message, Handler] = {}  # in this epoch, by how the message begins
+        self.handlers: dict[
+            envelope.Message, Handler
+        ] = {}  # in this epoch, by how the message begins
 
     def send(self, message: envelope.Parts) -> None:
         if self.lane is not None:
@@ -153,13 +157,19 @@ class ShardLinks:
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._runtime_dir = config.runtime_dir
         self._due = Due()
-        self.links = [ShardLink(shard, self._socket(zmq.PUSH), self._due) for shard in range(config.shards)]
+        self.links = [
+            ShardLink(shard, self._socket(zmq.PUSH), self._due) for shard in range(config.shards)
+        ]
         self.vhost = ""  # whose publishes the packer holds
         self._batch_messages, self._batch_bytes = Histogram(), Histogram()
-        self._requests: dict[int, tuple[int, Callable[[int], wire.Message], asyncio.Future[wire.Control]]] = {}
+        self._requests: dict[
+            int, tuple[int, Callable[[int], wire.Message], asyncio.Future[wire.Control]]
+        ] = {}
         self._last_request = 0
         self._acks_wait = False  # some do, and a timer runs
-        self._answered_in: dict[int, int] = {}  # epoch of answers to basic.get, until their caller runs
+        self._answered_in: dict[
+            int, int
+        ] = {}  # epoch of answers to basic.get, until their caller runs
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bells = select.epoll()  # of all lanes
@@ -265,7 +275,9 @@ class ShardLinks:
         for link in self.links:
             link.credits.pop(connection, None)
 
-    async def ask_in_epoch(self, shard: int, make: Callable[[int], wire.Message]) -> tuple[int, wire.Control]:
+    async def ask_in_epoch(
+        self, shard: int, make: Callable[[int], wire.Message]
+    ) -> tuple[int, wire.Control]:
         """As ask(); with the epoch that answered, which may be over by the time the caller runs."""
         future = self.ask(shard, make)
         request = self._last_request
@@ -292,7 +304,9 @@ class ShardLinks:
         done = await self._about(queue, wire.Purge)
         return 0 if done is None else done.messages
 
-    async def _about(self, queue: QueuePut, message: type[wire.Count | wire.Purge]) -> wire.Done | None:
+    async def _about(
+        self, queue: QueuePut, message: type[wire.Count | wire.Purge]
+    ) -> wire.Done | None:
         try:
             done = await self.ask(queue.shard, lambda request: message(request, queue.id))
         except ShardRefused as refused:
@@ -311,13 +325,24 @@ class ShardLinks:
             # Says nothing, is answered in turn.
             await self.ask(link.shard, lambda request: wire.Release(request, []))
 
-    def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
+    def settle(
+        self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
+    ) -> None:
         """Delivery numbers of an older epoch are forgotten: that shard has requeued them."""
         link = self.links[shard]
         if link.epoch == epoch:
             link.settles.add(consumer, kind, first, last)
 
-    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int, whole: int = 0) -> None:
+    def ack(
+        self,
+        shard: int,
+        epoch: int,
+        consumer: int,
+        first: int,
+        last: int,
+        together: int,
+        whole: int = 0,
+    ) -> None:
         """As settle(), but it may wait a moment for more of this consumer, or of all parts of `whole`, up to
         `together`."""
         link = self.links[shard]
@@ -369,7 +394,11 @@ class ShardLinks:
         while shards:
             shard = shards.bit_length() - 1
             shards ^= 1 << shard
-            if not batch_bytes_min or due >> shard & 1 or self.packer.pending(shard) >= batch_bytes_min:
+            if (
+                not batch_bytes_min
+                or due >> shard & 1
+                or self.packer.pending(shard) >= batch_bytes_min
+            ):
                 self._flush_link(self.links[shard])
             else:
                 left = True
@@ -382,9 +411,13 @@ class ShardLinks:
             return
         shard, epoch, packer = link.shard, link.epoch, self.packer
         if link.settles:
-            link.send(envelope.settles(self.peer, self.incarnation, epoch, shard, link.settles.take()))
+            link.send(
+                envelope.settles(self.peer, self.incarnation, epoch, shard, link.settles.take())
+            )
         messages, weight = packer.messages(shard), packer.weight(shard)
-        message = packer.take_parts(shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering))
+        message = packer.take_parts(
+            shard, self.peer, self.incarnation, epoch, link.batch + 1, bool(link.gathering)
+        )
         if message is not None:
             size = envelope.size_of(message)
             self._batch_messages.add(messages)
@@ -393,11 +426,15 @@ class ShardLinks:
             link.gathering = []
         if link.credit_due:
             link.credit_due = False
-            link.send(envelope.credit(self.peer, self.incarnation, epoch, shard, link.credits.items()))
+            link.send(
+                envelope.credit(self.peer, self.incarnation, epoch, shard, link.credits.items())
+            )
             link.credits.clear()
 
     @staticmethod
-    def _send_batch(link: ShardLink, message: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
+    def _send_batch(
+        link: ShardLink, message: envelope.Parts, weight: int, waiting: list[Unconfirmed]
+    ) -> None:
         link.batch += 1
         link.in_flight += weight
         if waiting:
@@ -428,12 +465,16 @@ class ShardLinks:
 
     def numbers(self) -> dict[str, float]:
         """Sizes of batches, and how each link is: under names with its shard."""
-        told = self._batch_messages.report("batch_messages") | self._batch_bytes.report("batch_bytes")
+        told = self._batch_messages.report("batch_messages") | self._batch_bytes.report(
+            "batch_bytes"
+        )
         for link in self.links:
             lane = link.lane
             told[f"publish_window_bytes.{link.shard}"] = link.in_flight
             told[f"ring_bytes.{link.shard}"] = lane.waiting_bytes() if lane is not None else 0
-            told[f"ring_full.{link.shard}"] = link.rings_full + (lane.turned if lane is not None else 0)
+            told[f"ring_full.{link.shard}"] = link.rings_full + (
+                lane.turned if lane is not None else 0
+            )
         return told
 
     def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
@@ -449,7 +490,10 @@ class ShardLinks:
         """While it is, whoever waits for a confirm is told no, with the next tick: nobody knows how long it takes."""
         link = self.links[shard]
         if stalled and not link.stalled:
-            log.warning("the disk of shard %d does not answer: publishes that want a confirm are nacked", shard)
+            log.warning(
+                "the disk of shard %d does not answer: publishes that want a confirm are nacked",
+                shard,
+            )
         link.stalled = stalled
 
     def crowded(self, shards: int) -> list[int]:
@@ -600,7 +644,13 @@ class ShardLinks:
         refused = []
         for connection, channel, first, last in told:
             if channel & (wire.KNOWN | wire.ALTERED):
-                self.events.known(connection, channel & (wire.KNOWN - 1), first, last, bool(channel & wire.ALTERED))
+                self.events.known(
+                    connection,
+                    channel & (wire.KNOWN - 1),
+                    first,
+                    last,
+                    bool(channel & wire.ALTERED),
+                )
             else:
                 refused.append((connection, channel, first, last))
         return refused
@@ -639,7 +689,9 @@ class ShardLinks:
         lost = self._lose_sent(link)
         link.epoch = epoch
         who = (self.peer, self.incarnation, epoch, link.shard)
-        link.handlers = {envelope.header(kind, *who): handle for kind, handle in self._handlers.items()}
+        link.handlers = {
+            envelope.header(kind, *who): handle for kind, handle in self._handlers.items()
+        }
         link.away_since, link.nacking, link.stalled = None, False, False
         link.in_flight = 0
         link.settles.take()
@@ -651,7 +703,9 @@ class ShardLinks:
             log.warning("shard %d is back (pid %d)%s", link.shard, hello.pid, _nacked(lost))
         aside, link.aside = link.aside, []
         for message, weight, batch in aside:
-            self._send_batch(link, envelope.readdressed(message, epoch, link.batch + 1), weight, batch)
+            self._send_batch(
+                link, envelope.readdressed(message, epoch, link.batch + 1), weight, batch
+            )
         self._ask_again(link)
         self.events.restarted(link.shard)
         self.events.publish_room(link.shard)
@@ -716,7 +770,11 @@ class ShardLinks:
             self._join(link)
             if link.stalled and self._lose_sent(link):
                 self.events.received()
-            if link.away_since is not None and now - link.away_since > AWAY_S_MAX and link.waited_for:
+            if (
+                link.away_since is not None
+                and now - link.away_since > AWAY_S_MAX
+                and link.waited_for
+            ):
                 self._lose_packed(link)
 
 

@@ -13,7 +13,13 @@ from typing import NamedTuple, Protocol
 from shardmq.broker.front_door.links.shard_link import ShardLinks
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.once import Asked
-from shardmq.broker.front_door.publish.publisher import Committed, Held, Publisher, PublishingChannel, Targets
+from shardmq.broker.front_door.publish.publisher import (
+    Committed,
+    Held,
+    Publisher,
+    PublishingChannel,
+    Targets,
+)
 from shardmq.broker.front_door.publish.reserving import Reservation
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.shared.deduplication import Copy
@@ -99,7 +105,9 @@ class Commit:
         try:
             while self._done < len(self._held):
                 message, targets = self._held[self._done]
-                copies = publishing.put_asked(client, self._channel, message, targets, now_ms, self._asked)
+                copies = publishing.put_asked(
+                    client, self._channel, message, targets, now_ms, self._asked
+                )
                 self._done += 1
                 first += copies.first
                 self._committed.shards += len(copies.again)
@@ -113,7 +121,9 @@ class Commit:
         if publishing.tracing is not None:
             for message, targets in self._held[begun : self._done]:
                 without_bcc = message.without_bcc()
-                publishing.tracing.published(client, self._channel.number, without_bcc, message.keys, targets)
+                publishing.tracing.published(
+                    client, self._channel.number, without_bcc, message.keys, targets
+                )
 
     def _await(self, first: list[Copy]) -> None:
         """Wait for the batches that were just added to, before they leave."""

@@ -86,7 +86,9 @@ class Waiting:
 class Confirms:
     """Confirm mode of one channel: numbers given out, what waits, what was refused."""
 
-    def __init__(self, client: Answered, channel: int, dirty: list[Confirms], counts: Counts | None = None) -> None:
+    def __init__(
+        self, client: Answered, channel: int, dirty: list[Confirms], counts: Counts | None = None
+    ) -> None:
         self.client = client
         self.channel = channel
         self.next_seq = 1
@@ -147,5 +149,7 @@ class Confirms:
             refused = waiting.nacked or seq in self.refused
             self.refused.discard(seq)
             self._counts.confirmed += not refused
-            out.append(nack_frame(self.channel, seq) if refused else ack_frame(self.channel, seq, False))
+            out.append(
+                nack_frame(self.channel, seq) if refused else ack_frame(self.channel, seq, False)
+            )
         return b"".join(out)

@@ -83,7 +83,9 @@ class Answer:
 
     in_sequence = False
 
-    def __init__(self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int, channel: int) -> None:
+    def __init__(
+        self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int, channel: int
+    ) -> None:
         """`channel`: in place of one; by it the batch knows what is refused of it."""
         self.channel = channel
         self._links = links
@@ -100,7 +102,9 @@ class Answer:
         if not first:  # without numbers: no room for any of them
             self._left.update(range(self._batch.count))
             return
-        ordinals = range(max(first - self._first_seq, 0), min(last - self._first_seq + 1, self._batch.count))
+        ordinals = range(
+            max(first - self._first_seq, 0), min(last - self._first_seq + 1, self._batch.count)
+        )
         self._left.update(ordinals)
 
     def lost(self) -> None:
@@ -110,7 +114,9 @@ class Answer:
     def confirmed(self) -> None:
         self.shards -= 1
         if not self.shards and self._links.links[self._shard].epoch == self._epoch:
-            self._links.tell(self._shard, wire.Departed(self._batch.number, _runs(sorted(self._left))))
+            self._links.tell(
+                self._shard, wire.Departed(self._batch.number, _runs(sorted(self._left)))
+            )
 
 
 class DeadLettering:
@@ -120,7 +126,9 @@ class DeadLettering:
         self._source = source
         self._links = links
         self._last_seq = self._last_channel = 0
-        self._batches: deque[tuple[int, int, wire.DeadLetters]] = deque()  # shard, its epoch; bounded by the shards
+        self._batches: deque[tuple[int, int, wire.DeadLetters]] = (
+            deque()
+        )  # shard, its epoch; bounded by the shards
         self._told_of: set[tuple[str, ...]] = set()
         self.published: dict[str, int] = {}  # by reason
         self.released = 0  # were due at the exchange that delayed them
@@ -142,7 +150,11 @@ class DeadLettering:
         try:
             self._publish(shard, batch)
         except Exception:  # one batch must not keep the others; the shard keeps it, and asks again
-            log.exception("dead letters of queue '%s' in vhost '%s' cannot be published", batch.queue, batch.vhost)
+            log.exception(
+                "dead letters of queue '%s' in vhost '%s' cannot be published",
+                batch.queue,
+                batch.vhost,
+            )
             self._links.tell(shard, wire.Departed(batch.number, [(0, batch.count - 1)]))
 
     def _publish(self, shard: int, batch: wire.DeadLetters) -> None:
@@ -169,7 +181,9 @@ class DeadLettering:
             self._links.wait_for(touched, answer)
         answer.confirmed()
 
-    def _release(self, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float) -> None:
+    def _release(
+        self, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float
+    ) -> None:
         releasing = Releasing(self._links, vhost, batch, exchange, channel, now_s)
         releasing.run()
         self.unroutable += releasing.dropped
@@ -227,12 +241,18 @@ class _Publishing:
         parts: list[bytes] = []
         of: To | None = None
         first = ordinal = 0
-        for look, flags, before, middle, after, body in contents.letters(self._batch.messages, self._batch.count):
+        for look, flags, before, middle, after, body in contents.letters(
+            self._batch.messages, self._batch.count
+        ):
             copy = self._copies.get(look)
             if copy is None:
                 copy = self._copies[look] = self._copy(*look)
             word = _U16.pack(flags & ~EXPIRATION | HEADERS)
-            to = copy.to if copy.by_key else self._to_alone(copy, b"".join((word, before, copy.shown, middle, after)))
+            to = (
+                copy.to
+                if copy.by_key
+                else self._to_alone(copy, b"".join((word, before, copy.shown, middle, after)))
+            )
             props = (word, before, copy.headers if to.marks else copy.shown, middle, after)
             if to != of:
                 self._pack(of, parts, first, ordinal - first)
@@ -247,7 +267,9 @@ class _Publishing:
         if not to.targets:
             self._owner.dropped += count
             return
-        self._owner.published[self._batch.reason] = self._owner.published.get(self._batch.reason, 0) + count
+        self._owner.published[self._batch.reason] = (
+            self._owner.published.get(self._batch.reason, 0) + count
+        )
         data = b"".join(parts)
         # Where there are several queues the others would get it each time one of them is full: no insisting there.
         insists = self._first_seq and len(to.targets) == len(to.targets[0][1]) == 1
@@ -268,7 +290,9 @@ class _Publishing:
                 marks=to.marks,
             )
 
-    def _copy(self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int) -> Copy:
+    def _copy(
+        self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int
+    ) -> Copy:
         exchange, key = _split_names(names)
         batch, wish = self._batch, deaths.wish_of(inside)
         given = batch.routing_key if wish.routing_key is None else wish.routing_key
@@ -287,7 +311,12 @@ class _Publishing:
             recorded.deaths,
             to_exchange or "",
             not is_there or goes_by_key(self._vhost.table, to_exchange or ""),
-            To((), mode == PERSISTENT, priority, packer.HAS_BCC if recorded.headers != recorded.shown else 0),
+            To(
+                (),
+                mode == PERSISTENT,
+                priority,
+                packer.HAS_BCC if recorded.headers != recorded.shown else 0,
+            ),
         )
         if not is_there:
             self._owner.no_exchange(batch.vhost, self._queue, to_exchange)
@@ -299,7 +328,9 @@ class _Publishing:
     def _to_alone(self, copy: Copy, props: bytes) -> To:
         """Where an exchange on the way looks at headers or properties, or asks chance."""
         said = properties.read(props)
-        facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
+        facts = {
+            name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None
+        }
         key, *more = copy.keys
         headers = said.headers or {}
         delay_ms = delaying.delay_of(headers) if delaying.HEADER in headers else 0
@@ -321,7 +352,14 @@ class _Publishing:
             if queue is None:  # a stream of which nothing is known yet
                 continue
             if delaying.is_delay_queue(name):
-                waits.append((queue.shard, (queue.id,), queue.durable, int(self._now_s * 1000) + message.delay_ms))
+                waits.append(
+                    (
+                        queue.shard,
+                        (queue.id,),
+                        queue.durable,
+                        int(self._now_s * 1000) + message.delay_ms,
+                    )
+                )
                 continue
             found.append(queue)
         for shard, queue in keeping.named(found):

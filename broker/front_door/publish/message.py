@@ -70,7 +70,10 @@ class Message:
         """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
         expiration = self._properties.expiration
         if self._row_flags & frames.BAD_EXPIRATION and expiration is not None:
-            if not (expiration.isascii() and expiration.isdigit()) or int(expiration) > checks.EXPIRY_MS_MAX:
+            if (
+                not (expiration.isascii() and expiration.isdigit())
+                or int(expiration) > checks.EXPIRY_MS_MAX
+            ):
                 raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
             self.late_ms, self.ttl_ms = checks.in_record(int(expiration))
         claimed = self._properties.user_id
@@ -87,9 +90,13 @@ class Message:
             if more is None:
                 continue
             if not isinstance(more, list):
-                text = f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
+                text = (
+                    f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
+                )
                 raise ChannelException(406, text, *PUBLISH)
-            self.keys += [key for key in more if isinstance(key, str)]  # of what else is there RabbitMQ says nothing
+            self.keys += [
+                key for key in more if isinstance(key, str)
+            ]  # of what else is there RabbitMQ says nothing
 
     def check_delay(self, now_ms: int) -> None:
         """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
@@ -102,11 +109,15 @@ class Message:
 
     def without_bcc(self) -> bytes:
         """As anybody sees it. Where it lies its keys are still needed."""
-        return properties.without_header(self.stored, "BCC") if "BCC" in self.headers else self.stored
+        return (
+            properties.without_header(self.stored, "BCC") if "BCC" in self.headers else self.stored
+        )
 
     def routable(self) -> Routable:
         found = self._properties
-        said = {name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None}
+        said = {
+            name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None
+        }
         key, *more = self.keys
         return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 
@@ -120,8 +131,15 @@ class Message:
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """basic.return of this message."""
         exchange, key, props, body = contents.read_stored(self.without_bcc())
-        payload = struct.pack(">HHHB", 60, 50, NO_ROUTE, 8) + b"NO_ROUTE" + bytes([len(exchange)]) + exchange
-        return contents.content(channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max)
+        payload = (
+            struct.pack(">HHHB", 60, 50, NO_ROUTE, 8)
+            + b"NO_ROUTE"
+            + bytes([len(exchange)])
+            + exchange
+        )
+        return contents.content(
+            channel, payload + bytes([len(key)]) + key, props, body, frame_bytes_max
+        )
 
 
 def _bad_expiration(value: str) -> str:
@@ -144,4 +162,6 @@ def line_of(event: Publishes, at: int) -> bytes:
 def exchange_and_key(line: bytes) -> tuple[str, str]:
     n = line[0]
     m = line[n + 1]
-    return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode("utf-8", "replace")
+    return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode(
+        "utf-8", "replace"
+    )

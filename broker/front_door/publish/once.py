@@ -105,7 +105,9 @@ class Asked:
 class _Question:
     """To one shard, about ids under the numbers from `first` on."""
 
-    def __init__(self, once: Once, shard: int, first: int, wants: list[Wanted], since: float) -> None:
+    def __init__(
+        self, once: Once, shard: int, first: int, wants: list[Wanted], since: float
+    ) -> None:
         self.shard = shard
         self.first = first
         self.wants = wants
@@ -119,7 +121,9 @@ class _Question:
         for want in self.wants:
             place, _ = things.setdefault(key_of(want.thing), (len(things), want.size))
             ids.append((place, want.id, want.ttl_ms))
-        return wire.AskOnce(request, self.first, [(key, size) for key, (_, size) in things.items()], ids)
+        return wire.AskOnce(
+            request, self.first, [(key, size) for key, (_, size) in things.items()], ids
+        )
 
     def read(self, answer: asyncio.Future[wire.Control], asked: Asked) -> None:
         self.is_open = False
@@ -156,7 +160,9 @@ class Once:
     def __init__(self, links: ShardLinks) -> None:
         self._links = links
         self._last_number = 0
-        self._open: dict[tuple[int, int], tuple[_Question, _Known]] = {}  # by shard and number: asked, or following
+        self._open: dict[
+            tuple[int, int], tuple[_Question, _Known]
+        ] = {}  # by shard and number: asked, or following
         self._became: dict[int, wire.OnceBecame] = {}  # by shard, to be told
         self._exchanges: dict[tuple[str, str], ExchangePut] = {}  # asked about, by vhost and name
 
@@ -229,7 +235,11 @@ class Once:
 
     def restarted(self, shard: int) -> None:
         """It knows nothing any more, but is asked again what it had not answered."""
-        self._lose(key for key, (question, _) in self._open.items() if key[0] == shard and not question.is_open)
+        self._lose(
+            key
+            for key, (question, _) in self._open.items()
+            if key[0] == shard and not question.is_open
+        )
 
     def look_after(self, now: float) -> None:
         """From time to time: nobody is to wait for ever for what a shard knew that is away, or forgot."""

@@ -23,7 +23,9 @@ Held = tuple[Message, Targets]
 class Committed:
     """A transaction's publishes on their way to stable storage."""
 
-    in_sequence = False  # the commit is answered: who hears that it failed has sent nothing behind it
+    in_sequence = (
+        False  # the commit is answered: who hears that it failed has sent nothing behind it
+    )
 
     def __init__(self, connection: int, channel: int) -> None:
         self.connection = connection

@@ -16,13 +16,27 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
-from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes, copies_by_channel, frames
+from shardmq.broker.amqp import (
+    ChannelException,
+    ConnectionException,
+    Publishes,
+    copies_by_channel,
+    frames,
+)
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_link import ShardLinks
 from shardmq.broker.front_door.publish.committing import Commit, Copies
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
-from shardmq.broker.front_door.publish.message import FACTS, MANDATORY, PUBLISH, ROW, Message, exchange_and_key, line_of
+from shardmq.broker.front_door.publish.message import (
+    FACTS,
+    MANDATORY,
+    PUBLISH,
+    ROW,
+    Message,
+    exchange_and_key,
+    line_of,
+)
 from shardmq.broker.front_door.publish.once import Asked, Once, Wanted
 from shardmq.broker.front_door.publish.publisher import Held, Publisher, PublishingChannel, Targets
 from shardmq.broker.front_door.publish.replies import Replies
@@ -31,7 +45,15 @@ from shardmq.broker.front_door.publish.scope import PLACES_MAX, Alone, Places, S
 from shardmq.broker.model import checks, own_letters
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import ExchangePut, QueuePut
-from shardmq.broker.routing import delaying, goes_always_alike, goes_by_key, keeping, route, route_message, spread_of
+from shardmq.broker.routing import (
+    delaying,
+    goes_always_alike,
+    goes_by_key,
+    keeping,
+    route,
+    route_message,
+    spread_of,
+)
 from shardmq.broker.shared import rights
 from shardmq.broker.shared.deduplication import Copy, Rule, Seen
 from shardmq.broker.shared.reading import is_stream
@@ -46,7 +68,12 @@ EXCHANGE, QUEUE = "exchange", "queue"
 # What a message held by a transaction takes beside its bytes.
 HELD_MESSAGE_BYTES = 1024
 
-SPREAD = {"rendezvous": routes.RENDEZVOUS, "jump": routes.JUMP, "modulus": routes.MODULUS, "chance": routes.CHANCE}
+SPREAD = {
+    "rendezvous": routes.RENDEZVOUS,
+    "jump": routes.JUMP,
+    "modulus": routes.MODULUS,
+    "chance": routes.CHANCE,
+}
 
 _CHANNEL_OF = struct.Struct("<6xH")
 
@@ -87,7 +114,9 @@ class Publishing:
     ) -> None:
         self._source = source
         self._replies = replies or Replies(links, counts)
-        self._is_full = False  # the packer stopped, for what goes to many queues was enough for one slice
+        self._is_full = (
+            False  # the packer stopped, for what goes to many queues was enough for one slice
+        )
         self._far_queue = 0  # of a consumer here, to which what comes next does not go straight
         self._counts = counts or Counts()
         self._set_timestamp = set_timestamp
@@ -129,7 +158,9 @@ class Publishing:
             self.once.catalog_changed(self.catalog)
         if not something_went:
             return
-        self.exchange_counts.forget(self.catalog, lambda vhost: any(of == vhost for of, _ in self._scopes))
+        self.exchange_counts.forget(
+            self.catalog, lambda vhost: any(of == vhost for of, _ in self._scopes)
+        )
         for kind, vhost, name in list(self._seen):
             there = self.catalog.exchange if kind == EXCHANGE else self.catalog.queue
             if there(vhost, name) is None:
@@ -191,10 +222,15 @@ class Publishing:
         event.counted = True
         self._counts.received += event.count
         self._counts.sizes.add(event.table)
-        if self._set_timestamp and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None:
+        if (
+            self._set_timestamp
+            and (stamped := frames.stamped(event.buffer, event.table, now_ms // 1000)) is not None
+        ):
             event.buffer, event.table = stamped
 
-    def _pack(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
+    def _pack(
+        self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int
+    ) -> int:
         """As many of the channel's messages as go without a decision, and the one that needs it."""
         confirms, scope, links = channel.confirms, client.scope, self.links
         assert scope is not None
@@ -234,7 +270,9 @@ class Publishing:
             return packed + self._reply(client, channel, event, packed, now_ms)
         return packed
 
-    def _reply(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> int:
+    def _reply(
+        self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int
+    ) -> int:
         """Messages for a direct reply-to consumer of this front door: how many of them are done with."""
         queue_id, count = self.links.packer.near_queue, self.links.packer.near_count
         requester = self._replies.here.get(queue_id)
@@ -249,7 +287,9 @@ class Publishing:
         self._account(client, channel, count)
         return count
 
-    def _account(self, client: Publisher, channel: PublishingChannel, count: int, copies: Copies = NO_COPIES) -> None:
+    def _account(
+        self, client: Publisher, channel: PublishingChannel, count: int, copies: Copies = NO_COPIES
+    ) -> None:
         """Remember who waits for the batches that were just added to."""
         touched = self.links.packer.take_touched()
         client.feeds(touched)
@@ -282,7 +322,9 @@ class Publishing:
             scope.routes.learn(line, routes.CALLER, [], False)
             return
         once = _rule(vhost.exchanges[exchange]) is not None
-        if not once and (self._learn_spread(scope, vhost, exchange) or self._learn_alike(scope, vhost, exchange)):
+        if not once and (
+            self._learn_spread(scope, vhost, exchange) or self._learn_alike(scope, vhost, exchange)
+        ):
             return
         if once or not goes_by_key(vhost.table, exchange):
             scope.routes.learn(line, routes.CALLER, [], False)
@@ -299,7 +341,9 @@ class Publishing:
             scope.routes.learn(line, routes.CALLER, [], False)
             return
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
-        scope.routes.learn(line, routes.TARGETS if targets else routes.NOWHERE, targets, durable, reach)
+        scope.routes.learn(
+            line, routes.TARGETS if targets else routes.NOWHERE, targets, durable, reach
+        )
 
     def _learn_key(self, scope: Scope, exchange: Alone, line: bytes) -> None:
         """Of an exchange that is known already."""
@@ -307,7 +351,12 @@ class Publishing:
         if exchange.is_topic and self.catalog.has_topic_permissions(scope.user, scope.vhost):
             self._check_topics(scope, exchange.name, (key,))
         names = exchange.queues(key)
-        if self._replies.here and names and checks.is_reply_queue(names[0]) and self._learn_reply(scope, line, names):
+        if (
+            self._replies.here
+            and names
+            and checks.is_reply_queue(names[0])
+            and self._learn_reply(scope, line, names)
+        ):
             return
         try:
             places = scope.places[names]
@@ -316,7 +365,9 @@ class Publishing:
         if places is None:
             scope.routes.learn(line, routes.CALLER, [], False)
         else:
-            scope.routes.learn(line, routes.TARGETS if names else routes.NOWHERE, *places, len(names))
+            scope.routes.learn(
+                line, routes.TARGETS if names else routes.NOWHERE, *places, len(names)
+            )
 
     def _learn_reply(self, scope: Scope, line: bytes, names: tuple[str, ...]) -> bool:
         """Of a queue for direct replies, if its consumer is here."""
@@ -354,20 +405,30 @@ class Publishing:
         if not goes_always_alike(vhost.table, exchange):
             return False
         routed = route(vhost.table, exchange, "", None)
-        if (routed.kept and not routed.queues) or any(_rule(vhost.queues[name]) for name in routed.queues):
+        if (routed.kept and not routed.queues) or any(
+            _rule(vhost.queues[name]) for name in routed.queues
+        ):
             return False
         targets, durable = self._targets(vhost, (*routed.queues, *routed.kept))
         kind = routes.TARGETS if targets else routes.NOWHERE
-        return scope.routes.learn_exchange(exchange.encode(), kind, targets, durable, len(routed.queues))
+        return scope.routes.learn_exchange(
+            exchange.encode(), kind, targets, durable, len(routed.queues)
+        )
 
-    def _copy(self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int) -> tuple[Copy | None, bool]:
+    def _copy(
+        self, thing: ExchangePut | QueuePut | None, message: Message, now_ms: int
+    ) -> tuple[Copy | None, bool]:
         """The first copy of the message where that counts, and whether this is another one."""
         rule = _rule(thing)
         if thing is None or rule is None:
             return None, False
         if self.once is not None:
             id = rule.id_of(message.headers)
-            copy, again = self._asked.take(thing, id) if self._asked is not None and id is not None else (None, False)
+            copy, again = (
+                self._asked.take(thing, id)
+                if self._asked is not None and id is not None
+                else (None, False)
+            )
             self.duplicates += again
             return copy, again
         name = EXCHANGE if isinstance(thing, ExchangePut) else QUEUE, thing.vhost, thing.name
@@ -387,7 +448,9 @@ class Publishing:
             raise _refused(refusal) from None
         found = vhost.exchanges.get(exchange)
         if found is None:
-            raise ChannelException(404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH)
+            raise ChannelException(
+                404, f"no exchange '{exchange}' in vhost '{scope.vhost}'", *PUBLISH
+            )
         if found.internal:
             text = f"cannot publish to internal exchange '{exchange}' in vhost '{scope.vhost}'"
             raise ChannelException(403, text, *PUBLISH)
@@ -417,12 +480,16 @@ class Publishing:
 
     # -- one message at a time --------------------------------------------------------------------------
 
-    def _decide(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> None:
+    def _decide(
+        self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int
+    ) -> None:
         """A message that the packer does not decide about: checked, routed by its headers, returned or held by tx."""
         try:
             message, targets = self._decided(client, channel, event, at, now_ms)
             if channel.transaction is not None:
-                channel.transaction.publish((message, targets), len(message.stored) + HELD_MESSAGE_BYTES)
+                channel.transaction.publish(
+                    (message, targets), len(message.stored) + HELD_MESSAGE_BYTES
+                )
                 return
         except (ChannelException, ConnectionException) as error:
             client.fail(error, channel.number)
@@ -431,7 +498,9 @@ class Publishing:
             raise _AskFirst(at)
         self.send_one(client, channel, message, targets, now_ms)
 
-    def _decided(self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int) -> Held:
+    def _decided(
+        self, client: Publisher, channel: PublishingChannel, event: Publishes, at: int, now_ms: int
+    ) -> Held:
         """Raises what the publisher did wrong."""
         assert client.scope is not None
         message = Message(event, at)
@@ -467,7 +536,9 @@ class Publishing:
                 await client.next_slice()
         return await self.once.ask(wants)
 
-    async def publish_once(self, client: Publisher, channel: PublishingChannel, event: Publishes) -> None:
+    async def publish_once(
+        self, client: Publisher, channel: PublishingChannel, event: Publishes
+    ) -> None:
         """Publish a channel's messages from one on that some shard has to be asked about, slice by slice.
 
         Nothing else of the channel may be done meanwhile. Raises what the publisher did wrong.
@@ -506,7 +577,9 @@ class Publishing:
         """Of what its headers say: the keys of CC and BCC, and where its dead letter goes."""
         try:
             rights.check_keys(self.catalog, scope.user, scope.vhost, message.exchange, message.keys)
-            rights.check_dead_letter(self.catalog, scope.user, scope.vhost, message.headers, message.keys)
+            rights.check_dead_letter(
+                self.catalog, scope.user, scope.vhost, message.headers, message.keys
+            )
         except checks.Refusal as refusal:
             raise _refused(refusal) from None
 
@@ -534,7 +607,9 @@ class Publishing:
             channel.confirms.in_sequence = True
         self._account(client, channel, 1, copies)
         if self.tracing is not None:
-            self.tracing.published(client, channel.number, message.without_bcc(), message.keys, targets)
+            self.tracing.published(
+                client, channel.number, message.without_bcc(), message.keys, targets
+            )
 
     async def reserve(self, client: Publisher, held: Sequence[Held]) -> Reservation | None:
         """Set room aside for a transaction, None if no queue may refuse it; raises when one does."""
@@ -585,7 +660,12 @@ class Publishing:
         copy.confirmed()
 
     def _put(
-        self, client: Publisher, channel: PublishingChannel, message: Message, targets: Targets, now_ms: int
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        message: Message,
+        targets: Targets,
+        now_ms: int,
     ) -> Copies:
         assert client.scope is not None
         vhost = self._vhost(client.scope)
@@ -593,7 +673,9 @@ class Publishing:
         seq = channel.confirms.next_seq if channel.confirms else 0
         copies = Copies([], [])
         published, exchange = self.exchange_counts.of(vhost.name), message.exchange.encode()
-        if self._is_again(client, channel, vhost.exchanges.get(message.exchange), message, now_ms, copies):
+        if self._is_again(
+            client, channel, vhost.exchanges.get(message.exchange), message, now_ms, copies
+        ):
             published.add(exchange, 1, 0)
             return copies
         waits = False
@@ -603,7 +685,9 @@ class Publishing:
             if message.delay_ms and delaying.is_delay_queue(queue.name):
                 self._put_off(client, channel, message, queue, seq, now_ms)
                 waits = True
-            elif queue.arguments and self._is_again(client, channel, queue, message, now_ms, copies):
+            elif queue.arguments and self._is_again(
+                client, channel, queue, message, now_ms, copies
+            ):
                 waits = True
             elif (requester := self._replies.here.get(queue.id)) is not None and requester.takes(
                 wanted=not message.in_sequence
@@ -621,7 +705,9 @@ class Publishing:
         published.add(exchange, 1, len(takers) - kept + handed_over)
         reached = waits or (bool(takers) and not keeping.is_keeping_queue(takers[0].name))
         if not reached and message.mandatory:
-            if channel.confirms is not None:  # what is due is not to come behind the return, merged with its ack
+            if (
+                channel.confirms is not None
+            ):  # what is due is not to come behind the return, merged with its ack
                 client.write(channel.confirms.answers())
             client.write(message.returned(channel.number, client.frame_bytes_max))
             self._counts.returned += 1
@@ -665,12 +751,20 @@ class Publishing:
         if again:
             copies.again.append(copy)
             return True
-        copy.published(client.id, channel.number, channel.confirms.next_seq if channel.confirms else 0)
+        copy.published(
+            client.id, channel.number, channel.confirms.next_seq if channel.confirms else 0
+        )
         copies.first.append(copy)
         return False
 
     def _put_off(
-        self, client: Publisher, channel: PublishingChannel, message: Message, queue: QueuePut, seq: int, now_ms: int
+        self,
+        client: Publisher,
+        channel: PublishingChannel,
+        message: Message,
+        queue: QueuePut,
+        seq: int,
+        now_ms: int,
     ) -> None:
         """To where it waits. Its record has the time when it is due, and a ttl of 0; its own ttl begins then."""
         assert client.scope is not None
@@ -724,5 +818,7 @@ def _there(vhost: Vhost, names: Iterable[str]) -> list[QueuePut]:
 def _cut(by_shard: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
     """A record names at most QUEUES_MAX queues: more are several records."""
     return [
-        (shard, ids[at : at + QUEUES_MAX]) for shard, ids in by_shard.items() for at in range(0, len(ids), QUEUES_MAX)
+        (shard, ids[at : at + QUEUES_MAX])
+        for shard, ids in by_shard.items()
+        for at in range(0, len(ids), QUEUES_MAX)
     ]

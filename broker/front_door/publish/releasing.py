@@ -51,7 +51,13 @@ class Releasing:
     """One batch, being packed. `channel`: by which the batch knows what is refused of it."""
 
     def __init__(
-        self, links: ShardLinks, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float
+        self,
+        links: ShardLinks,
+        vhost: Vhost,
+        batch: wire.DeadLetters,
+        exchange: str,
+        channel: int,
+        now_s: float,
     ) -> None:
         self._packer = links.packer
         self._vhost = vhost
@@ -106,9 +112,13 @@ class Releasing:
         _, key, props, _ = contents.read_stored(stored)
         said = properties.read(props)
         headers = said.headers or {}
-        facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
+        facts = {
+            name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None
+        }
         more = [each for name in ("CC", "BCC") for each in _texts(headers.get(name))]
-        return Message(key.decode("utf-8", "replace"), headers, facts, random.getrandbits(64), tuple(more))
+        return Message(
+            key.decode("utf-8", "replace"), headers, facts, random.getrandbits(64), tuple(more)
+        )
 
     def _targets(self, message: Message) -> Targets:
         by_shard: dict[int, tuple[tuple[int, ...], bool]] = {}
@@ -133,13 +143,17 @@ class Releasing:
             stored = properties.without_header(stored, own_letters.BCC)
         self._pack(together, stored, 1, own_letters.marks_of(headers, keeps_bcc=keeps_bcc))
 
-    def _pack(self, together: _Together | None, data: memoryview | bytes, count: int, marks: int = 0) -> None:
+    def _pack(
+        self, together: _Together | None, data: memoryview | bytes, count: int, marks: int = 0
+    ) -> None:
         if together is None or not count:
             return
         if not together.targets.by_shard:
             self.dropped += count
             return
-        late_ms, ttl_ms = (0, NO_TTL) if together.ttl_ms is None else checks.in_record(together.ttl_ms)
+        late_ms, ttl_ms = (
+            (0, NO_TTL) if together.ttl_ms is None else checks.in_record(together.ttl_ms)
+        )
         if together.targets.to_stream:
             late_ms = 0  # streams find messages by their time
         for shard, ids, durable in together.targets.by_shard:

@@ -92,7 +92,11 @@ class Requester:
         elif self._way.choose(unsent_bytes):
             return True
         # Asked for with half the bytes unsent that make it go far, so that it does not go to and fro.
-        if self._looking is None and unsent_bytes <= REPLIES_BYTES_MAX // 2 and self._queues.is_up(self._queue.shard):
+        if (
+            self._looking is None
+            and unsent_bytes <= REPLIES_BYTES_MAX // 2
+            and self._queues.is_up(self._queue.shard)
+        ):
             self._looking = asyncio.get_running_loop().create_task(self._look())
         return False
 
@@ -164,5 +168,7 @@ class Replies:
         if self.tracing is not None:
             self.tracing.delivered(client, channel.number, consumer.queue_name, False, 1, stored)
         client.write(
-            contents.deliveries(stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max)
+            contents.deliveries(
+                stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max
+            )
         )

@@ -31,7 +31,9 @@ class Links(Protocol):
     """The way to the shards."""
 
     def tell(self, shard: int, what: wire.Message) -> None: ...
-    def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[wire.Control]: ...
+    def ask(
+        self, shard: int, make: Callable[[int], wire.Message]
+    ) -> asyncio.Future[wire.Control]: ...
 
 
 class Reservation:
@@ -86,13 +88,19 @@ class Reserving:
                 each.cancel()  # or the next process of a shard that is away would be asked, and nobody end that
             reservation.end()
 
-    def _ask(self, shard: int, number: int, queues: Mapping[int, list[int]]) -> asyncio.Future[wire.Control]:
-        return self._links.ask(shard, lambda request: wire.Reserve(request, number, list(queues.items())))
+    def _ask(
+        self, shard: int, number: int, queues: Mapping[int, list[int]]
+    ) -> asyncio.Future[wire.Control]:
+        return self._links.ask(
+            shard, lambda request: wire.Reserve(request, number, list(queues.items()))
+        )
 
 
 def refused(why: str) -> ChannelException:
     """Return the answer to a commit of which nothing was done."""
-    return ChannelException(PRECONDITION_FAILED, f"{why}: nothing of the transaction was done", *COMMIT)
+    return ChannelException(
+        PRECONDITION_FAILED, f"{why}: nothing of the transaction was done", *COMMIT
+    )
 
 
 def wanted(vhost: Vhost, held: Iterable[tuple[Message, tuple[str, ...]]]) -> Wanted:

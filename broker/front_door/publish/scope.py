@@ -38,7 +38,9 @@ class Alone(NamedTuple):
             return None
         if here.destination_exchanges or here.keeps or attributes.alternate is not None:
             return None
-        return cls(name, matcher, delaying.inner_type(attributes.type, attributes.arguments) == "topic")
+        return cls(
+            name, matcher, delaying.inner_type(attributes.type, attributes.arguments) == "topic"
+        )
 
     def queues(self, key: str) -> tuple[str, ...]:
         """In an order that depends only on their names."""

@@ -50,10 +50,14 @@ class Tracing:
 
     def catalog_changed(self) -> Tracing | None:
         """Itself, while there is anything to trace."""
-        self.vhosts = frozenset(vhost.name for vhost in self._holder.catalog.vhosts.values() if vhost.put.is_traced)
+        self.vhosts = frozenset(
+            vhost.name for vhost in self._holder.catalog.vhosts.values() if vhost.put.is_traced
+        )
         return self if self.vhosts else None
 
-    def published(self, client: Client, channel: int, stored: bytes, keys: list[str], queues: Iterable[str]) -> None:
+    def published(
+        self, client: Client, channel: int, stored: bytes, keys: list[str], queues: Iterable[str]
+    ) -> None:
         """A publish, when it was routed to `queues`."""
         if client.vhost not in self.vhosts:
             return
@@ -63,7 +67,13 @@ class Tracing:
         self._send(client, f"publish.{exchange.decode(errors='replace')}", headers, body)
 
     def delivered(
-        self, client: Client, channel: int, queue: str, redelivered: bool, count: int, blob: bytes | memoryview
+        self,
+        client: Client,
+        channel: int,
+        queue: str,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
     ) -> None:
         """Stored messages that go to a consumer, or to who asked for one; copies themselves are not copied."""
         if client.vhost not in self.vhosts:
@@ -71,11 +81,15 @@ class Tracing:
         for names, props, body in contents.split(blob, count):
             exchange, key = names[1 : names[0] + 1], names[names[0] + 2 :]
             if exchange != TRACE_EXCHANGE.encode():
-                headers = self._headers(client, channel, exchange, [key.decode(errors="replace")], props)
+                headers = self._headers(
+                    client, channel, exchange, [key.decode(errors="replace")], props
+                )
                 headers["redelivered"] = int(redelivered)
                 self._send(client, f"deliver.{queue}", headers, body)
 
-    def _headers(self, client: Client, channel: int, exchange: bytes, keys: list[str], props: bytes) -> dict[str, Any]:
+    def _headers(
+        self, client: Client, channel: int, exchange: bytes, keys: list[str], props: bytes
+    ) -> dict[str, Any]:
         return {
             "exchange_name": exchange.decode(errors="replace"),
             "routing_keys": list(keys),
@@ -115,7 +129,11 @@ def _said(props: bytes) -> dict[str, Any]:
         read = properties.read(props)
     except ConnectionException:
         return {}
-    said = {name: value for name, _ in properties.PROPERTIES if (value := getattr(read, name)) is not None}
+    said = {
+        name: value
+        for name, _ in properties.PROPERTIES
+        if (value := getattr(read, name)) is not None
+    }
     if read.timestamp is not None:
         try:
             said["timestamp"] = datetime.datetime.fromtimestamp(read.timestamp, datetime.UTC)

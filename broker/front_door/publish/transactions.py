@@ -12,7 +12,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shardmq.broker.amqp.errors import ChannelException
 
-HELD_BYTES_MAX = 512 << 20  # of one channel's publishes: a transaction lives in memory until it is committed
+HELD_BYTES_MAX = (
+    512 << 20
+)  # of one channel's publishes: a transaction lives in memory until it is committed
 HELD_SETTLES_MAX = 1_000_000
 
 PRECONDITION_FAILED = 406
@@ -39,7 +41,9 @@ class Transaction(Generic[P, S]):
 
     def publish(self, publish: P, stored_bytes: int) -> None:
         if self.held_bytes + stored_bytes > HELD_BYTES_MAX:
-            raise ChannelException(PRECONDITION_FAILED, f"more than {HELD_BYTES_MAX} bytes in one transaction", TX, 0)
+            raise ChannelException(
+                PRECONDITION_FAILED, f"more than {HELD_BYTES_MAX} bytes in one transaction", TX, 0
+            )
         self.held_bytes += stored_bytes
         self._publishes.append(publish)
 
@@ -86,7 +90,9 @@ class Transaction(Generic[P, S]):
 def select(current: Transaction[P, S] | None, *, confirming: bool) -> Transaction[P, S]:
     """tx.select: may be said again, and then keeps what is held."""
     if confirming:
-        raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode", TX, SELECT)
+        raise ChannelException(
+            PRECONDITION_FAILED, "cannot switch from confirm to tx mode", TX, SELECT
+        )
     return current if current is not None else Transaction()
 
 
@@ -100,4 +106,6 @@ def opened(current: Transaction[P, S] | None, method_id: int) -> Transaction[P, 
 def check_confirm_select(current: Transaction[P, S] | None) -> None:
     """confirm.select: not on a channel that is transactional."""
     if current is not None:
-        raise ChannelException(PRECONDITION_FAILED, "cannot switch from tx to confirm mode", CONFIRM, SELECT)
+        raise ChannelException(
+            PRECONDITION_FAILED, "cannot switch from tx to confirm mode", CONFIRM, SELECT
+        )

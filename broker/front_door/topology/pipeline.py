@@ -82,7 +82,12 @@ def _each(binds: Binds) -> list[commands.Queue.Bind]:
     methods = []
     for source, queue, key in binds.ends:
         method = commands.Queue.Bind()
-        method.exchange, method.queue, method.routing_key, method.nowait = source, queue, key, binds.nowait
+        method.exchange, method.queue, method.routing_key, method.nowait = (
+            source,
+            queue,
+            key,
+            binds.nowait,
+        )
         method.arguments = {}
         methods.append(method)
     return methods
@@ -177,9 +182,13 @@ class Pipeline:
             except checks.Refusal:
                 self._barrier = True  # it fails below, by the way that is not from within `receive`
             else:
-                asked = self._session.catalog_link.request(request, self._session.owner, self._session.user)
+                asked = self._session.catalog_link.request(
+                    request, self._session.owner, self._session.user
+                )
                 return _Running(method, asked, reply)
-        task = asyncio.get_running_loop().create_task(topology.handle(self._session, self._channel, method))
+        task = asyncio.get_running_loop().create_task(
+            topology.handle(self._session, self._channel, method)
+        )
         return _Running(method, task, None)
 
     def _done(self, done: asyncio.Future[Any] | topology.Reply) -> None:
@@ -216,11 +225,18 @@ class Pipeline:
         session = self._session
         if session.catalog.has_topic_permissions(session.user, session.vhost):
             return False
-        return all(self._surely_bound(source, queue) for (source, queue), _ in groupby(binds.ends, itemgetter(0, 1)))
+        return all(
+            self._surely_bound(source, queue)
+            for (source, queue), _ in groupby(binds.ends, itemgetter(0, 1))
+        )
 
     def _surely_bound(self, source: str, queue: str) -> bool:
         """By any key, without arguments."""
-        if not (self._is_there("queue", queue) and self._is_there("exchange", source) and self._takes(source, None)):
+        if not (
+            self._is_there("queue", queue)
+            and self._is_there("exchange", source)
+            and self._takes(source, None)
+        ):
             return False
         return not (checks.is_hidden_queue(queue) or topology.shards_of(self._session, queue))
 
@@ -233,19 +249,27 @@ class Pipeline:
             case commands.Queue.Bind() if self._gets_history(method):
                 return False
             case commands.Queue.Bind() | commands.Queue.Unbind():
-                there = self._is_there("queue", method.queue) and self._is_there("exchange", method.exchange)
+                there = self._is_there("queue", method.queue) and self._is_there(
+                    "exchange", method.exchange
+                )
                 return there and self._takes(method.exchange, method.arguments)
             case commands.Exchange.Bind() | commands.Exchange.Unbind():
-                there = self._is_there("exchange", method.source) and self._is_there("exchange", method.destination)
+                there = self._is_there("exchange", method.source) and self._is_there(
+                    "exchange", method.destination
+                )
                 return there and self._takes(method.source, method.arguments)
             case commands.Queue.Declare(passive=False):
                 return not method.arguments and self._will_be("queue", method.queue)
             case commands.Exchange.Declare(passive=False, auto_delete=False):
-                known = method.exchange_type in TYPES and checks.takes_any_binding(method.exchange_type, {})
+                known = method.exchange_type in TYPES and checks.takes_any_binding(
+                    method.exchange_type, {}
+                )
                 known = known and method.exchange_type != delaying.DELAYED_TYPE
                 return known and not method.arguments and self._will_be("exchange", method.exchange)
             case commands.Queue.Delete(if_unused=False, if_empty=False):
-                return not topology.shards_of(self._session, method.queue) and self._will_be_gone("queue", method.queue)
+                return not topology.shards_of(self._session, method.queue) and self._will_be_gone(
+                    "queue", method.queue
+                )
             case commands.Exchange.Delete(if_unused=False):
                 return self._will_be_gone("exchange", method.exchange)
         return False
@@ -256,7 +280,9 @@ class Pipeline:
         if found is None:
             return checks.takes_any_binding("", arguments or {})
         type = delaying.inner_type(found.type, found.arguments)
-        return checks.takes_any_binding(type, arguments or {}) and not keeping.keeps(type, found.arguments)
+        return checks.takes_any_binding(type, arguments or {}) and not keeping.keeps(
+            type, found.arguments
+        )
 
     def _gets_history(self, bind: commands.Queue.Bind) -> bool:
         vhost = self._session.catalog.vhost(self._session.vhost)
@@ -270,7 +296,11 @@ class Pipeline:
 
     def _will_be(self, kind: str, name: str) -> bool:
         """A declare of a name that nobody has: the next methods may count on it."""
-        if not self._is_ordinary(name) or (kind, name) in self._foreseen or self._in_copy(kind, name, owned=False):
+        if (
+            not self._is_ordinary(name)
+            or (kind, name) in self._foreseen
+            or self._in_copy(kind, name, owned=False)
+        ):
             return False
         self._foreseen[kind, name] = True
         return True

@@ -108,7 +108,9 @@ def _exchange_look(session: Session, name: str) -> base.Frame:
     return commands.Exchange.DeclareOk()
 
 
-async def exchange_declare(session: Session, channel: Channel, method: commands.Exchange.Declare) -> base.Frame:
+async def exchange_declare(
+    session: Session, channel: Channel, method: commands.Exchange.Declare
+) -> base.Frame:
     if method.passive:
         name = checks.clean_name(method.exchange)
         checks.check_not_default(name)
@@ -116,39 +118,63 @@ async def exchange_declare(session: Session, channel: Channel, method: commands.
     return await _prepared(session, channel, method)
 
 
-def _prepare_exchange_declare(session: Session, channel: Channel, method: commands.Exchange.Declare) -> Prepared:
+def _prepare_exchange_declare(
+    session: Session, channel: Channel, method: commands.Exchange.Declare
+) -> Prepared:
     name = checks.clean_name(method.exchange)
     checks.check_not_default(name)
     checks.check_exchange_type(method.exchange_type)
     arguments = method.arguments or {}
     ask = ExchangeDeclare(
-        session.vhost, name, method.exchange_type, method.durable, method.auto_delete, method.internal, arguments
+        session.vhost,
+        name,
+        method.exchange_type,
+        method.durable,
+        method.auto_delete,
+        method.internal,
+        arguments,
     )
     return ask, lambda _: commands.Exchange.DeclareOk()
 
 
-def _prepare_exchange_delete(session: Session, channel: Channel, method: commands.Exchange.Delete) -> Prepared:
+def _prepare_exchange_delete(
+    session: Session, channel: Channel, method: commands.Exchange.Delete
+) -> Prepared:
     name = checks.clean_name(method.exchange)
-    checks.check_exchange_delete(session.vhost, name, used=False, if_unused=False)  # its name; use is the controller's
-    return ExchangeRemove(session.vhost, name, method.if_unused), lambda _: commands.Exchange.DeleteOk()
+    checks.check_exchange_delete(
+        session.vhost, name, used=False, if_unused=False
+    )  # its name; use is the controller's
+    return ExchangeRemove(
+        session.vhost, name, method.if_unused
+    ), lambda _: commands.Exchange.DeleteOk()
 
 
-def _prepare_exchange_bind(session: Session, channel: Channel, method: commands.Exchange.Bind) -> Prepared:
+def _prepare_exchange_bind(
+    session: Session, channel: Channel, method: commands.Exchange.Bind
+) -> Prepared:
     source, destination = checks.clean_name(method.source), checks.clean_name(method.destination)
-    ask = Bind(session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {})
+    ask = Bind(
+        session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {}
+    )
     return ask, lambda _: commands.Exchange.BindOk()
 
 
-def _prepare_exchange_unbind(session: Session, channel: Channel, method: commands.Exchange.Unbind) -> Prepared:
+def _prepare_exchange_unbind(
+    session: Session, channel: Channel, method: commands.Exchange.Unbind
+) -> Prepared:
     source, destination = checks.clean_name(method.source), checks.clean_name(method.destination)
-    ask = Unbind(session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {})
+    ask = Unbind(
+        session.vhost, source, "exchange", destination, method.routing_key, method.arguments or {}
+    )
     return ask, lambda _: commands.Exchange.UnbindOk()
 
 
 # -- queues ---------------------------------------------------------------------------------------------
 
 
-async def queue_declare(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
+async def queue_declare(
+    session: Session, channel: Channel, method: commands.Queue.Declare
+) -> base.Frame:
     if method.passive:
         return await _queue_look(session, channel, method)
     if checks.is_reply_queue(name := checks.clean_name(method.queue)):
@@ -156,15 +182,21 @@ async def queue_declare(session: Session, channel: Channel, method: commands.Que
     return await _prepared(session, channel, method)
 
 
-def _prepare_queue_declare(session: Session, channel: Channel, method: commands.Queue.Declare) -> Prepared:
+def _prepare_queue_declare(
+    session: Session, channel: Channel, method: commands.Queue.Declare
+) -> Prepared:
     name = checks.clean_name(method.queue)
     arguments = method.arguments or {}
 
     def declared(answer: Answer) -> base.Frame:
         channel.last_queue = answer.result["name"]
-        return _declare_ok(channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0))
+        return _declare_ok(
+            channel.last_queue, answer.result.get("messages", 0), answer.result.get("consumers", 0)
+        )
 
-    ask = QueueDeclare(session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments)
+    ask = QueueDeclare(
+        session.vhost, name, method.durable, method.auto_delete, method.exclusive, arguments
+    )
     return ask, declared
 
 
@@ -175,7 +207,9 @@ def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
     return method
 
 
-async def _queue_look(session: Session, channel: Channel, method: commands.Queue.Declare) -> base.Frame:
+async def _queue_look(
+    session: Session, channel: Channel, method: commands.Queue.Declare
+) -> base.Frame:
     """queue.declare(passive): is it there, how much is in it."""
     name = checks.clean_name(method.queue)  # here no name is no name, not the last queue's
     if checks.is_reply_queue(name):
@@ -198,11 +232,17 @@ def _reply_to_look(session: Session, name: str) -> base.Frame:
     return _declare_ok(name, 0, 1)
 
 
-async def queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> base.Frame:
+async def queue_delete(
+    session: Session, channel: Channel, method: commands.Queue.Delete
+) -> base.Frame:
     name = _queue_name(channel, method.queue)
     if checks.is_hidden_queue(name):
         return commands.Queue.DeleteOk(0)  # goes with its consumer, or its exchange
-    rights.check(session.catalog, session.user, QueueRemove(session.vhost, name, method.if_unused, method.if_empty))
+    rights.check(
+        session.catalog,
+        session.user,
+        QueueRemove(session.vhost, name, method.if_unused, method.if_empty),
+    )
     if shards := shards_of(session, name):
         return await _delete_shards(session, name, shards, method)
     queue = session.catalog.queue(session.vhost, name)
@@ -212,13 +252,17 @@ async def queue_delete(session: Session, channel: Channel, method: commands.Queu
     return await _prepared(session, channel, method)
 
 
-def _prepare_queue_delete(session: Session, channel: Channel, method: commands.Queue.Delete) -> Prepared:
+def _prepare_queue_delete(
+    session: Session, channel: Channel, method: commands.Queue.Delete
+) -> Prepared:
     name = _queue_name(channel, method.queue)
     ask = QueueRemove(session.vhost, name, method.if_unused, method.if_empty)
     return ask, lambda answer: commands.Queue.DeleteOk(answer.result.get("messages", 0))
 
 
-def _prepare_queue_bind(session: Session, channel: Channel, method: commands.Queue.Bind) -> Prepared:
+def _prepare_queue_bind(
+    session: Session, channel: Channel, method: commands.Queue.Bind
+) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
     return Bind(session.vhost, source, "queue", queue, key, method.arguments or {}), _bound
 
@@ -235,11 +279,15 @@ async def queue_bind(session: Session, channel: Channel, method: commands.Queue.
     type = delaying.inner_type(exchange.type, exchange.arguments)
     checks.check_binding(type, request.routing_key, request.arguments)
     checks.check_keeping_bind(type, exchange.arguments, "queue", request.arguments)
-    wish = rewinding.Wish(session.vhost, request.source, request.destination, request.routing_key, request.arguments)
+    wish = rewinding.Wish(
+        session.vhost, request.source, request.destination, request.routing_key, request.arguments
+    )
     return reply(await session.rewinding.bind(vhost, wish, lambda: _ask(session, request)))
 
 
-def _prepare_queue_unbind(session: Session, channel: Channel, method: commands.Queue.Unbind) -> Prepared:
+def _prepare_queue_unbind(
+    session: Session, channel: Channel, method: commands.Queue.Unbind
+) -> Prepared:
     source, queue, key = _queue_ends(session, channel, method)
     return Unbind(session.vhost, source, "queue", queue, key, method.arguments or {}), _unbound
 
@@ -252,7 +300,9 @@ def _unbound(answer: Answer) -> base.Frame:
     return commands.Queue.UnbindOk()
 
 
-async def queue_purge(session: Session, channel: Channel, method: commands.Queue.Purge) -> base.Frame:
+async def queue_purge(
+    session: Session, channel: Channel, method: commands.Queue.Purge
+) -> base.Frame:
     name = _queue_name(channel, method.queue)
     rights.check(session.catalog, session.user, rights.Read(session.vhost, name))
     if shards := shards_of(session, name):
@@ -289,10 +339,14 @@ def readable_shards(session: Session, name: str) -> tuple[QueuePut, ...]:
 def _check_not_virtual(session: Session, name: str, act: str) -> None:
     """Texts of RabbitMQ's sharding plugin, and of the one before it."""
     if shards_of(session, name):
-        raise checks.Refusal(PRECONDITION_FAILED, f"Can't {act} sharded queue: {checks.erlang_term(name)}")
+        raise checks.Refusal(
+            PRECONDITION_FAILED, f"Can't {act} sharded queue: {checks.erlang_term(name)}"
+        )
 
 
-async def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> tuple[int, int]:
+async def _count_shards(
+    session: Session, name: str, shards: tuple[QueuePut, ...]
+) -> tuple[int, int]:
     """Ready messages, and consumers: each of the virtual queue once, and those of single shards by their own names."""
     look = asyncio.ensure_future(_ask(session, VirtualLook(session.vhost, name)))
     counts = await asyncio.gather(*map(session.shards.count, shards))
@@ -309,11 +363,17 @@ async def _delete_shards(
     if method.if_empty or method.if_unused:
         counts = await asyncio.gather(*map(session.shards.count, shards))
         if method.if_unused and any(consumers for _, consumers in counts):
-            raise checks.Refusal(PRECONDITION_FAILED, f"{checks.named('queue', name, session.vhost)} in use")
+            raise checks.Refusal(
+                PRECONDITION_FAILED, f"{checks.named('queue', name, session.vhost)} in use"
+            )
         if method.if_empty and any(messages for messages, _ in counts):
-            raise checks.Refusal(PRECONDITION_FAILED, f"{checks.named('queue', name, session.vhost)} not empty")
+            raise checks.Refusal(
+                PRECONDITION_FAILED, f"{checks.named('queue', name, session.vhost)} not empty"
+            )
     # Each again on its condition: what came meanwhile is not lost, and what went meanwhile was empty.
-    asked = (QueueRemove(session.vhost, each.name, method.if_unused, method.if_empty) for each in shards)
+    asked = (
+        QueueRemove(session.vhost, each.name, method.if_unused, method.if_empty) for each in shards
+    )
     answers = await asyncio.gather(*(_ask(session, request) for request in asked))
     return commands.Queue.DeleteOk(sum(answer.result.get("messages", 0) for answer in answers))
 
@@ -324,7 +384,9 @@ def _queue_ends(
     """Exchange, queue and key. With both left empty the key is the queue's name too."""
     source, queue = checks.clean_name(method.exchange), _queue_name(channel, method.queue)
     if checks.is_reply_queue(queue):
-        raise checks.Refusal(ACCESS_REFUSED, "cannot bind or unbind to a volatile (direct reply-to) queue")
+        raise checks.Refusal(
+            ACCESS_REFUSED, "cannot bind or unbind to a volatile (direct reply-to) queue"
+        )
     if hidden.is_of_exchange(queue):
         raise checks.no_queue(session.vhost, queue)
     key = queue if not method.queue and not method.routing_key else method.routing_key
@@ -375,7 +437,9 @@ def prepare(session: Session, channel: Channel, method: base.Frame) -> Prepared:
     if isinstance(request, QueueDeclare):
         _check_not_virtual(session, request.name, "declare")
     elif isinstance(request, Bind | Unbind) and request.kind == "queue":
-        _check_not_virtual(session, request.destination, "bind" if isinstance(request, Bind) else "unbind")
+        _check_not_virtual(
+            session, request.destination, "bind" if isinstance(request, Bind) else "unbind"
+        )
     return request, reply
 
 

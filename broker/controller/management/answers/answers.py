@@ -22,7 +22,9 @@ class Document(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     return web.Response(body=to_json(value), status=status, content_type=JSON, headers=headers)
 
 

@@ -105,7 +105,9 @@ async def _all(
         await turns.others_first()
 
 
-async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], query: Query, turns: Turns) -> Row:
+async def _page(
+    lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], query: Query, turns: Turns
+) -> Row:
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
     if not 1 <= size <= PAGE_ROWS_MAX:
         raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
@@ -119,7 +121,9 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], 
         found = sum(map(len, kept))
         count = _page_count(found, page, size)
         on_page = []
-        for seen, part in _slices(await _in_order(lazy, kept, query, turns, page * size), page * size):
+        for seen, part in _slices(
+            await _in_order(lazy, kept, query, turns, page * size), page * size
+        ):
             on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
             await turns.others_first()
     row = await _looked(lazy, query, on_page)
@@ -140,7 +144,9 @@ async def _page(lazy: Lazy[T], things: Iterable[T], wanted: Callable[[T], Any], 
 def _page_count(found: int, page: int, size: int) -> int:
     count = max(1, -(-found // size))
     if not 1 <= page <= count:
-        raise ApiError(400, "page_out_of_range", f"page out of range, page: {page} page size: {size}")
+        raise ApiError(
+            400, "page_out_of_range", f"page out of range, page: {page} page size: {size}"
+        )
     return count
 
 
@@ -161,7 +167,9 @@ def _slices(
         yield seen, part
 
 
-async def _kept(things: Iterable[T], wanted: Callable[[T], Any], turns: Turns) -> tuple[int, list[list[T]]]:
+async def _kept(
+    things: Iterable[T], wanted: Callable[[T], Any], turns: Turns
+) -> tuple[int, list[list[T]]]:
     """How many there are, and those that are wanted, in slices."""
     total, kept = 0, []
     for seen, part in _slices(things):
@@ -189,14 +197,20 @@ async def _in_order(
     return (thing for _, thing in heapq.merge(*runs, key=_FIRST, reverse=reverse))
 
 
-async def _first(kept: list[list[T]], keys: Keys[T], count: int, reverse: bool, turns: Turns) -> list[T]:
+async def _first(
+    kept: list[list[T]], keys: Keys[T], count: int, reverse: bool, turns: Turns
+) -> list[T]:
     """Where few are wanted of many: most are dropped at the first look."""
     best: list[tuple[Any, T]] = []
     for part in kept:
         seen: Iterable[tuple[Any, T]] = zip(keys(part), part, strict=True)
         if len(best) == count:
             bound = best[-1][0]
-            seen = [one for one in seen if one[0] > bound] if reverse else [one for one in seen if one[0] < bound]
+            seen = (
+                [one for one in seen if one[0] > bound]
+                if reverse
+                else [one for one in seen if one[0] < bound]
+            )
         if seen:
             best = sorted([*best, *seen], key=_FIRST, reverse=reverse)[:count]
         await turns.others_first()

@@ -36,7 +36,12 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from shardmq.broker.controller.config import HttpLimits
-from shardmq.broker.controller.management.answers.pieces import GZIP_HEAD, PIECE_BYTES, Pieces, unpacked
+from shardmq.broker.controller.management.answers.pieces import (
+    GZIP_HEAD,
+    PIECE_BYTES,
+    Pieces,
+    unpacked,
+)
 from shardmq.broker.controller.management.answers.turns import Turns
 from shardmq.broker.controller.management.api_error import ApiError
 from shardmq.broker.shared.logins import source_of
@@ -150,7 +155,9 @@ class LongAnswers:
 
     # -- one call ----------------------------------------------------------------------------------
 
-    async def answer(self, request: web.Request, key: Hashable, make: Make, limits: HttpLimits) -> web.StreamResponse:
+    async def answer(
+        self, request: web.Request, key: Hashable, make: Make, limits: HttpLimits
+    ) -> web.StreamResponse:
         """Answer with what `make` gives, or another call's with that key that has not begun.
 
         Raises ApiError with 429 or 503 when there are too many answers, and whatever `make` raises.
@@ -167,7 +174,9 @@ class LongAnswers:
         if reader.address != LOCAL:
             same = sum(one.address == reader.address for one in self._readers)
             if same >= limits.answers_per_address_max and not self.cut_off(reader.address):
-                raise self._busy(429, "address", "too many long answers to this address are under way")
+                raise self._busy(
+                    429, "address", "too many long answers to this address are under way"
+                )
             if len(self._readers) >= limits.answers_max and not self.cut_off(None):
                 raise self._busy(503, "answers", "too many long answers are under way")
         self._readers[reader] = None
@@ -302,11 +311,15 @@ class LongAnswers:
         ):
             while self._held(of) > bound:
                 if not self._let_go(rendering, of):
-                    raise self._busy(503, "bytes", "long answers that are not taken yet fill the memory for them")
+                    raise self._busy(
+                        503, "bytes", "long answers that are not taken yet fill the memory for them"
+                    )
 
     def _held(self, address: str | None) -> int:
         return sum(
-            rendering.pieces.bytes_held for rendering in self._renderings() if address in (None, rendering.address)
+            rendering.pieces.bytes_held
+            for rendering in self._renderings()
+            if address in (None, rendering.address)
         )
 
     def _renderings(self) -> Iterable[Rendering]:
@@ -331,7 +344,9 @@ class LongAnswers:
 
     # -- sending -----------------------------------------------------------------------------------
 
-    async def _sent(self, reader: Reader, rendering: Rendering, limits: HttpLimits) -> web.StreamResponse:
+    async def _sent(
+        self, reader: Reader, rendering: Rendering, limits: HttpLimits
+    ) -> web.StreamResponse:
         while not (rendering.is_ended or rendering.failed or rendering.pieces.packed):
             await rendering.grown()
         if rendering.failed is not None:

@@ -30,7 +30,11 @@ from shardmq.broker.model.policies import APPLY_TO
 PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
 
 _VALUE: Schema = {"type": "object", "properties": {"value": {}}, "required": ["value"]}
-_NUMBER: Schema = {"type": "object", "properties": {"value": {"type": "integer"}}, "required": ["value"]}
+_NUMBER: Schema = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}},
+    "required": ["value"],
+}
 _PUBLISH: Schema = {
     "type": "object",
     "properties": {
@@ -44,15 +48,30 @@ _PUBLISH: Schema = {
 _GET: Schema = {
     "type": "object",
     "properties": {
-        "ackmode": {"enum": ["ack_requeue_true", "ack_requeue_false", "reject_requeue_true", "reject_requeue_false"]},
+        "ackmode": {
+            "enum": [
+                "ack_requeue_true",
+                "ack_requeue_false",
+                "reject_requeue_true",
+                "reject_requeue_false",
+            ]
+        },
         "count": {"type": "integer"},
         "encoding": {"enum": ["auto", "base64"]},
         "truncate": {"type": "integer", "minimum": 0},
     },
     "required": ["ackmode", "count", "encoding"],
 }
-_NAME: Schema = {"type": "object", "properties": {"name": {"type": "string", "minLength": 1}}, "required": ["name"]}
-_PASSWORD: Schema = {"type": "object", "properties": {"password": {"type": "string"}}, "required": ["password"]}
+_NAME: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 1}},
+    "required": ["name"],
+}
+_PASSWORD: Schema = {
+    "type": "object",
+    "properties": {"password": {"type": "string"}},
+    "required": ["password"],
+}
 _DOCUMENT: Schema = {"type": "object"}
 
 STRUCTS: Final = {
@@ -191,7 +210,10 @@ _QUERY: Final[dict[str, Schema]] = {
     "use_regex": {"enum": ["true", "false"]},
     "sort": {"type": "string"},
     "sort_reverse": {"enum": ["true", "false"]},
-    "columns": {"type": "string", "description": "Names of fields, with commas between; a.b for a field inside one."},
+    "columns": {
+        "type": "string",
+        "description": "Names of fields, with commas between; a.b for a field inside one.",
+    },
     "disable_stats": {"enum": ["true", "false"]},
 }
 _FLAG: Schema = {"enum": ["true", "false"]}
@@ -199,7 +221,12 @@ _FLAG: Schema = {"enum": ["true", "false"]}
 _OF_DESTROYING: Final[dict[str, Schema]] = {
     "if-unused": _FLAG,
     "if-empty": _FLAG,
-    "count": {"type": "integer", "minimum": 1, "maximum": NUMBER_MAX, "description": "How many, not all."},
+    "count": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": NUMBER_MAX,
+        "description": "How many, not all.",
+    },
     "exchange": {"type": "string", "description": "Of this exchange alone."},
 }
 _SINCE: Schema = {"type": "number", "description": "Seconds since 1970: only what is later."}
@@ -221,11 +248,16 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     for route in routes:
         path = PART.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
-    _, structs = msgspec.json.schema_components(STRUCTS.values(), ref_template="#/components/schemas/{name}")
+    _, structs = msgspec.json.schema_components(
+        STRUCTS.values(), ref_template="#/components/schemas/{name}"
+    )
     table = arguments.TABLE
     structs["QueueBody"]["properties"]["arguments"]["properties"] = _arguments(table.queue)
     structs["ExchangeBody"]["properties"]["arguments"]["properties"] = _arguments(table.exchange)
-    policies = {"PolicyBody": _policy(table.keys), "OperatorPolicyBody": _policy(table.operator_keys)}
+    policies = {
+        "PolicyBody": _policy(table.keys),
+        "OperatorPolicyBody": _policy(table.operator_keys),
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -273,20 +305,28 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         "tags": [path.split("/")[2]],
         "summary": about[0] if about else f"{route.method} {path}",
         "description": f"For users with the tag {route.tag}.",
-        "parameters": [*_path_parameters(route.path), *_query_parameters(route.method, path, route.query)],
+        "parameters": [
+            *_path_parameters(route.path),
+            *_query_parameters(route.method, path, route.query),
+        ],
         "responses": _responses(route.method, path),
     }
     body = BODIES.get((route.method, path))
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"} if isinstance(body, str) else body
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
     return operation
 
 
 def _path_parameters(path: str) -> list[Schema]:
     found = []
     for name, pattern in PART.findall(path):
-        schema: Schema = {"enum": pattern.split("|")} if pattern else {"type": "string", "minLength": 1}
+        schema: Schema = (
+            {"enum": pattern.split("|")} if pattern else {"type": "string", "minLength": 1}
+        )
         found.append({"name": name, "in": "path", "required": True, "schema": schema})
     return found
 
@@ -314,23 +354,36 @@ def _successes(method: str, path: str) -> Schema:
         return {"200": {"description": "Lines as they come.", "content": {"text/event-stream": {}}}}
     shown = SHOWS.get(path) if method == "GET" else CHANGE_SHOWS.get(path)
     if shown is not None or method == "GET":
-        return {"200": {"description": "What there is.", "content": {"application/json": {"schema": _schema(shown)}}}}
+        return {
+            "200": {
+                "description": "What there is.",
+                "content": {"application/json": {"schema": _schema(shown)}},
+            }
+        }
     if BODIES.get((method, path)) is _DOCUMENT:
         warned = {"application/json": {"schema": _schema("Warned")}}
         said = {"description": "Done; some of it has no effect.", "content": warned}
         return {"200": said, "204": {"description": "Done."}}
     if method == "PUT":
-        return {"201": {"description": "Made."}, "204": {"description": "It was there, and is as asked for now."}}
+        return {
+            "201": {"description": "Made."},
+            "204": {"description": "It was there, and is as asked for now."},
+        }
     if method == "POST":
         headers = {"Location": {"schema": {"type": "string"}}}
-        return {"201": {"description": "Made.", "headers": headers}, "204": {"description": "Done."}}
+        return {
+            "201": {"description": "Made.", "headers": headers},
+            "204": {"description": "Done."},
+        }
     return {"204": {"description": "Done."}}
 
 
 def _schema(shown: str | list[str] | None) -> Schema:
     if shown is None:
         return {}
-    return of_list(shown[0]) if isinstance(shown, list) else {"$ref": f"#/components/schemas/{shown}"}
+    return (
+        of_list(shown[0]) if isinstance(shown, list) else {"$ref": f"#/components/schemas/{shown}"}
+    )
 
 
 def _error(text: str) -> Schema:

@@ -109,7 +109,10 @@ MORE: Final[dict[str, str]] = {
 
 def of_row(name: str) -> Schema:
     """None is required: `columns` leaves out what it does not name."""
-    return {"type": "object", "properties": {**_properties(ROWS[name]), **_properties(MORE.get(name, ""))}}
+    return {
+        "type": "object",
+        "properties": {**_properties(ROWS[name]), **_properties(MORE.get(name, ""))},
+    }
 
 
 def _properties(text: str) -> dict[str, Schema]:
@@ -121,7 +124,9 @@ def _properties(text: str) -> dict[str, Schema]:
     return found
 
 
-PAGE_FIELDS: Final = "filtered_count:int item_count:int page:int page_count:int page_size:int total_count:int"
+PAGE_FIELDS: Final = (
+    "filtered_count:int item_count:int page:int page_count:int page_size:int total_count:int"
+)
 
 
 def of_list(name: str) -> Schema:
@@ -129,4 +134,6 @@ def of_list(name: str) -> Schema:
     rows = {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}}
     page = _properties(PAGE_FIELDS)
     properties = {**page, "items": {"type": "array", "items": {"type": "object"}}}
-    return {"anyOf": [rows, {"type": "object", "properties": properties, "required": [*properties]}]}
+    return {
+        "anyOf": [rows, {"type": "object", "properties": properties, "required": [*properties]}]
+    }

@@ -69,7 +69,9 @@ class Shards(Protocol):
     @property
     def shards(self) -> Sequence[Shard]: ...
 
-    def request(self, shard: int, message: Callable[[int], Message], wait_s: float = ...) -> Future[Any]: ...
+    def request(
+        self, shard: int, message: Callable[[int], Message], wait_s: float = ...
+    ) -> Future[Any]: ...
 
 
 class Doors(Protocol):
@@ -87,12 +89,20 @@ class Stats:
     delayed: dict[int, int] = field(default_factory=dict)
     consumers: list[ConsumerStats] = field(default_factory=list)
     streams: dict[int, StreamStats] = field(default_factory=dict)  # by queue
-    gaps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # of damaged streams, by queue
-    readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(default_factory=dict)  # by `reader_key`
+    gaps: dict[int, list[tuple[int, int]]] = field(
+        default_factory=dict
+    )  # of damaged streams, by queue
+    readers: dict[tuple[int, int, int, int, str], ReaderStats] = field(
+        default_factory=dict
+    )  # by `reader_key`
     shards: dict[int, dict[str, float]] = field(default_factory=dict)
-    sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # by shard, what it tells as histograms
+    sizes: dict[int, dict[str, float]] = field(
+        default_factory=dict
+    )  # by shard, what it tells as histograms
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)
-    connections_at: float = 0.0  # when they and channels were looked at, which may be later than `at`
+    connections_at: float = (
+        0.0  # when they and channels were looked at, which may be later than `at`
+    )
     # When single connections were looked at before, and what they said: looks at totals alone may lie in between.
     connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
     channels: list[dict[str, Any]] = field(default_factory=list)
@@ -102,13 +112,19 @@ class Stats:
     exchanges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     exchanges_before: tuple[float, dict[tuple[str, str], tuple[int, int]]] = (0.0, {})
     active: dict[int, str] = field(default_factory=dict)  # by queue, the tag of an active consumer
-    exclusive: dict[int, str] = field(default_factory=dict)  # by queue, the tag of the one that lets no other in
+    exclusive: dict[int, str] = field(
+        default_factory=dict
+    )  # by queue, the tag of the one that lets no other in
     counters: dict[str, float] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
-    is_whole: bool = False  # all shards told of all their queues: what is not among them had done nothing
+    is_whole: bool = (
+        False  # all shards told of all their queues: what is not among them had done nothing
+    )
     totals_only: bool = False  # nothing of single connections and channels
-    loads: dict[int, dict[str, int]] = field(default_factory=dict)  # totals by shard, those of queues gone among them
+    loads: dict[int, dict[str, int]] = field(
+        default_factory=dict
+    )  # totals by shard, those of queues gone among them
 
     def queue(self, queue: QueuePut) -> QueueStats | None:
         """None while its shard is silent."""
@@ -172,12 +188,18 @@ class Gatherer:
 
     async def now(self, totals_only: bool = False) -> Stats:
         """Of everything, at most `fresh_s` old. `totals_only`: connections and channels need not be told one by one."""
-        is_fresh = not self._last.is_sample and self._last.at and self._clock() - self._last.at < self.fresh_s
+        is_fresh = (
+            not self._last.is_sample
+            and self._last.at
+            and self._clock() - self._last.at < self.fresh_s
+        )
         if is_fresh and (totals_only or not self._last.totals_only):
             return self._last
         asking = self._asking
         if asking is None:
-            asking = self._start(self._described(self._last)) if is_fresh else self._begin(totals_only)
+            asking = (
+                self._start(self._described(self._last)) if is_fresh else self._begin(totals_only)
+            )
         elif self._asking_totals and not totals_only:
             asking = self._start(self._described(asking))
         # One who gives up must not take the answer from the others.
@@ -230,7 +252,9 @@ class Gatherer:
     def _begin(self, totals_only: bool) -> asyncio.Task[Stats]:
         return self._start(self._ask(totals_only), totals_only)
 
-    def _start(self, ask: Coroutine[Any, Any, Stats], totals_only: bool = False) -> asyncio.Task[Stats]:
+    def _start(
+        self, ask: Coroutine[Any, Any, Stats], totals_only: bool = False
+    ) -> asyncio.Task[Stats]:
         asking = self._asking = asyncio.create_task(ask)
         self._asking_totals = totals_only
         asking.add_done_callback(self._asked)
@@ -246,7 +270,9 @@ class Gatherer:
         asked = [shard.number for shard in self._shards.shards if shard.ready]
         turns = Turns(LOOK_RESTS_S_MAX)
         looks = [self._look_over(shard, turns) for shard in asked]
-        reports, seen = await asyncio.gather(_in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks))
+        reports, seen = await asyncio.gather(
+            _in_time(self._doors.reports(totals_only), []), asyncio.gather(*looks)
+        )
         stats = Stats(at=self._clock(), before=before, totals_only=totals_only)
         for each in seen:
             _add_shard(stats, each)
@@ -278,7 +304,10 @@ class Gatherer:
                 known = stats.exchanges.get((vhost, name), (0, 0))
                 stats.exchanges[vhost, name] = known[0] + came, known[1] + left
         stats.totals_only, stats.connections_at = False, self._clock()
-        at, channels = stats.connections_at, {(report["owner"], report["number"]): report for report in stats.channels}
+        at, channels = (
+            stats.connections_at,
+            {(report["owner"], report["number"]): report for report in stats.channels},
+        )
         stats.connections_before, self._connections = self._connections, (at, stats.connections)
         stats.channels_before, self._channels = self._channels, (at, channels)
         stats.exchanges_before, self._exchanges = self._exchanges, (at, stats.exchanges)
@@ -300,7 +329,9 @@ class Gatherer:
             passed += at_a_time
             await turns.others_first()
 
-    async def _reply(self, shard: int, queues: list[int] | None, passed: int = 0) -> StatsReply | None:
+    async def _reply(
+        self, shard: int, queues: list[int] | None, passed: int = 0
+    ) -> StatsReply | None:
         asked = self._shards.request(shard, lambda n: wire.Stats(n, queues, passed), STATS_S_MAX)
         try:
             reply = await _in_time(asked, None)
@@ -324,9 +355,13 @@ class Gatherer:
         return await self._of({shard.number: [] for shard in self._shards.shards})
 
     async def _of(self, wanted: dict[int, list[int]]) -> Stats:
-        ready = [shard.number for shard in self._shards.shards if shard.ready and shard.number in wanted]
+        ready = [
+            shard.number for shard in self._shards.shards if shard.ready and shard.number in wanted
+        ]
         stats = Stats()
-        for shard, parts in zip(ready, await asyncio.gather(*(self._some(n, wanted[n]) for n in ready)), strict=True):
+        for shard, parts in zip(
+            ready, await asyncio.gather(*(self._some(n, wanted[n]) for n in ready)), strict=True
+        ):
             for reply in parts:
                 _add_reply(stats, shard, reply)
         stats.at, stats.before = self._clock(), self._to_compare_with()
@@ -366,8 +401,12 @@ async def _in_time(answer: Awaitable[T], otherwise: T) -> T:
 
 def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
     stats.consumers.extend(reply.consumers)
-    stats.active.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active)
-    stats.exclusive.update((consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.exclusive)
+    stats.active.update(
+        (consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.active
+    )
+    stats.exclusive.update(
+        (consumer.queue, consumer.tag) for consumer in reply.consumers if consumer.exclusive
+    )
     if reply.process or shard not in stats.shards:
         _add_process(stats, shard, reply.process)
     for queue in reply.queues:
@@ -377,7 +416,9 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
         stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
     if isinstance(reply, GapsReply):
         stats.gaps.update(reply.gaps)
-    for name, column in zip(_QUEUE_FIELDS, zip(*map(astuple, reply.queues), strict=True), strict=False):
+    for name, column in zip(
+        _QUEUE_FIELDS, zip(*map(astuple, reply.queues), strict=True), strict=False
+    ):
         if name in stats.totals:
             stats.totals[name] += sum(column)
 
@@ -456,7 +497,9 @@ def depth_rates(stats: Stats, queue: QueueStats) -> dict[str, Any]:
     earlier = stats.earlier(queue)
     if stats.before is None or earlier is None:
         return {}
-    return depth_details(queue.ready - earlier.ready, queue.unacked - earlier.unacked, stats.at - stats.before.at)
+    return depth_details(
+        queue.ready - earlier.ready, queue.unacked - earlier.unacked, stats.at - stats.before.at
+    )
 
 
 def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
@@ -512,7 +555,9 @@ def all_message_stats(stats: Stats) -> dict[str, Any]:
     before = stats.before or stats
     shown: dict[str, Any] = {}
     for name, parts in OF_DOORS.items():
-        value, earlier = (sum(int(look.counters.get(part, 0)) for part in parts) for look in (stats, before))
+        value, earlier = (
+            sum(int(look.counters.get(part, 0)) for part in parts) for look in (stats, before)
+        )
         shown |= {name: value} | details(name, stats.rate(value, earlier))
     for name, counter in (("ack", "acked"), ("redeliver", "redelivered")):
         value, earlier = stats.totals[counter], before.totals[counter]
@@ -523,7 +568,11 @@ def all_message_stats(stats: Stats) -> dict[str, Any]:
 def depths(stats: Stats) -> dict[str, Any]:
     """Of all queues together; their rates may well be negative."""
     ready, unacked = stats.totals["ready"], stats.totals["unacked"]
-    shown = {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
+    shown = {
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+    }
     before = stats.before
     if before is None:
         return shown

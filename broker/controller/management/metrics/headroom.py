@@ -38,13 +38,19 @@ def limits(context: Context) -> Iterator[Limit]:
         yield Limit(BROKER, "", "connections", len(connections), most)
     if most := context.presence.channels_max:
         yield Limit(BROKER, "", "channels", sum(info.channels for info in connections), most)
-    of_vhost, of_user = Counter(info.vhost for info in connections), Counter(info.user for info in connections)
+    of_vhost, of_user = (
+        Counter(info.vhost for info in connections),
+        Counter(info.user for info in connections),
+    )
     channels: Counter[str] = Counter()
     for info in connections:
         channels[info.user] += info.channels
     for (vhost, component, name), _ in catalog.parameters.items():
         if component == VHOST_LIMITS and (there := catalog.vhost(vhost)) is not None:
-            used = {"connections": of_vhost[vhost], "queues": len(there.queues) - there.hidden_queues}
+            used = {
+                "connections": of_vhost[vhost],
+                "queues": len(there.queues) - there.hidden_queues,
+            }
             whose = (VHOST, vhost)
         elif component == USER_LIMITS and not vhost:
             used, whose = {"connections": of_user[name], "channels": channels[name]}, (USER, name)
@@ -65,7 +71,9 @@ def near(context: Context) -> list[str]:
 def metrics(context: Context) -> Iterator[Metric]:
     labels = ["of", "name", "kind"]
     most = GaugeMetricFamily("shardmq_limit", "How many there may be", labels=labels)
-    used = GaugeMetricFamily("shardmq_limit_used", "How many there are of what is limited", labels=labels)
+    used = GaugeMetricFamily(
+        "shardmq_limit_used", "How many there are of what is limited", labels=labels
+    )
     for one in itertools.islice(limits(context), SHOWN_MAX):
         most.add_metric([one.of, one.name, one.kind], one.most)
         used.add_metric([one.of, one.name, one.kind], one.used)

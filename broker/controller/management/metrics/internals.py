@@ -6,7 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from shardmq.broker.controller.management.metrics.gathered import Stats
 from shardmq.shardd.wire.histogram import cumulative, parts_of
@@ -31,11 +36,18 @@ BATCHES: Final = (
     Sizes("batch_bytes", "bytes", "Bytes of a batch of publishes", 6, 22),
 )
 # As RabbitMQ names it; of all front doors together.
-MESSAGES: Final = Sizes("message_bytes", "rabbitmq_message_size_bytes", "Bodies of messages received", 6, 27)
-SYNCS: Final = Sizes("sync_us", "shardmq_sync_duration_seconds", "How long a sync took", 4, 24, 1e-6)
+MESSAGES: Final = Sizes(
+    "message_bytes", "rabbitmq_message_size_bytes", "Bodies of messages received", 6, 27
+)
+SYNCS: Final = Sizes(
+    "sync_us", "shardmq_sync_duration_seconds", "How long a sync took", 4, 24, 1e-6
+)
 # Of front doors, by shard: as they tell it, as it is shown.
 WINDOWS: Final = (
-    ("publish_window_bytes", "Publishes sent to the shard that it has not yet taken in; 1 MiB for each front door"),
+    (
+        "publish_window_bytes",
+        "Publishes sent to the shard that it has not yet taken in; 1 MiB for each front door",
+    ),
     ("publishers_waiting", "Connections that are not read until the shard has room"),
     ("ring_bytes", "In the rings to the shard, not yet taken"),
 )
@@ -66,7 +78,10 @@ def metrics(stats: Stats) -> Iterator[Metric]:
 
 
 def _histogram(
-    name: str, sizes: Sizes, of: Iterable[tuple[tuple[str, ...], Mapping[str, float]]], labels: tuple[str, ...] = LABELS
+    name: str,
+    sizes: Sizes,
+    of: Iterable[tuple[tuple[str, ...], Mapping[str, float]]],
+    labels: tuple[str, ...] = LABELS,
 ) -> Metric:
     family = HistogramMetricFamily(name, sizes.what, labels=labels)
     for values, numbers in of:

@@ -35,7 +35,10 @@ def values(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[
     """By name; what no shard tells just now is left out. `found`: `processes.rows`."""
     sync_count, sync_s = processes.syncs(stats)
     room = processes.disk_room(stats)
-    disk = {"disk_free": "disk_space_available_bytes", "disk_free_limit": "disk_space_available_limit_bytes"}
+    disk = {
+        "disk_free": "disk_space_available_bytes",
+        "disk_free_limit": "disk_space_available_limit_bytes",
+    }
     return {
         "process_open_fds": sum(row.get("fd_used") or 0 for row in found),
         "process_max_fds": sum(row.get("fd_total") or 0 for row in found),

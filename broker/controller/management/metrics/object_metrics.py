@@ -70,11 +70,17 @@ async def lines(
     turns: Turns,
 ) -> AsyncIterator[bytes]:
     """Exposition text of these families; those nobody knows are passed over. `vhosts` None: of all."""
-    seen = [vhost for vhost in list(context.catalog.vhosts.values()) if vhosts is None or vhost.name in vhosts]
+    seen = [
+        vhost
+        for vhost in list(context.catalog.vhosts.values())
+        if vhosts is None or vhost.name in vhosts
+    ]
     of_things: Things | None = None
     blocks: list[_Block] = []
     for family in (FAMILIES[name] for name in dict.fromkeys(families) if name in FAMILIES):
-        if family.things is not of_things:  # else the family before has the same, and the same labels
+        if (
+            family.things is not of_things
+        ):  # else the family before has the same, and the same labels
             of_things, blocks = family.things, []
             for part in _slices(of_things(context, stats, seen)):
                 blocks.append(_block(family.labels, part))
@@ -112,7 +118,9 @@ def _block(names: tuple[str, ...], rows: list[tuple[tuple[str, ...], Any]]) -> _
 # -- what there is ----------------------------------------------------------------------------------------
 
 
-def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _queues(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             known = stats.queue(queue)
@@ -120,7 +128,9 @@ def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tup
                 yield (vhost.name, queue.name), known
 
 
-def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _stream_groups(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             stream = stats.streams.get(queue.id)
@@ -128,17 +138,26 @@ def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Itera
                 yield (vhost.name, queue.name, name), behind(stream, offset)  # type: ignore[arg-type] # not None here
 
 
-def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _exchanges(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     for vhost in vhosts:
         for exchange in list(vhost.exchanges.values()):
-            yield (vhost.name, exchange.name, exchange.type), len(vhost.bindings_from(exchange.name))
+            yield (
+                (vhost.name, exchange.name, exchange.type),
+                len(vhost.bindings_from(exchange.name)),
+            )
 
 
-def _vhosts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _vhosts(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     return (((vhost.name,), 1) for vhost in vhosts)
 
 
-def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _connections(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     names = {vhost.name for vhost in vhosts}
     for info in context.presence.connections():
         report = stats.connections.get(info.owner)
@@ -146,7 +165,9 @@ def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterabl
             yield (info.vhost, info.name), report
 
 
-def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _channels(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     names = {vhost.name for vhost in vhosts}
     for report in stats.channels:
         info = context.presence.connection(report["owner"])
@@ -154,15 +175,23 @@ def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[t
             yield (info.vhost, channel_name(info, report["number"])), report
 
 
-def _node(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
-    return (((), values) for values in [node_metrics.values(context, stats, processes.rows(context))])
+def _node(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
+    return (
+        ((), values) for values in [node_metrics.values(context, stats, processes.rows(context))]
+    )
 
 
-def _attempts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _attempts(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     return (((protocol,), counts) for protocol, counts in attempts.logins(context, stats).items())
 
 
-def _churn(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _churn(
+    context: Context, stats: Stats, vhosts: list[Vhost]
+) -> Iterable[tuple[tuple[str, ...], Any]]:
     return (((), values) for values in [churn(context, stats)])
 
 
@@ -213,18 +242,34 @@ FAMILIES: Final[dict[str, Family]] = {
         _queues,
         (
             Metric("queue_messages_ready", "Messages ready", attrgetter("ready")),
-            Metric("queue_messages_unacked", "Messages delivered and not acknowledged", attrgetter("unacked")),
-            Metric("queue_messages", "Messages ready and unacknowledged", lambda q: q.ready + q.unacked),
+            Metric(
+                "queue_messages_unacked",
+                "Messages delivered and not acknowledged",
+                attrgetter("unacked"),
+            ),
+            Metric(
+                "queue_messages", "Messages ready and unacknowledged", lambda q: q.ready + q.unacked
+            ),
         ),
     ),
-    "queue_consumer_count": Family(_QUEUE, _queues, (Metric("queue_consumers", "Consumers", attrgetter("consumers")),)),
+    "queue_consumer_count": Family(
+        _QUEUE, _queues, (Metric("queue_consumers", "Consumers", attrgetter("consumers")),)
+    ),
     "queue_metrics": Family(
         _QUEUE,
         _queues,
         (
-            Metric("queue_messages_bytes", "Bytes of its messages", lambda q: q.ready_bytes + q.unacked_bytes),
+            Metric(
+                "queue_messages_bytes",
+                "Bytes of its messages",
+                lambda q: q.ready_bytes + q.unacked_bytes,
+            ),
             Metric("queue_messages_ready_bytes", "Bytes of those ready", attrgetter("ready_bytes")),
-            Metric("queue_messages_unacked_bytes", "Bytes of those unacknowledged", attrgetter("unacked_bytes")),
+            Metric(
+                "queue_messages_unacked_bytes",
+                "Bytes of those unacknowledged",
+                attrgetter("unacked_bytes"),
+            ),
             Metric("queue_messages_published_total", "Messages that came", attrgetter("published")),
         ),
     ),
@@ -237,8 +282,16 @@ FAMILIES: Final[dict[str, Family]] = {
                 for name, text, counter in (
                     ("get_ack", "Messages fetched by basic.get, to be acknowledged", "get"),
                     ("get", "Messages fetched by basic.get, not to be acknowledged", "get_no_ack"),
-                    ("messages_delivered_ack", "Messages given to consumers that acknowledge", "deliver"),
-                    ("messages_delivered", "Messages given to consumers that do not acknowledge", "deliver_no_ack"),
+                    (
+                        "messages_delivered_ack",
+                        "Messages given to consumers that acknowledge",
+                        "deliver",
+                    ),
+                    (
+                        "messages_delivered",
+                        "Messages given to consumers that do not acknowledge",
+                        "deliver_no_ack",
+                    ),
                     ("messages_redelivered", "Messages given again", "redeliver"),
                     ("messages_acked", "Messages acknowledged", "ack"),
                     ("get_empty", "Times that basic.get found nothing", "get_empty"),
@@ -249,7 +302,13 @@ FAMILIES: Final[dict[str, Family]] = {
     "stream_group_metrics": Family(
         ("vhost", "queue", "group"),
         _stream_groups,
-        (Metric("stream_group_offset_lag", "Messages that those reading under that name have before them", float),),
+        (
+            Metric(
+                "stream_group_offset_lag",
+                "Messages that those reading under that name have before them",
+                float,
+            ),
+        ),
     ),
     "connection_coarse_metrics": Family(
         _CONNECTION,
@@ -272,21 +331,52 @@ FAMILIES: Final[dict[str, Family]] = {
         _channels,
         (
             Metric("channel_consumers", "Consumers", _of("consumer_count")),
-            Metric("channel_messages_unacked", "Deliveries not acknowledged", _of("messages_unacknowledged")),
-            Metric("channel_messages_unconfirmed", "Publishes not confirmed", _of("messages_unconfirmed")),
-            Metric("channel_messages_uncommitted", "Publishes not committed", _of("messages_uncommitted")),
-            Metric("channel_acks_uncommitted", "Acknowledgements not committed", _of("acks_uncommitted")),
-            Metric("channel_prefetch", "Limit of unacknowledged messages of new consumers", _of("prefetch_count")),
-            Metric("channel_prefetch_global", "Limit of all together", _of("global_prefetch_count")),
+            Metric(
+                "channel_messages_unacked",
+                "Deliveries not acknowledged",
+                _of("messages_unacknowledged"),
+            ),
+            Metric(
+                "channel_messages_unconfirmed",
+                "Publishes not confirmed",
+                _of("messages_unconfirmed"),
+            ),
+            Metric(
+                "channel_messages_uncommitted",
+                "Publishes not committed",
+                _of("messages_uncommitted"),
+            ),
+            Metric(
+                "channel_acks_uncommitted",
+                "Acknowledgements not committed",
+                _of("acks_uncommitted"),
+            ),
+            Metric(
+                "channel_prefetch",
+                "Limit of unacknowledged messages of new consumers",
+                _of("prefetch_count"),
+            ),
+            Metric(
+                "channel_prefetch_global", "Limit of all together", _of("global_prefetch_count")
+            ),
         ),
     ),
     "exchange_bindings": Family(
-        _EXCHANGE, _exchanges, (Metric("exchange_bindings", "Bindings from it", lambda bindings: bindings),), CLUSTER
+        _EXCHANGE,
+        _exchanges,
+        (Metric("exchange_bindings", "Bindings from it", lambda bindings: bindings),),
+        CLUSTER,
     ),
-    "exchange_names": Family(_EXCHANGE, _exchanges, (Metric("exchange_name", "1", lambda bindings: 1),), CLUSTER),
-    "vhost_status": Family(("vhost",), _vhosts, (Metric("vhost_status", "1: it is served", lambda one: one),), CLUSTER),
+    "exchange_names": Family(
+        _EXCHANGE, _exchanges, (Metric("exchange_name", "1", lambda bindings: 1),), CLUSTER
+    ),
+    "vhost_status": Family(
+        ("vhost",), _vhosts, (Metric("vhost_status", "1: it is served", lambda one: one),), CLUSTER
+    ),
     **{
-        family: Family((), _node, tuple(Metric(name, what, _known(name)) for name, what in names.items()))
+        family: Family(
+            (), _node, tuple(Metric(name, what, _known(name)) for name, what in names.items())
+        )
         for family, names in node_metrics.FAMILIES.items()
     },
     "auth_attempt_metrics": Family(
@@ -294,7 +384,9 @@ FAMILIES: Final[dict[str, Family]] = {
         _attempts,
         (
             Metric("auth_attempts_total", "Logins", sum),
-            Metric("auth_attempts_succeeded_total", "Logins that succeeded", lambda counts: counts[0]),
+            Metric(
+                "auth_attempts_succeeded_total", "Logins that succeeded", lambda counts: counts[0]
+            ),
             Metric("auth_attempts_failed_total", "Logins that failed", lambda counts: counts[1]),
         ),
     ),

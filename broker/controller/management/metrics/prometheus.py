@@ -13,7 +13,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from shardmq.broker.controller.management.answers.turns import Turns
 from shardmq.broker.controller.management.call import NODE, Context
-from shardmq.broker.controller.management.metrics import headroom, http_load, internals, node_metrics, object_metrics
+from shardmq.broker.controller.management.metrics import (
+    headroom,
+    http_load,
+    internals,
+    node_metrics,
+    object_metrics,
+)
 from shardmq.broker.controller.management.metrics.gathered import Stats, behind, lag
 from shardmq.broker.controller.management.resources import attempts, processes
 from shardmq.broker.controller.management.resources.identity import cluster_id
@@ -29,14 +35,34 @@ LETTERS = {"queue_type": CLASSIC["queue_type"], "dead_letter_strategy": "at_leas
 # From what front doors count (all counters), and from what queues count (`Stats.totals`).
 OF_DOORS = {
     "received": ("received", AMQP, "Messages received"),
-    "received_confirm": ("received_confirm", AMQP, "Messages received on channels that want confirms"),
+    "received_confirm": (
+        "received_confirm",
+        AMQP,
+        "Messages received on channels that want confirms",
+    ),
     "unroutable_returned": ("returned", AMQP, "Mandatory messages without a route, returned"),
     "unroutable_dropped": ("unroutable_dropped", AMQP, "Messages without a route, dropped"),
     "confirmed": ("confirmed", AMQP, "Messages confirmed to their publishers"),
-    "delivered_consume_manual_ack": ("delivered_manual", CLASSIC, "Messages given to consumers that acknowledge"),
-    "delivered_consume_auto_ack": ("delivered_auto", CLASSIC, "Messages given to consumers that do not acknowledge"),
-    "delivered_get_manual_ack": ("got_manual", CLASSIC, "Messages fetched by basic.get, to be acknowledged"),
-    "delivered_get_auto_ack": ("got_auto", CLASSIC, "Messages fetched by basic.get, not to be acknowledged"),
+    "delivered_consume_manual_ack": (
+        "delivered_manual",
+        CLASSIC,
+        "Messages given to consumers that acknowledge",
+    ),
+    "delivered_consume_auto_ack": (
+        "delivered_auto",
+        CLASSIC,
+        "Messages given to consumers that do not acknowledge",
+    ),
+    "delivered_get_manual_ack": (
+        "got_manual",
+        CLASSIC,
+        "Messages fetched by basic.get, to be acknowledged",
+    ),
+    "delivered_get_auto_ack": (
+        "got_auto",
+        CLASSIC,
+        "Messages fetched by basic.get, not to be acknowledged",
+    ),
     "get_empty": ("got_empty", CLASSIC, "Times that basic.get found nothing"),
 }
 OF_QUEUES = {
@@ -82,14 +108,22 @@ class _Once:
 
 async def text(context: Context) -> AsyncGenerator[bytes]:
     """Yield what does not grow with the number of queues."""
-    async for part in _text(context, await context.stats.now(totals_only=True), "aggregated", Turns()):
+    async for part in _text(
+        context, await context.stats.now(totals_only=True), "aggregated", Turns()
+    ):
         yield part
 
 
-async def _text(context: Context, stats: Stats, endpoint: str, turns: Turns) -> AsyncGenerator[bytes]:
+async def _text(
+    context: Context, stats: Stats, endpoint: str, turns: Turns
+) -> AsyncGenerator[bytes]:
     """`endpoint`: "per-object" leaves out what is told of each queue."""
     found = processes.rows(context)
-    metrics = [*_totals(context, stats), *_identity(context, endpoint), *_alarms(context, stats, found)]
+    metrics = [
+        *_totals(context, stats),
+        *_identity(context, endpoint),
+        *_alarms(context, stats, found),
+    ]
     metrics += [
         *_processes(context, stats, found),
         *_streams(stats),
@@ -109,14 +143,20 @@ async def per_object(context: Context) -> AsyncGenerator[bytes]:
     turns, families = Turns(), object_metrics.PER_OBJECT_FAMILIES
     async for part in _text(context, stats, "per-object", turns):
         yield part
-    async for part in object_metrics.lines(context, stats, families, None, object_metrics.PER_OBJECT, turns):
+    async for part in object_metrics.lines(
+        context, stats, families, None, object_metrics.PER_OBJECT, turns
+    ):
         yield part
 
 
-async def detailed(context: Context, families: Iterable[str], vhosts: AbstractSet[str] | None) -> AsyncGenerator[bytes]:
+async def detailed(
+    context: Context, families: Iterable[str], vhosts: AbstractSet[str] | None
+) -> AsyncGenerator[bytes]:
     yield generate_latest(_Once([*_identity(context, "detailed")]))
     stats = await context.stats.now()
-    async for part in object_metrics.lines(context, stats, families, vhosts, object_metrics.DETAILED, Turns()):
+    async for part in object_metrics.lines(
+        context, stats, families, vhosts, object_metrics.DETAILED, Turns()
+    ):
         yield part
 
 
@@ -132,31 +172,56 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
             "Queues",
             sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values()),
         ),
-        ("shardmq_messages_delayed", "Messages that exchanges keep until they are due", sum(stats.delayed.values())),
+        (
+            "shardmq_messages_delayed",
+            "Messages that exchanges keep until they are due",
+            sum(stats.delayed.values()),
+        ),
         ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
         ("rabbitmq_queue_messages_ready", "Messages ready", ready),
         ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
         ("rabbitmq_queue_messages_bytes", "Bytes of messages", ready_bytes + unacked_bytes),
         ("rabbitmq_queue_messages_ready_bytes", "Bytes of messages ready", ready_bytes),
-        ("rabbitmq_queue_messages_unacked_bytes", "Bytes of messages unacknowledged", unacked_bytes),
+        (
+            "rabbitmq_queue_messages_unacked_bytes",
+            "Bytes of messages unacknowledged",
+            unacked_bytes,
+        ),
         ("rabbitmq_queue_consumers", "Consumers of queues", stats.totals["consumers"]),
         ("rabbitmq_channel_consumers", "Consumers of channels", len(stats.consumers)),
         ("rabbitmq_channel_messages_unacked", "Deliveries not acknowledged", unacked),
-        ("rabbitmq_connection_channels", "Channels of connections", stats.counters.get("channels", 0)),
+        (
+            "rabbitmq_connection_channels",
+            "Channels of connections",
+            stats.counters.get("channels", 0),
+        ),
     ):
         yield GaugeMetricFamily(name, what, value=value)
     for table, counters in ((OF_DOORS, stats.counters), (OF_QUEUES, stats.totals)):
         for name, (counter, labels, what) in table.items():
-            yield _labelled(CounterMetricFamily, f"global_messages_{name}", what, labels, counters.get(counter, 0))
+            yield _labelled(
+                CounterMetricFamily,
+                f"global_messages_{name}",
+                what,
+                labels,
+                counters.get(counter, 0),
+            )
     for name, (source, counter) in OF_CHANNELS.items():
         counters = stats.counters if source is OF_DOORS else stats.totals
         what = next(what for known, _, what in source.values() if known == counter)
         yield CounterMetricFamily(f"rabbitmq_channel_{name}", what, value=counters.get(counter, 0))
-    connected = {"publishers": stats.counters.get("publishers", 0), "consumers": len(stats.consumers)}
+    connected = {
+        "publishers": stats.counters.get("publishers", 0),
+        "consumers": len(stats.consumers),
+    }
     for name, count in connected.items():
-        yield _labelled(GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count)
+        yield _labelled(
+            GaugeMetricFamily, f"global_{name}", f"{name.capitalize()} connected", AMQP, count
+        )
     for name, count in object_metrics.churn(context, stats).items():
-        yield CounterMetricFamily(f"rabbitmq_{name}", f"{name.replace('_', ' ').capitalize()}", value=count)
+        yield CounterMetricFamily(
+            f"rabbitmq_{name}", f"{name.replace('_', ' ').capitalize()}", value=count
+        )
     for name, what, count in (
         (
             "shardmq_messages_duplicates_total",
@@ -172,14 +237,21 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield CounterMetricFamily(name, what, value=count)
     yield from _attempts(context, stats)
     for reason in DEATHS:
-        name, count = f"global_messages_dead_lettered_{reason}", stats.counters.get(f"dead_lettered_{reason}", 0)
+        name, count = (
+            f"global_messages_dead_lettered_{reason}",
+            stats.counters.get(f"dead_lettered_{reason}", 0),
+        )
         yield _labelled(CounterMetricFamily, name, "Dead letters published again", LETTERS, count)
 
 
 def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
     all_, well, badly = (
         CounterMetricFamily(f"rabbitmq_auth_attempts{which}", f"Logins{what}", labels=["protocol"])
-        for which, what in (("", ""), ("_succeeded", " that succeeded"), ("_failed", " that failed"))
+        for which, what in (
+            ("", ""),
+            ("_succeeded", " that succeeded"),
+            ("_failed", " that failed"),
+        )
     )
     for protocol, (succeeded, failed) in attempts.logins(context, stats).items():
         for family, count in ((all_, succeeded + failed), (well, succeeded), (badly, failed)):
@@ -229,18 +301,30 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
 def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
     low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
-    yield GaugeMetricFamily("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low)
+    yield GaugeMetricFamily(
+        "rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low
+    )
     memory = context.memory.alarm != ""
-    yield GaugeMetricFamily("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory)
+    yield GaugeMetricFamily(
+        "rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory
+    )
     most = context.presence.connections_max
-    yield GaugeMetricFamily("shardmq_connections_max", "Connections let in at once; 0: no limit", value=most)
+    yield GaugeMetricFamily(
+        "shardmq_connections_max", "Connections let in at once; 0: no limit", value=most
+    )
     few = bool(processes.short_of_files(found))
-    yield GaugeMetricFamily("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few)
-    family = GaugeMetricFamily("shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"])
+    yield GaugeMetricFamily(
+        "rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few
+    )
+    family = GaugeMetricFamily(
+        "shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"]
+    )
     for shard, alarm in alarms:
         family.add_metric([f"shard-{shard}", str(shard), alarm], 1)
     yield family
-    warned = GaugeMetricFamily("shardmq_shard_warnings", "What an operator should look at", labels=["process", "shard"])
+    warned = GaugeMetricFamily(
+        "shardmq_shard_warnings", "What an operator should look at", labels=["process", "shard"]
+    )
     for shard, numbers in stats.shards.items():
         warned.add_metric([f"shard-{shard}", str(shard)], len(processes.warnings(numbers)))
     yield warned
@@ -248,10 +332,16 @@ def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
 
 def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     labels = ["process", "shard"]
-    rss = GaugeMetricFamily("shardmq_process_resident_memory_bytes", "Resident memory", labels=labels)
-    uptime = GaugeMetricFamily("shardmq_process_uptime_seconds", "Time since the process started", labels=labels)
+    rss = GaugeMetricFamily(
+        "shardmq_process_resident_memory_bytes", "Resident memory", labels=labels
+    )
+    uptime = GaugeMetricFamily(
+        "shardmq_process_uptime_seconds", "Time since the process started", labels=labels
+    )
     files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
-    files_max = GaugeMetricFamily("shardmq_process_max_fds", "Files that may be open", labels=labels)
+    files_max = GaugeMetricFamily(
+        "shardmq_process_max_fds", "Files that may be open", labels=labels
+    )
     restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
     for row in found:
         at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
@@ -268,7 +358,9 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
             yield kind(f"rabbitmq_{name}", what[name], value=node[name])
     names = sorted({name for process in stats.shards.values() for name in process})
     for name in names:
-        family = GaugeMetricFamily(f"shardmq_shard_{name}", "As the shard reports it", labels=labels)
+        family = GaugeMetricFamily(
+            f"shardmq_shard_{name}", "As the shard reports it", labels=labels
+        )
         for shard, process in stats.shards.items():
             if name in process:
                 family.add_metric([f"shard-{shard}", str(shard)], process[name])
@@ -279,6 +371,12 @@ def _streams(stats: Stats) -> Iterator[Metric]:
     worst = max((lag(stats, reader) for reader in stats.readers.values()), default=0)
     what = "Messages that the slowest consumer has before it"
     yield GaugeMetricFamily("rabbitmq_stream_consumer_max_offset_lag", what, value=worst)
-    waiting = (behind(stream, offset) for stream in stats.streams.values() for offset in stream.positions.values())
+    waiting = (
+        behind(stream, offset)
+        for stream in stats.streams.values()
+        for offset in stream.positions.values()
+    )
     what = "Messages of a stream that the slowest name under which it is read has before it"
-    yield GaugeMetricFamily("shardmq_stream_group_max_offset_lag", what, value=max(waiting, default=0))
+    yield GaugeMetricFamily(
+        "shardmq_stream_group_max_offset_lag", what, value=max(waiting, default=0)
+    )

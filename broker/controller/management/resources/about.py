@@ -60,7 +60,9 @@ async def hashed_of_body(call: Call) -> Any:
 async def _hash(call: Call, password: str) -> str:
     """In a thread: it takes a while."""
     algorithm = call.context.authority.hashing_algorithm
-    return await asyncio.get_running_loop().run_in_executor(None, hash_password, password, None, algorithm)
+    return await asyncio.get_running_loop().run_in_executor(
+        None, hash_password, password, None, algorithm
+    )
 
 
 ROUTES = [

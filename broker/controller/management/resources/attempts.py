@@ -14,13 +14,19 @@ HTTP: Final = "http"
 
 def logins(context: Context, stats: Stats) -> dict[str, tuple[int, int]]:
     """Succeeded and failed, by protocol: of AMQP since each front door's start, of HTTP since the controller's."""
-    amqp = (int(stats.counters.get("logins_succeeded", 0)), int(stats.counters.get("logins_failed", 0)))
+    amqp = (
+        int(stats.counters.get("logins_succeeded", 0)),
+        int(stats.counters.get("logins_failed", 0)),
+    )
     return {AMQP: amqp, HTTP: (context.calls.succeeded, context.calls.failed)}
 
 
 def refused_unseen(context: Context, stats: Stats) -> dict[str, int]:
     """Of those that failed, by protocol, the ones whose password nobody looked at: there were too many before."""
-    return {AMQP: int(stats.counters.get("logins_refused_unseen", 0)), HTTP: context.logins.refused_unseen}
+    return {
+        AMQP: int(stats.counters.get("logins_refused_unseen", 0)),
+        HTTP: context.logins.refused_unseen,
+    }
 
 
 async def get(call: Call) -> Any:
@@ -30,7 +36,9 @@ async def get(call: Call) -> Any:
     for protocol, now in logins(call.context, stats).items():
         before = call.context.calls.forgotten.get(protocol, (0, 0))
         # A front door that started anew counts from 0.
-        succeeded, failed = (max(0, value - earlier) for value, earlier in zip(now, before, strict=True))
+        succeeded, failed = (
+            max(0, value - earlier) for value, earlier in zip(now, before, strict=True)
+        )
         rows.append({
             "protocol": protocol,
             "auth_attempts": succeeded + failed,

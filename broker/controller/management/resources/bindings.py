@@ -55,7 +55,11 @@ def row(binding: BindingPut) -> dict[str, Any]:
 def implied(vhost: Vhost, queues: Iterable[str]) -> Iterator[BindingPut]:
     """Yield what the default exchange binds, as far as it is shown, to these queues as they are now."""
     names = list(queues)
-    return (BindingPut(vhost.name, "", "queue", queue, queue) for queue in names if not is_hidden_queue(queue))
+    return (
+        BindingPut(vhost.name, "", "queue", queue, queue)
+        for queue in names
+        if not is_hidden_queue(queue)
+    )
 
 
 def _listing(bindings: Iterable[BindingPut]) -> Listing:
@@ -143,7 +147,14 @@ async def post(call: Call) -> web.Response:
 async def delete(call: Call) -> None:
     vhost, binding = call.vhost_to_change(), _binding(call)
     await call.ask(
-        Unbind(vhost.name, binding.source, binding.kind, binding.destination, binding.routing_key, binding.arguments)
+        Unbind(
+            vhost.name,
+            binding.source,
+            binding.kind,
+            binding.destination,
+            binding.routing_key,
+            binding.arguments,
+        )
     )
 
 
@@ -153,7 +164,12 @@ ROUTES = [
     Route("GET", "/api/bindings", get_all, is_long=True),
     Route("GET", "/api/bindings/{vhost}", get_all, is_long=True),
     Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue, is_long=True),
-    Route("GET", "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}", of_exchange, is_long=True),
+    Route(
+        "GET",
+        "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}",
+        of_exchange,
+        is_long=True,
+    ),
     Route("GET", ENDS, between, is_long=True),
     Route("POST", ENDS, post),
     Route("GET", ENDS + "/{properties}", get),

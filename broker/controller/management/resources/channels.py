@@ -51,7 +51,11 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
                     "peer_host": info.peer_host,
                     "peer_port": info.peer_port,
                 },
-                **{name: value for name, value in report.items() if name != "owner" and name not in COUNTED},
+                **{
+                    name: value
+                    for name, value in report.items()
+                    if name != "owner" and name not in COUNTED
+                },
                 "message_stats": message_stats(stats, report),
             }
 
@@ -72,7 +76,12 @@ async def get(call: Call) -> dict[str, Any]:
     stats, name = await call.context.stats.now(), call.part("channel")
     for row in rows(call, stats):
         if row["name"] == name:
-            return {**row, "consumer_details": _consumers(call, stats, row), "publishes": [], "deliveries": []}
+            return {
+                **row,
+                "consumer_details": _consumers(call, stats, row),
+                "publishes": [],
+                "deliveries": [],
+            }
     raise not_found()
 
 
@@ -81,7 +90,9 @@ def _consumers(call: Call, stats: Stats, channel: dict[str, Any]) -> list[dict[s
     if info is None:
         return []
     end = (*consumers.end_of(info.owner), channel["number"])
-    return list(consumers.rows(call, stats, lambda one: (one.door, one.connection, one.channel) == end))
+    return list(
+        consumers.rows(call, stats, lambda one: (one.door, one.connection, one.channel) == end)
+    )
 
 
 ROUTES = [

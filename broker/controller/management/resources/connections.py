@@ -15,7 +15,11 @@ OCTETS = ("recv_oct", "send_oct")
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    report = {name: value for name, value in stats.connections.get(info.owner, {}).items() if name != "owner"}
+    report = {
+        name: value
+        for name, value in stats.connections.get(info.owner, {}).items()
+        if name != "owner"
+    }
     return {
         "name": info.name,
         "user": info.user,

@@ -51,7 +51,11 @@ def rows(
             "priority": consumer.priority,
             # Of what it said the one thing that makes a difference to others; where it begins in a stream was then.
             "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
-            **({} if reader is None else {"offset": reader.offset, "offset_lag": lag(stats, reader)}),
+            **(
+                {}
+                if reader is None
+                else {"offset": reader.offset, "offset_lag": lag(stats, reader)}
+            ),
         }
 
 
@@ -81,9 +85,18 @@ async def delete(call: Call) -> None:
     if info is None or (info.user != call.user.name and not call.has("administrator")):
         raise not_found()
     found = rows(call, await call.context.stats.anew())
-    if not any(row["channel_details"] == _channel(info, channel) and row["consumer_tag"] == tag for row in found):
+    if not any(
+        row["channel_details"] == _channel(info, channel) and row["consumer_tag"] == tag
+        for row in found
+    ):
         raise not_found()
-    log.info("consumer '%s' of %s in vhost '%s' is cancelled by '%s'", tag, info.name, vhost.name, call.user.name)
+    log.info(
+        "consumer '%s' of %s in vhost '%s' is cancelled by '%s'",
+        tag,
+        info.name,
+        vhost.name,
+        call.user.name,
+    )
     call.context.links.cancel_consumer(info.owner, channel, tag)
 
 

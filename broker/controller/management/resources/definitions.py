@@ -28,7 +28,13 @@ from shardmq.broker.controller.management.call import (
     refusal_status,
     too_large,
 )
-from shardmq.broker.controller.management.resources import bindings, exchanges, parameters, policies, users
+from shardmq.broker.controller.management.resources import (
+    bindings,
+    exchanges,
+    parameters,
+    policies,
+    users,
+)
 from shardmq.broker.controller.management.resources.identity import global_parameters
 from shardmq.broker.controller.management.resources.imports import Import
 from shardmq.broker.controller.management.resources.overview import product_version
@@ -65,8 +71,12 @@ def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
         "users": [users.row(user, catalog) for user in catalog.users.values()],
         "vhosts": [_vhost_row(vhost) for vhost in vhosts],
         "permissions": [users.permission_row(put) for put in catalog.permissions.puts.values()],
-        "topic_permissions": [users.topic_permission_row(put) for put in catalog.permissions.topic_puts],
-        "global_parameters": [parameters.global_row(put) for put in global_parameters(catalog, data_dir)],
+        "topic_permissions": [
+            users.topic_permission_row(put) for put in catalog.permissions.topic_puts
+        ],
+        "global_parameters": [
+            parameters.global_row(put) for put in global_parameters(catalog, data_dir)
+        ],
         **_inside(vhosts, puts, lambda row: row),
     }
 
@@ -122,7 +132,12 @@ def _queues(queues: Iterable[QueuePut]) -> Iterable[dict[str, Any]]:
 def _exchanges(vhost: Vhost) -> Iterable[dict[str, Any]]:
     for exchange in vhost.exchanges.values():
         if exchange.name not in PREDECLARED:
-            yield _without(exchanges.row(exchange, vhost), "policy", "shard_queues", "user_who_performed_action")
+            yield _without(
+                exchanges.row(exchange, vhost),
+                "policy",
+                "shard_queues",
+                "user_who_performed_action",
+            )
 
 
 def _bindings(vhost: Vhost, bound: Iterable[BindingPut]) -> Iterable[dict[str, Any]]:
@@ -150,7 +165,9 @@ def _file(call: Call, found: dict[str, Any]) -> Document:
     name = NAME_IN_HEADER.sub("_", call.request.query.get("download", ""))
     headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else {}
     columns = columns_of(call.request.query)
-    return Document({key: part for key, part in found.items() if not columns or key in columns}, headers)
+    return Document(
+        {key: part for key, part in found.items() if not columns or key in columns}, headers
+    )
 
 
 # -- in ---------------------------------------------------------------------------------------------------
@@ -175,7 +192,11 @@ async def _import(call: Call, vhost: str | None) -> dict[str, list[str]] | None:
     finally:
         progress.ended_at = time.time()
     progress.state = "done"
-    log.info("definitions imported by user '%s'%s", call.user.name, "" if vhost is None else f" into '{vhost}'")
+    log.info(
+        "definitions imported by user '%s'%s",
+        call.user.name,
+        "" if vhost is None else f" into '{vhost}'",
+    )
     for warning in progress.warnings:
         log.warning("definitions imported by user '%s': %s", call.user.name, warning)
     return {"warnings": progress.warnings} if progress.warnings else None
@@ -185,7 +206,9 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
     loop = asyncio.get_running_loop()
     try:
         # In a thread: it takes long, and passwords in it are hashed.
-        stages = await loop.run_in_executor(None, _stages, data, vhost, call.context.authority.hashing_algorithm)
+        stages = await loop.run_in_executor(
+            None, _stages, data, vhost, call.context.authority.hashing_algorithm
+        )
     except Refusal as refusal:
         raise bad_request(refusal.text) from None
     progress.state, progress.total = "running", sum(map(len, stages))
@@ -202,7 +225,9 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
 
 
 def _stages(data: bytes, vhost: str | None, algorithm: str) -> list[list[imported.Ask]]:
-    return imported.stages(imported.read(data), vhost, partial(hash_new_password, algorithm=algorithm))
+    return imported.stages(
+        imported.read(data), vhost, partial(hash_new_password, algorithm=algorithm)
+    )
 
 
 async def _document(call: Call) -> bytes:

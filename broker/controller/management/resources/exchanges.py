@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, put_status, table_of
+from shardmq.broker.controller.management.call import (
+    Arguments,
+    Call,
+    Route,
+    not_found,
+    put_status,
+    table_of,
+)
 from shardmq.broker.controller.management.metrics.gathered import Stats, exchange_stats
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ExchangePut
@@ -83,7 +90,9 @@ async def put(call: Call) -> Any:
     existed = name in vhost.exchanges
     arguments = table_of(body.arguments)
     await call.ask(
-        ExchangeDeclare(vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, arguments)
+        ExchangeDeclare(
+            vhost.name, name, body.type, body.durable, body.auto_delete, body.internal, arguments
+        )
     )
     return put_status(existed)
 

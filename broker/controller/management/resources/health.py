@@ -19,7 +19,12 @@ from shardmq.broker.controller.management.call import (
 from shardmq.broker.controller.management.metrics import headroom
 from shardmq.broker.controller.management.resources.messages import session
 from shardmq.broker.controller.management.resources.overview import listeners
-from shardmq.broker.controller.management.resources.processes import FEW_FILES, rows, short_of_files, warnings
+from shardmq.broker.controller.management.resources.processes import (
+    FEW_FILES,
+    rows,
+    short_of_files,
+    warnings,
+)
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.certificates import expires_at
@@ -71,7 +76,9 @@ async def of_one_node(call: Call) -> Any:
 
 async def alarms(call: Call) -> Any:
     found: list[dict[str, Any]] = [
-        {"shard": shard.number, "alarm": shard.alarm} for shard in call.context.shards.shards if shard.alarm
+        {"shard": shard.number, "alarm": shard.alarm}
+        for shard in call.context.shards.shards
+        if shard.alarm
     ]
     if call.context.memory.alarm:
         found.append({"alarm": call.context.memory.alarm})
@@ -80,7 +87,11 @@ async def alarms(call: Call) -> Any:
         raise Unhealthy("There are alarms in effect", alarms=found)
     stats = await call.context.stats.of_shards()
     warned: list[dict[str, Any]] = [{"warning": text} for text in headroom.near(call.context)]
-    warned += [{"shard": shard, "warning": text} for shard, row in stats.shards.items() for text in warnings(row)]
+    warned += [
+        {"shard": shard, "warning": text}
+        for shard, row in stats.shards.items()
+        for text in warnings(row)
+    ]
     return {**OK, "warnings": warned} if warned else OK
 
 
@@ -103,7 +114,9 @@ async def port_listener(call: Call) -> Any:
     port = number("port", call.part("port"), most=PORT_MAX)
     if any(listener["port"] == port for listener in listeners(call.context)):
         return {**OK, "port": port}
-    raise Unhealthy("No active listener", missing=port, ports=[one["port"] for one in listeners(call.context)])
+    raise Unhealthy(
+        "No active listener", missing=port, ports=[one["port"] for one in listeners(call.context)]
+    )
 
 
 async def protocol_listener(call: Call) -> Any:
@@ -158,7 +171,9 @@ async def aliveness(call: Call) -> Any:
             got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
     except (Refused, Rejected, Unavailable) as error:
         if isinstance(error, Refused) and error.code == ACCESS_REFUSED:
-            raise not_authorised(error.text) from None  # the caller lacks a right, the broker nothing
+            raise not_authorised(
+                error.text
+            ) from None  # the caller lacks a right, the broker nothing
         raise Unhealthy(str(error) or "a message was rejected") from None
     if not routed or not got:
         raise Unhealthy("a message was not delivered")

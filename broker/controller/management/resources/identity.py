@@ -23,6 +23,12 @@ def cluster_id(catalog: Catalog, data_dir: str) -> str:
 
 def global_parameters(catalog: Catalog, data_dir: str) -> list[ParameterPut]:
     """Return all, the id of the cluster among them, though nobody put it."""
-    found = {put.name: put for put in catalog.parameters.values() if (put.vhost, put.component) == ("", GLOBAL)}
-    found.setdefault(CLUSTER_ID, ParameterPut("", GLOBAL, CLUSTER_ID, cluster_id(catalog, data_dir)))
+    found = {
+        put.name: put
+        for put in catalog.parameters.values()
+        if (put.vhost, put.component) == ("", GLOBAL)
+    }
+    found.setdefault(
+        CLUSTER_ID, ParameterPut("", GLOBAL, CLUSTER_ID, cluster_id(catalog, data_dir))
+    )
     return list(found.values())

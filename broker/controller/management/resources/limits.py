@@ -80,7 +80,9 @@ async def get_users(call: Call) -> Listing:
     wanted = [_user(call)] if "user" in call.request.match_info else list(call.catalog.users)
     if not call.has("administrator"):
         return Listing([])
-    rows = [{"user": user, "value": limits} for user in wanted if (limits := user_limits(call, user))]
+    rows = [
+        {"user": user, "value": limits} for user in wanted if (limits := user_limits(call, user))
+    ]
     return Listing(rows)
 
 

@@ -21,7 +21,9 @@ TAIL_BYTES_MAX = 128 << 10  # looked at of each file
 MTIME_S = 1.0  # file systems keep the time of the last write no finer than this
 LIVE_MAX = 16  # clients at a time
 LOOK_EACH_S = 0.5
-STILL_THERE_S = 15.0  # without news for so long a comment is sent, by which a client that is gone is found out
+STILL_THERE_S = (
+    15.0  # without news for so long a comment is sent, by which a client that is gone is found out
+)
 EVENTS = "text/event-stream"
 FIELDS = ("time", "level", "process", "logger", "message", "exception")
 
@@ -65,10 +67,14 @@ async def end_live(app: web.Application) -> None:
         task.cancel()
 
 
-async def _tell(request: web.Request, response: web.StreamResponse, folder: Path, since: float) -> None:
+async def _tell(
+    request: web.Request, response: web.StreamResponse, folder: Path, since: float
+) -> None:
     follower, still_s = LogFollower([]), STILL_THERE_S
     while not (request.transport is None or request.transport.is_closing()):
-        rows = follower.new_rows(await asyncio.to_thread(last_lines, folder, max(since, follower.since)))
+        rows = follower.new_rows(
+            await asyncio.to_thread(last_lines, folder, max(since, follower.since))
+        )
         events = b"".join(b"id: %.6f\ndata: %s\n\n" % (row["time"], to_json(row)) for row in rows)
         still_s += LOOK_EACH_S
         if events or still_s >= STILL_THERE_S:
@@ -82,7 +88,12 @@ _live: dict[asyncio.Task[Any], web.Application] = {}
 
 def last_lines(folder: Path, since: float = 0.0) -> list[dict[str, Any]]:
     """What cannot be read is left out: a file may be replaced by the next one just now."""
-    rows = (row for path in folder.glob(f"{KEPT}*") for row in _lines(path, since) if row["time"] > since)
+    rows = (
+        row
+        for path in folder.glob(f"{KEPT}*")
+        for row in _lines(path, since)
+        if row["time"] > since
+    )
     return heapq.nlargest(ROWS_MAX, rows, key=itemgetter("time"))[::-1]
 
 
@@ -99,7 +110,10 @@ def _lines(path: Path, since: float) -> Iterator[dict[str, Any]]:
     for line in tail.splitlines():
         try:
             row = json.loads(line)
-            yield {"time": float(row["time"]), **{name: str(row[name]) for name in FIELDS[1:] if name in row}}
+            yield {
+                "time": float(row["time"]),
+                **{name: str(row[name]) for name in FIELDS[1:] if name in row},
+            }
         except (ValueError, TypeError, KeyError):
             continue  # cut at the beginning, or just being written at the end
 

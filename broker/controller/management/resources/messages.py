@@ -78,7 +78,10 @@ async def get(call: Call) -> list[dict[str, Any]]:
         raise bad_request(f"ackmode: one of {', '.join(ACK_MODES)}")
     if body["encoding"] not in ("auto", "base64"):
         raise bad_request("Unsupported encoding. Please use auto or base64.")
-    count, truncate = _number(body, "count"), _number(body, "truncate") if "truncate" in body else None
+    count, truncate = (
+        _number(body, "count"),
+        _number(body, "truncate") if "truncate" in body else None,
+    )
     if count < 0:  # all there are
         count = GET_MESSAGES_MAX
     try:
@@ -111,7 +114,9 @@ async def read(call: Call) -> list[dict[str, Any]]:
     if stream is None or is_hidden_queue(queue):
         raise not_found(f"no queue '{queue}' in vhost '{vhost}'")
     if not is_stream(stream):
-        raise bad_request(f"queue '{queue}' in vhost '{vhost}' is no stream; .../get takes messages of it")
+        raise bad_request(
+            f"queue '{queue}' in vhost '{vhost}' is no stream; .../get takes messages of it"
+        )
     offset = _offset(body.offset)
     reaches = call.context.streams.range_of(call.context.config, stream)
     try:
@@ -152,7 +157,9 @@ async def move(call: Call) -> dict[str, int]:
     if body.destination == queue:
         raise bad_request("destination: the queue itself")
     if call.catalog.queue_arguments(other).get(DEDUPLICATED) is True:
-        raise bad_request(f"destination: a queue with {DEDUPLICATED} would drop what it has seen before")
+        raise bad_request(
+            f"destination: a queue with {DEDUPLICATED} would drop what it has seen before"
+        )
     count, now = min(body.count, MOVE_MESSAGES_MAX), asyncio.get_running_loop().time
     try:
         async with session(call, vhost) as opened:
@@ -266,7 +273,9 @@ def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
     if not doors:
         raise Unavailable("no front door is there")
     return front_door.opened(
-        front_door.socket_path(call.context.config.runtime_dir, doors[0].number), call.user.name, vhost
+        front_door.socket_path(call.context.config.runtime_dir, doors[0].number),
+        call.user.name,
+        vhost,
     )
 
 

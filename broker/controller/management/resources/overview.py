@@ -13,7 +13,13 @@ from shardmq.broker.controller.management.resources.processes import status
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
-PROTOCOLS = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "https": "https", "metrics": "http/prometheus"}
+PROTOCOLS = {
+    "amqp": "amqp",
+    "amqps": "amqp/ssl",
+    "http": "http",
+    "https": "https",
+    "metrics": "http/prometheus",
+}
 
 
 def product_version() -> str:
@@ -29,7 +35,14 @@ def listeners(context: Context) -> list[dict[str, Any]]:
     for name, protocol in PROTOCOLS.items():
         for address in found.get(name, []):
             host, _, port = address.rpartition(":")
-            shown.append({"node": NODE, "protocol": protocol, "ip_address": host.strip("[]"), "port": int(port)})
+            shown.append(
+                {
+                    "node": NODE,
+                    "protocol": protocol,
+                    "ip_address": host.strip("[]"),
+                    "port": int(port),
+                }
+            )
     return shown
 
 

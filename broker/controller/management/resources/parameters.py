@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, put_status, with_keys
+from shardmq.broker.controller.management.call import (
+    Call,
+    Route,
+    bad_request,
+    not_found,
+    put_status,
+    with_keys,
+)
 from shardmq.broker.controller.management.resources.identity import global_parameters
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import POLICY
@@ -29,7 +36,9 @@ async def get_all(call: Call) -> Listing:
 
 
 def _parameter(call: Call) -> ParameterPut:
-    put = call.catalog.parameters.get((call.vhost().name, call.part("component"), call.part("name")))
+    put = call.catalog.parameters.get(
+        (call.vhost().name, call.part("component"), call.part("name"))
+    )
     if put is None:
         raise not_found()
     return put
@@ -57,7 +66,9 @@ async def delete(call: Call) -> None:
 
 
 async def get_globals(call: Call) -> Listing:
-    return Listing([global_row(put) for put in global_parameters(call.catalog, call.context.config.data_dir)])
+    return Listing(
+        [global_row(put) for put in global_parameters(call.catalog, call.context.config.data_dir)]
+    )
 
 
 def _global(call: Call) -> ParameterPut:

@@ -37,7 +37,9 @@ def _routes(path: str, component: str, changes_tag: str) -> list[Route]:
     async def get_all(call: Call) -> Listing:
         seen = {vhost.name for vhost in call.vhosts()}
         puts = call.catalog.parameters.values()
-        return Listing([row(put) for put in puts if put.component == component and put.vhost in seen])
+        return Listing(
+            [row(put) for put in puts if put.component == component and put.vhost in seen]
+        )
 
     async def get(call: Call) -> dict[str, Any]:
         return row(found(call))

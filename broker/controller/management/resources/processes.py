@@ -80,7 +80,14 @@ def rows(context: Context) -> list[dict[str, Any]]:
 def _supervisor(found: dict[str, Any]) -> dict[str, Any]:
     """It writes the file and is no child of its own; who stops the broker by hand looks for its pid."""
     at = {"pid": found.get("pid"), "started_at": found.get("started_at")}
-    return {"name": "supervisor", "kind": "supervisor", "index": 0, "state": "ready", "restarts": 0, **at}
+    return {
+        "name": "supervisor",
+        "kind": "supervisor",
+        "index": 0,
+        "state": "ready",
+        "restarts": 0,
+        **at,
+    }
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
@@ -116,10 +123,16 @@ async def shards(call: Call) -> list[dict[str, Any]]:
 def disk_room(stats: Stats) -> dict[str, int]:
     """Free bytes, and those below which publishers are blocked, where it is tightest; {} when no shard answers."""
     rooms = [
-        (row["disk_free_bytes"], row["disk_free_min_bytes"]) for row in stats.shards.values() if row.keys() >= KEYS
+        (row["disk_free_bytes"], row["disk_free_min_bytes"])
+        for row in stats.shards.values()
+        if row.keys() >= KEYS
     ]
     free, least = min(rooms, default=(None, None))
-    return {} if free is None or least is None else {"disk_free": int(free), "disk_free_limit": int(least)}
+    return (
+        {}
+        if free is None or least is None
+        else {"disk_free": int(free), "disk_free_limit": int(least)}
+    )
 
 
 def node_uptime_s(found: Iterable[dict[str, Any]]) -> float:
@@ -164,7 +177,8 @@ def _with_rates(context: Context, counted: dict[str, int]) -> dict[str, Any]:
     rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
     # A shard that started anew counts its syncs from 0; whatever else is here may fall.
     return counted | {
-        f"{name}_details": {"rate": max(0.0, rate) if name == "io_sync_count" else rate} for name, rate in rates.items()
+        f"{name}_details": {"rate": max(0.0, rate) if name == "io_sync_count" else rate}
+        for name, rate in rates.items()
     }
 
 
@@ -196,7 +210,10 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "enabled_plugins": [],
         "applications": [],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
-        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in MECHANISMS.decode().split()],
+        "auth_mechanisms": [
+            {"name": name, "description": "", "enabled": True}
+            for name in MECHANISMS.decode().split()
+        ],
         "db_dir": os.path.abspath(context.config.data_dir),
         "log_files": log_files(context.config.runtime_dir),
         "config_files": [],
@@ -226,7 +243,13 @@ async def memory(call: Call) -> dict[str, Any]:
         raise not_found()
     held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}
     total = sum(held.values())
-    return {"memory": {**held, "strategy": "rss", "total": {"rss": total, "allocated": total, "erlang": 0}}}
+    return {
+        "memory": {
+            **held,
+            "strategy": "rss",
+            "total": {"rss": total, "allocated": total, "erlang": 0},
+        }
+    }
 
 
 ROUTES = [

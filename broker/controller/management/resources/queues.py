@@ -76,7 +76,11 @@ def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
         "state": "paused" if queue.paused else "running",
     }
     if queue.part is not None:
-        shown |= {"exchange": queue.part.exchange, "index": queue.part.index, "shard_state": queue.part.state}
+        shown |= {
+            "exchange": queue.part.exchange,
+            "index": queue.part.index,
+            "shard_state": queue.part.state,
+        }
     if queue.owner and (holder := context.presence.connection(queue.owner)) is not None:
         shown["owner_pid_details"] = {
             "name": holder.name,
@@ -91,7 +95,9 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     is_single = queue.arguments.get(SINGLE_ACTIVE) is True
     shown["single_active_consumer_tag"] = stats.active.get(queue.id, "") if is_single else None
     shown["exclusive_consumer_tag"] = stats.exclusive.get(queue.id)
-    shown["head_message_timestamp"] = None  # a shard does not look into what clients say of messages
+    shown["head_message_timestamp"] = (
+        None  # a shard does not look into what clients say of messages
+    )
     if known is None:
         # Numbers that are not known are left out, not shown as 0.
         shown["state"] = "down"
@@ -112,7 +118,9 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             memory=0,
             message_bytes=known.ready_bytes,
             first_offset=stream.first_offset,
-            last_offset=stream.next_offset - 1 if stream.next_offset > stream.first_offset else None,
+            last_offset=stream.next_offset - 1
+            if stream.next_offset > stream.first_offset
+            else None,
             segments=stream.segments,
             stream_positions=stream.positions,
             # [from, to] each: messages that damage on the disk has taken.
@@ -124,12 +132,18 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
 def totals(known: QueueStats, is_stream: bool) -> dict[str, Any]:
     """Of a stream what is read stays."""
     messages = known.ready if is_stream else known.ready + known.unacked
-    return {"messages": messages, "messages_ready": known.ready, "messages_unacknowledged": known.unacked}
+    return {
+        "messages": messages,
+        "messages_ready": known.ready,
+        "messages_unacknowledged": known.unacked,
+    }
 
 
 def row_with_totals(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     known = stats.queue(queue)
-    return plain(queue, context) | (totals(known, queue.id in stats.streams) if known is not None else {})
+    return plain(queue, context) | (
+        totals(known, queue.id in stats.streams) if known is not None else {}
+    )
 
 
 def _queue(call: Call) -> QueuePut:
@@ -154,7 +168,9 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
     async def looked(queues: list[QueuePut] | None) -> Stats:
-        return await (context.stats.now(totals_only=True) if queues is None else context.stats.of(queues))
+        return await (
+            context.stats.now(totals_only=True) if queues is None else context.stats.of(queues)
+        )
 
     async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
         stats = await looked(queues)
@@ -166,7 +182,8 @@ async def get_all(call: Call) -> Lazy[QueuePut]:
 
     def in_order() -> Sequence[QueuePut]:
         names = [
-            context.queue_names.of(vhost, context.catalog.vhosts) for vhost in sorted(vhosts, key=attrgetter("name"))
+            context.queue_names.of(vhost, context.catalog.vhosts)
+            for vhost in sorted(vhosts, key=attrgetter("name"))
         ]
         return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
 
@@ -191,7 +208,9 @@ async def get(call: Call) -> dict[str, Any]:
     # Who publishes how much to what, and who gets how much of it, nobody counts: rates_mode is basic.
     shown |= {"incoming": [], "deliveries": []}
     shown["consumer_details"] = [
-        one for one in consumers.rows(call, stats) if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
+        one
+        for one in consumers.rows(call, stats)
+        if one["queue"] == {"name": queue.name, "vhost": queue.vhost}
     ]
     return shown
 
@@ -201,7 +220,9 @@ async def unacked(call: Call) -> Listing:
     queue = _queue(call)
     owners = {info.owner: info for info in call.context.presence.connections()}
     rows = []
-    for row in sorted(await call.context.links.unacked(queue.id), key=lambda row: -row["unacked_for"]):
+    for row in sorted(
+        await call.context.links.unacked(queue.id), key=lambda row: -row["unacked_for"]
+    ):
         info = owners.get(row.pop("owner"))
         row["connection_name"] = info.name if info is not None else None
         row["channel_name"] = channel_name(info, row["channel"]) if info is not None else None
@@ -219,7 +240,9 @@ async def put(call: Call) -> Any:
 
 async def delete(call: Call) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
-    await call.ask(QueueRemove(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty")))
+    await call.ask(
+        QueueRemove(vhost.name, queue.name, call.flag("if-unused"), call.flag("if-empty"))
+    )
 
 
 class ActionBody(msgspec.Struct):

@@ -44,8 +44,14 @@ async def show_ring(call: Call) -> dict[str, Any]:
     vhost, name = _exchange(call)
     shares = ring(table_of(vhost, name), name)
     if shares is None:
-        raise bad_request(f"exchange '{name}' of type {vhost.exchanges[name].type} does not spread its messages")
-    return {"exchange": name, "vhost": vhost.name, "destinations": [_share(vhost, share) for share in shares]}
+        raise bad_request(
+            f"exchange '{name}' of type {vhost.exchanges[name].type} does not spread its messages"
+        )
+    return {
+        "exchange": name,
+        "vhost": vhost.name,
+        "destinations": [_share(vhost, share) for share in shares],
+    }
 
 
 def _exchange(call: Call) -> tuple[Vhost, str]:

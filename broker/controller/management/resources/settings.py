@@ -44,12 +44,16 @@ async def get(call: Call) -> dict[str, Any]:
 async def put(call: Call) -> None:
     name = call.part("name")
     if name not in SETTABLE:
-        raise not_found(f"not to be set while the broker runs: {name}; these are: {', '.join(SETTABLE)}")
+        raise not_found(
+            f"not to be set while the broker runs: {name}; these are: {', '.join(SETTABLE)}"
+        )
     value = with_keys(await call.json(), "value")["value"]
     is_good, what = SETTABLE[name]
     if not is_good(value):
         raise bad_request(f"value: {what}")
-    notify.setting(name, msgspec.json.encode(value).decode())  # for these the same as in the settings file
+    notify.setting(
+        name, msgspec.json.encode(value).decode()
+    )  # for these the same as in the settings file
 
 
 ROUTES = [

@@ -43,7 +43,9 @@ async def status(call: Call) -> dict[str, Any]:
         "unknown": sum(count is None for count in left.values()),
         "deadline_ms": deadline_ms,
         "at_deadline": choice or "wait",
-        "queues": [_shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts],
+        "queues": [
+            _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts
+        ],
         "groups": _crossing(call.context.groups.queues.get(Name(vhost.name, exchange.name)), parts),
     }
 
@@ -56,7 +58,9 @@ def _crossing(virtual: VirtualQueue | None, parts: list[QueuePut]) -> list[dict[
     for name, group in virtual.groups.items() if virtual is not None else ():
         if open := group.open():
             waits_for = group.crossing.waits_for(open[0], group.shards)
-            queues = None if waits_for is None else sorted(names[id] for id in waits_for if id in names)
+            queues = (
+                None if waits_for is None else sorted(names[id] for id in waits_for if id in names)
+            )
             found.append({"group": name, "changes": len(open), "waits_for": queues})
     return found
 
@@ -70,7 +74,11 @@ async def plan(call: Call) -> dict[str, Any]:
     room = _room(call, vhost)
     reshaping = shard_sets.Reshaping(vhost, exchange, want, call.context.shards.count)
     names = {want.name(exchange.name, index) for index in reshaping.indexes(room)}
-    parts = [queue for queue in vhost.parts(exchange.name) if queue.part is not None and queue.part.state == ACTIVE]
+    parts = [
+        queue
+        for queue in vhost.parts(exchange.name)
+        if queue.part is not None and queue.part.state == ACTIVE
+    ]
     waiting = await call.context.shards.messages(vhost.parts(exchange.name))
     now = {queue.name for queue in parts}
     coming, going = sorted(names - now), sorted(now - names)

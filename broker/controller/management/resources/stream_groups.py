@@ -14,7 +14,14 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.authority import ShardSilent
-from shardmq.broker.controller.management.call import NUMBER_MAX, ApiError, Call, Route, bad_request, not_found
+from shardmq.broker.controller.management.call import (
+    NUMBER_MAX,
+    ApiError,
+    Call,
+    Route,
+    bad_request,
+    not_found,
+)
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
 from shardmq.broker.controller.streams.stream_ranges import Part
 from shardmq.shardd.wire import messages as wire
@@ -65,8 +72,14 @@ async def put(call: Call) -> None:
         if not 0 <= reached.next <= NUMBER_MAX:
             raise bad_request(f"shards.{shard}.next: not a number from 0 to {NUMBER_MAX}")
         if reached.id is not None and reached.id != id_of(call, part):
-            raise ApiError(412, "precondition_failed", f"shards.{shard}.id: the stream has the id {id_of(call, part)}")
-    await _place(call, name, ((by_number[shard], reached.next) for shard, reached in body.shards.items()))
+            raise ApiError(
+                412,
+                "precondition_failed",
+                f"shards.{shard}.id: the stream has the id {id_of(call, part)}",
+            )
+    await _place(
+        call, name, ((by_number[shard], reached.next) for shard, reached in body.shards.items())
+    )
 
 
 async def delete(call: Call) -> None:
@@ -83,7 +96,9 @@ async def _groups(call: Call) -> list[dict[str, Any]]:
     for part in parts:
         stream = stats.streams.get(part.queue.id)
         for name, offset in stream.positions.items() if stream is not None else ():
-            found.setdefault(name, []).append({"shard": part.number, "next": offset, "lag": _lag(call, part, offset)})
+            found.setdefault(name, []).append(
+                {"shard": part.number, "next": offset, "lag": _lag(call, part, offset)}
+            )
     return [
         {"name": name, "lag": sum(row["lag"] for row in shards), "shards": shards}
         for name, shards in sorted(found.items())
@@ -105,7 +120,11 @@ async def _place(call: Call, name: str, places: Iterable[tuple[Part, int | None]
         if isinstance(reply, ShardSilent):
             raise ApiError(503, "unavailable", str(reply))
         if isinstance(reply, wire.Refused):
-            raise not_found() if reply.code == 404 else ApiError(412, "precondition_failed", reply.text)
+            raise (
+                not_found()
+                if reply.code == 404
+                else ApiError(412, "precondition_failed", reply.text)
+            )
         if isinstance(reply, BaseException):
             raise reply
 

@@ -52,7 +52,12 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
                 queue = vhost.queues.get(name)
                 kind = "exchange" if queue is None else "queue"
                 shards = len(parts_of(vhost, name))
-                shown: dict[str, Any] = {"name": name, "vhost": vhost.name, "kind": kind, "shards": shards}
+                shown: dict[str, Any] = {
+                    "name": name,
+                    "vhost": vhost.name,
+                    "kind": kind,
+                    "shards": shards,
+                }
                 if queue is not None and (exchange := exchange_of(vhost, queue)) is not None:
                     shown["exchange"] = exchange
                 found.append(shown)
@@ -68,7 +73,9 @@ async def get(call: Call) -> dict[str, Any]:
 
         def gone_on() -> bool:
             ranges = ((part.number, range_of(call, part)) for part in parts_of(vhost, name))
-            return any(found is not None and found.next > after.get(index, -1) for index, found in ranges)
+            return any(
+                found is not None and found.next > after.get(index, -1) for index, found in ranges
+            )
 
         await call.context.streams.wait_until(gone_on, wait_ms / 1000)
         parts = parts_of(vhost, name)
@@ -108,7 +115,11 @@ async def get_arrow(call: Call) -> web.StreamResponse:
     id = id_of(call, part)
     wanted = call.request.query.get("id")
     if wanted is not None and wanted != id:
-        answer = Answer(409, "conflict", f"the stream with the id {wanted} is gone, one with its name has another")
+        answer = Answer(
+            409,
+            "conflict",
+            f"the stream with the id {wanted} is gone, one with its name has another",
+        )
         return _refused(answer, id)
     scan = Scan(
         vhost.name,
@@ -130,7 +141,9 @@ async def get_arrow(call: Call) -> web.StreamResponse:
     except (ConnectionError, FileNotFoundError):
         raise _absent() from None
     except (CutOff, TimeoutError, OSError) as error:
-        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+        raise ApiError(
+            503, "unavailable", f"the reader of streams: {error or 'it ended'}"
+        ) from None
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
@@ -156,7 +169,9 @@ async def post_arrow(call: Call) -> web.StreamResponse:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
     said = {"error": answer.error, "reason": answer.reason} if answer.status != 200 else {}
     body = to_json(said | answer.more)
-    return web.Response(body=body, status=answer.status, content_type="application/json", headers=headers)
+    return web.Response(
+        body=body, status=answer.status, content_type="application/json", headers=headers
+    )
 
 
 async def _publish(call: Call, asked: Publish) -> Answer:
@@ -170,7 +185,9 @@ async def _publish(call: Call, asked: Publish) -> Answer:
             async for data in call.request.content.iter_any():
                 total += len(data)
                 if total > BODY_BYTES_MAX:
-                    raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+                    raise ApiError(
+                        413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call"
+                    )
                 if data:
                     await reader.write(LENGTH.pack(len(data)) + data)
             await reader.write(LENGTH.pack(0))
@@ -178,7 +195,9 @@ async def _publish(call: Call, asked: Publish) -> Answer:
     except (ConnectionError, FileNotFoundError):
         raise _absent() from None
     except (CutOff, TimeoutError, OSError) as error:
-        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+        raise ApiError(
+            503, "unavailable", f"the reader of streams: {error or 'it ended'}"
+        ) from None
 
 
 def _door(call: Call) -> str:
@@ -188,7 +207,9 @@ def _door(call: Call) -> str:
     return front_door.socket_path(call.context.config.runtime_dir, random.choice(doors).number)
 
 
-async def _send(call: Call, reader: stream_reader.Connection, answer: Answer, id: str) -> web.StreamResponse:
+async def _send(
+    call: Call, reader: stream_reader.Connection, answer: Answer, id: str
+) -> web.StreamResponse:
     request = call.request
     response = web.StreamResponse(headers=_headers(answer, id))
     response.content_type = CONTENT_TYPE
@@ -226,13 +247,17 @@ async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> 
 
 
 def _headers(answer: Answer, id: str) -> dict[str, str]:
-    return {"Shardmq-Stream-Id": id} | {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}
+    return {"Shardmq-Stream-Id": id} | {
+        f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()
+    }
 
 
 def _refused(answer: Answer, id: str) -> web.Response:
     body = {"error": answer.error, "reason": answer.reason, **answer.more, "id": id}
     headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
-    return web.Response(body=to_json(body), status=answer.status, content_type="application/json", headers=headers)
+    return web.Response(
+        body=to_json(body), status=answer.status, content_type="application/json", headers=headers
+    )
 
 
 def _absent() -> ApiError:
@@ -247,7 +272,9 @@ async def _ask(call: Call, asked: Find) -> Answer:
     except (ConnectionError, FileNotFoundError):
         raise _absent() from None
     except (CutOff, TimeoutError, OSError) as error:
-        raise ApiError(503, "unavailable", f"the reader of streams: {error or 'it ended'}") from None
+        raise ApiError(
+            503, "unavailable", f"the reader of streams: {error or 'it ended'}"
+        ) from None
     if answer.status != 200:
         raise ApiError(answer.status, answer.error, answer.reason)
     return answer
@@ -280,7 +307,9 @@ def _no_stream(vhost: Vhost, name: str) -> ApiError:
         kind = queue.arguments.get("x-queue-type", "classic")
         return not_found(f"queue '{name}' in vhost '{vhost.name}' is of type {kind}, not a stream")
     if queue is None and name in vhost.exchanges:
-        return not_found(f"exchange '{name}' in vhost '{vhost.name}' has no shards that are streams")
+        return not_found(
+            f"exchange '{name}' in vhost '{vhost.name}' has no shards that are streams"
+        )
     return not_found(f"there is no queue or exchange '{name}' in vhost '{vhost.name}'")
 
 
@@ -314,7 +343,9 @@ def _after(call: Call) -> dict[int, int]:
     found = {}
     for pair in filter(None, call.request.query.get("after", "").split(",")):
         shard, colon, offset = pair.partition(":")
-        if not (colon and shard.isdecimal() and offset.isdecimal() and pair.isascii() and len(pair) < 40):
+        if not (
+            colon and shard.isdecimal() and offset.isdecimal() and pair.isascii() and len(pair) < 40
+        ):
             raise bad_request(f"after: '{pair[:40]}' is not SHARD:OFFSET")
         found[int(shard)] = int(offset)
     return found
@@ -327,11 +358,19 @@ def _columns(call: Call) -> list[str]:
     wanted = {name.strip() for name in text.split(",")}
     for name in wanted:
         if name not in COLUMNS:
-            raise bad_request(f"columns: there is no '{name[:100]}'; there are {', '.join(COLUMNS)}")
+            raise bad_request(
+                f"columns: there is no '{name[:100]}'; there are {', '.join(COLUMNS)}"
+            )
     return [name for name in COLUMNS if name in wanted]
 
 
-FILTERS = {"routing_key": "pattern", "key": "key", "exchange": "exchange", "since": "since", "until": "until"}
+FILTERS = {
+    "routing_key": "pattern",
+    "key": "key",
+    "exchange": "exchange",
+    "since": "since",
+    "until": "until",
+}
 
 
 def _filters(call: Call) -> dict[str, Any]:
@@ -339,7 +378,9 @@ def _filters(call: Call) -> dict[str, Any]:
     for text in call.request.query.getall("filter", []):
         name, colon, value = text.partition(":")
         if not colon or name not in FILTERS:
-            raise bad_request(f"filter: '{text[:100]}' is not NAME:VALUE with one of {', '.join(FILTERS)}")
+            raise bad_request(
+                f"filter: '{text[:100]}' is not NAME:VALUE with one of {', '.join(FILTERS)}"
+            )
         if FILTERS[name] in found:
             raise bad_request(f"filter: {name} is there twice")
         if name in ("since", "until"):

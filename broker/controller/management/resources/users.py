@@ -7,14 +7,23 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Call, Route, bad_request, check, not_found, put_status
+from shardmq.broker.controller.management.call import (
+    Call,
+    Route,
+    bad_request,
+    check,
+    not_found,
+    put_status,
+)
 from shardmq.broker.controller.management.resources.limits import limits_of
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import PermissionPut, TopicPermissionPut, UserPut
 from shardmq.broker.model.passwords import HASHES, is_base64
 
-RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
+RABBITMQ_DEFAULT = (
+    "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
+)
 
 
 class UserBody(msgspec.Struct):
@@ -61,7 +70,13 @@ def permission_row(put: PermissionPut) -> dict[str, Any]:
 
 
 def topic_permission_row(put: TopicPermissionPut) -> dict[str, Any]:
-    return {"user": put.user, "vhost": put.vhost, "exchange": put.exchange, "write": put.write, "read": put.read}
+    return {
+        "user": put.user,
+        "vhost": put.vhost,
+        "exchange": put.exchange,
+        "write": put.write,
+        "read": put.read,
+    }
 
 
 def _user(call: Call) -> UserPut:
@@ -81,7 +96,9 @@ async def get_all(call: Call) -> Listing:
 
 async def without_permissions(call: Call) -> Listing:
     known = {user for _, user in call.catalog.permissions.puts}
-    return Listing([row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known])
+    return Listing(
+        [row(user, call.catalog) for user in call.catalog.users.values() if user.name not in known]
+    )
 
 
 async def get(call: Call) -> dict[str, Any]:
@@ -133,7 +150,13 @@ async def delete_many(call: Call) -> None:
 
 async def permissions_of_user(call: Call) -> Listing:
     user = _user(call).name
-    return Listing([permission_row(put) for key, put in call.catalog.permissions.puts.items() if key[1] == user])
+    return Listing(
+        [
+            permission_row(put)
+            for key, put in call.catalog.permissions.puts.items()
+            if key[1] == user
+        ]
+    )
 
 
 async def get_permissions(call: Call) -> Listing:
@@ -155,7 +178,11 @@ async def put_permission(call: Call) -> Any:
     body = await call.body(PermissionBody)
     vhost, user = call.part("vhost"), call.part("user")
     existed = (vhost, user) in call.catalog.permissions.puts
-    check(await call.context.authority.put_permission(vhost, user, body.configure, body.write, body.read))
+    check(
+        await call.context.authority.put_permission(
+            vhost, user, body.configure, body.write, body.read
+        )
+    )
     return put_status(existed)
 
 
@@ -172,7 +199,9 @@ def _topic_rows(
 ) -> list[dict[str, Any]]:
     wanted = {"vhost": vhost, "user": user, "exchange": exchange}
     rows = map(topic_permission_row, call.catalog.permissions.topic_puts)
-    return [row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())]
+    return [
+        row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())
+    ]
 
 
 async def get_topic_permissions(call: Call) -> Listing:
@@ -203,17 +232,27 @@ async def get_topic_permission(call: Call) -> Listing:
 async def put_topic_permission(call: Call) -> Any:
     body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
     existed = bool(_topic_rows(call, vhost, user))
-    check(await call.context.authority.put_topic_permission(vhost, user, body.exchange, body.write, body.read))
+    check(
+        await call.context.authority.put_topic_permission(
+            vhost, user, body.exchange, body.write, body.read
+        )
+    )
     return put_status(existed)
 
 
 async def delete_topic_permission(call: Call) -> None:
     """Of all exchanges, or of ?exchange=."""
     exchange = call.request.query.get("exchange")
-    if exchange is not None and all(row["exchange"] != exchange for row in _topic_permissions(call)):
+    if exchange is not None and all(
+        row["exchange"] != exchange for row in _topic_permissions(call)
+    ):
         raise not_found()
     _topic_permissions(call)
-    check(await call.context.authority.delete_topic_permission(call.part("vhost"), call.part("user"), exchange))
+    check(
+        await call.context.authority.delete_topic_permission(
+            call.part("vhost"), call.part("user"), exchange
+        )
+    )
 
 
 async def delete_topic_permission_of(call: Call) -> None:
@@ -230,21 +269,49 @@ ROUTES = [
     Route("GET", "/api/whoami", whoami),
     Route("GET", "/api/users", get_all, "administrator", is_long=True),
     Route("POST", "/api/users/bulk-delete", delete_many, "administrator", ()),
-    Route("GET", "/api/users/without-permissions", without_permissions, "administrator", is_long=True),
+    Route(
+        "GET", "/api/users/without-permissions", without_permissions, "administrator", is_long=True
+    ),
     Route("GET", "/api/users/{user}", get, "administrator"),
     Route("PUT", "/api/users/{user}", put, "administrator"),
     Route("DELETE", "/api/users/{user}", delete, "administrator"),
-    Route("GET", "/api/users/{user}/permissions", permissions_of_user, "administrator", is_long=True),
+    Route(
+        "GET", "/api/users/{user}/permissions", permissions_of_user, "administrator", is_long=True
+    ),
     Route("GET", "/api/permissions", get_permissions, "administrator", is_long=True),
     Route("GET", "/api/permissions/{vhost}/{user}", get_permission, "administrator"),
     Route("PUT", "/api/permissions/{vhost}/{user}", put_permission, "administrator"),
     Route("DELETE", "/api/permissions/{vhost}/{user}", delete_permission, "administrator"),
     Route("GET", "/api/topic-permissions", get_topic_permissions, "administrator", is_long=True),
-    Route("GET", "/api/users/{user}/topic-permissions", topic_permissions_of_user, "administrator", is_long=True),
-    Route("GET", "/api/vhosts/{vhost}/topic-permissions", topic_permissions_of_vhost, "administrator", is_long=True),
-    Route("GET", "/api/topic-permissions/{vhost}/{user}", get_topic_permission, "administrator", is_long=True),
+    Route(
+        "GET",
+        "/api/users/{user}/topic-permissions",
+        topic_permissions_of_user,
+        "administrator",
+        is_long=True,
+    ),
+    Route(
+        "GET",
+        "/api/vhosts/{vhost}/topic-permissions",
+        topic_permissions_of_vhost,
+        "administrator",
+        is_long=True,
+    ),
+    Route(
+        "GET",
+        "/api/topic-permissions/{vhost}/{user}",
+        get_topic_permission,
+        "administrator",
+        is_long=True,
+    ),
     Route("PUT", "/api/topic-permissions/{vhost}/{user}", put_topic_permission, "administrator"),
-    Route("DELETE", "/api/topic-permissions/{vhost}/{user}", delete_topic_permission, "administrator", ("exchange",)),
+    Route(
+        "DELETE",
+        "/api/topic-permissions/{vhost}/{user}",
+        delete_topic_permission,
+        "administrator",
+        ("exchange",),
+    ),
     Route("GET", ONE_TOPIC, get_topic_permission, "administrator", is_long=True),
     Route("PUT", ONE_TOPIC, put_topic_permission, "administrator"),
     Route("DELETE", ONE_TOPIC, delete_topic_permission_of, "administrator"),

@@ -9,7 +9,14 @@ import msgspec
 
 from shardmq.broker.controller.management.answers.listing import Listing
 from shardmq.broker.controller.management.answers.turns import Turns
-from shardmq.broker.controller.management.call import NODE, Call, Route, check, not_found, put_status
+from shardmq.broker.controller.management.call import (
+    NODE,
+    Call,
+    Route,
+    check,
+    not_found,
+    put_status,
+)
 from shardmq.broker.controller.management.metrics.gathered import Stats, depth_details
 from shardmq.broker.controller.management.resources.users import permission_row, tags_of
 from shardmq.broker.model.catalog import Vhost
@@ -29,7 +36,11 @@ class VhostBody(msgspec.Struct):
 
 def about(put: VhostPut) -> dict[str, Any]:
     """What is said of a vhost, as RabbitMQ's metadata."""
-    said = {"description": put.description, "tags": put.tags, "default_queue_type": put.default_queue_type or CLASSIC}
+    said = {
+        "description": put.description,
+        "tags": put.tags,
+        "default_queue_type": put.default_queue_type or CLASSIC,
+    }
     return {**said, "protected_from_deletion": True} if put.is_protected else said
 
 
@@ -55,7 +66,11 @@ async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
-        **depth_details(ready_grown, unacked_grown, stats.at - stats.before.at if stats.before is not None else 0.0),
+        **depth_details(
+            ready_grown,
+            unacked_grown,
+            stats.at - stats.before.at if stats.before is not None else 0.0,
+        ),
     }
 
 
@@ -108,7 +123,9 @@ async def _protect(call: Call, wanted: bool) -> None:
 
 async def permissions(call: Call) -> Listing:
     vhost = call.vhost().name
-    return Listing(permission_row(put) for key, put in call.catalog.permissions.puts.items() if key[0] == vhost)
+    return Listing(
+        permission_row(put) for key, put in call.catalog.permissions.puts.items() if key[0] == vhost
+    )
 
 
 async def start(call: Call) -> None:

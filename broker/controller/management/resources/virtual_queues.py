@@ -17,7 +17,9 @@ NOBODY = Terms()  # one that has left, and gives up what it holds
 
 
 def _consumed(call: Call, vhost: Vhost, exchange: str) -> VirtualQueue:
-    return call.context.groups.queues.get(Name(vhost.name, exchange)) or VirtualQueue((), begun=True)
+    return call.context.groups.queues.get(Name(vhost.name, exchange)) or VirtualQueue(
+        (), begun=True
+    )
 
 
 def _row(call: Call, vhost: Vhost, exchange: str) -> dict[str, Any]:
@@ -34,7 +36,12 @@ def _row(call: Call, vhost: Vhost, exchange: str) -> dict[str, Any]:
 
 async def get_all(call: Call) -> Listing:
     return Listing(
-        [_row(call, vhost, name) for vhost in call.vhosts() for name in vhost.exchanges if vhost.shard_queues(name)]
+        [
+            _row(call, vhost, name)
+            for vhost in call.vhosts()
+            for name in vhost.exchanges
+            if vhost.shard_queues(name)
+        ]
     )
 
 
@@ -46,7 +53,9 @@ async def get(call: Call) -> dict[str, Any]:
     seats = list(_seats(queue))
     shown = _row(call, vhost, exchange)
     shown["shards"] = [_shard(call, vhost, name, seats) for name in vhost.shard_queues(exchange)]
-    shown["consumers"] = [_consumer(call, member, terms, seats) for member, terms in queue.terms().items()]
+    shown["consumers"] = [
+        _consumer(call, member, terms, seats) for member, terms in queue.terms().items()
+    ]
     return shown
 
 
@@ -87,7 +96,9 @@ def _terms(group: Group, member: Member) -> Terms:
     return group.members.get(member, NOBODY)
 
 
-def _shard(call: Call, vhost: Vhost, name: str, seats: list[tuple[Seat, Member, Terms, bool]]) -> dict[str, Any]:
+def _shard(
+    call: Call, vhost: Vhost, name: str, seats: list[tuple[Seat, Member, Terms, bool]]
+) -> dict[str, Any]:
     put = vhost.queues[name]
     owners = [
         {
@@ -114,7 +125,9 @@ def _consumer(
     call: Call, member: Member, terms: Terms, seats: list[tuple[Seat, Member, Terms, bool]]
 ) -> dict[str, Any]:
     held = [
-        call.catalog.queue_by_id(seat.queue) for seat, holder, _, moving in seats if holder == member and not moving
+        call.catalog.queue_by_id(seat.queue)
+        for seat, holder, _, moving in seats
+        if holder == member and not moving
     ]
     return {
         "consumer_tag": terms.tag,
