@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.authority import Authority
@@ -38,12 +39,22 @@ ME, YOU = "0.1.1", "0.1.2"
 
 
 class CountingDefinitions(Definitions):
+    """Definitions that count their syncs, each of which takes `sync_s` seconds longer."""
+
     syncs = 0
+    sync_s = 0.0
 
     def sync_job(self, catalog: Catalog) -> Any:
         job = super().sync_job(catalog)
-        self.syncs += job is not None
-        return job
+        if job is None:
+            return None
+        self.syncs += 1
+
+        def sync() -> None:
+            time.sleep(self.sync_s)
+            job()
+
+        return sync
 
 
 class World:
@@ -528,15 +539,23 @@ class Leaving(World):
         while not all(task.done() for task in [*self.declared, *self.deletes]):
             self.shards.release()
             await asyncio.sleep(0)
+        # A removal may still be on its way to the disk. What is asked behind it is answered behind it.
+        await self.ask(Unbind("/", "amq.topic", "queue", "no", "k", {}))
 
 
 STEPS = ["declare", "last consumer goes", "delete if unused", "shard answers", "turn", "turn"]
 
 
-@given(st.lists(st.sampled_from(STEPS), max_size=25))
-def test_who_declares_a_queue_that_is_going_gets_one_that_stays(steps: list[str]) -> None:
+@example(
+    ["turn", "shard answers", "declare", "shard answers", "turn", "turn", "turn", "shard answers", "turn"]
+    + ["last consumer goes", "turn", "last consumer goes", "turn"],
+    0.01,
+)
+@given(st.lists(st.sampled_from(STEPS), max_size=25), st.sampled_from([0.0, 0.002]))
+def test_who_declares_a_queue_that_is_going_gets_one_that_stays(steps: list[str], sync_s: float) -> None:
     async def play(directory: str) -> None:
         world = Leaving(Path(directory))
+        world.definitions.sync_s = sync_s
         task = asyncio.create_task(world.authority.run())
         for step in steps:
             await world.do(step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import itertools
 import json
 import urllib.error
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
@@ -104,6 +106,15 @@ def published(exchange: str, key: str, **headers: Any) -> tuple[Amqp, Http]:
     )
 
 
+def row() -> bytes:
+    """Return an Arrow stream of one message."""
+    out = io.BytesIO()
+    batch = pa.record_batch({"value": [b"x"]})
+    with pa.ipc.new_stream(out, batch.schema) as stream:
+        stream.write_batch(batch)
+    return out.getvalue()
+
+
 DLX, AE = "x-dead-letter-exchange", "alternate-exchange"
 POLICY = {"pattern": "^nothing@n$", "definition": {"max-length": 1}}
 # Policies that name an exchange need the tag alone, as in RabbitMQ.
@@ -114,6 +125,8 @@ QUEUE, EXCHANGE, OTHER, TOPIC = (
     put_exchange("y@n"),
     put_exchange("t@n", "topic"),
 )
+MESSAGE = Http("POST", "exchanges/V/amq.default/publish", {
+    "routing_key": "q@n", "properties": {}, "payload": "x", "payload_encoding": "string"})  # fmt: skip
 BOUND = Http("POST", "bindings/V/e/x@n/q/q@n", {"routing_key": "k"})
 STREAM_EXCHANGE = put_exchange("x@n", "x-modulus-hash", arguments={"x-shards": 2})
 STREAMS = {"x-super-stream": True, "x-shard-arguments": {"x-queue-type": "stream"}}
@@ -216,7 +229,7 @@ ACTS = [
     Act("publish to the default exchange", published("", "q@n"), (("write", "amq.default"),), (QUEUE,)),
     Act(
         "publish to a topic exchange",
-        published("t@n", "k"),
+        (*published("t@n", "k"), Http("POST", "exchanges/V/t@n/arrow?routing_key=k&mandatory=false", row())),
         (("write", "t@n"), ("topic write", "t@n", "k")),
         (TOPIC,),
     ),
@@ -267,8 +280,7 @@ ACTS = [
         "move messages to another queue",
         (Http("POST", "queues/V/q@n/move", {"destination": "p@n"}),),
         (("read", "q@n"), ("write", "amq.default")),
-        (QUEUE, put_queue("p@n"), Http("POST", "exchanges/V/amq.default/publish", {
-            "routing_key": "q@n", "properties": {}, "payload": "x", "payload_encoding": "string"})),
+        (QUEUE, put_queue("p@n"), MESSAGE),
     ),
     Act(
         "pause and resume a queue",
@@ -281,6 +293,7 @@ ACTS = [
         (
             amqp(Basic.Qos(prefetch_count=5), Basic.Consume(0, "x@n", "tag"), answer=Basic.ConsumeOk),
             Http("GET", "streams/V/x@n"),
+            Http("GET", "streams/V/x@n/0/arrow"),
             Http("GET", "streams/V/x@n/offset-for-time?timestamp=0"),
             Http("GET", "streams/V/x@n/groups"),
             Http("PUT", "streams/V/x@n/groups/g", {"shards": {}}),
@@ -288,6 +301,16 @@ ACTS = [
         ),
         (("read", "x@n"),),
         (put_exchange("x@n", arguments=STREAMS),),
+    ),
+    Act(
+        "read a stream",
+        (
+            amqp(Basic.Qos(prefetch_count=5), Basic.Consume(0, "q@n", "tag"), answer=Basic.ConsumeOk),
+            Http("POST", "queues/V/q@n/stream", {"offset": 0, "count": 1}),
+            Http("GET", "streams/V/q@n/0/arrow"),
+        ),
+        (("read", "q@n"),),
+        (put_queue("q@n", **{"x-queue-type": "stream"}), MESSAGE),
     ),
     Act(
         "purge a stream exchange",
@@ -483,7 +506,9 @@ class Broker:
 
     def call(self, way: Http, login: tuple[str, str]) -> int:
         path = self.named(way.path).replace("/V", f"/{VHOST}", 1)
-        data = None if way.body is None else json.dumps(self.named(way.body)).encode()
+        data = way.body
+        if data is not None and not isinstance(data, bytes):
+            data = json.dumps(self.named(data)).encode()
         request = urllib.request.Request(f"http://{self.real.http}/api/{path}", data, method=way.how)
         request.add_header("Authorization", "Basic " + base64.b64encode(":".join(login).encode()).decode())
         try:

@@ -17,11 +17,12 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import ChannelClosedByBroker, NackError, ProbableAuthenticationError, UnroutableError
 
 from tests.support.real_broker import RealBroker
 
 WITHIN_S = 30.0
+AT_REST_S = 1.5  # longer than front doors wait before they tell what they have counted
 SMALL, LARGE = b"x", b"x" * (20 << 10)  # a large body stays where it was read
 GLOBAL = (
     "received", "received_confirm", "routed", "unroutable_returned", "unroutable_dropped", "confirmed", "delivered",
@@ -735,3 +736,63 @@ def test_all_counters_say_what_happened_and_nothing_else(bench: Bench, history: 
             break
         time.sleep(0.2)
     assert found == wanted
+
+
+# -- what is not a message ----------------------------------------------------------------------------------
+
+# Series of /metrics, and what `_come_and_go` adds to each.
+COME_AND_GONE = {
+    "rabbitmq_connections_opened_total": 3,
+    "rabbitmq_connections_closed_total": 2,
+    "rabbitmq_channels_opened_total": 7,
+    "rabbitmq_channels_closed_total": 6,
+    "rabbitmq_queues_declared_total": 4,
+    "rabbitmq_queues_created_total": 3,
+    "rabbitmq_queues_deleted_total": 3,
+    'rabbitmq_auth_attempts_total{protocol="amqp091"}': 5,
+    'rabbitmq_auth_attempts_succeeded_total{protocol="amqp091"}': 3,
+    'rabbitmq_auth_attempts_failed_total{protocol="amqp091"}': 2,
+}
+
+
+def _come_and_go(url: str, name: str) -> pika.BlockingConnection:
+    """Return the connection that stays, with one channel."""
+    first, second, third = (pika.BlockingConnection(pika.URLParameters(url)) for _ in range(3))
+    channels = [first.channel() for _ in range(3)] + [second.channel() for _ in range(3)]
+    for _ in range(2):
+        channels[0].queue_declare(name)
+    channels[0].queue_declare(name, passive=True)
+    channels[0].queue_declare("", exclusive=True)
+    channels[1].queue_declare(f"{name}-auto", auto_delete=True)
+    channels[1].basic_cancel(channels[1].basic_consume(f"{name}-auto", lambda *said: None))
+    for _ in range(2):
+        channels[0].queue_delete(name)
+    with pytest.raises(ChannelClosedByBroker):
+        channels[3].queue_declare(f"{name}-none", passive=True)
+    channels[4].close()
+    wrong = pika.URLParameters(url)
+    wrong.credentials = pika.PlainCredentials("guest", "wrong")
+    for _ in range(2):
+        with pytest.raises(ProbableAuthenticationError):
+            pika.BlockingConnection(wrong)
+    first.close()
+    second.close()
+    third.channel()
+    return third
+
+
+def test_connections_channels_queues_and_logins_are_counted(bench: Bench, broker: RealBroker) -> None:
+    def counted() -> Counts:
+        lines = (line.rpartition(" ") for line in bench._lines("/metrics"))
+        return {series: float(value) for series, _, value in lines if series in COME_AND_GONE}
+
+    until = time.monotonic() + WITHIN_S
+    before: Counts = {}
+    while before != (before := counted()):  # front doors count what tests before have closed
+        assert time.monotonic() < until
+        time.sleep(AT_REST_S)
+    stays = _come_and_go(broker.url, bench.name)
+    while (grown := {key: count - before[key] for key, count in counted().items()}) != COME_AND_GONE:
+        assert time.monotonic() < until, grown
+        time.sleep(0.2)
+    stays.close()

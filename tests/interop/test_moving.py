@@ -83,6 +83,7 @@ def test_what_might_be_dropped_as_repeated_is_not_moved(api: Api, vhost: str, qu
         ("from", {}, 400),
         ("from", {"destination": "to", "count": 0}, 400),
         ("from", {"destination": 7}, 400),
+        ("from", {"destination": "to", "cuont": 1}, 400),
         ("absent", {"destination": "to"}, 404),
     ],
 )

@@ -139,8 +139,8 @@ def _offset(given: int | str) -> int | str:
     return number("offset", given, most=OFFSET_MAX)
 
 
-class MoveBody(msgspec.Struct):
-    """`destination`: a queue of the same vhost."""
+class MoveBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`destination`: a queue of the same vhost. A misspelt `count` must not move all messages."""
 
     destination: str
     count: Annotated[int, msgspec.Meta(ge=1)] = MOVE_MESSAGES_MAX
