@@ -50,7 +50,7 @@ from shardmq.shardd.wire import messages as wire
 if TYPE_CHECKING:
     from shardmq.broker.front_door.consume.rewinding import Rewinding
     from shardmq.broker.front_door.links.catalog_link import CatalogLink
-    from shardmq.broker.front_door.links.shard_link import ShardLinks
+    from shardmq.broker.front_door.links.shard_links import ShardLinks
     from shardmq.broker.front_door.server import Door
     from shardmq.broker.model.catalog import Catalog
     from shardmq.broker.model.changes import QueuePut
