@@ -10,7 +10,7 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
 from shardmq.broker.front_door.consume import rewinding
-from shardmq.broker.front_door.links.catalog_link import Reply
+from shardmq.broker.front_door.links.catalog_requests import Reply
 from shardmq.broker.front_door.topology import pipeline, steps
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import (

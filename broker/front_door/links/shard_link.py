@@ -191,8 +191,8 @@ class ShardLink:
     def flush(self) -> None:
         """Send the settles, the batch and the credit that wait.
 
-        While the shard is away, the batch stays in the packer. Settles and credit are forgotten: the
-        next process requeues what was delivered.
+        While the shard is away, the batch stays in the packer. Settles and credit are forgotten:
+        the next process requeues what was delivered.
         """
         if not self.up:
             self.settles.take()

@@ -66,7 +66,7 @@ Step = base.Frame | Ask | AskAll | Count | Purge | BindWithHistory
 
 
 class Pending(Protocol):
-    """The answer of the controller, once it is there (catalog_link.Reply)."""
+    """The answer of the controller, once it is there (catalog_requests.Reply)."""
 
     def done(self) -> bool: ...
     def cancel(self) -> Any: ...
@@ -86,7 +86,7 @@ class Controller(Protocol):
 
 
 class Shards(Protocol):
-    """The links to the shards (shard_link.ShardLinks)."""
+    """The links to the shards (shard_links.ShardLinks)."""
 
     def look(self, queue: QueuePut) -> Awaitable[Counts | None]: ...
     def purge(self, queue: QueuePut) -> Awaitable[int]: ...
