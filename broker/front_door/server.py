@@ -28,7 +28,7 @@ from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.rewinding import Rewinding
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.broker.front_door.proxy import Balancers, Greeting, Peer
 from shardmq.broker.front_door.publish.confirms import known_frame

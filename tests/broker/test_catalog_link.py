@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shardmq.broker.front_door.links import catalog_link
-from shardmq.broker.front_door.links.catalog_link import CatalogLink, Reply
+from shardmq.broker.front_door.links import catalog_link, catalog_requests
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.links.catalog_requests import Reply
 from shardmq.broker.model.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
 from shardmq.broker.shared.control import (
     Alarmed,
@@ -266,7 +267,7 @@ def test_what_ends_one_controller_after_the_other_is_not_asked_for_ever(tmp_path
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         answer = s.link.ask(declare("trap"), "0.1.1", "u")
-        for _ in range(catalog_link.DEATHS_MAX):
+        for _ in range(catalog_requests.DEATHS_MAX):
             assert isinstance(await stream.hear(), Ask)
             assert not answer.done()
             stream.close()
@@ -333,7 +334,7 @@ def test_who_was_taken_for_gone_hears_of_it(tmp_path: Path) -> None:
 def test_requests_leave_in_the_order_of_asking_and_no_more_than_bounded_are_on_their_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_link, "SENT_MAX", 10)
+    monkeypatch.setattr(catalog_requests, "SENT_MAX", 10)
 
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
@@ -354,7 +355,7 @@ def test_requests_leave_in_the_order_of_asking_and_no_more_than_bounded_are_on_t
 def test_who_asks_for_little_does_not_wait_behind_all_of_who_asks_for_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_link, "SENT_MAX", 10)
+    monkeypatch.setattr(catalog_requests, "SENT_MAX", 10)
 
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
@@ -378,7 +379,7 @@ def test_who_asks_for_little_does_not_wait_behind_all_of_who_asks_for_much(
 
 
 def test_a_request_beyond_the_bound_is_refused_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_link, "WAITING_MAX", 1)
+    monkeypatch.setattr(catalog_requests, "WAITING_MAX", 1)
 
     async def play(s: Scene) -> None:
         kept, refused = s.link.ask(declare("a"), "o", "u"), s.link.ask(declare("b"), "o", "u")

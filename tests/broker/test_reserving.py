@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shardmq.broker.amqp import ChannelException
-from shardmq.broker.front_door.links.shard_link import ShardRefused
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.reserving import Reserving
 from shardmq.shardd.wire import messages as wire
 

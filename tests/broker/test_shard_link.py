@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.front_door.links.shard_link import (
-    DELIVERY_CREDIT_BYTES,
-    PUBLISH_WINDOW_BYTES,
-    ShardLinks,
-    ShardRefused,
-)
+from shardmq.broker.front_door.links.shard_link import PUBLISH_WINDOW_BYTES
+from shardmq.broker.front_door.links.shard_links import DELIVERY_CREDIT_BYTES, ShardLinks
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import codec, envelope, lane
@@ -164,7 +161,7 @@ async def test_a_shard_of_another_wire_version_is_told_of_by_name_and_not_listen
     await pair.heard.until(lambda: waits.log)
     assert (pair.links.links[0].epoch, waits.log) == (epoch, ["confirmed"])
     said = [
-        record.getMessage() for record in caplog.records if record.name == "shardmq.broker.front_door.links.shard_link"
+        record.getMessage() for record in caplog.records if record.name == "shardmq.broker.front_door.links.shard_inbox"
     ]
     versions = f"is of wire version {wire.WIRE_VERSION + 1}, this process speaks {wire.WIRE_VERSION}"
     about = f"a message between front door 0 and shard 0 {versions}: restart all of one release"

@@ -16,7 +16,7 @@ from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume import virtual
 from shardmq.broker.front_door.consume.consumers import Virtual
 from shardmq.broker.front_door.consume.grants import Grants
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.shardd.queues import Consumer, Reader, StreamQueue
 from tests.support.reading_world import NAME, World
 

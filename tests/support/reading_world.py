@@ -22,7 +22,7 @@ from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order,
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Part, Virtual
 from shardmq.broker.front_door.consume.consuming import Consuming
-from shardmq.broker.front_door.links.shard_link import ShardLink, ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
@@ -92,21 +92,22 @@ class Links(ShardLinks):
     def _socket(self, kind: int) -> Any:
         return Pipe()
 
-    def _open_lane(self, link: ShardLink) -> None:
-        """None: all goes the long way."""
-
     def begin(self, loop: Clock) -> None:
-        self._loop = loop
-        for link in self.links:
+        self.use_loop(loop)
+        self.inbox.open_lane = lambda link, what: None  # type: ignore[method-assign] # all goes the long way
+        for at, link in enumerate(self.links):
             link.away_since = 0.0
-            self._join(link)
+            self.join(at)
+
+    def join(self, shard: int) -> None:
+        self.links[shard].join(self._endpoint)
 
     def end(self, shard: int) -> None:
         self.links[shard].away_since = 0.0
-        self._ended(self.links[shard], self.links[shard].epoch)
+        self.links[shard].ended(self.links[shard].epoch)
 
     def close(self) -> None:
-        self._bells.close()
+        self.inbox.close()
         self._context.term()
 
 
@@ -193,7 +194,7 @@ class World:
         spec = wire.QueueSpec(at + 1, "/", f"stream {at}", True, arguments=STREAM)
         assign = wire.Assign([spec])
         shard.receive(envelope.control(wire.CONTROLLER, 3, self.epochs[at], at, assign), 1000)
-        self.links._join(self.links.links[at])
+        self.links.join(at)
 
     def kill(self, at: int) -> None:
         """What it has said is heard or not; what is on its way to it is lost."""
@@ -230,7 +231,7 @@ class World:
         heard = self.heard[at]
         for _ in range(min(most, len(heard))):
             message = heard.popleft()
-            self.loop.act(lambda: self.links._take_far(message))  # noqa: B023 # at once
+            self.loop.act(lambda: self.links.inbox.take_far(message))  # noqa: B023 # at once
         self.passes()
 
     def passes(self) -> None:

@@ -1,7 +1,7 @@
 """One channel: what the front door knows of it, and its basic.*, confirm.*, tx.* and flow methods.
 
 A handler does its work at once, or gives a coroutine: then what follows on the channel waits for its end (client.py).
-exchange.* and queue.* are in topology.py.
+exchange.* and queue.* are in topology/methods.py.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from shardmq.broker.front_door.connection.output import Stream, close_behind_out
 from shardmq.broker.front_door.connection.transport import CLOSE_TIMEOUT_S, PAUSE_LOGIN, PAUSE_SLICE
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.scope import Scope
-from shardmq.broker.front_door.topology import topology
+from shardmq.broker.front_door.topology import methods, queues, reply_queue
 from shardmq.broker.front_door.topology.pipeline import Pipeline
 from shardmq.broker.model import checks
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionInfo, ConnectionOpen
@@ -50,7 +50,7 @@ from shardmq.shardd.wire import messages as wire
 if TYPE_CHECKING:
     from shardmq.broker.front_door.consume.rewinding import Rewinding
     from shardmq.broker.front_door.links.catalog_link import CatalogLink
-    from shardmq.broker.front_door.links.shard_link import ShardLinks
+    from shardmq.broker.front_door.links.shard_links import ShardLinks
     from shardmq.broker.front_door.server import Door
     from shardmq.broker.model.catalog import Catalog
     from shardmq.broker.model.changes import QueuePut
@@ -278,7 +278,9 @@ class Client(ChannelWork):
         if channel.pipeline is None:
             channel.pipeline = Pipeline(
                 self,
+                self,
                 channel,
+                say=partial(self.send, channel.number),
                 idle=lambda: self._go_on(channel),
                 failed=lambda error: self._pipeline_failed(channel, error),
             )
@@ -313,7 +315,7 @@ class Client(ChannelWork):
                 self._drop_channel(channel)
         elif not channel.is_open:
             return
-        elif type(method) in topology.HANDLERS:
+        elif type(method) in methods.METHODS:
             self._do(channel, method)
         else:
             self._do(channel, lambda: self._channel_method(channel, method))
@@ -361,7 +363,7 @@ class Client(ChannelWork):
         """The queue a consume or get names, if it is there and this user may read it."""
         name = name or channel.last_queue
         try:
-            return topology.readable_queue(self, name)
+            return queues.readable_queue(self, self.catalog, name)
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
@@ -374,19 +376,19 @@ class Client(ChannelWork):
     ) -> tuple[QueuePut, ...]:
         """Of the virtual queue a consume or get names, if this user may read it; none: it is another queue."""
         try:
-            return topology.readable_shards(self, self.queue_name(channel, name))
+            return queues.readable_shards(self, self.catalog, self.queue_name(channel, name))
         except checks.Refusal as refusal:
             raise ChannelException(refusal.code, refusal.text, *method) from None
 
     async def reply_queue(self, channel: Channel) -> QueuePut | None:
         """A new queue for the replies to this channel; None when the channel was closed meanwhile."""
         try:
-            queue = await topology.open_reply_queue(self)
+            queue = await reply_queue.open_reply_queue(self, self.catalog_link)
             if channel.is_open:
                 return queue
-            await topology.close_reply_queue(self, queue.name)
+            await reply_queue.close_reply_queue(self, self.catalog_link, queue.name)
         except checks.Refusal as refusal:
-            raise topology.failure(commands.Basic.Consume, refusal) from None
+            raise methods.failure(commands.Basic.Consume, refusal) from None
         return None
 
     # -- opening and closing -----------------------------------------------------------------------------

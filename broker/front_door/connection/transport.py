@@ -161,8 +161,6 @@ class Transport(ABC):
         self.amqp.send_method(channel, method, count)
         self._gather()
 
-    reply = send
-
     def write(self, data: bytes) -> None:
         """Ready-made frames."""
         if data and not self.lost and not self.closing:

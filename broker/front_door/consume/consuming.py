@@ -23,7 +23,8 @@ from shardmq.broker.front_door.consume.settling import ALL_TOGETHER, acks_togeth
 from shardmq.broker.front_door.consume.unacked import Run, UnknownTag, subsumed
 from shardmq.broker.front_door.consume.virtual import VirtualConsuming, affinity_of
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.links.shard_link import ShardLinks, ShardRefused
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.model import checks, own_letters
 from shardmq.broker.shared import reading

@@ -27,7 +27,7 @@ from shardmq.shardd.wire import messages as wire
 
 if TYPE_CHECKING:
     from shardmq.broker.front_door.connection.channel import Channel
-    from shardmq.broker.front_door.links.shard_link import ShardLinks
+    from shardmq.broker.front_door.links.shard_links import ShardLinks
 
 # How many messages one grant lets through at most, so that no consumer of the channel waits long for its turn; more
 # where the limit is large, so that a grant's own cost stays small beside that of its messages.

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from shardmq.broker.amqp import contents, frames, properties
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import BindingPut, QueuePut
 from shardmq.broker.model.checks import Refusal

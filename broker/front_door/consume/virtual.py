@@ -25,7 +25,8 @@ from pamqp import commands
 from shardmq.broker.amqp import ChannelException
 from shardmq.broker.front_door.consume.consumers import Consumer, Part, Virtual
 from shardmq.broker.front_door.consume.grants import Grants
-from shardmq.broker.front_door.links.shard_link import ShardLinks, ShardRefused
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model import checks
 from shardmq.broker.shared.control import (
     ConsumerHere,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.once import Asked
 from shardmq.broker.front_door.publish.publisher import (

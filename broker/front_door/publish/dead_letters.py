@@ -16,7 +16,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from shardmq.broker.amqp import contents, deaths, properties
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.releasing import Releasing
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import QueuePut

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
 from shardmq.broker.shared.deduplication import Copy, Id, Rule

@@ -24,7 +24,7 @@ from shardmq.broker.amqp import (
     frames,
 )
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.committing import Commit, Copies
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardmq.broker.amqp import contents, properties
 from shardmq.broker.amqp.released import released
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model import checks, own_letters
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.routing import Message, goes_by_key, keeping, route_message

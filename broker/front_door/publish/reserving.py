@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from shardmq.broker.amqp import ChannelException, contents
-from shardmq.broker.front_door.links.shard_link import ShardRefused
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.model.catalog import Vhost
 from shardmq.shardd.wire import messages as wire

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from shardmq.broker.amqp import ConnectionException, contents, properties
-from shardmq.broker.front_door.links.shard_link import ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.routing import Message, hidden, route_message
 from shardmq.broker.shared.cluster_name import cluster_name

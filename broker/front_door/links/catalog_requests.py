@@ -1,0 +1,156 @@
+"""What a front door asks of the controller, until it is answered.
+
+Every request gets an Answer, never an exception: code 0, or a reply code with its text. Answers to
+the requests of one connection come in the order of asking. A request that was on its way when the
+line broke is asked again: declares, deletes and binds mean the same when they are said twice, and
+to delete what is gone is no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shardmq.broker.shared.control import Answer, AnyRequest, Ask, things_asked
+
+log = logging.getLogger("shardmq.broker.front_door.links.catalog_requests")
+
+# Requests on their way at once. The first request of a connection waits behind so many of the
+# others, about 0.1 ms each.
+SENT_MAX = 1024
+WAITING_MAX = 262_144  # requests behind them, and while the controller is away
+# A request may end each controller that is asked: it is asked of this many and not more.
+DEATHS_MAX = 4
+
+RESOURCE_ERROR = 506
+INTERNAL_ERROR = 541
+
+
+class Reply:
+    """The answer to a request, once it is there.
+
+    It has what a callback needs of a Future. Unlike a Future it calls back in the turn of the event
+    loop that has the answer.
+    """
+
+    __slots__ = ("_answer", "_cancelled", "_then")
+
+    def __init__(self) -> None:
+        self._answer: Answer | None = None
+        self._cancelled = False
+        self._then: Callable[[Reply], None] | None = None
+
+    def done(self) -> bool:
+        return self._answer is not None or self._cancelled
+
+    def cancel(self) -> None:
+        """Note that nobody waits for the answer any more."""
+        self._cancelled, self._then = True, None
+
+    def set_result(self, answer: Answer) -> None:
+        self._answer = answer
+        if self._then is not None:
+            self._then(self)
+
+    def result(self) -> Answer:
+        assert self._answer is not None
+        return self._answer
+
+    def add_done_callback(self, then: Callable[[Reply], None]) -> None:
+        """Call `then` when the answer is there, never from within this call. Only one is kept."""
+        if self.done():
+            asyncio.get_running_loop().call_soon(then, self)
+        else:
+            self._then = then
+
+
+class _Asked(NamedTuple):
+    ask: Ask
+    answer: asyncio.Future[Answer] | Reply
+    deaths: int = 0  # controllers that went while they were asked this
+
+
+class CatalogRequests:
+    """The requests that are on their way, and those that wait behind them.
+
+    Connections take turns when more is asked than may be on its way at once. `up` says whether
+    requests can be sent.
+    """
+
+    def __init__(self, send: Callable[[Ask], None]) -> None:
+        self.up = False
+        self._send = send
+        self._next_id = 1
+        self._sent: dict[int, _Asked] = {}  # in the order of asking
+        # By connection; the connection that is served next comes first.
+        self._waiting: dict[str, deque[_Asked]] = {}
+        self._sent_things = self._waiting_things = 0
+
+    def add(
+        self, request: AnyRequest, owner: str, user: str, answer: asyncio.Future[Answer] | Reply
+    ) -> None:
+        """Send a request now or in its turn. It is refused if too many wait."""
+        asked = _Asked(Ask(self._next_id, request, owner, user), answer)
+        self._next_id += 1
+        if self.up and not self._waiting and self._sent_things < SENT_MAX:
+            self._send_asked(asked)
+        elif self._waiting_things < WAITING_MAX:
+            self._waiting.setdefault(owner, deque()).append(asked)
+            self._waiting_things += things_asked(request)
+        else:
+            text = "too many requests wait for the controller"
+            answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, text))
+
+    def answered(self, answer: Answer) -> None:
+        """Hand an answer to who asked, if somebody still waits for it."""
+        asked = self._sent.pop(answer.id, None)
+        if asked is None:
+            log.warning("the controller answers %d, which nobody asked", answer.id)
+        else:
+            self._sent_things -= things_asked(asked.ask.what)
+            if not asked.answer.done():
+                try:
+                    asked.answer.set_result(answer)
+                except Exception:  # of one connection; the others' answers come the same way
+                    log.exception(
+                        "who asked %s could not take the answer", type(asked.ask.what).__name__
+                    )
+        if self._waiting:
+            self._send_waiting()
+
+    def ask_again(self) -> None:
+        """Ask a controller that is back all that is unanswered, then what waits."""
+        self.up = True
+        self._sent = {
+            number: asked._replace(deaths=asked.deaths + 1)
+            for number, asked in self._sent.items()
+            if not asked.answer.done()
+        }
+        self._sent_things = sum(things_asked(asked.ask.what) for asked in self._sent.values())
+        for asked in list(self._sent.values()):
+            if asked.deaths >= DEATHS_MAX:
+                text = f"{DEATHS_MAX} controllers went while asked this"
+                self.answered(Answer(asked.ask.id, INTERNAL_ERROR, text))
+            else:
+                self._send(asked.ask)
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send what waits, one request of each connection after the other."""
+        while self._waiting and self._sent_things < SENT_MAX:
+            owner = next(iter(self._waiting))
+            its = self._waiting.pop(owner)
+            asked = its.popleft()
+            if its:
+                self._waiting[owner] = its
+            self._waiting_things -= things_asked(asked.ask.what)
+            if not asked.answer.done():
+                self._send_asked(asked)
+
+    def _send_asked(self, asked: _Asked) -> None:
+        self._sent[asked.ask.id] = asked
+        self._sent_things += things_asked(asked.ask.what)
+        self._send(asked.ask)

@@ -1,0 +1,184 @@
+"""Messages from all shards: by ZeroMQ and by lanes, handed on in the order each shard sent them.
+
+One PULL socket takes what shards send by ZeroMQ. A lane (lane.py) to each process of a shard is the
+short way. Both never block. What a message means says the link of its shard (shard_link.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import time
+
+import zmq
+
+from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLink
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+
+log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
+
+# Messages that are handled before other events of the loop get their turn.
+RECEIVE_BURST = 64
+READABLE = int(zmq.POLLIN)  # an int: `&` with zmq's enum costs as much as a call
+
+
+class ShardInbox:
+    """Takes in what the shards say. `loop` is set before the first message may come."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        links: list[ShardLink],
+        incarnation: int,
+        runtime_dir: str,
+        events: Events,
+    ) -> None:
+        self._socket = socket
+        self._links = links
+        self._incarnation = incarnation
+        self._runtime_dir = runtime_dir
+        self._events = events
+        self._bells = select.epoll()  # of all lanes
+        self._bells_fd = self._bells.fileno()
+
+    def bind(self, endpoint: str) -> None:
+        assert self.loop is not None
+        self._socket.bind(endpoint)
+        self.loop.add_reader(self._socket.fileno(), self._receive)
+        self.loop.call_soon(self._receive)
+
+    def close(self) -> None:
+        for link in self._links:
+            self.close_lane(link)
+        self._bells.close()
+        self._socket.close(0)
+
+    # -- ZeroMQ -----------------------------------------------------------------------------------
+
+    def stop_receiving(self) -> None:
+        if self.loop is not None:
+            self.loop.remove_reader(self._socket.fileno())
+
+    def _receive(self) -> None:
+        """Take all messages, or come back: the socket's descriptor tells of a change only once."""
+        self._events.receiving()
+        try:
+            self._receive_some()
+        finally:
+            self._events.received()
+
+    def _receive_some(self) -> None:
+        socket = self._socket
+        for _ in range(RECEIVE_BURST):
+            # Asking is cheaper than an exception.
+            if not socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
+                return
+            self.take_far(socket.recv(AT_ONCE))
+        assert self.loop is not None
+        self.loop.call_soon(self._receive)
+
+    def take_far(self, message: bytes) -> None:
+        """Handle a message that came by ZeroMQ, behind what came through the ring before."""
+        try:
+            head = envelope.read(message)
+            if head.incarnation != self._incarnation:
+                return
+            link = self._links[head.shard]
+            if link.lane is not None and head.epoch == link.epoch:
+                self._take_all(link, link.lane.came_far(head.kind))
+                self._let_go(link.lane)
+                if head.kind == wire.LANE:
+                    self._hear(link, link.lane)
+        except envelope.WireError as error:
+            log.error("from a shard: %s", error)
+            return
+        except Exception:  # one bad message must not make this process deaf to all shards
+            log.exception("a message of a shard cannot be handled")
+            return
+        if head.kind != wire.LANE:
+            self._take_all(link, [message])
+
+    def _take_all(self, link: ShardLink, messages: list[envelope.Message]) -> None:
+        for message in messages:
+            try:
+                handle = link.by_header.get(message[: wire.HEADER_BYTES])
+                if handle is None:
+                    kind, _, _, epoch, _ = envelope.read(message)
+                    if epoch != link.epoch and kind != wire.CONTROL:
+                        continue
+                    handle = link.by_kind[kind]
+                handle(message)
+            except Exception:
+                log.exception("a message of a shard cannot be handled")
+
+    # -- lanes ------------------------------------------------------------------------------------
+
+    def open_lane(self, link: ShardLink, what: Offer) -> None:
+        """Offer a lane to the process that just said Hello."""
+        assert self.loop is not None
+        try:
+            link.lane = offer(self._runtime_dir, link.shard, what, link.send_far)
+        except NoLane as error:
+            log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
+            return
+        self.loop.add_reader(link.lane.fd, self._heard, link, link.lane)
+        self._bells.register(link.lane.fd, select.EPOLLIN)
+
+    def close_lane(self, link: ShardLink) -> None:
+        if link.lane is not None:
+            lane, link.lane = link.lane, None
+            link.rings_full += lane.turned
+            if self.loop is not None:
+                self.loop.remove_reader(lane.fd)
+            self._bells.unregister(lane.fd)
+            lane.close()
+
+    def hear_for(self, seconds: float) -> None:
+        """Sleep that long and handle meanwhile what shards ring about.
+
+        An answer that one client waits for does not wait for what others publish.
+        """
+        until = time.perf_counter() + seconds
+        # select() counts in microseconds, unlike epoll; it watches the one descriptor that has all
+        # bells.
+        while seconds > 0 and select.select((self._bells_fd,), (), (), seconds)[0]:
+            rung = {fd for fd, _ in self._bells.poll(0)}
+            for link in self._links:
+                if link.lane is not None and link.lane.fd in rung:
+                    self._heard(link, link.lane)
+            seconds = until - time.perf_counter()
+
+    def _heard(self, link: ShardLink, lane: Lane) -> None:
+        """Handle a bell. At the end of the other process take all it said and close the lane."""
+        alive = lane.hear()
+        self._hear(link, lane)
+        if not alive and link.lane is lane:
+            self._take_all(link, lane.take(ALL))
+            self._let_go(lane)
+            self.close_lane(link)
+
+    def _hear(self, link: ShardLink, lane: Lane) -> None:
+        """Take some messages of the ring and come back for the rest."""
+        if link.lane is not lane:
+            return
+        self._events.receiving()
+        try:
+            self._take_all(link, lane.take(RECEIVE_BURST))
+        finally:
+            if not lane.sleep():
+                assert self.loop is not None
+                self.loop.call_soon(self._hear, link, lane)
+            try:
+                self._events.received()
+            finally:
+                self._let_go(lane)
+
+    def _let_go(self, lane: Lane) -> None:
+        """Give the memory of what was taken back to the ring."""
+        self._events.own_deliveries()
+        lane.let_go()

@@ -1,0 +1,363 @@
+"""The front door's links to the shards: batches out, deliveries and confirms in, restarts noticed.
+
+The links only carry: publish/ and consume/ say what a message means. One PUSH socket per shard and
+a lane (lane.py) to each process of a shard send; shard_inbox.py receives. Nothing blocks. What is
+packed during one pass of the event loop leaves at its end, as at most one PUBLISH, one SETTLE and
+one CREDIT per shard.
+
+A shard's end shows as the end of its connection. What the shard had not confirmed is reported lost
+at once. Publishes then wait in the packer, and the clients that send them are not read; publishes
+that want a confirm wait AWAY_S_MAX at most. The next process of the shard says Hello with a new
+epoch; then consumers are attached and requests asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import zmq
+
+from shardmq.broker.front_door.consume.settling import ACKS_WAIT_S, Due
+from shardmq.broker.front_door.links.shard_inbox import ShardInbox
+from shardmq.broker.front_door.links.shard_link import (
+    PUBLISH_WINDOW_BYTES,
+    BatchSizes,
+    Events,
+    ShardLink,
+    Unconfirmed,
+)
+from shardmq.broker.front_door.links.shard_requests import Make, ShardRequests
+from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.shared.config import BrokerConfig
+from shardmq.shardd.wire import envelope, packer
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.lane import Offer
+
+log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
+
+# Deliveries written to a client before its shard is told: an eighth of a connection's window at the
+# shard, so that a trickle costs no message of its own.
+DELIVERY_CREDIT_BYTES = 128 << 10
+# Connections that got deliveries and whose shard is not told. With more, the shard is told of all:
+# connections that left meanwhile would stay for ever.
+CREDITS_MAX = 4096
+RECONNECT_MS = 10
+FENCE_LOOK_S = 0.05
+# What is unsent when the process ends may take this long.
+LINGER_MS = 500
+
+
+class ShardLinks:
+    """The links to all shards of this host.
+
+    `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
+    the virtual host `vhost`. `links` is indexed by shard.
+    """
+
+    def __init__(self, config: BrokerConfig, incarnation: int, events: Events) -> None:
+        self.incarnation = incarnation
+        self.packer = packer.Packer(config.shards)
+        self.vhost = ""
+        self._peer = config.door
+        self._events = events
+        self._runtime_dir = config.runtime_dir
+        self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
+        self._context = zmq.Context()
+        self._sizes = BatchSizes()
+        self._due = Due()
+        self.links = [
+            ShardLink(
+                shard,
+                self._socket(zmq.PUSH),
+                peer=config.door,
+                incarnation=incarnation,
+                packer=self.packer,
+                sizes=self._sizes,
+                due=self._due,
+                events=events,
+                on_control=self._on_control,
+            )
+            for shard in range(config.shards)
+        ]
+        self.inbox = ShardInbox(
+            self._socket(zmq.PULL), self.links, incarnation, config.runtime_dir, events
+        )
+        self._requests = ShardRequests(self.links)
+        self._acks_wait = False  # some do, and a timer runs
+        self._one_up: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        # Bounded by credit, not by count: a full pipe here would mean a message neither sent nor
+        # kept.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        return socket
+
+    # -- start, stop ------------------------------------------------------------------------------
+
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = self.inbox.loop = self._requests.loop = loop
+
+    async def start(self) -> None:
+        """Connect, and return when the first shard has said Hello.
+
+        Other shards may still recover: what is for them waits.
+        """
+        loop = asyncio.get_running_loop()
+        self.use_loop(loop)
+        self._one_up = loop.create_future()
+        self.inbox.bind(self._endpoint)
+        for link in self.links:
+            link.watch(loop)
+            link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
+            link.join(self._endpoint)
+            link.away_since = loop.time()
+        await self._one_up
+
+    def stop(self) -> None:
+        self.inbox.stop_receiving()
+        self.flush()
+        self.inbox.close()
+        for link in self.links:
+            link.close(self._loop)
+        self._context.term()
+
+    def tick(self) -> None:
+        """Say Join again: a shard that restarted does not know where its front doors are."""
+        if self._loop is None:
+            return  # not started: the catalog is waited for
+        now = self._loop.time()
+        for link in self.links:
+            link.join(self._endpoint)
+            link.tick(now)
+
+    # -- questions and answers --------------------------------------------------------------------
+
+    def tell(self, shard: int, what: wire.Message) -> None:
+        """Send a control message behind everything that was packed before it."""
+        self.links[shard].tell(what)
+
+    def ask(self, shard: int, make: Make) -> asyncio.Future[wire.Control]:
+        """Ask a shard, as ShardRequests does."""
+        return self._requests.ask(shard, make)
+
+    async def ask_in_epoch(self, shard: int, make: Make) -> tuple[int, wire.Control]:
+        """Ask a shard; return the answer behind the epoch that gave it."""
+        return await self._requests.ask_in_epoch(shard, make)
+
+    def hear_for(self, seconds: float) -> None:
+        """Sleep that long and handle meanwhile what shards ring about."""
+        self.inbox.hear_for(seconds)
+
+    def is_up(self, shard: int) -> bool:
+        return self.links[shard].up
+
+    async def count(self, queue: QueuePut) -> tuple[int, int]:
+        """Return the ready messages and consumers of a queue; none of a queue that just went."""
+        return await self.look(queue) or (0, 0)
+
+    async def look(self, queue: QueuePut) -> tuple[int, int] | None:
+        """Return the same, but None of a queue that just went or is about to go."""
+        done = await self._requests.ask_about(queue, wire.Count)
+        return None if done is None else (done.messages, done.consumers)
+
+    async def purge(self, queue: QueuePut) -> int:
+        """Return how many messages went. Raises Refusal where the disk is too full: they stay."""
+        done = await self._requests.ask_about(queue, wire.Purge)
+        return 0 if done is None else done.messages
+
+    async def fence(self) -> None:
+        """Wait until each shard has taken in what was packed for it, or lost it with its process.
+
+        What is packed for a shard that is away leaves when the shard is back, so that is waited
+        for.
+        """
+        for link in self.links:
+            while not link.up:
+                await asyncio.sleep(FENCE_LOOK_S)
+            # An empty Release says nothing, and is answered in its turn.
+            await self.ask(link.shard, lambda request: wire.Release(request, []))
+
+    # -- settles and credit for deliveries --------------------------------------------------------
+
+    def settle(
+        self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
+    ) -> None:
+        """Settle a range of delivery numbers.
+
+        Numbers of an older epoch are forgotten, because that shard has requeued the messages.
+        """
+        link = self.links[shard]
+        if link.epoch == epoch:
+            link.settles.add(consumer, kind, first, last)
+
+    def ack(
+        self,
+        shard: int,
+        epoch: int,
+        consumer: int,
+        first: int,
+        last: int,
+        together: int,
+        whole: int = 0,
+    ) -> None:
+        """Settle a range with acks that may wait a moment for more, up to `together`.
+
+        They wait for acks of this consumer, or of all parts of the virtual consumer `whole`.
+        """
+        link = self.links[shard]
+        if link.epoch == epoch:
+            link.settles.ack(consumer, first, last, together, whole)
+            if not link.settles.due:
+                self._wait_for_acks()
+
+    def _wait_for_acks(self) -> None:
+        if not self._acks_wait and self._loop is not None:
+            self._acks_wait = True
+            self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
+
+    def _acks_waited(self) -> None:
+        self._acks_wait = False
+        for link in self.links:
+            if link.settles:
+                if link.settles.may_wait_on():
+                    self._wait_for_acks()
+                else:
+                    link.flush()
+
+    def tell_settled(self, shard: int) -> None:
+        """Tell the shard all its settles now, also those that may wait."""
+        if self.links[shard].settles:
+            self.links[shard].flush()
+
+    def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
+        """Note that `count` bytes of deliveries that came in `epoch` were written to the client."""
+        link = self.links[shard]
+        if epoch != link.epoch:
+            return
+        sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
+        if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
+            link.credit_due = True
+            self._due.shards |= 1 << shard
+
+    def forget(self, connection: int) -> None:
+        """Forget the credit of a client that is gone."""
+        for link in self.links:
+            link.credits.pop(connection, None)
+
+    # -- publishes --------------------------------------------------------------------------------
+
+    def use_vhost(self, vhost: str) -> None:
+        """Let what is packed next belong to `vhost`.
+
+        A batch goes to one store, so batches of another virtual host end before.
+        """
+        if vhost != self.vhost:
+            self.vhost = vhost
+            for link in self.links:
+                if self.packer.messages(link.shard):
+                    link.end_batch()
+
+    def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
+        """Tell `waiting` when the batches for these shards (bit mask) are stored, once for each."""
+        shard = 0
+        while shards:
+            if shards & 1:
+                self.links[shard].packing.append(waiting)
+            shards >>= 1
+            shard += 1
+
+    def flush(self, batch_bytes_min: int = 0, shared_bytes_min: int = 0) -> bool:
+        """Send what this pass of the loop has gathered.
+
+        Batches smaller than `batch_bytes_min` stay, unless something else leaves with them;
+        `shared_bytes_min` takes its place if several shards have batches. Return whether some stay.
+        """
+        packed, due = self.packer.waiting(), self._due.shards
+        shards = packed | due
+        if not shards:
+            return False
+        self._due.shards = 0
+        if packed & (packed - 1):
+            batch_bytes_min = shared_bytes_min
+        left = False
+        while shards:
+            shard = shards.bit_length() - 1
+            shards ^= 1 << shard
+            if (
+                not batch_bytes_min
+                or due >> shard & 1
+                or self.packer.pending(shard) >= batch_bytes_min
+            ):
+                self.links[shard].flush()
+            else:
+                left = True
+        return left
+
+    def crowded(self, shards: int) -> list[int]:
+        """Return those of the shards (bit mask) whose feeders must wait."""
+        found = []
+        while shards:
+            shard = shards.bit_length() - 1
+            shards ^= 1 << shard
+            if self.links[shard].in_flight + self.packer.pending(shard) >= PUBLISH_WINDOW_BYTES:
+                found.append(shard)
+        return found
+
+    def set_stalled(self, shard: int, stalled: bool) -> None:
+        """Note whether the disk of a shard answers.
+
+        While it does not, publishes that want a confirm are nacked at each tick: nobody knows how
+        long the disk takes.
+        """
+        link = self.links[shard]
+        if stalled and not link.stalled:
+            log.warning(
+                "the disk of shard %d does not answer: publishes that want a confirm are nacked",
+                shard,
+            )
+        link.stalled = stalled
+
+    def numbers(self) -> dict[str, float]:
+        """Return the sizes of batches, and the state of each link under names with its shard."""
+        told = self._sizes.report()
+        for link in self.links:
+            lane = link.lane
+            told[f"publish_window_bytes.{link.shard}"] = link.in_flight
+            told[f"ring_bytes.{link.shard}"] = lane.waiting_bytes() if lane is not None else 0
+            told[f"ring_full.{link.shard}"] = link.rings_full + (
+                lane.turned if lane is not None else 0
+            )
+        return told
+
+    # -- control messages of the shards -----------------------------------------------------------
+
+    def _on_control(self, link: ShardLink, message: envelope.Message) -> None:
+        what, epoch = envelope.read_control(message), envelope.read(message).epoch
+        if isinstance(what, wire.Hello):
+            if what.ready and epoch != link.epoch:
+                self._begin(link, epoch, what.pid)
+        elif epoch == link.epoch:
+            request = getattr(what, "request", None)
+            if request is None:
+                self._events.told(link.shard, what)
+            else:
+                self._requests.answered(link, request, what)
+
+    def _begin(self, link: ShardLink, epoch: int, pid: int) -> None:
+        """Start with a new process of a shard."""
+        link.begin(epoch, pid)
+        link.join(self._endpoint)
+        self.inbox.close_lane(link)
+        self.inbox.open_lane(link, Offer(self._peer, self.incarnation, epoch, self._endpoint))
+        link.send_aside()
+        self._requests.ask_again(link)
+        self._events.restarted(link.shard)
+        self._events.publish_room(link.shard)
+        if self._one_up is not None and not self._one_up.done():
+            self._one_up.set_result(None)

@@ -1,0 +1,107 @@
+"""Questions that a front door asks shards, until they are answered.
+
+A request outlives a restart of its shard: it is made anew for the next process, as things are then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shardmq.broker.front_door.links.shard_link import ShardLink
+from shardmq.broker.model import checks
+from shardmq.broker.model.changes import QueuePut
+from shardmq.shardd.wire import messages as wire
+
+# Makes the message of a request from the number of the request.
+Make = Callable[[int], wire.Message]
+
+
+class ShardRefused(Exception):
+    """The shard answered Refused."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class ShardRequests:
+    """The unanswered requests to all shards. `loop` is set before the first request."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(self, links: list[ShardLink]) -> None:
+        self._links = links
+        self._open: dict[int, tuple[int, Make, asyncio.Future[wire.Control]]] = {}
+        self._last = 0
+        # Epochs of answers to basic.get, until the caller of `ask_in_epoch` runs.
+        self._answered_in: dict[int, int] = {}
+
+    def ask(self, shard: int, make: Make) -> asyncio.Future[wire.Control]:
+        """Ask a shard; return a future of the answer, which raises ShardRefused."""
+        self._last = request = self._last + 1
+        future: asyncio.Future[wire.Control] = self.loop.create_future()
+        self._open[request] = (shard, make, future)
+        if self._links[shard].up:
+            self._links[shard].tell(make(request))
+        return future
+
+    async def ask_in_epoch(self, shard: int, make: Make) -> tuple[int, wire.Control]:
+        """Ask a shard; return the answer behind the epoch that gave it.
+
+        That epoch may be over by the time the caller runs.
+        """
+        future = self.ask(shard, make)
+        request = self._last
+        try:
+            answer = await future
+            return self._answered_in[request], answer
+        finally:
+            self._answered_in.pop(request, None)
+
+    async def ask_about(
+        self, queue: QueuePut, message: type[wire.Count | wire.Purge]
+    ) -> wire.Done | None:
+        """Ask the shard of a queue; return None if the queue just went.
+
+        Raises Refusal if the disk of the shard is too full.
+        """
+        try:
+            done = await self.ask(queue.shard, lambda request: message(request, queue.id))
+        except ShardRefused as refused:
+            if refused.code == checks.NO_ROOM:
+                raise checks.not_purged(queue, refused.text) from None
+            return None
+        assert isinstance(done, wire.Done)
+        return done
+
+    def answered(self, link: ShardLink, request: int, what: wire.Control) -> None:
+        """Hand an answer to who asked, if somebody still waits for it."""
+        asked = self._open.pop(request, None)
+        if asked is None or asked[2].done():
+            return
+        future = asked[2]
+        if isinstance(what, (wire.Got, wire.GotAgain)):
+            self._answered_in[request] = link.epoch
+        if isinstance(what, wire.Refused):
+            future.set_exception(ShardRefused(what.code, what.text))
+        else:
+            future.set_result(what)
+
+    def ask_again(self, link: ShardLink) -> None:
+        """Ask the new process of a shard what the old one did not answer, in the same order.
+
+        The order counts: a Release behind an Attach still undoes it. Consumers that are attached
+        again are left out, because Events.restarted names those that are still wanted. So is what a
+        client asked that has left: a message got for nobody would be lost.
+        """
+        for request, (shard, make, future) in list(self._open.items()):
+            if shard != link.shard:
+                continue
+            what = make(request)
+            unwanted = isinstance(what, (wire.Attach, wire.Get, wire.Reserve)) and future.done()
+            if unwanted or (isinstance(what, wire.Attach) and what.resumed):
+                del self._open[request]
+            else:
+                link.send(link.control(what))
