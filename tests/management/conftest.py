@@ -19,9 +19,9 @@ from yarl import URL
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig
 from shardmq.broker.controller.management.app import api_app
-from shardmq.broker.controller.management.call import Context
-from shardmq.broker.controller.management.callers import SERVER
-from shardmq.broker.controller.management.metrics.gathered import Gatherer
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.http_connections import SERVER
+from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.server import load_or_begin
 from shardmq.broker.controller.stored.definitions import Definitions
@@ -204,7 +204,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     }
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
-    context = Context(authority, presence, shards, doors, lambda: config, Gatherer(shards, doors))  # type: ignore[arg-type]
+    context = Context(authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors))  # type: ignore[arg-type]
     server = TestServer(api_app(context))
     await server.start_server(**SERVER)
     async with TestClient(server) as client:

@@ -16,7 +16,7 @@ import pytest
 from shardmq.broker.controller.groups.groups import Member, Name, Terms
 from shardmq.broker.controller.management import app
 from shardmq.broker.controller.management.app import RESOURCES
-from shardmq.broker.controller.management.metrics import gathered
+from shardmq.broker.controller.management.metrics import stats_collector
 from shardmq.broker.model import passwords
 from shardmq.broker.shared.control import QueueDeclare
 from shardmq.shardd.wire import messages as wire
@@ -333,7 +333,7 @@ async def test_numbers_are_asked_once_for_many_listings(made: Api) -> None:
 
 
 async def test_a_silent_shard_is_left_out_and_not_waited_for(made: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathered, "STATS_S_MAX", 0.01)
+    monkeypatch.setattr(stats_collector, "STATS_S_MAX", 0.01)
     made.shards.silent = True
     rows = await made.get("/api/queues")
     assert [row["state"] for row in rows] == ["down", "down"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardmq.broker.controller.management.answers.openapi import PART
 from shardmq.broker.controller.management.app import RESOURCES
+from shardmq.broker.controller.management.responses.openapi import PART
 from shardmq.shardd.wire import messages as wire
 from tests.management.conftest import Api
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.management.answers.openapi import LIVE
+from shardmq.broker.controller.management.responses.openapi import LIVE
 from tests.support.real_broker import RealBroker
 
 schemathesis = pytest.importorskip("schemathesis", reason="part of the extra `test`, large, and not everywhere")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.management.answers import listing
-from shardmq.broker.controller.management.answers.listing import Lazy, Listing, shown
-from shardmq.broker.controller.management.call import ApiError
+from shardmq.broker.controller.management.api_error import ApiError
+from shardmq.broker.controller.management.responses import listing
+from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, shown
 
 
 class Thing(NamedTuple):
@@ -32,7 +32,7 @@ things = st.lists(
 sorts = st.sampled_from(["", "name", "vhost", "plain", "messages"])
 
 
-def lazy(of: list[Thing], all_numbers: bool = True, kept_in_order: bool = False) -> Lazy[Thing]:
+def lazy(of: list[Thing], all_numbers: bool = True, kept_in_order: bool = False) -> LazyListing[Thing]:
     def plain(thing: Thing) -> dict[str, Any]:
         return {"name": thing.name, "vhost": thing.vhost, "plain": len(thing.name)}
 
@@ -44,10 +44,10 @@ def lazy(of: list[Thing], all_numbers: bool = True, kept_in_order: bool = False)
     columns = frozenset(("name", "vhost", "plain"))
     order = attrgetter("vhost", "name")
     in_order = (lambda: sorted(of, key=order)) if kept_in_order else None
-    return Lazy(of, plain, columns, frozenset(("name", "vhost")), look, order, in_order=in_order)
+    return LazyListing(of, plain, columns, frozenset(("name", "vhost")), look, order, in_order=in_order)
 
 
-async def whole(what: Listing | Lazy[Any], query: dict[str, str]) -> Any:
+async def whole(what: Listing | LazyListing[Any], query: dict[str, str]) -> Any:
     found = await shown(what, query)
     return found if isinstance(found, dict) else [row for part in [part async for part in found] for row in part]
 

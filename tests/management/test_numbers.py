@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from shardmq.broker.controller.management.answers.openapi import LIVE, PART, document
 from shardmq.broker.controller.management.app import RESOURCES
+from shardmq.broker.controller.management.responses.openapi import LIVE, PART, document
 from tests.management.conftest import Api
 
 TEXTS = (

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.management.answers import openapi
-from shardmq.broker.controller.management.answers.openapi import BODIES, CHANGE_SHOWS, PART, SHOWS
-from shardmq.broker.controller.management.answers.schemas import ROWS
 from shardmq.broker.controller.management.app import RESOURCES
+from shardmq.broker.controller.management.responses import openapi
+from shardmq.broker.controller.management.responses.openapi import BODIES, CHANGE_SHOWS, PART, SHOWS
+from shardmq.broker.controller.management.responses.schemas import ROWS
 from tests.management.conftest import Api
 from tests.management.test_api import READS, make
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shardmq.broker.controller.management.resources.loglines import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
+from shardmq.broker.controller.management.resources.logs import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
 from shardmq.broker.shared.control import DoorReport
 from shardmq.supervisor import logs
 from tests.management.conftest import OWNER, Api

@@ -16,7 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.config import HttpLimits
-from shardmq.broker.controller.management.callers import SERVER, Callers, Entrance, GuardedSite
+from shardmq.broker.controller.management.http_connections import (
+    SERVER,
+    AdmittingProtocol,
+    HttpConnections,
+    LimitedSite,
+)
 from shardmq.broker.controller.management.tls_handshakes import HANDSHAKE_S_MIN, Handshakes
 from tests.support.certificates import Authority
 
@@ -87,7 +92,7 @@ class Port:
     def __init__(self, directory: Path, limits: HttpLimits) -> None:
         authority = Authority(directory)
         self.now = 0.0
-        self.callers = Callers(lambda: self.now)
+        self.callers = HttpConnections(lambda: self.now)
         self.handshakes = self.callers.handshakes
         self._limits = limits
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -106,10 +111,10 @@ class Port:
         assert server is not None
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
-        await GuardedSite(
+        await LimitedSite(
             self.runner,
             listening,
-            lambda: Entrance(self.callers, server, lambda: self._limits, lambda address: False),
+            lambda: AdmittingProtocol(self.callers, server, lambda: self._limits, lambda address: False),
             10,
             lambda: self._limits,
             self.handshakes,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.management.answers import openapi
+from shardmq.broker.controller.management.responses import openapi
 from shardmq.broker.controller.policies import check_parameter
 from shardmq.broker.controller.without_effect import sentences
 from shardmq.broker.model import arguments, checks, policies, values

@@ -1,1 +1,1 @@
-"""The operators' door: HTTP API, health, metrics. Asks and shows; decides nothing about what exists."""
+"""The HTTP API, health checks, metrics and the page. The authority decides what may change."""

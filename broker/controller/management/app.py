@@ -1,4 +1,8 @@
-"""Serves the API and metrics on sockets the supervisor opened: login, tag, handler, answer, alike for every route."""
+"""Serves the API, the page and the metrics on the sockets that the supervisor has opened.
+
+Each call of the API is checked for its site and login and for the tag of its route, handled, and
+answered in JSON.
+"""
 
 from __future__ import annotations
 
@@ -20,46 +24,28 @@ from aiohttp import web
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig, HttpLimits
 from shardmq.broker.controller.groups.groups import Groups
-from shardmq.broker.controller.management import callers, guard, page
-from shardmq.broker.controller.management.answers import openapi
-from shardmq.broker.controller.management.answers.answers import (
-    JSON,
-    Document,
-    at_once,
-    json_list,
-    json_object,
-    json_response,
-)
-from shardmq.broker.controller.management.answers.listing import Lazy, Listing, cut, shown
-from shardmq.broker.controller.management.answers.long_answers import Parts
-from shardmq.broker.controller.management.call import (
-    BODY_BYTES_MAX,
-    ApiError,
-    Call,
-    Context,
-    Route,
-    check_name,
-    not_authorised,
-    to_json,
-    user_of,
-)
+from shardmq.broker.controller.management import csrf, http_connections, page
+from shardmq.broker.controller.management.api_error import ApiError, not_authorised
+from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import object_metrics, prometheus
-from shardmq.broker.controller.management.metrics.gathered import Gatherer
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.management.resources import (
-    about,
-    attempts,
     bindings,
     channels,
+    cluster,
     connections,
     consumers,
     definitions,
     exchanges,
-    garbage,
+    explain_route,
+    garbage_collection,
     health,
     limits,
-    loads,
-    loglines,
+    login_attempts,
+    logs,
     message_sizes,
     messages,
     overview,
@@ -67,9 +53,9 @@ from shardmq.broker.controller.management.resources import (
     policies,
     processes,
     queues,
-    routes,
+    resharding,
     settings,
-    shards,
+    shard_load,
     stream_groups,
     streams,
     users,
@@ -77,6 +63,17 @@ from shardmq.broker.controller.management.resources import (
     virtual_queues,
 )
 from shardmq.broker.controller.management.resources.overview import product_version
+from shardmq.broker.controller.management.responses import openapi
+from shardmq.broker.controller.management.responses.json_body import (
+    JSON,
+    Document,
+    in_one_part,
+    json_list,
+    json_object,
+    json_response,
+)
+from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
+from shardmq.broker.controller.management.responses.long_responses import Parts
 from shardmq.broker.controller.memory import MemoryWatch
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
@@ -86,20 +83,20 @@ from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
-# In a route's path; what aiohttp makes of it by itself does not match names with braces.
+# A part in the path of a Route. By aiohttp's own pattern it would not match names with braces.
 ANY_NAME = re.compile(r"\{(\w+)\}")
 LOCAL_SOCKET = "shardctl.sock"  # in the runtime directory
-SHUTDOWN_S_MAX = 2.0  # for calls under way when the controller stops
+SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
 
 RESOURCES = (
     overview,
-    about,
-    attempts,
+    cluster,
+    login_attempts,
     vhosts,
     users,
     queues,
-    routes,
-    shards,
+    explain_route,
+    resharding,
     stream_groups,
     streams,
     virtual_queues,
@@ -113,10 +110,10 @@ RESOURCES = (
     parameters,
     limits,
     health,
-    garbage,
+    garbage_collection,
     processes,
-    loads,
-    loglines,
+    shard_load,
+    logs,
     message_sizes,
     settings,
     definitions,
@@ -129,7 +126,7 @@ Endpoint = Callable[[web.Request], Awaitable[Answer]]
 
 
 class Servers:
-    """What runs; `cleanup` ends it."""
+    """The servers and tasks that `start` has started."""
 
     def __init__(self, runners: list[web.AppRunner], tasks: Iterable[asyncio.Task[None]]) -> None:
         self._runners = runners
@@ -155,9 +152,8 @@ async def start(
     ended: EndedStreams | None = None,
 ) -> Servers:
     config = config_now()
-    stats = Gatherer(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
+    stats = StatsCollector(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
     groups = groups or Groups(randrange)
-    found = {} if settling is None else settling  # another dict than theirs would stay empty
     context = Context(
         authority,
         presence,
@@ -167,7 +163,7 @@ async def start(
         stats,
         groups,
         memory or MemoryWatch(),
-        settling=found,
+        settling={} if settling is None else settling,  # the same dict, which changes
         ended=ended,
     )
     runners = []
@@ -176,53 +172,57 @@ async def start(
         (metrics_app(context), config.metrics_fds),
     ):
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **callers.SERVER
+            app, access_log=None, shutdown_timeout=SHUTDOWN_S_MAX, **http_connections.SERVER
         )
         await runner.setup()
         runners.append(runner)
         for fd in fds:
-            await guarded_site(context, runner, socket.socket(fileno=fd)).start()
+            await limited_site(context, runner, socket.socket(fileno=fd)).start()
     for fd in config.https_fds:
-        await guarded_site(context, runners[0], socket.socket(fileno=fd), tls).start()
-    await _serve_here(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
-    # So that the first look at them has a rate, too.
+        await limited_site(context, runners[0], socket.socket(fileno=fd), tls).start()
+    await _serve_shardctl(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
+    # So that the first call that shows them has rates, too.
     stats.noted += [partial(object_metrics.churn_rates, context), partial(processes.node, context)]
     tasks = (_watch(context, runners), stats.keep_sampling())
     return Servers(runners, map(asyncio.create_task, tasks))
 
 
-def guarded_site(
+def limited_site(
     context: Context,
     runner: web.AppRunner,
     listening: socket.socket,
     tls: ssl.SSLContext | None = None,
 ) -> web.BaseSite:
-    """Return what lets in by this socket as many connections as the settings say."""
+    """Return a site that admits as many connections by this socket as the settings allow."""
     server = runner.server
     assert server is not None, "the runner is set up"
 
     def limits_now() -> HttpLimits:
         return context.config.http
 
-    def entrance() -> callers.Entrance:
-        return callers.Entrance(context.callers, server, limits_now, context.long_answers.cut_off)
+    def protocol() -> http_connections.AdmittingProtocol:
+        return http_connections.AdmittingProtocol(
+            context.http_connections, server, limits_now, context.long_responses.cut_off
+        )
 
-    handshakes = context.callers.handshakes
-    return callers.GuardedSite(runner, listening, entrance, BACKLOG, limits_now, handshakes, tls)
+    handshakes = context.http_connections.handshakes
+    return http_connections.LimitedSite(
+        runner, listening, protocol, BACKLOG, limits_now, handshakes, tls
+    )
 
 
 async def _watch(context: Context, runners: list[web.AppRunner]) -> None:
     while True:
-        await asyncio.sleep(callers.LOOK_EACH_S)
+        await asyncio.sleep(http_connections.CHECK_EACH_S)
         servers = [runner.server for runner in runners if runner.server is not None]
-        context.callers.look(
+        context.http_connections.close_superfluous(
             (one for server in servers for one in server.connections), context.config.http
         )
-        context.long_answers.look()
+        context.long_responses.give_memory_back()
 
 
-async def _serve_here(runner: web.AppRunner, path: str) -> None:
-    """For shardctl on this host: who may open the socket (the broker's user and group) may do everything."""
+async def _serve_shardctl(runner: web.AppRunner, path: str) -> None:
+    """Serve a Unix socket: the broker's user and group may do everything by it, without a login."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     await web.UnixSite(runner, path, backlog=BACKLOG).start()
@@ -236,7 +236,7 @@ def api_app(context: Context) -> web.Application:
     for resource in RESOURCES:
         for route in resource.ROUTES:
             path, answer = ANY_NAME.sub(r"{\1:[^/]+}", route.path), endpoint(context, route)
-            for each in {path, path.rstrip("/") + "/"}:  # as in RabbitMQ a slash more is none
+            for each in {path, path.rstrip("/") + "/"}:  # as in RabbitMQ one more slash is ignored
                 app.router.add_route(route.method, each, answer)
                 methods.setdefault(each, {"OPTIONS"}).add(route.method)
                 if route.method == "GET":
@@ -244,16 +244,15 @@ def api_app(context: Context) -> web.Application:
                     methods[each].add("HEAD")
     for path, known in methods.items():
         app.router.add_route("OPTIONS", path, options(known))
-    about = openapi.document(
+    description = openapi.document(
         (route for resource in RESOURCES for route in resource.ROUTES), product_version()
     )
 
     async def described(request: web.Request) -> web.Response:
-        """Needs no login: it tells nothing of this broker."""
-        return json_response(about)
+        return json_response(description)  # without a login: it has no data of this broker
 
     app.router.add_get("/api/openapi.json", described)
-    app.on_shutdown.append(loglines.end_live)
+    app.on_shutdown.append(logs.end_live)
     return app
 
 
@@ -261,8 +260,7 @@ def options(methods: Iterable[str]) -> Endpoint:
     allow = {"Allow": ", ".join(sorted(methods))}
 
     async def answer(request: web.Request) -> web.Response:
-        """Tells nothing of what exists, and needs no login."""
-        return web.Response(headers=allow)
+        return web.Response(headers=allow)  # without a login: it has no data of this broker
 
     return answer
 
@@ -274,7 +272,7 @@ def metrics_app(context: Context) -> web.Application:
         async def made() -> Parts:
             return Parts(prometheus.CONTENT_TYPE, text())
 
-        return await context.long_answers.answer(request, key, made, context.config.http)
+        return await context.long_responses.answer(request, key, made, context.config.http)
 
     async def metrics(request: web.Request) -> Answer:
         return await answer(request, request.path, partial(prometheus.text, context))
@@ -283,7 +281,7 @@ def metrics_app(context: Context) -> web.Application:
         return await answer(request, request.path, partial(prometheus.per_object, context))
 
     async def detailed(request: web.Request) -> Answer:
-        # Names that nobody knows make no other answer.
+        # Unknown names are dropped, so that they make no other response.
         families = tuple(
             dict.fromkeys(f for f in request.query.getall("family", []) if f in FAMILIES)
         )
@@ -296,13 +294,13 @@ def metrics_app(context: Context) -> web.Application:
         )
 
     @web.middleware
-    async def under_its_name(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-        check_name(context, request)
+    async def host_checked(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+        check_host(context, request)
         return await handler(request)
 
-    middlewares = [context.callers.middleware(), json_errors, under_its_name]
+    middlewares = [context.http_connections.middleware(), json_errors, host_checked]
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
-    app.on_response_prepare.append(guard.add_headers)
+    app.on_response_prepare.append(csrf.add_headers)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/metrics/per-object", per_object)
     app.router.add_get("/metrics/detailed", detailed)
@@ -311,23 +309,23 @@ def metrics_app(context: Context) -> web.Application:
 
 def endpoint(context: Context, route: Route) -> Endpoint:
     async def answer(request: web.Request) -> web.StreamResponse:
-        guard.check_site(request)
+        csrf.check_site(request)
         if "Authorization" in request.headers:
-            guard.check_way(request, context.config.http_without_tls)
+            csrf.check_transport(request, context.config.http_without_tls)
         user = await user_of(context, request)
         if not rights.has_tag(user.tags, rights.MANAGEMENT):
             raise not_authorised("Not management user")
         call = Call(context, request, user)
         if not call.has(route.tag):
-            tag = "monitor" if route.tag == "monitoring" else route.tag  # RabbitMQ's word
+            tag = "monitor" if route.tag == "monitoring" else route.tag  # as RabbitMQ says
             raise not_authorised(f"Not {tag} user")
         if route.destroys:
             call.knows_only(route.query or (), once=True)
         if route.is_long:
-            # All that the answer depends on but what there is, which is looked at when it is made.
+            # Calls with the same key share a response: all that it depends on but the data.
             key = (call.is_local, user.name, *user.tags, request.rel_url.raw_path_qs)
             made = partial(_parts, route, call)
-            return await context.long_answers.answer(request, key, made, context.config.http)
+            return await context.long_responses.answer(request, key, made, context.config.http)
         response = _response(route, request, await route.handler(call))
         for warning in call.warnings:
             response.headers.add("Warning", warning_value(warning))
@@ -341,29 +339,32 @@ def _response(route: Route, request: web.Request, found: Any) -> web.StreamRespo
         return web.Response(status=204)
     if isinstance(found, web.StreamResponse):
         return found
-    assert not isinstance(found, Listing | Lazy | Document), f"{route.path} is long"
+    assert not isinstance(found, Listing | LazyListing | Document), f"{route.path} is long"
     if isinstance(found, dict) and request.method in ("GET", "HEAD"):
         found = cut(found, request.query)
     return json_response(found)
 
 
 def warning_value(text: str) -> str:
-    """Return a value of the header `Warning` (RFC 7234, 5.5). The text in quotes is a string of JSON, all ASCII."""
+    """Return a value of the header `Warning` (RFC 7234, 5.5), its text as JSON, which is ASCII."""
     return f"299 shardmq {json.dumps(text)}"
 
 
 async def _parts(route: Route, call: Call) -> Parts:
-    """Return what a call of a route that `is_long` is answered, to be made slice by slice."""
+    """Return the body of a long response, to be made slice by slice."""
     found, query = await route.handler(call), call.request.query
     if isinstance(found, Document):
         return Parts(JSON, json_object(found.parts), found.headers)
-    found = await shown(found, query) if isinstance(found, Listing | Lazy) else cut(found, query)
-    return Parts(JSON, at_once(to_json(found)) if isinstance(found, dict) else json_list(found))
+    found = (
+        await shown(found, query) if isinstance(found, Listing | LazyListing) else cut(found, query)
+    )
+    body = in_one_part(to_json(found)) if isinstance(found, dict) else json_list(found)
+    return Parts(JSON, body)
 
 
 @web.middleware
 async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-    """Whatever goes wrong is answered as JSON, and only what we did not foresee is logged."""
+    """Answer all errors in JSON, and log those that are faults of the broker."""
     try:
         return await handler(request)
     except health.Unhealthy as error:
@@ -382,8 +383,9 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         name = "Object Not Found" if error.status == 404 else error.reason
         return json_response({"error": name, "reason": error.reason}, error.status, headers)
     except Exception as error:
-        if not (isinstance(error, ConnectionError) and _has_hung_up(request)):
-            # The route's own path: a password may be in the one that was called.
+        has_hung_up = request.transport is None or request.transport.is_closing()
+        if not (isinstance(error, ConnectionError) and has_hung_up):
+            # The path of the Route, since the path of the call may hold a password.
             resource = request.match_info.route.resource
             log.exception(
                 "%s %s", request.method, resource.canonical if resource is not None else ""
@@ -391,7 +393,3 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
         return json_response(
             {"error": "internal_server_error", "reason": "see the broker's log"}, 500
         )
-
-
-def _has_hung_up(request: web.Request) -> bool:
-    return request.transport is None or request.transport.is_closing()

@@ -1,8 +1,9 @@
-"""The page for people, at /ui/: files of `controller/web`, read once at the start and served as they are.
+"""The web page at /ui/: the files of `controller/web`, read once at the start.
 
-It needs no login: it holds nothing of this broker, and asks the API like any client, as who logs in there. What a
-browser may do with it is said in POLICY: scripts, styles and calls of this origin alone, nothing inline, no markup made
-of strings (trusted types), no frame around it.
+Its files need no login: they hold no data of this broker. The page calls the API like any client,
+as the user that logs in there. POLICY restricts what a browser lets the page do: scripts, styles
+and calls of this origin only, nothing inline, no markup made of strings (trusted types), no frame
+around it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from aiohttp import hdrs, web
 FILES: Final = Path(__file__).parent.parent / "web"
 BASE: Final = "/ui/"
 WELCOME: Final = (
-    f"shardmq: the page is at {BASE}, the HTTP API starts at /api/overview, metrics are at /metrics; "
-    "at the command line use shardctl.\n"
+    f"shardmq: the page is at {BASE}, the HTTP API starts at /api/overview, "
+    "metrics are at /metrics; at the command line use shardctl.\n"
 )
 INDEX: Final = "index.html"
 TYPES: Final = {
@@ -31,7 +32,8 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-# Asked for anew each time, answered with 304 while it is the same: a page never runs with another version's parts.
+# Browsers ask for each file every time, and get 304 while it is the same. So a page never runs with
+# parts of another version.
 HEADERS: Final = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 
 
@@ -42,7 +44,7 @@ class File(NamedTuple):
 
 
 def read_files(folder: Path = FILES) -> dict[str, File]:
-    """By their paths below the folder."""
+    """Return the files by their paths below the folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in TYPES:
@@ -56,7 +58,7 @@ def add_routes(app: web.Application) -> None:
     files = read_files()
 
     async def serve(request: web.Request) -> web.Response:
-        """Only what was read: a path is a name here, and leads nowhere."""
+        # The path is only a key here, so `..` leads nowhere.
         file = files.get(request.match_info["file"] or INDEX)
         if file is None:
             raise web.HTTPNotFound
@@ -75,7 +77,7 @@ def add_routes(app: web.Application) -> None:
 
 
 async def welcome(request: web.Request) -> web.Response:
-    """A browser is led to the page, whatever else comes gets a line of text. It tells nothing of this broker."""
+    """Redirect a browser to the page, and answer any other client with a line of text."""
     if "text/html" in request.headers.get(hdrs.ACCEPT, ""):
         return web.Response(
             status=302, headers={"Location": BASE.removeprefix("/"), "Vary": hdrs.ACCEPT}

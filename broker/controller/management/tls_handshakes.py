@@ -1,8 +1,9 @@
-"""TLS handshakes with the HTTPS port: how many there may be, in all and from one address.
+"""TLS handshakes with the HTTPS ports: bounds for their number, in all and from one address.
 
-Who connects and says nothing holds a file of the controller until the handshake times out. At a bound
-the handshake that has lasted longest makes room for the new one, if it has lasted for some time; else the
-new connection is closed at once. What has shaken hands is an HTTP connection: callers.py.
+A client that connects and sends nothing takes a file descriptor of the controller until the
+handshake times out. At a bound the handshake that has lasted longest is cut off for the new one, if
+it has lasted for HANDSHAKE_S_MIN; else the new connection is closed at once. After the handshake
+the connection counts in `http_connections.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from shardmq.broker.shared.logins import source_of
 HANDSHAKE_S_MAX: Final = 10.0
 # An honest client on a slow line needs a few round trips.
 HANDSHAKE_S_MIN: Final = 1.0
-# Without a file for the next connection, it waits so long.
+# The time before the next attempt to accept, when no file descriptor was free.
 NO_FILES_S: Final = 1.0
-# A line about refused handshakes is logged this often at the most.
+# The shortest time between two lines in the log about too many handshakes.
 LOG_EACH_S: Final = 10.0
 
 log = logging.getLogger(__name__)
@@ -38,21 +39,21 @@ class _UnderWay(NamedTuple):
 
 
 class Handshakes:
-    """Those of all HTTPS ports."""
+    """The handshakes under way at all HTTPS ports."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._under_way: dict[socket.socket, _UnderWay] = {}  # the longest first
+        self._under_way: dict[socket.socket, _UnderWay] = {}  # in the order of their begin
         self._logged_at = -LOG_EACH_S
-        self.refused: Counter[str] = Counter()  # not begun, by the bound
-        self.cut_off: Counter[str] = Counter()  # made room for others, by the bound
+        self.refused: Counter[str] = Counter()  # handshakes that were not begun, by bound
+        self.cut_off: Counter[str] = Counter()  # handshakes ended for another one, by bound
 
     def __len__(self) -> int:
         return len(self._under_way)
 
     def may_begin(self, address: str, limits: HttpLimits) -> bool:
-        """Return whether one more handshake may begin, after another one is cut off where that helps."""
-        same = [one for one, what in self._under_way.items() if what.address == address]
+        """Return whether one more handshake may begin. At a bound another one is cut off first."""
+        same = [one for one, known in self._under_way.items() if known.address == address]
         if len(same) >= limits.handshakes_per_address_max and not self._make_room(same, "address"):
             return False
         if len(self._under_way) < limits.handshakes_max:
@@ -64,7 +65,8 @@ class Handshakes:
         if now - self._logged_at >= LOG_EACH_S:
             self._logged_at = now
             log.warning(
-                "%d TLS handshakes with the HTTPS port (http.handshakes%s_max): the longest are cut off",
+                "%d TLS handshakes with the HTTPS port (http.handshakes%s_max): "
+                "the longest are cut off",
                 len(among),
                 "_per_address" if bound == "address" else "",
             )
@@ -76,17 +78,17 @@ class Handshakes:
         return True
 
     def begin(self, accepted: socket.socket, address: str, task: asyncio.Task[None]) -> None:
-        """Count one that may begin, until its task has ended."""
+        """Count a handshake that may begin, until its task has ended."""
         self._under_way[accepted] = _UnderWay(address, self._clock(), task)
         task.add_done_callback(lambda _: self._under_way.pop(accepted, None))
 
     def end_all(self) -> None:
-        for what in self._under_way.values():
-            what.task.cancel()
+        for known in self._under_way.values():
+            known.task.cancel()
 
 
 class TlsServer:
-    """Accepts connections and shakes hands with them; `protocol` then makes what they speak to."""
+    """Accepts connections and shakes hands with them. Then each gets a `protocol()`."""
 
     def __init__(
         self,
@@ -117,10 +119,10 @@ class TlsServer:
         while True:
             try:
                 accepted, peer = await loop.sock_accept(self._listening)
-            except ConnectionError:  # gone again
+            except ConnectionError:  # the client has closed it already
                 await asyncio.sleep(0)
                 continue
-            except OSError as error:  # no file for it, as a rule
+            except OSError as error:  # usually no file descriptor is free
                 log.warning("no connection is accepted by HTTPS for %g s: %s", NO_FILES_S, error)
                 await asyncio.sleep(NO_FILES_S)
                 continue
@@ -133,8 +135,8 @@ class TlsServer:
                 accepted.close()
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
-        """Shake hands for HANDSHAKE_S_MAX at the most; the socket is the transport's, which closes it."""
-        with contextlib.suppress(OSError):  # of the client: an SSLError or a timeout is one, too
+        """Shake hands for HANDSHAKE_S_MAX at the most. The transport owns and closes the socket."""
+        with contextlib.suppress(OSError):  # SSLError and TimeoutError are subclasses
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S_MAX
             )

@@ -1,1 +1,1 @@
-"""The numbers of all processes, gathered and shown to Prometheus."""
+"""The numbers of all processes: collected, compared, and shown to Prometheus."""

@@ -1,15 +1,17 @@
-"""What RabbitMQ's exporter tells of a node: files, memory, disk, syncs. /metrics has all of it, /metrics/detailed by
-family; what is Erlang's alone is in neither."""
+"""The metrics that RabbitMQ's exporter has of a node: files, memory, disk, syncs.
+
+/metrics has all of them, /metrics/detailed has them by family. Metrics of Erlang are left out.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from shardmq.broker.controller.management.call import Context
-from shardmq.broker.controller.management.metrics.gathered import Stats
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import processes
 
-# By family; counters end in _total.
+# Names and help by family. Counters end in _total.
 FAMILIES: Final[dict[str, dict[str, str]]] = {
     "node_coarse_metrics": {
         "process_open_fds": "Open files of all processes",
@@ -32,7 +34,10 @@ FAMILIES: Final[dict[str, dict[str, str]]] = {
 
 
 def values(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, float]:
-    """By name; what no shard tells just now is left out. `found`: `processes.rows`."""
+    """Return the metrics by name, without those that no shard tells.
+
+    `found`: the rows of `processes.rows`.
+    """
     sync_count, sync_s = processes.syncs(stats)
     room = processes.disk_room(stats)
     disk = {

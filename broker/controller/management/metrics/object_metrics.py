@@ -1,7 +1,7 @@
-"""Metrics of single queues, connections, channels, exchanges and vhosts, in the families of RabbitMQ's exporter.
+"""Metrics of single queues, connections, channels, exchanges and vhosts, in RabbitMQ's families.
 
-There may be 100,000 of them: they are asked for by name (`/metrics/detailed?family=...&vhost=...`) or all together
-(`/metrics/per-object`), and written some at a time.
+There may be 100,000 objects. `/metrics/detailed?family=...&vhost=...` shows some families,
+`/metrics/per-object` shows PER_OBJECT_FAMILIES; both are written in slices.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from shardmq.broker.controller.management.answers.turns import Turns
-from shardmq.broker.controller.management.call import Context
+from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import node_metrics
-from shardmq.broker.controller.management.metrics.gathered import OF_QUEUE, Stats, behind, details
-from shardmq.broker.controller.management.resources import attempts, processes
+from shardmq.broker.controller.management.metrics.message_stats import QUEUE_COUNTERS
+from shardmq.broker.controller.management.metrics.stats import Stats, behind, details
+from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.connections import channel_name
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 
-SLICE_ROWS = 60  # what takes 25 us, or twice that when it is new
-WRITTEN_BYTES = 64 << 10  # at a time
+SLICE_ROWS = 60  # take 25 us, or twice as long the first time
+PART_BYTES = 64 << 10  # yielded at a time
 DETAILED = "rabbitmq_detailed_"
 PER_OBJECT = "rabbitmq_"
-CLUSTER = "rabbitmq_cluster_"  # what is the same whatever node is asked
-# As exposition text wants it, and % as formats do.
+CLUSTER = "rabbitmq_cluster_"  # of metrics that all nodes of a cluster would show alike
+# The escapes of the exposition format, and of % in a format string.
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\"", "%": "%%"})
 _SPECIAL: Final = frozenset('\\\n"%')
 
 
-# Those of some vhosts, each with the values of its labels.
-Things = Callable[[Context, Stats, list[Vhost]], Iterable[tuple[tuple[str, ...], Any]]]
+# Returns the objects of some vhosts, each with the values of its labels.
+Objects = Callable[[Context, Stats, list[Vhost]], Iterable[tuple[tuple[str, ...], Any]]]
 
 
 class Metric(NamedTuple):
@@ -44,20 +45,23 @@ class Metric(NamedTuple):
 
 class Family(NamedTuple):
     labels: tuple[str, ...]
-    things: Things
+    objects: Objects
     metrics: tuple[Metric, ...]
-    prefix: str = ""  # its own, wherever it is asked for
+    prefix: str = ""  # instead of DETAILED or PER_OBJECT
 
 
 class _Block(NamedTuple):
-    """Some things of a family. `text` has a line for each, begun by its newline: room for a metric's name, the labels,
-    room for a value. No label holds a newline, so whatever follows one is a name."""
+    """Some objects of a family, with their labels.
+
+    `text` has a line for each object: a newline, the labels, and `%s` for the value. Newlines in
+    labels are escaped, so the name of a metric can be put behind each newline.
+    """
 
     text: str
-    things: list[Any]
+    objects: list[Any]
 
     def of(self, name: str, value: Callable[[Any], float]) -> bytes:
-        lines = self.text.replace("\n", "\n" + name) % tuple(map(value, self.things))
+        lines = self.text.replace("\n", "\n" + name) % tuple(map(value, self.objects))
         return f"{lines[1:]}\n".encode()
 
 
@@ -67,24 +71,27 @@ async def lines(
     families: Iterable[str],
     vhosts: AbstractSet[str] | None,
     prefix: str,
-    turns: Turns,
+    work: SlicedWork,
 ) -> AsyncIterator[bytes]:
-    """Exposition text of these families; those nobody knows are passed over. `vhosts` None: of all."""
-    seen = [
+    """Yield the exposition text of these families in these vhosts, or with None in all vhosts.
+
+    Unknown families are ignored.
+    """
+    selected = [
         vhost
         for vhost in list(context.catalog.vhosts.values())
         if vhosts is None or vhost.name in vhosts
     ]
-    of_things: Things | None = None
+    of_objects: Objects | None = None
     blocks: list[_Block] = []
     for family in (FAMILIES[name] for name in dict.fromkeys(families) if name in FAMILIES):
-        if (
-            family.things is not of_things
-        ):  # else the family before has the same, and the same labels
-            of_things, blocks = family.things, []
-            for part in _slices(of_things(context, stats, seen)):
+        # Families with the same objects have the same labels: a block is used again.
+        if family.objects is not of_objects:
+            of_objects, blocks = family.objects, []
+            rows = iter(of_objects(context, stats, selected))
+            while part := list(itertools.islice(rows, SLICE_ROWS)):
                 blocks.append(_block(family.labels, part))
-                await turns.others_first()
+                await work.yield_to_others()
         for metric in family.metrics:
             full = (family.prefix or prefix) + metric.name
             kind = "counter" if full.endswith("_total") else "gauge"
@@ -93,29 +100,22 @@ async def lines(
             for block in blocks:
                 parts.append(block.of(full, metric.value))
                 size += len(parts[-1])
-                if size >= WRITTEN_BYTES:
+                if size >= PART_BYTES:
                     yield b"".join(parts)
                     parts, size = [], 0
-                await turns.others_first()
+                await work.yield_to_others()
             yield b"".join(parts)
 
 
-def _slices(things: Iterable[Any]) -> Iterable[list[Any]]:
-    rest = iter(things)
-    while part := list(itertools.islice(rest, SLICE_ROWS)):
-        yield part
-
-
 def _block(names: tuple[str, ...], rows: list[tuple[tuple[str, ...], Any]]) -> _Block:
-    """All rows have the same labels, so that one format does for each of them."""
     row = "\n{" + ",".join([f'{name}="%s"' for name in names]) + "} %%s"
     values = [values for values, _ in rows]
     if not _SPECIAL.isdisjoint(itertools.chain.from_iterable(map("".join, values))):
         values = [tuple([value.translate(_ESCAPES) for value in each]) for each in values]
-    return _Block("".join([row % each for each in values]), [thing for _, thing in rows])
+    return _Block("".join([row % each for each in values]), [obj for _, obj in rows])
 
 
-# -- what there is ----------------------------------------------------------------------------------------
+# -- objects ---------------------------------------------------------------------------------------
 
 
 def _queues(
@@ -135,7 +135,8 @@ def _stream_groups(
         for queue in list(vhost.queues.values()):
             stream = stats.streams.get(queue.id)
             for name, offset in stream.positions.items() if stream is not None else ():
-                yield (vhost.name, queue.name, name), behind(stream, offset)  # type: ignore[arg-type] # not None here
+                # `stream` is not None here.
+                yield (vhost.name, queue.name, name), behind(stream, offset)  # type: ignore[arg-type]
 
 
 def _exchanges(
@@ -186,7 +187,9 @@ def _node(
 def _attempts(
     context: Context, stats: Stats, vhosts: list[Vhost]
 ) -> Iterable[tuple[tuple[str, ...], Any]]:
-    return (((protocol,), counts) for protocol, counts in attempts.logins(context, stats).items())
+    return (
+        ((protocol,), counts) for protocol, counts in login_attempts.logins(context, stats).items()
+    )
 
 
 def _churn(
@@ -196,7 +199,10 @@ def _churn(
 
 
 def churn(context: Context, stats: Stats) -> dict[str, float]:
-    """What came and went since the controller's start, or for channels since each front door's."""
+    """Return how many connections, channels and queues were opened and closed, or made and deleted.
+
+    Channels count since each front door was started, the others since the controller was.
+    """
     connections, channels = len(context.presence.connections()), stats.counters.get("channels", 0)
     channels_opened = stats.counters.get("channels_opened", 0)
     return {
@@ -212,7 +218,7 @@ _CHURN: Final = {"connections": "connection", "channels": "channel", "queues": "
 
 
 def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
-    """What came and went, in the words of RabbitMQ's HTTP API: connection_created, ..."""
+    """Return `churn` with rates under the names of RabbitMQ's HTTP API, as connection_created."""
     values = churn(context, stats)
     rates = context.churn_rates.of(values)
     shown: dict[str, Any] = {}
@@ -278,7 +284,7 @@ FAMILIES: Final[dict[str, Family]] = {
         _queues,
         (
             *(
-                Metric(f"queue_{name}_total", text, OF_QUEUE[counter])
+                Metric(f"queue_{name}_total", text, QUEUE_COUNTERS[counter])
                 for name, text, counter in (
                     ("get_ack", "Messages fetched by basic.get, to be acknowledged", "get"),
                     ("get", "Messages fetched by basic.get, not to be acknowledged", "get_no_ack"),

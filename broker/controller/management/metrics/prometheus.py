@@ -1,5 +1,7 @@
-"""/metrics in the names of RabbitMQ's exporter, and ours for processes. Series per queue: /metrics/per-object and
-/metrics/detailed alone (`object_metrics`)."""
+"""/metrics with the names of RabbitMQ's exporter, and our own names for the numbers of processes.
+
+Only /metrics/per-object and /metrics/detailed have a series for each queue (`object_metrics.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,20 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from shardmq.broker.controller.management.answers.turns import Turns
-from shardmq.broker.controller.management.call import NODE, Context
+from shardmq.broker.controller.management.cluster_id import cluster_id
+from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import (
-    headroom,
-    http_load,
-    internals,
+    http_metrics,
+    limit_usage,
     node_metrics,
     object_metrics,
+    shard_traffic,
 )
-from shardmq.broker.controller.management.metrics.gathered import Stats, behind, lag
-from shardmq.broker.controller.management.resources import attempts, processes
-from shardmq.broker.controller.management.resources.identity import cluster_id
+from shardmq.broker.controller.management.metrics.stats import Stats, behind, lag
+from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.overview import product_version
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 from shardmq.shardd.wire.messages import LOW_ON_DISK
 
@@ -32,8 +35,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 AMQP = {"protocol": "amqp091"}
 CLASSIC = {**AMQP, "queue_type": "rabbit_classic_queue"}
 LETTERS = {"queue_type": CLASSIC["queue_type"], "dead_letter_strategy": "at_least_once"}
-# From what front doors count (all counters), and from what queues count (`Stats.totals`).
-OF_DOORS = {
+# Metrics of front doors (`Stats.counters`) and of queues (`Stats.totals`): for each name the
+# counter, the labels and the help.
+DOOR_METRICS = {
     "received": ("received", AMQP, "Messages received"),
     "received_confirm": (
         "received_confirm",
@@ -65,39 +69,39 @@ OF_DOORS = {
     ),
     "get_empty": ("got_empty", CLASSIC, "Times that basic.get found nothing"),
 }
-OF_QUEUES = {
+QUEUE_METRICS = {
     "routed": ("published", AMQP, "Messages put into queues"),
     "delivered": ("delivered", CLASSIC, "Messages delivered to consumers and gets"),
     "redelivered": ("redelivered", CLASSIC, "Messages delivered again"),
     "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
 }
-# The names that what is counted of clients has beside the global ones.
-OF_CHANNELS = {
-    "messages_published": (OF_DOORS, "received"),
-    "messages_confirmed": (OF_DOORS, "confirmed"),
-    "messages_unroutable_returned": (OF_DOORS, "returned"),
-    "messages_unroutable_dropped": (OF_DOORS, "unroutable_dropped"),
-    "messages_delivered_ack": (OF_DOORS, "delivered_manual"),
-    "messages_delivered": (OF_DOORS, "delivered_auto"),
-    "get_ack": (OF_DOORS, "got_manual"),
-    "get": (OF_DOORS, "got_auto"),
-    "get_empty": (OF_DOORS, "got_empty"),
-    "messages_redelivered": (OF_QUEUES, "redelivered"),
-    "messages_acked": (OF_QUEUES, "acked"),
+# Further names for some of these metrics.
+CHANNEL_METRICS = {
+    "messages_published": (DOOR_METRICS, "received"),
+    "messages_confirmed": (DOOR_METRICS, "confirmed"),
+    "messages_unroutable_returned": (DOOR_METRICS, "returned"),
+    "messages_unroutable_dropped": (DOOR_METRICS, "unroutable_dropped"),
+    "messages_delivered_ack": (DOOR_METRICS, "delivered_manual"),
+    "messages_delivered": (DOOR_METRICS, "delivered_auto"),
+    "get_ack": (DOOR_METRICS, "got_manual"),
+    "get": (DOOR_METRICS, "got_auto"),
+    "get_empty": (DOOR_METRICS, "got_empty"),
+    "messages_redelivered": (QUEUE_METRICS, "redelivered"),
+    "messages_acked": (QUEUE_METRICS, "acked"),
 }
-# Sums of what /metrics/per-object has for each queue, connection and channel, under the same names.
-SLICE_METRICS = 8  # written before others have a turn
-TOLD_OF_EACH = {
+SLICE_METRICS = 8  # written before the processor is offered
+# Metrics that /metrics/per-object has for each object under the same name as their sum here.
+PER_OBJECT_NAMES = {
     f"rabbitmq_{metric.name}"
     for family in object_metrics.PER_OBJECT_FAMILIES
     for metric in object_metrics.FAMILIES[family].metrics
 }
-Rows = list[dict[str, Any]]  # `processes.rows`
+Rows = list[dict[str, Any]]  # as `processes.rows` returns them
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
 
 
-class _Once:
-    """What generate_latest wants of a registry."""
+class _Registry:
+    """The part of a registry that generate_latest needs."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
@@ -107,17 +111,16 @@ class _Once:
 
 
 async def text(context: Context) -> AsyncGenerator[bytes]:
-    """Yield what does not grow with the number of queues."""
+    """Yield all metrics that are not of single objects."""
     async for part in _text(
-        context, await context.stats.now(totals_only=True), "aggregated", Turns()
+        context, await context.stats.now(totals_only=True), "aggregated", SlicedWork()
     ):
         yield part
 
 
 async def _text(
-    context: Context, stats: Stats, endpoint: str, turns: Turns
+    context: Context, stats: Stats, endpoint: str, work: SlicedWork
 ) -> AsyncGenerator[bytes]:
-    """`endpoint`: "per-object" leaves out what is told of each queue."""
     found = processes.rows(context)
     metrics = [
         *_totals(context, stats),
@@ -127,20 +130,20 @@ async def _text(
     metrics += [
         *_processes(context, stats, found),
         *_streams(stats),
-        *internals.metrics(stats),
-        *headroom.metrics(context),
-        *http_load.metrics(context),
+        *shard_traffic.metrics(stats),
+        *limit_usage.metrics(context),
+        *http_metrics.metrics(context),
     ]
     if endpoint == "per-object":
-        metrics = [metric for metric in metrics if metric.name not in TOLD_OF_EACH]
+        metrics = [metric for metric in metrics if metric.name not in PER_OBJECT_NAMES]
     for start in range(0, len(metrics), SLICE_METRICS):
-        yield generate_latest(_Once(metrics[start : start + SLICE_METRICS]))
-        await turns.others_first()
+        yield generate_latest(_Registry(metrics[start : start + SLICE_METRICS]))
+        await work.yield_to_others()
 
 
 async def per_object(context: Context) -> AsyncGenerator[bytes]:
     stats = await context.stats.now()
-    turns, families = Turns(), object_metrics.PER_OBJECT_FAMILIES
+    turns, families = SlicedWork(), object_metrics.PER_OBJECT_FAMILIES
     async for part in _text(context, stats, "per-object", turns):
         yield part
     async for part in object_metrics.lines(
@@ -152,10 +155,10 @@ async def per_object(context: Context) -> AsyncGenerator[bytes]:
 async def detailed(
     context: Context, families: Iterable[str], vhosts: AbstractSet[str] | None
 ) -> AsyncGenerator[bytes]:
-    yield generate_latest(_Once([*_identity(context, "detailed")]))
+    yield generate_latest(_Registry([*_identity(context, "detailed")]))
     stats = await context.stats.now()
     async for part in object_metrics.lines(
-        context, stats, families, vhosts, object_metrics.DETAILED, Turns()
+        context, stats, families, vhosts, object_metrics.DETAILED, SlicedWork()
     ):
         yield part
 
@@ -197,7 +200,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ),
     ):
         yield GaugeMetricFamily(name, what, value=value)
-    for table, counters in ((OF_DOORS, stats.counters), (OF_QUEUES, stats.totals)):
+    for table, counters in ((DOOR_METRICS, stats.counters), (QUEUE_METRICS, stats.totals)):
         for name, (counter, labels, what) in table.items():
             yield _labelled(
                 CounterMetricFamily,
@@ -206,8 +209,8 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
                 labels,
                 counters.get(counter, 0),
             )
-    for name, (source, counter) in OF_CHANNELS.items():
-        counters = stats.counters if source is OF_DOORS else stats.totals
+    for name, (source, counter) in CHANNEL_METRICS.items():
+        counters = stats.counters if source is DOOR_METRICS else stats.totals
         what = next(what for known, _, what in source.values() if known == counter)
         yield CounterMetricFamily(f"rabbitmq_channel_{name}", what, value=counters.get(counter, 0))
     connected = {
@@ -235,7 +238,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         ),
     ):
         yield CounterMetricFamily(name, what, value=count)
-    yield from _attempts(context, stats)
+    yield from _login_attempts(context, stats)
     for reason in DEATHS:
         name, count = (
             f"global_messages_dead_lettered_{reason}",
@@ -244,7 +247,7 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
         yield _labelled(CounterMetricFamily, name, "Dead letters published again", LETTERS, count)
 
 
-def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
+def _login_attempts(context: Context, stats: Stats) -> Iterator[Metric]:
     all_, well, badly = (
         CounterMetricFamily(f"rabbitmq_auth_attempts{which}", f"Logins{what}", labels=["protocol"])
         for which, what in (
@@ -253,15 +256,16 @@ def _attempts(context: Context, stats: Stats) -> Iterator[Metric]:
             ("_failed", " that failed"),
         )
     )
-    for protocol, (succeeded, failed) in attempts.logins(context, stats).items():
+    for protocol, (succeeded, failed) in login_attempts.logins(context, stats).items():
         for family, count in ((all_, succeeded + failed), (well, succeeded), (badly, failed)):
             family.add_metric([protocol], count)
     unseen = CounterMetricFamily(
         "shardmq_logins_refused_unseen",
-        "Logins refused without a look at the password, as too many of the user or the address had failed",
+        "Logins refused without a look at the password, "
+        "as too many of the user or the address had failed",
         labels=["protocol"],
     )
-    for protocol, count in attempts.refused_unseen(context, stats).items():
+    for protocol, count in login_attempts.refused_unseen(context, stats).items():
         unseen.add_metric([protocol], count)
     yield from (all_, well, badly, unseen)
 
@@ -279,7 +283,7 @@ def _labelled(
 
 
 def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
-    """Every panel of RabbitMQ's dashboards joins with these."""
+    """Yield the metrics that every panel of RabbitMQ's dashboards joins with."""
     identity = {
         "rabbitmq_node": NODE,
         "rabbitmq_cluster": cluster_name(context.catalog),

@@ -1,1 +1,1 @@
-"""One file for each resource of the HTTP API, each with its routes."""
+"""The resources of the HTTP API: each file has the handlers and the ROUTES of one resource."""

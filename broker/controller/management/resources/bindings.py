@@ -1,7 +1,8 @@
 """/api/bindings, and the bindings of one queue or exchange.
 
-A binding's `properties_key` names it between its two ends: "~", the quoted routing key, or that and a hash of the
-arguments. The default exchange's bindings are shown though nobody made them.
+The `properties_key` of a binding is its name among the bindings of the same source and
+destination: "~", the quoted routing key, or the routing key with a hash of the arguments. The
+implied bindings of the default exchange are shown, too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Arguments, Call, Route, not_found, table_of
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Arguments, Call, Route, table_of
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import BindingPut
 from shardmq.broker.model.checks import is_hidden_queue
@@ -53,7 +55,10 @@ def row(binding: BindingPut) -> dict[str, Any]:
 
 
 def implied(vhost: Vhost, queues: Iterable[str]) -> Iterator[BindingPut]:
-    """Yield what the default exchange binds, as far as it is shown, to these queues as they are now."""
+    """Return the bindings of the default exchange to those of these queues that are shown.
+
+    `queues` is read at once.
+    """
     names = list(queues)
     return (
         BindingPut(vhost.name, "", "queue", queue, queue)
@@ -88,7 +93,7 @@ async def of_exchange(call: Call) -> Listing:
 
 
 def _named_ends(call: Call) -> tuple[str, str, str]:
-    """Source, kind and name of the destination, as the path names them."""
+    """Return source, kind and name of the destination from the path."""
     kind, destination = KINDS[call.part("kind")], call.part("destination")
     if kind == "exchange":
         destination = exchange_name(destination)
@@ -96,7 +101,7 @@ def _named_ends(call: Call) -> tuple[str, str, str]:
 
 
 def _ends(call: Call) -> tuple[Vhost, str, str, str]:
-    """Vhost, source, kind and name of the destination: all there."""
+    """Return vhost, source, kind and name of the destination, if they all exist."""
     vhost, (source, kind, destination) = call.vhost(), _named_ends(call)
     if source not in vhost.exchanges or vhost.destination(kind, destination) is None:
         raise not_found()
@@ -112,7 +117,7 @@ def _between(call: Call) -> list[BindingPut]:
 
 def _binding(call: Call) -> BindingPut:
     given = call.part("properties")
-    # Clients differ in whether they quote the key, which holds quotes itself, once more.
+    # The key is quoted already, and some clients quote it once more.
     wanted = {given, quote(given, safe="~")}
     for binding in _between(call):
         if properties_key(binding.routing_key, binding.arguments) in wanted:
@@ -129,16 +134,15 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def post(call: Call) -> web.Response:
-    """Who may not bind these two does not hear whether they are there."""
     vhost, (source, kind, destination) = call.vhost_to_change(), _named_ends(call)
     body = await call.body(BindingBody)
     arguments = table_of(body.arguments)
     bind = Bind(vhost.name, source, kind, destination, body.routing_key, arguments)
-    call.must(bind)
+    call.must(bind)  # first: without the right to bind one does not learn whether they exist
     _ends(call)
     await call.ask(bind)
     key = properties_key(body.routing_key, arguments)
-    # Relative to the path that was called, as in RabbitMQ: a proxy may have another one before it.
+    # Relative to the path of the call, as in RabbitMQ, since a proxy may change that path.
     last = call.request.rel_url.raw_path.rpartition("/")[2]
     location = f"{last}/{quote(key, safe='~')}" if last else quote(key, safe="~")
     return web.Response(status=201, headers={"Location": location})

@@ -1,16 +1,19 @@
-"""/api/channels"""
+"""/api/channels: the channels of clients."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import NODE, Call, Route, not_found
-from shardmq.broker.controller.management.metrics.gathered import Stats, details
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
+from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.resharding.shard_sets import NODE
 
+# The counters of a channel, with their names in message_stats.
 COUNTED = {
     "published": "publish",
     "delivered": "deliver_get",
@@ -23,7 +26,7 @@ COUNTED = {
 
 
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
-    """What a channel counts itself."""
+    """Return the message_stats of a channel."""
     at, before = stats.channels_before
     earlier = before.get((report["owner"], report["number"]))
     shown: dict[str, Any] = {}

@@ -1,12 +1,14 @@
-"""/api/connections"""
+"""/api/connections: the connections of clients, and closing them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import NODE, Call, Route, not_authorised, not_found
-from shardmq.broker.controller.management.metrics.gathered import Stats, details
+from shardmq.broker.controller.management.api_error import not_authorised, not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.metrics.stats import Stats, details
+from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.control import ConnectionInfo
 
 CLOSE_REASON = "Closed via management plugin"
@@ -68,7 +70,7 @@ def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
 
 
 def visible(call: Call) -> list[ConnectionInfo]:
-    """Without the monitoring tag users see their own, in vhosts they may enter."""
+    """Return the connections that the user may see: without the tag monitoring only their own."""
     vhost = call.vhost().name if "vhost" in call.request.match_info else None
     return [
         info

@@ -1,4 +1,4 @@
-"""/api/consumers: as the shards know them."""
+"""/api/consumers: the consumers that the shards know, and cancelling one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import NODE, Call, Route, not_found, number
-from shardmq.broker.controller.management.metrics.gathered import Stats, lag, reader_key
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route, number
+from shardmq.broker.controller.management.metrics.stats import Stats, lag, reader_key
 from shardmq.broker.controller.management.resources.connections import channel_name
+from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.control import ConnectionInfo
 from shardmq.shardd.wire.messages import ConsumerStats
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def end_of(owner: str) -> tuple[int, int]:
-    """Door and connection number, by which shards know an owner: "door.incarnation.connection"."""
+    """Return the front door and connection of an owner, "door.incarnation.connection"."""
     door, _, connection = owner.split(".")
     return int(door), int(connection)
 
@@ -28,7 +30,7 @@ def end_of(owner: str) -> tuple[int, int]:
 def rows(
     call: Call, stats: Stats, of: Callable[[ConsumerStats], bool] = lambda consumer: True
 ) -> Iterator[dict[str, Any]]:
-    """Of consumers that `of` says yes to."""
+    """Yield the rows of the consumers for which `of` returns True, in vhosts the user may see."""
     seen = {vhost.name for vhost in call.vhosts()}
     by_end: dict[tuple[int, int], ConnectionInfo] = {
         end_of(info.owner): info for info in call.context.presence.connections()
@@ -49,7 +51,7 @@ def rows(
             "active": consumer.active,
             "activity_status": "up" if consumer.active else "waiting",
             "priority": consumer.priority,
-            # Of what it said the one thing that makes a difference to others; where it begins in a stream was then.
+            # Other arguments are not kept: only the priority matters to other consumers.
             "arguments": {"x-priority": consumer.priority} if consumer.priority else {},
             **(
                 {}
@@ -78,7 +80,7 @@ async def get_all(call: Call) -> Listing:
 
 
 async def delete(call: Call) -> None:
-    """One consumer; its client is told by basic.cancel, where it takes that."""
+    """Cancel one consumer. Its client is sent basic.cancel if it can take that."""
     vhost, tag = call.vhost(), call.part("tag")
     channel = number("channel", call.part("channel"), most=CHANNEL_MAX)
     info = call.context.presence.by_name(call.part("connection"))

@@ -1,6 +1,7 @@
-"""/api/definitions: what exists, out and in, as RabbitMQ's JSON; of all vhosts or of one.
+"""/api/definitions: export and import of what exists, in RabbitMQ's JSON, of all vhosts or of one.
 
-Both may be long: they are written and done some at a time; /api/imports tells how far the last ones are.
+Exports are written and imports are carried out in slices. /api/imports shows the progress of
+imports.
 """
 
 from __future__ import annotations
@@ -17,17 +18,10 @@ from aiohttp import BodyPartReader
 
 from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.access import hash_new_password
-from shardmq.broker.controller.management.answers.answers import Document
-from shardmq.broker.controller.management.answers.listing import columns_of
-from shardmq.broker.controller.management.answers.turns import Turns
-from shardmq.broker.controller.management.call import (
-    ApiError,
-    Call,
-    Route,
-    bad_request,
-    refusal_status,
-    too_large,
-)
+from shardmq.broker.controller.management.api_error import ApiError, bad_request, too_large
+from shardmq.broker.controller.management.call import Call, Route, refusal_status
+from shardmq.broker.controller.management.cluster_id import global_parameters
+from shardmq.broker.controller.management.import_progress import Import
 from shardmq.broker.controller.management.resources import (
     bindings,
     exchanges,
@@ -35,10 +29,11 @@ from shardmq.broker.controller.management.resources import (
     policies,
     users,
 )
-from shardmq.broker.controller.management.resources.identity import global_parameters
-from shardmq.broker.controller.management.resources.imports import Import
 from shardmq.broker.controller.management.resources.overview import product_version
-from shardmq.broker.controller.management.resources.vhosts import about as about_vhost
+from shardmq.broker.controller.management.resources.vhosts import metadata_of
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.management.responses.json_body import Document
+from shardmq.broker.controller.management.responses.listing import columns_of
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.model.catalog import PREDECLARED, Catalog, Vhost
@@ -47,8 +42,8 @@ from shardmq.broker.model.checks import Refusal, is_hidden_queue
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
 
-LOOKED_AT_ONCE = 1_000  # things that exist, before others have a turn
-AT_ONCE_MAX = 500  # requests under way during an import; declares of clients come between
+SLICE_THINGS = 1_000  # checked before the processor is offered
+REQUESTS_MAX = 500  # of an import at a time, so that declares of clients come in between
 DOCUMENT_BYTES_MAX = 256 << 20
 CHUNK_BYTES = 64 << 10
 NAME_IN_HEADER = re.compile(r"[^\w.-]")
@@ -56,11 +51,11 @@ NAME_IN_HEADER = re.compile(r"[^\w.-]")
 log = logging.getLogger(__name__)
 
 
-# -- out --------------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 
 def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
-    """What may be long comes as an iterator, which stands on its own."""
+    """Return the definitions of all vhosts. Long lists are iterators over copies."""
     vhosts = list(catalog.vhosts.values())
     puts = list(catalog.parameters.values())
     return {
@@ -69,7 +64,10 @@ def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
         "product_name": "shardmq",
         "product_version": product_version(),
         "users": [users.row(user, catalog) for user in catalog.users.values()],
-        "vhosts": [_vhost_row(vhost) for vhost in vhosts],
+        "vhosts": [
+            {"name": vhost.name, **metadata_of(vhost.put), "metadata": metadata_of(vhost.put)}
+            for vhost in vhosts
+        ],
         "permissions": [users.permission_row(put) for put in catalog.permissions.puts.values()],
         "topic_permissions": [
             users.topic_permission_row(put) for put in catalog.permissions.topic_puts
@@ -82,14 +80,14 @@ def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
 
 
 def definitions_of(vhost: Vhost, catalog: Catalog) -> dict[str, Any]:
-    """Of one vhost, to be imported into any other: nothing in it names its vhost."""
+    """Return the definitions of one vhost without its name, to be imported into any vhost."""
     puts = [put for put in catalog.parameters.values() if put.vhost == vhost.name]
     return {
         "rabbit_version": RABBITMQ_VERSION,
         "rabbitmq_version": RABBITMQ_VERSION,
         "product_name": "shardmq",
         "product_version": product_version(),
-        "metadata": about_vhost(vhost.put),
+        "metadata": metadata_of(vhost.put),
         "description": f"Definitions of virtual host '{vhost.name}'",
         **_inside([vhost], puts, lambda row: _without(row, "vhost")),
     }
@@ -98,7 +96,7 @@ def definitions_of(vhost: Vhost, catalog: Catalog) -> dict[str, Any]:
 def _inside(
     vhosts: list[Vhost], puts: list[ParameterPut], shown: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What is in vhosts."""
+    """Return the parts of definitions that belong to vhosts, with rows as `shown` makes them."""
     queues_of = [(vhost, list(vhost.queues.values())) for vhost in vhosts]
     bindings_of = [(vhost, list(vhost.bindings())) for vhost in vhosts]
     other = [put for put in puts if put.component not in (POLICY, GLOBAL, USER_LIMITS)]
@@ -111,13 +109,8 @@ def _inside(
     }
 
 
-def _vhost_row(vhost: Vhost) -> dict[str, Any]:
-    about = about_vhost(vhost.put)
-    return {"name": vhost.name, **about, "metadata": about}
-
-
 def _queues(queues: Iterable[QueuePut]) -> Iterable[dict[str, Any]]:
-    """All but exclusive ones, which are their connection's, and those of an exchange, which come with it."""
+    """Yield rows without exclusive queues, and without those that an exchange makes for itself."""
     for queue in queues:
         if not queue.owner and not is_hidden_queue(queue.name):
             yield {
@@ -141,7 +134,7 @@ def _exchanges(vhost: Vhost) -> Iterable[dict[str, Any]]:
 
 
 def _bindings(vhost: Vhost, bound: Iterable[BindingPut]) -> Iterable[dict[str, Any]]:
-    """What an import could not make again is not exported."""
+    """Yield rows without bindings to exclusive queues, which an import could not make."""
     for binding in bound:
         queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
         if queue is None or not queue.owner:
@@ -161,7 +154,7 @@ async def get_vhost(call: Call) -> Document:
 
 
 def _file(call: Call, found: dict[str, Any]) -> Document:
-    """With ?download=NAME, as a file for a browser."""
+    """Return a document, which with ?download=NAME a browser saves as a file."""
     name = NAME_IN_HEADER.sub("_", call.request.query.get("download", ""))
     headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else {}
     columns = columns_of(call.request.query)
@@ -170,7 +163,7 @@ def _file(call: Call, found: dict[str, Any]) -> Document:
     )
 
 
-# -- in ---------------------------------------------------------------------------------------------------
+# -- import ----------------------------------------------------------------------------------------
 
 
 async def post(call: Call) -> Any:
@@ -182,7 +175,7 @@ async def post_vhost(call: Call) -> Any:
 
 
 async def _import(call: Call, vhost: str | None) -> dict[str, list[str]] | None:
-    """Take the document in. Returns what of it has no effect here, or None if all has."""
+    """Import the document. Return warnings about what has no effect here, or None."""
     progress = call.context.imports.begin(call.user.name, vhost, time.time())
     try:
         progress.warnings = await _do_import(call, vhost, await _document(call), progress)
@@ -205,16 +198,18 @@ async def _import(call: Call, vhost: str | None) -> dict[str, list[str]] | None:
 async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Import) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
-        # In a thread: it takes long, and passwords in it are hashed.
+        # In a thread, since it takes long: passwords in the document are hashed.
+        algorithm = call.context.authority.hashing_algorithm
+        hashed = partial(hash_new_password, algorithm=algorithm)
         stages = await loop.run_in_executor(
-            None, _stages, data, vhost, call.context.authority.hashing_algorithm
+            None, lambda: imported.stages(imported.read(data), vhost, hashed)
         )
     except Refusal as refusal:
         raise bad_request(refusal.text) from None
     progress.state, progress.total = "running", sum(map(len, stages))
     for stage in stages:
-        for start in range(0, len(stage), AT_ONCE_MAX):
-            part = stage[start : start + AT_ONCE_MAX]
+        for start in range(0, len(stage), REQUESTS_MAX):
+            part = stage[start : start + REQUESTS_MAX]
             asks = [ask for ask in part if imported.needed(ask, call.catalog)]
             answers = await asyncio.gather(*(call.context.authority.ask(ask) for ask in asks))
             for ask, answer in zip(asks, answers, strict=True):
@@ -224,30 +219,20 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
     return without_effect.sentences(ask for stage in stages for ask in stage)
 
 
-def _stages(data: bytes, vhost: str | None, algorithm: str) -> list[list[imported.Ask]]:
-    return imported.stages(
-        imported.read(data), vhost, partial(hash_new_password, algorithm=algorithm)
-    )
-
-
 async def _document(call: Call) -> bytes:
-    """The body, or of a form the part that is a file."""
+    """Return the body, or the file in a form."""
     if not call.request.content_type.startswith("multipart/"):
         return await call.raw_body(DOCUMENT_BYTES_MAX)
-    call.must_be_plain()
+    call.must_be_unpacked()
     async for part in await call.request.multipart():
         if isinstance(part, BodyPartReader) and (part.filename or part.name == "file"):
-            return await _file_of(part)
+            data = bytearray()
+            while chunk := await part.read_chunk(CHUNK_BYTES):
+                data += part.decode(chunk)
+                if len(data) > DOCUMENT_BYTES_MAX:
+                    raise too_large(DOCUMENT_BYTES_MAX)
+            return bytes(data)
     raise bad_request("the form has no file")
-
-
-async def _file_of(part: BodyPartReader) -> bytes:
-    data = bytearray()
-    while chunk := await part.read_chunk(CHUNK_BYTES):
-        data += part.decode(chunk)
-        if len(data) > DOCUMENT_BYTES_MAX:
-            raise too_large(DOCUMENT_BYTES_MAX)
-    return bytes(data)
 
 
 async def imports(call: Call) -> list[dict[str, Any]]:
@@ -255,12 +240,12 @@ async def imports(call: Call) -> list[dict[str, Any]]:
 
 
 async def kept_without_effect(call: Call) -> dict[str, list[str]]:
-    """Say of all that exists what has no effect here, whatever way it came."""
-    summary, turns = without_effect.Summary(), Turns()
+    """Return warnings about all that exists and has no effect here."""
+    summary, work = without_effect.Summary(), SlicedWork()
     for count, thing in enumerate(without_effect.things(call.catalog), 1):
         summary.add(thing)
-        if count % LOOKED_AT_ONCE == 0:
-            await turns.others_first()
+        if count % SLICE_THINGS == 0:
+            await work.yield_to_others()
     return {"warnings": summary.sentences()}
 
 

@@ -7,16 +7,11 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import (
-    Arguments,
-    Call,
-    Route,
-    not_found,
-    put_status,
-    table_of,
-)
-from shardmq.broker.controller.management.metrics.gathered import Stats, exchange_stats
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Arguments, Call, Route, put_status, table_of
+from shardmq.broker.controller.management.metrics.message_stats import exchange_stats
+from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ExchangePut
 from shardmq.broker.model.permissions import DEFAULT_EXCHANGE_RIGHTS_NAME
@@ -53,7 +48,7 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
 
 
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
-    """Return rows with what came to the exchanges, and with what waits in those that delay messages."""
+    """Return rows with the numbers of messages published, routed and delayed."""
     stats = await call.context.stats.now()
     return (_row_with_numbers(vhost, exchange, stats) for vhost, exchange in found)
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from shardmq.broker.controller.management.call import (
-    NODE,
+from shardmq.broker.controller.management.api_error import (
     ApiError,
-    Call,
-    Context,
-    Route,
     bad_request,
     not_authorised,
     not_found,
-    number,
 )
-from shardmq.broker.controller.management.metrics import headroom
+from shardmq.broker.controller.management.call import Call, Route, number
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics import limit_usage
 from shardmq.broker.controller.management.resources.messages import session
 from shardmq.broker.controller.management.resources.overview import listeners
 from shardmq.broker.controller.management.resources.processes import (
@@ -26,6 +23,7 @@ from shardmq.broker.controller.management.resources.processes import (
     warnings,
 )
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.certificates import expires_at
 from shardmq.broker.shared.config import Tls
@@ -35,7 +33,7 @@ from shardmq.shardd.wire.messages import DISK_STALLED
 ALIVENESS_QUEUE = "aliveness-test"
 OK = {"status": "ok"}
 DAY_S: Final = 86_400
-# RabbitMQ's: months of 30 days, years of 365; each also said of one.
+# As in RabbitMQ months have 30 days and years 365; the units may be singular.
 UNIT_S: Final = {
     name: days * DAY_S
     for unit, days in (("day", 1), ("week", 7), ("month", 30), ("year", 365))
@@ -47,7 +45,7 @@ PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/pr
 
 
 class Unhealthy(ApiError):
-    """Answered in the checks' own form: {"status": "failed", "reason": ...}."""
+    """A failed check: its response is {"status": "failed", "reason": ...}."""
 
     def __init__(self, reason: str, **more: Any) -> None:
         super().__init__(503, "failed", reason)
@@ -86,7 +84,7 @@ async def alarms(call: Call) -> Any:
     if found:
         raise Unhealthy("There are alarms in effect", alarms=found)
     stats = await call.context.stats.of_shards()
-    warned: list[dict[str, Any]] = [{"warning": text} for text in headroom.near(call.context)]
+    warned: list[dict[str, Any]] = [{"warning": text} for text in limit_usage.near(call.context)]
     warned += [
         {"shard": shard, "warning": text}
         for shard, row in stats.shards.items()
@@ -103,7 +101,7 @@ async def in_service(call: Call) -> Any:
 
 
 async def node(call: Call) -> Any:
-    """The older form: one check of everything, of the one node there is."""
+    """Check everything on the node, as older tools ask it."""
     if call.request.match_info.get("node", NODE) != NODE:
         raise not_found()
     await alarms(call)
@@ -135,7 +133,7 @@ async def below_connection_limit(call: Call) -> Any:
 
 
 async def certificate_expiration(call: Call) -> Any:
-    """No certificate of ours, as its file is now, ends within that time."""
+    """Check that no certificate in the files of the settings expires within that time."""
     within, unit = number("within", call.part("within"), most=WITHIN_MAX), call.part("unit")
     if unit not in UNIT_S:
         raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
@@ -158,8 +156,10 @@ def _certificates(tls: Tls | None) -> list[dict[str, Any]]:
 
 
 async def aliveness(call: Call) -> Any:
-    """A message goes in and comes out: through definitions, a front door and a shard. The queue stays for the next
-    time."""
+    """Publish a message and get it, through the definitions, a front door and a shard.
+
+    The queue is left for the next time.
+    """
     vhost = call.vhost_to_change().name
     reason = why_out_of_service(call.context)
     if reason is not None:
@@ -171,9 +171,8 @@ async def aliveness(call: Call) -> Any:
             got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
     except (Refused, Rejected, Unavailable) as error:
         if isinstance(error, Refused) and error.code == ACCESS_REFUSED:
-            raise not_authorised(
-                error.text
-            ) from None  # the caller lacks a right, the broker nothing
+            # The user lacks a right; the broker is well.
+            raise not_authorised(error.text) from None
         raise Unhealthy(str(error) or "a message was rejected") from None
     if not routed or not got:
         raise Unhealthy("a message was not delivered")

@@ -1,16 +1,17 @@
-"""/api/vhost-limits and /api/user-limits: one number each; kept together as one parameter of the vhost or user."""
+"""/api/vhost-limits and /api/user-limits: the limits of one vhost or user are one parameter."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
+from shardmq.broker.controller.management.api_error import bad_request, not_found
+from shardmq.broker.controller.management.call import Call, Route, with_keys
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.checks import Refusal
 
-VHOST_PARAMETER = "limits"  # what the parameter of each vhost is called
+VHOST_PARAMETER = "limits"  # the name of the parameter of each vhost
 
 
 def limits_of(put: ParameterPut | None) -> dict[str, Any]:
@@ -22,13 +23,13 @@ def user_limits(call: Call, user: str) -> dict[str, Any]:
 
 
 async def _set(call: Call, vhost: str, component: str, parameter: str, value: Any) -> None:
-    """Set one limit, or with None forget it."""
+    """Set one limit, or with None delete it."""
     name = call.part("name")
     limits = limits_of(call.catalog.parameters.get((vhost, component, parameter)))
     if value is not None:
         limits[name] = value
     elif limits.pop(name, None) is None:
-        return  # there was none: as in RabbitMQ no error
+        return  # as in RabbitMQ deleting what is not there is no error
     if limits:
         await call.ask(ParameterPut(vhost, component, parameter, limits))
     else:
@@ -44,7 +45,7 @@ async def _value(call: Call, component: str) -> Any:
     return value
 
 
-# -- of vhosts --------------------------------------------------------------------------------------------
+# -- of vhosts -------------------------------------------------------------------------------------
 
 
 async def get_vhosts(call: Call) -> Listing:
@@ -65,7 +66,7 @@ async def delete_vhost(call: Call) -> None:
     await _set(call, call.vhost().name, VHOST_LIMITS, VHOST_PARAMETER, None)
 
 
-# -- of users ---------------------------------------------------------------------------------------------
+# -- of users --------------------------------------------------------------------------------------
 
 
 def _user(call: Call) -> str:
@@ -76,7 +77,7 @@ def _user(call: Call) -> str:
 
 
 async def get_users(call: Call) -> Listing:
-    """As in RabbitMQ whoever has not the rank sees an empty list, not a refusal."""
+    """Return the limits of users; as in RabbitMQ an empty list for users with too low a tag."""
     wanted = [_user(call)] if "user" in call.request.match_info else list(call.catalog.users)
     if not call.has("administrator"):
         return Listing([])

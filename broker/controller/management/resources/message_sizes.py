@@ -1,23 +1,23 @@
-"""/api/message-sizes: how large the messages were that came, from what front doors count for each batch anyway."""
+"""/api/message-sizes: how large published messages were, as front doors count them by batch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
-from shardmq.broker.controller.management.metrics.internals import MESSAGES
+from shardmq.broker.controller.management.metrics.shard_traffic import MESSAGES
 from shardmq.shardd.wire.histogram import SUM, parts_of
 
 
 async def get(call: Call) -> list[dict[str, Any]]:
-    """Classes of powers of two that something fell into, the smallest first; bytes of bodies."""
+    """List the sizes of bodies in bytes, in classes of powers of two, the smallest first."""
     stats = await call.context.stats.now(totals_only=True)
     parts = parts_of(stats.counters, MESSAGES.told)
     counts = sorted((int(k), count) for k, count in parts.items() if k != SUM)
     total = sum(count for _, count in counts)
     return [
         {
-            "above": 1 << (k - 1) if k else None,  # the first class begins with no byte
+            "above": 1 << (k - 1) if k else None,  # the first class has empty bodies, too
             "up_to": 1 << k,
             "messages": int(count),
             "percent": round(100 * count / total, 3),

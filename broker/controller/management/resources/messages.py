@@ -1,27 +1,27 @@
-"""POST .../publish, .../get, .../move: messages by HTTP, to try and to mend things. All go through a front door."""
+"""POST .../publish, .../get, .../stream, .../move: messages by HTTP, through a front door.
+
+They are for trying and repairing things.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import datetime
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from shardmq.broker.amqp.properties import PROPERTIES, Properties
-from shardmq.broker.controller.management.call import (
-    NUMBER_MAX,
+from shardmq.broker.controller.management.api_error import (
     ApiError,
-    Call,
-    Route,
     bad_request,
     not_authorised,
     not_found,
-    number,
-    with_keys,
 )
+from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number, with_keys
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.peers.front_door import (
@@ -38,18 +38,19 @@ from shardmq.broker.model import tables
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.deduplication import WANTED as DEDUPLICATED
 
-GET_MESSAGES_MAX = 10_000  # in one answer
+GET_MESSAGES_MAX = 10_000  # in one response
 SHORT_BYTES_MAX = 255
 OFFSET_MAX = (1 << 63) - 1
 NUMBERS_MAX = {"B": 0xFF, "T": 0xFFFFFFFFFFFFFFFF}
+# For each mode: requeue, reject.
 ACK_MODES = {
-    # requeue, reject
     "ack_requeue_true": (True, False),
     "ack_requeue_false": (False, False),
     "reject_requeue_true": (True, True),
     "reject_requeue_false": (False, True),
 }
-HARD_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
+# For AMQP reply codes: the HTTP status and error.
+REFUSED_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
 
 
 async def publish(call: Call) -> dict[str, Any]:
@@ -82,22 +83,19 @@ async def get(call: Call) -> list[dict[str, Any]]:
         _number(body, "count"),
         _number(body, "truncate") if "truncate" in body else None,
     )
-    if count < 0:  # all there are
+    if count < 0:  # all messages
         count = GET_MESSAGES_MAX
-    try:
-        async with session(call, vhost) as opened:
-            got = await opened.get(queue, min(count, GET_MESSAGES_MAX), *mode)
-    except Refused as refused:
-        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
-        raise _refusal(refused) or ApiError(*status, refused.text) from None
-    except Unavailable as error:
-        raise _unavailable(error) from None
+    async with _session_or_error(call, vhost) as opened:
+        got = await opened.get(queue, min(count, GET_MESSAGES_MAX), *mode)
     return [row(message, body["encoding"], truncate) for message in got]
 
 
 class ReadBody(msgspec.Struct):
-    """`offset`: of the first message, or as a consumer says it: first, last, next, or an age as 1h. `truncate`: how
-    many bytes of a payload at most."""
+    """Which messages of a stream to read.
+
+    `offset`: the offset of the first message, or as in x-stream-offset: first, last, next, or an
+    age such as 1h. `truncate`: the number of bytes of each payload to show at the most.
+    """
 
     offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] | str = "first"
     count: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -106,7 +104,7 @@ class ReadBody(msgspec.Struct):
 
 
 async def read(call: Call) -> list[dict[str, Any]]:
-    """Messages of a stream, which stay there."""
+    """Read messages of a stream, which stay there."""
     vhost, queue = _vhost(call), call.part("queue")
     body = await call.body(ReadBody)
     found = call.catalog.vhost(vhost)
@@ -117,37 +115,32 @@ async def read(call: Call) -> list[dict[str, Any]]:
         raise bad_request(
             f"queue '{queue}' in vhost '{vhost}' is no stream; .../get takes messages of it"
         )
-    offset = _offset(body.offset)
+    offset = body.offset
+    if isinstance(offset, str) and offset.isdecimal():
+        offset = number("offset", offset, most=OFFSET_MAX)
     reaches = call.context.streams.range_of(call.context.config, stream)
-    try:
-        async with session(call, vhost) as opened:
-            count = min(body.count, GET_MESSAGES_MAX)
-            begin, end = (0, 0) if reaches is None else (reaches.first, reaches.next)
-            got = await opened.read(queue, count, offset, begin, end)
-    except Refused as refused:
-        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
-        raise _refusal(refused) or ApiError(*status, refused.text) from None
-    except Unavailable as error:
-        raise _unavailable(error) from None
+    async with _session_or_error(call, vhost) as opened:
+        count = min(body.count, GET_MESSAGES_MAX)
+        begin, end = (0, 0) if reaches is None else (reaches.first, reaches.next)
+        got = await opened.read(queue, count, offset, begin, end)
     return [row(message, body.encoding, body.truncate) for message in got]
 
 
-def _offset(given: int | str) -> int | str:
-    """A number may come as a string."""
-    if isinstance(given, int) or not given.isdecimal():
-        return given
-    return number("offset", given, most=OFFSET_MAX)
-
-
 class MoveBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`destination`: a queue of the same vhost. A misspelt `count` must not move all messages."""
+    """Where to move messages, a queue of the same vhost, and how many.
+
+    Unknown fields are refused: a misspelt `count` must not move all messages.
+    """
 
     destination: str
     count: Annotated[int, msgspec.Meta(ge=1)] = MOVE_MESSAGES_MAX
 
 
 async def move(call: Call) -> dict[str, int]:
-    """Ready messages, the oldest first, to another queue; each stays until the other has confirmed it."""
+    """Move ready messages to another queue, the oldest first.
+
+    Each message is removed when the other queue has confirmed it.
+    """
     vhost, queue = _vhost(call), call.part("queue")
     body = await call.body(MoveBody)
     found = call.catalog.vhost(vhost)
@@ -162,15 +155,10 @@ async def move(call: Call) -> dict[str, int]:
         )
     count, now = min(body.count, MOVE_MESSAGES_MAX), asyncio.get_running_loop().time
     try:
-        async with session(call, vhost) as opened:
+        async with _session_or_error(call, vhost) as opened:
             moved, left = await opened.move(queue, body.destination, count, now)
     except NotMoved as error:
         raise bad_request(f"{error.why}; {error.moved} messages were moved before") from None
-    except Refused as refused:
-        status = HARD_STATUS.get(refused.code, (400, "bad_request"))
-        raise _refusal(refused) or ApiError(*status, refused.text) from None
-    except Unavailable as error:
-        raise _unavailable(error) from None
     return {"moved": moved, "left": left}
 
 
@@ -183,7 +171,7 @@ def row(got: Got, encoding: str, truncate: int | None = None) -> dict[str, Any]:
         "exchange": got.exchange,
         "routing_key": got.routing_key,
         "message_count": got.remaining,
-        "properties": _said(got.properties) or [],  # as RabbitMQ shows none
+        "properties": _properties_row(got.properties) or [],  # as RabbitMQ shows none
         "payload": base64.b64encode(payload).decode() if text is None else text,
         "payload_encoding": "base64" if text is None else "string",
     }
@@ -203,7 +191,10 @@ def payload_of(payload: Any, encoding: Any) -> bytes:
 
 
 def properties_of(given: Any) -> dict[str, Any]:
-    """Those AMQP has, of the right types; others are passed over, as in RabbitMQ."""
+    """Return the properties of AMQP, or raise 400 for a wrong type.
+
+    As in RabbitMQ unknown properties are dropped.
+    """
     if given == []:
         return {}
     if not isinstance(given, dict):
@@ -226,13 +217,13 @@ def properties_of(given: Any) -> dict[str, Any]:
     return found
 
 
-def _said(properties: Properties) -> dict[str, Any]:
+def _properties_row(properties: Properties) -> dict[str, Any]:
     values = {name: getattr(properties, name) for name, _ in PROPERTIES}
     return {name: _shown(value) for name, value in values.items() if value is not None}
 
 
 def _shown(value: Any) -> Any:
-    """Headers as JSON has them."""
+    """Return a value of a header so that JSON can hold it."""
     if isinstance(value, dict):
         return {key: _shown(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -260,7 +251,7 @@ def _number(body: dict[str, Any], name: str) -> int:
 
 
 def _vhost(call: Call) -> str:
-    """The one in the path; who may not enter it learns no more, as in RabbitMQ."""
+    """Return the vhost in the path. As in RabbitMQ users cannot tell one they may not enter."""
     vhost = call.part("vhost")
     if call.catalog.vhost(vhost) is None or not call.catalog.may_enter(call.user.name, vhost):
         raise not_authorised("Access refused.")
@@ -268,7 +259,10 @@ def _vhost(call: Call) -> str:
 
 
 def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
-    """As the one who calls."""
+    """Open a session with a front door as the user that calls.
+
+    Raises Refused, Rejected and Unavailable, as do the methods of the session.
+    """
     doors = call.context.links.doors()
     if not doors:
         raise Unavailable("no front door is there")
@@ -279,8 +273,21 @@ def session(call: Call, vhost: str) -> AbstractAsyncContextManager[Session]:
     )
 
 
+@asynccontextmanager
+async def _session_or_error(call: Call, vhost: str) -> AsyncIterator[Session]:
+    """Do the same as `session`, and turn what the front door refuses into ApiError."""
+    try:
+        async with session(call, vhost) as opened:
+            yield opened
+    except Refused as refused:
+        status = REFUSED_STATUS.get(refused.code, (400, "bad_request"))
+        raise _refusal(refused) or ApiError(*status, refused.text) from None
+    except Unavailable as error:
+        raise _unavailable(error) from None
+
+
 def _refusal(refused: Refused) -> ApiError | None:
-    """Before anything was asked for: the connection itself."""
+    """Return the error if the connection itself was refused."""
     return None if refused.opened else not_authorised(refused.text)
 
 

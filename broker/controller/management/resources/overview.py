@@ -1,4 +1,4 @@
-"""/api/overview: the fields RabbitMQ's tools read, under the version they know how to talk to."""
+"""/api/overview: the fields that RabbitMQ's tools read, with a version of RabbitMQ they know."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
-from shardmq.broker.controller.management.metrics.gathered import all_message_stats, depths
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.message_stats import all_message_stats, depths
 from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
 from shardmq.broker.controller.management.resources.processes import status
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
@@ -30,7 +33,7 @@ def product_version() -> str:
 
 
 def listeners(context: Context) -> list[dict[str, Any]]:
-    """As the supervisor opened them."""
+    """Return the listening sockets that the supervisor has opened."""
     found, shown = status(context).get("listeners", {}), []
     for name, protocol in PROTOCOLS.items():
         for address in found.get(name, []):
@@ -60,9 +63,10 @@ async def overview(call: Call) -> dict[str, Any]:
         "node": NODE,
         "rates_mode": "basic",
         "statistics_db_event_queue": 0,
-        # ?disable_stats and ?enable_queue_totals are the caller's choice; samples of the past are not kept.
+        # In RabbitMQ these two are settings. Here each call may choose, by its query.
         "disable_stats": False,
         "enable_queue_totals": False,
+        # No samples of the past are kept.
         "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
         "object_totals": {
             "connections": len(context.presence.connections()),
@@ -93,7 +97,7 @@ async def overview(call: Call) -> dict[str, Any]:
 
 
 async def reset(call: Call) -> None:
-    """Rates begin anew; counts and messages are no statistics and stay."""
+    """Let rates begin anew. Counts and messages stay as they are."""
     if call.request.match_info.get("node", NODE) != NODE:
         raise not_found()
     call.context.stats.forget()

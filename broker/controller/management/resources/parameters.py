@@ -1,19 +1,13 @@
-"""/api/parameters and /api/global-parameters. Policies are seen here too, but set by their own paths."""
+"""/api/parameters and /api/global-parameters. Policies are shown here, but not set."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import (
-    Call,
-    Route,
-    bad_request,
-    not_found,
-    put_status,
-    with_keys,
-)
-from shardmq.broker.controller.management.resources.identity import global_parameters
+from shardmq.broker.controller.management.api_error import bad_request, not_found
+from shardmq.broker.controller.management.call import Call, Route, put_status, with_keys
+from shardmq.broker.controller.management.cluster_id import global_parameters
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import POLICY
 
@@ -27,7 +21,7 @@ def global_row(put: ParameterPut) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> Listing:
-    """All, of one component, or of one component in one vhost; policies only where their component is named."""
+    """List parameters, of all or one component and vhost; policies only if asked for by name."""
     component = call.request.match_info.get("component")
     seen = {vhost.name for vhost in call.vhosts()}
     puts = [put for put in call.catalog.parameters.values() if put.vhost in seen]
@@ -90,7 +84,7 @@ async def put_global(call: Call) -> Any:
 
 
 async def delete_global(call: Call) -> None:
-    """The id of the cluster, which there is always, is the one again that nobody put."""
+    """Delete a global parameter. The id of the cluster then is the default again."""
     name = _global(call).name
     if ("", GLOBAL, name) in call.catalog.parameters:
         await call.ask(ParameterDelete("", GLOBAL, name))

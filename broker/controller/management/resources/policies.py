@@ -1,11 +1,12 @@
-"""/api/policies and /api/operator-policies: two components of parameters, alike but for who may set them."""
+"""/api/policies and /api/operator-policies: two components of parameters with one form."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Call, Route, not_found, put_status, with_keys
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route, put_status, with_keys
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 
@@ -18,7 +19,7 @@ def row(put: ParameterPut) -> dict[str, Any]:
 
 
 def value_of(body: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a policy: its own fields, completed; others (a name, a vhost) are passed over."""
+    """Return the fields of a policy that are kept, with defaults; a name or vhost is dropped."""
     return {
         "pattern": body.get("pattern"),
         "definition": body.get("definition"),

@@ -1,4 +1,4 @@
-"""/api/processes, /api/shards, /api/nodes: what the supervisor and the shards say of themselves."""
+"""/api/processes, /api/shards, /api/nodes: the state of the processes of this broker."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shardmq.broker.controller.management.call import NODE, Call, Context, Route, not_found
-from shardmq.broker.controller.management.metrics.gathered import Stats
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.routing.types import TYPES
 from shardmq.broker.shared.logins import MECHANISMS
 from shardmq.shardd.wire.histogram import SUM, parts_of
 from shardmq.shardd.wire.messages import LOW_ON_DISK
 from shardmq.supervisor.logs import KEPT
 
-# Of what the supervisor writes; `status` and `last_end` are words for people.
+# Fields that the supervisor writes. `status` and `last_end` are texts for people.
 SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
-KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
+DISK_KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 FEW_FILES = "file_descriptor_limit"
 FILES_PART_MAX = 0.9
 FILES_UNLIMITED = 1 << 62
@@ -27,7 +30,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def status(context: Context) -> dict[str, Any]:
-    """The supervisor's status.json; {} without a supervisor. It is small and replaced whole."""
+    """Return the supervisor's status.json; {} without a supervisor."""
     try:
         found = json.loads((Path(context.config.runtime_dir) / "status.json").read_bytes())
     except (OSError, ValueError):
@@ -43,7 +46,7 @@ def rss_bytes(pid: int) -> int | None:
 
 
 def open_files(pid: int) -> tuple[int | None, int | None]:
-    """How many a process has, and how many it may have."""
+    """Return how many files a process has open, and how many it may open."""
     try:
         limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
         limit = next(line.split()[3] for line in limits if line.startswith("Max open files"))
@@ -53,7 +56,10 @@ def open_files(pid: int) -> tuple[int | None, int | None]:
 
 
 def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
-    """Of `rows` those that will soon be refused files: a front door then lets nobody in until somebody leaves."""
+    """Return the processes among these `rows` that will soon have no file descriptors left.
+
+    A front door then admits no client until another one leaves.
+    """
     return [
         str(row["name"])
         for row in found
@@ -64,7 +70,17 @@ def short_of_files(found: Iterable[dict[str, Any]]) -> list[str]:
 def rows(context: Context) -> list[dict[str, Any]]:
     now = time.time()
     found, shown = status(context), []
-    for child in [_supervisor(found), *found.get("children", [])] if found else []:
+    # The supervisor is no child of its own, but its pid is what stops the broker by hand.
+    supervisor = {
+        "name": "supervisor",
+        "kind": "supervisor",
+        "index": 0,
+        "state": "ready",
+        "restarts": 0,
+        "pid": found.get("pid"),
+        "started_at": found.get("started_at"),
+    }
+    for child in [supervisor, *found.get("children", [])] if found else []:
         row = {name: child.get(name) for name in SHOWN}
         if row["started_at"]:
             row["uptime"] = round(max(0.0, now - row["started_at"]), 3)
@@ -77,25 +93,12 @@ def rows(context: Context) -> list[dict[str, Any]]:
     return shown
 
 
-def _supervisor(found: dict[str, Any]) -> dict[str, Any]:
-    """It writes the file and is no child of its own; who stops the broker by hand looks for its pid."""
-    at = {"pid": found.get("pid"), "started_at": found.get("started_at")}
-    return {
-        "name": "supervisor",
-        "kind": "supervisor",
-        "index": 0,
-        "state": "ready",
-        "restarts": 0,
-        **at,
-    }
-
-
 async def get_all(call: Call) -> list[dict[str, Any]]:
     return rows(call.context)
 
 
 def warnings(numbers: dict[str, float]) -> list[str]:
-    """What an operator should look at though everything is served; `numbers`: what one shard reports."""
+    """Return what an operator should look at, from the numbers of one shard's process."""
     found = []
     if numbers.get("disk_free_bytes", 0) < numbers.get("disk_free_warn_bytes", 0):
         found.append(f"low on disk soon: {numbers['disk_free_bytes'] / 1e6:.0f} MB free")
@@ -121,11 +124,14 @@ async def shards(call: Call) -> list[dict[str, Any]]:
 
 
 def disk_room(stats: Stats) -> dict[str, int]:
-    """Free bytes, and those below which publishers are blocked, where it is tightest; {} when no shard answers."""
+    """Return the free bytes on the disk that has least, and its limit; {} if no shard tells.
+
+    Below the limit publishers are blocked.
+    """
     rooms = [
         (row["disk_free_bytes"], row["disk_free_min_bytes"])
         for row in stats.shards.values()
-        if row.keys() >= KEYS
+        if row.keys() >= DISK_KEYS
     ]
     free, least = min(rooms, default=(None, None))
     return (
@@ -136,25 +142,24 @@ def disk_room(stats: Stats) -> dict[str, int]:
 
 
 def node_uptime_s(found: Iterable[dict[str, Any]]) -> float:
-    """Of `rows`."""
     return max((row.get("uptime", 0.0) for row in found), default=0.0)
 
 
 def tcp_sockets_max(context: Context, found: Iterable[dict[str, Any]]) -> int:
-    """Connections that are let in: the limit, or as many as front doors may have files."""
+    """Return how many connections are admitted: the limit, or the file limit of all front doors."""
     doors = sum(row.get("fd_total") or 0 for row in found if row["kind"] == "front-door")
     return min(context.presence.connections_max or doors, doors)
 
 
 def syncs(stats: Stats) -> tuple[int, float]:
-    """Of all shards: how many, and the seconds they took, since each one's start."""
+    """Return the number of syncs of all shards since their starts, and the seconds they took."""
     parts = [parts_of(numbers, "sync_us") for numbers in stats.sizes.values()]
     count = sum(value for each in parts for k, value in each.items() if k != SUM)
     return int(count), sum(each.get(SUM, 0.0) for each in parts) / 1e6
 
 
 def runnable() -> int:
-    """Threads of this host that run or wait for a core."""
+    """Return how many threads of this host run or wait for a core."""
     return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
 
 
@@ -163,7 +168,7 @@ def processes_max() -> int:
 
 
 def gauges(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, int]:
-    """What rises and falls; found: `rows`."""
+    """Return the numbers of the node that may fall. `found`: the result of `rows`."""
     return {
         "mem_used": context.memory.used_bytes,
         "fd_used": sum(row.get("fd_used") or 0 for row in found),
@@ -175,7 +180,7 @@ def gauges(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[
 
 def _with_rates(context: Context, counted: dict[str, int]) -> dict[str, Any]:
     rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
-    # A shard that started anew counts its syncs from 0; whatever else is here may fall.
+    # The count of syncs falls when a shard is restarted; the other numbers may have negative rates.
     return counted | {
         f"{name}_details": {"rate": max(0.0, rate) if name == "io_sync_count" else rate}
         for name, rate in rates.items()
@@ -223,7 +228,10 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
 
 
 def log_files(runtime_dir: str) -> list[str]:
-    """With the last lines of each process; the log itself goes to the journal or to standard error."""
+    """Return the files with the last lines of each process.
+
+    The whole log goes to the journal or to standard error.
+    """
     return sorted(str(path) for path in Path(runtime_dir).absolute().glob(f"{KEPT}*"))
 
 
@@ -238,7 +246,7 @@ async def one_node(call: Call) -> dict[str, Any]:
 
 
 async def memory(call: Call) -> dict[str, Any]:
-    """What each process holds."""
+    """Show how much memory each process has."""
     if call.part("node") != NODE:
         raise not_found()
     held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}

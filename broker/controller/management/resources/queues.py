@@ -1,4 +1,4 @@
-"""/api/queues"""
+"""/api/queues: the queues, their numbers, and actions on them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.answers import queue_order
-from shardmq.broker.controller.management.answers.listing import Lazy, Listing
+from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import (
-    NODE,
     Arguments,
     Call,
-    Context,
     Route,
-    bad_request,
     check,
-    not_found,
     number,
     put_status,
     table_of,
 )
-from shardmq.broker.controller.management.metrics.gathered import Stats, depth_rates, message_stats
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.message_stats import depth_rates, message_stats
+from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name
+from shardmq.broker.controller.management.responses import queue_sort_keys
+from shardmq.broker.controller.management.responses.listing import LazyListing, Listing
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.model.policies import NOTHING
@@ -45,15 +45,18 @@ class QueueBody(msgspec.Struct):
     arguments: Arguments = {}
 
 
+# Columns that are attributes of a QueuePut.
 ATTRIBUTES = frozenset(("name", "vhost", "durable", "auto_delete", "shard"))
+# The columns of `plain`.
 PLAIN = ATTRIBUTES | {
-    "exclusive", "arguments", "type", "node", "policy", "operator_policy", "effective_policy_definition", "state",
-    "owner_pid_details", "leader", "members", "online", "effective_arguments",
+    "exclusive", "arguments", "type", "node", "policy", "operator_policy",
+    "effective_policy_definition", "state", "owner_pid_details", "leader", "members", "online",
+    "effective_arguments",
 }  # fmt: skip
 
 
 def plain(queue: QueuePut, context: Context) -> dict[str, Any]:
-    """What is known of it without asking its shard."""
+    """Return a row with what is known without asking the queue's shard."""
     vhost = context.catalog.vhost(queue.vhost)
     applied = vhost.policies_of(queue) if vhost is not None else NOTHING
     shown: dict[str, Any] = {
@@ -95,11 +98,9 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     is_single = queue.arguments.get(SINGLE_ACTIVE) is True
     shown["single_active_consumer_tag"] = stats.active.get(queue.id, "") if is_single else None
     shown["exclusive_consumer_tag"] = stats.exclusive.get(queue.id)
-    shown["head_message_timestamp"] = (
-        None  # a shard does not look into what clients say of messages
-    )
+    shown["head_message_timestamp"] = None  # shards do not read the properties of messages for it
     if known is None:
-        # Numbers that are not known are left out, not shown as 0.
+        # Unknown numbers are left out, not shown as 0.
         shown["state"] = "down"
         return shown
     shown.update(
@@ -123,14 +124,14 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
             else None,
             segments=stream.segments,
             stream_positions=stream.positions,
-            # [from, to] each: messages that damage on the disk has taken.
+            # Each [first, last]: offsets of messages that are lost by damage on the disk.
             stream_gaps=[[first, behind - 1] for first, behind in stats.gaps.get(queue.id, ())],
         )
     return shown
 
 
 def totals(known: QueueStats, is_stream: bool) -> dict[str, Any]:
-    """Of a stream what is read stays."""
+    # Messages that consumers of a stream have not acknowledged are ready, too.
     messages = known.ready if is_stream else known.ready + known.unacked
     return {
         "messages": messages,
@@ -153,8 +154,8 @@ def _queue(call: Call) -> QueuePut:
     return queue
 
 
-class _Listed:
-    """Those there are when somebody begins to read them."""
+class _Current:
+    """The queues that exist when an iteration begins."""
 
     def __init__(self, now: Callable[[], Sequence[QueuePut]]) -> None:
         self._now = now
@@ -163,41 +164,41 @@ class _Listed:
         return iter(self._now())
 
 
-async def get_all(call: Call) -> Lazy[QueuePut]:
+async def get_all(call: Call) -> LazyListing[QueuePut]:
     vhosts, context = call.vhosts(), call.context
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
-    async def looked(queues: list[QueuePut] | None) -> Stats:
+    async def numbers(queues: list[QueuePut] | None) -> Stats:
         return await (
             context.stats.now(totals_only=True) if queues is None else context.stats.of(queues)
         )
 
-    async def look(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await looked(queues)
+    async def full(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await numbers(queues)
         return lambda queue: row(queue, stats, context)
 
-    async def look_at_totals(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await looked(queues)
+    async def with_totals(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await numbers(queues)
         return lambda queue: row_with_totals(queue, stats, context)
 
     def in_order() -> Sequence[QueuePut]:
         names = [
-            context.queue_names.of(vhost, context.catalog.vhosts)
+            context.sorted_queues.of(vhost, context.catalog.vhosts)
             for vhost in sorted(vhosts, key=attrgetter("name"))
         ]
         return names[0] if len(names) == 1 else [queue for of_vhost in names for queue in of_vhost]
 
-    keys = partial(queue_order.keys, context)
-    return Lazy(
-        _Listed(in_order),
+    keys = partial(queue_sort_keys.keys, context)
+    return LazyListing(
+        _Current(in_order),
         lambda queue: plain(queue, context),
         PLAIN,
         ATTRIBUTES,
-        look,
+        full,
         order,
         keys,
         in_order,
-        look_at_totals,
+        with_totals,
     )
 
 
@@ -205,7 +206,7 @@ async def get(call: Call) -> dict[str, Any]:
     queue = _queue(call)
     stats = await call.context.stats.of([queue])
     shown = row(queue, stats, call.context)
-    # Who publishes how much to what, and who gets how much of it, nobody counts: rates_mode is basic.
+    # Not counted for single channels and exchanges: rates_mode is basic.
     shown |= {"incoming": [], "deliveries": []}
     shown["consumer_details"] = [
         one
@@ -216,7 +217,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def unacked(call: Call) -> Listing:
-    """What its consumers have been given and not acknowledged, the oldest first; `unacked_for`: milliseconds."""
+    """List the unacknowledged messages of a queue, the oldest first; times in milliseconds."""
     queue = _queue(call)
     owners = {info.owner: info for info in call.context.presence.connections()}
     rows = []
@@ -250,7 +251,7 @@ class ActionBody(msgspec.Struct):
 
 
 async def act(call: Call) -> None:
-    """Mirrors, which RabbitMQ's actions are about, no queue has: to synchronise them, or stop that, is done at once."""
+    """Do nothing: RabbitMQ's actions synchronise mirrors, which no queue has here."""
     _queue(call)
     action = (await call.body(ActionBody)).action
     if action not in MIRROR_ACTIONS:
@@ -266,8 +267,11 @@ async def resume(call: Call) -> None:
 
 
 async def restart(call: Call) -> None:
-    """LavinMQ closes a queue whose files it cannot read until it is told this. Here such a shard starts anew by itself,
-    so there is never one to restart."""
+    """Refuse, as LavinMQ does for a queue that is not closed.
+
+    LavinMQ closes a queue whose files it cannot read until this call. Here a shard with such a
+    queue is restarted by itself, so no queue is ever closed.
+    """
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Configure(vhost.name, queue.name))
     raise bad_request("Queue was not restarted: it is not closed")
@@ -280,7 +284,7 @@ async def _set_paused(call: Call, paused: bool) -> None:
 
 
 async def purge(call: Call) -> None:
-    """All ready messages, or with ?count= so many of a classic queue, those first that would be delivered next."""
+    """Purge all ready messages, or with ?count= so many of a classic queue, the next ones first."""
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Read(vhost.name, queue.name))
     authority, count = call.context.authority, call.request.query.get("count")

@@ -1,6 +1,6 @@
-"""/api/settings: what holds, and what of it can be changed until the next start without the settings file.
+"""/api/settings: the settings in effect. Some can be changed here until the next start.
 
-The supervisor owns the settings; it is asked, and tells all processes, this one too.
+The supervisor owns the settings. It is asked for a change, and tells all processes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.call import Call, Route, bad_request, not_found, with_keys
+from shardmq.broker.controller.management.api_error import bad_request, not_found
+from shardmq.broker.controller.management.call import Call, Route, with_keys
 from shardmq.broker.controller.management.resources.processes import status
 from shardmq.supervisor import notify
 
@@ -26,7 +27,7 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-# By name: whether a value is good, and how it is said when not.
+# By name: the check of a value, and what it must be.
 SETTABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "log_level": (lambda value: value in LEVELS, f"one of {', '.join(LEVELS)}"),
     "shards.disk_free_min_bytes": (_is_bytes, "a number of bytes"),
@@ -36,7 +37,7 @@ SETTABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 async def get(call: Call) -> dict[str, Any]:
-    """As they hold now, by their keys in the file; passwords are not among them."""
+    """Return the settings in effect by their keys in the file, without passwords."""
     found: dict[str, Any] = status(call.context).get("settings", {})
     return found
 
@@ -51,9 +52,8 @@ async def put(call: Call) -> None:
     is_good, what = SETTABLE[name]
     if not is_good(value):
         raise bad_request(f"value: {what}")
-    notify.setting(
-        name, msgspec.json.encode(value).decode()
-    )  # for these the same as in the settings file
+    # For these values JSON is the same as TOML.
+    notify.setting(name, msgspec.json.encode(value).decode())
 
 
 ROUTES = [

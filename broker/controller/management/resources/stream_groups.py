@@ -1,7 +1,7 @@
-"""/api/streams/VHOST/NAME/groups: how far those that read a stream under a name have come, and what lies before them.
+"""/api/streams/VHOST/NAME/groups: the positions of named consumers of a stream, and their lag.
 
-A name's positions are kept by the shards, beside the messages: those of AMQP consumers by what they settle, those of
-readers over HTTP by what they say here. It is one name for both: who goes on by AMQP goes on there.
+Shards keep the positions beside the messages. AMQP consumers set them by acknowledging messages,
+HTTP clients set them here. Both share the names: a client may begin by HTTP and go on by AMQP.
 """
 
 from __future__ import annotations
@@ -14,43 +14,37 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.authority import ShardSilent
-from shardmq.broker.controller.management.call import (
-    NUMBER_MAX,
-    ApiError,
-    Call,
-    Route,
-    bad_request,
-    not_found,
-)
+from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
+from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
 from shardmq.broker.controller.streams.stream_ranges import Part
 from shardmq.shardd.wire import messages as wire
 
-NAME_BYTES_MAX = 255  # as of a consumer's tag
-PLACE_S_MAX = 5.0
+NAME_BYTES_MAX = 255  # the same as for a consumer tag
+STORE_S_MAX = 5.0
 
 
 class Reached(msgspec.Struct):
-    """`next`: the first offset that is still wanted. `id`: of the stream it was read from."""
+    """A position. `next`: the next offset to read. `id`: the id of the stream, to be checked."""
 
     next: int
     id: str | None = None
 
 
 class GroupBody(msgspec.Struct):
-    """By shard."""
+    """The positions, by the number of the shard queue."""
 
     shards: dict[str, Reached]
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
-    """Names under which a stream is read, how far each has come, and its lag."""
+    """List the names of consumers of a stream, with their positions and lag."""
     call.knows_only(())
     return await _groups(call)
 
 
 async def get(call: Call) -> dict[str, Any]:
-    """One name's positions and lag."""
+    """Show the positions and lag of one name."""
     call.knows_only(())
     name = _name(call)
     found = next((group for group in await _groups(call) if group["name"] == name), None)
@@ -60,7 +54,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def put(call: Call) -> None:
-    """Say how far a reader under that name has come; shards that are not named stay where they were."""
+    """Store the positions of a name; shards that are not in the body keep theirs."""
     call.knows_only(())
     _, _, parts = asked_stream(call)
     body, name = await call.body(GroupBody), _name(call)
@@ -77,16 +71,16 @@ async def put(call: Call) -> None:
                 "precondition_failed",
                 f"shards.{shard}.id: the stream has the id {id_of(call, part)}",
             )
-    await _place(
+    await _store(
         call, name, ((by_number[shard], reached.next) for shard, reached in body.shards.items())
     )
 
 
 async def delete(call: Call) -> None:
-    """Forget the name: whoever comes with it begins where it says."""
+    """Delete the positions of a name: its next consumer begins where that consumer says."""
     call.knows_only(())
     _, _, parts = asked_stream(call)
-    await _place(call, _name(call), ((part, None) for part in parts))
+    await _store(call, _name(call), ((part, None) for part in parts))
 
 
 async def _groups(call: Call) -> list[dict[str, Any]]:
@@ -106,16 +100,15 @@ async def _groups(call: Call) -> list[dict[str, Any]]:
 
 
 def _lag(call: Call, part: Part, offset: int) -> int:
-    """Messages that are there and that it has not come to."""
-    there = range_of(call, part)
-    return 0 if there is None else max(0, there.next - max(offset, there.first))
+    known = range_of(call, part)
+    return 0 if known is None else max(0, known.next - max(offset, known.first))
 
 
-async def _place(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:
+async def _store(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:
     replies = []
     for part, offset in places:
         message = partial(wire.Place, queue=part.queue.id, name=name, offset=offset)
-        replies.append(call.context.shards.request(part.queue.shard, message, PLACE_S_MAX))
+        replies.append(call.context.shards.request(part.queue.shard, message, STORE_S_MAX))
     for reply in await asyncio.gather(*replies, return_exceptions=True):
         if isinstance(reply, ShardSilent):
             raise ApiError(503, "unavailable", str(reply))

@@ -1,27 +1,21 @@
-"""/api/streams: what there is, where it begins and ends, and its messages as Arrow (drawn in broker/ARROW.md).
+"""/api/streams: the streams, their offsets, and their messages as Arrow (see broker/ARROW.md).
 
-The messages themselves never pass through here where that can be helped: the reader of streams writes them to the
-client's socket. Only behind TLS, or to a client of HTTP/1.0, they go through this process, as bytes.
+The reader process writes messages straight to the client's socket. Only with TLS or HTTP/1.0 their
+bytes pass through this process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from shardmq.broker.controller.management.call import (
-    NUMBER_MAX,
-    ApiError,
-    Call,
-    Route,
-    bad_request,
-    not_found,
-    number,
-    to_json,
-)
+from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
+from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number, to_json
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.streams import stream_reader
@@ -37,9 +31,9 @@ WAIT_MS_MAX = 30_000
 PATTERN_BYTES_MAX = 255
 COLUMNS_DEFAULT = COLUMNS[:7]
 RETRY_AFTER_S = 1
-# A client that takes nothing for so long is cut off.
+# A client that takes nothing for this long is cut off.
 STALLED_S_MAX = 60.0
-# For what was written before to leave this process, before another writes to the socket.
+# The head of the response must have left this process by then, or the reader does not write.
 HAND_OVER_S_MAX = 1.0
 
 
@@ -101,7 +95,11 @@ async def offset_for_time(call: Call) -> dict[str, Any]:
         raise bad_request("timestamp: missing, milliseconds since 1970")
     shards = {}
     for part in parts:
-        answer = await _ask(call, Find(vhost.name, part.queue.shard, part.queue.id, timestamp))
+        async with _reader(call) as reader:
+            find = Find(vhost.name, part.queue.shard, part.queue.id, timestamp)
+            answer = await reader.ask(find)
+        if answer.status != 200:
+            raise ApiError(answer.status, answer.error, answer.reason)
         shards[str(part.number)] = answer.more["offset"]
     return {"id": id_of(call, parts[0]), "timestamp": timestamp, "shards": shards}
 
@@ -132,24 +130,20 @@ async def get_arrow(call: Call) -> web.StreamResponse:
         _number(call, "to"),
         **_filters(call),
     )
-    try:
-        async with connected(call.context.config.runtime_dir) as reader:
-            answer = await reader.ask(scan)
-            if answer.status != 200:
-                return _refused(answer, id)
-            return await _send(call, reader, answer, id)
-    except (ConnectionError, FileNotFoundError):
-        raise _absent() from None
-    except (CutOff, TimeoutError, OSError) as error:
-        raise ApiError(
-            503, "unavailable", f"the reader of streams: {error or 'it ended'}"
-        ) from None
+    async with _reader(call) as reader:
+        answer = await reader.ask(scan)
+        if answer.status != 200:
+            return _refused(answer, id)
+        return await _send(call, reader, answer, id)
 
 
 async def post_arrow(call: Call) -> web.StreamResponse:
     call.knows_only(("producer", "seq", "routing_key", "mandatory"))
     vhost = _vhost(call)
-    query, door = call.request.query, _door(call)
+    query, doors = call.request.query, call.context.links.doors()
+    if not doors:
+        raise ApiError(503, "unavailable", "no front door is there")
+    door = front_door.socket_path(call.context.config.runtime_dir, random.choice(doors).number)
     producer, sequence = query.get("producer"), _number(call, "seq")
     if (producer is None) != (sequence is None):
         raise bad_request("producer and seq: one makes no sense without the other")
@@ -175,43 +169,46 @@ async def post_arrow(call: Call) -> web.StreamResponse:
 
 
 async def _publish(call: Call, asked: Publish) -> Answer:
-    call.must_be_plain()
+    call.must_be_unpacked()
     if (call.request.content_length or 0) > BODY_BYTES_MAX:
         raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+    async with _reader(call) as reader:
+        await reader.send(asked)
+        total = 0
+        async for data in call.request.content.iter_any():
+            total += len(data)
+            if total > BODY_BYTES_MAX:
+                raise ApiError(
+                    413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call"
+                )
+            if data:
+                await reader.write(LENGTH.pack(len(data)) + data)
+        await reader.write(LENGTH.pack(0))
+        return await reader.answer()
+
+
+@asynccontextmanager
+async def _reader(call: Call) -> AsyncIterator[stream_reader.Connection]:
+    """Connect to the reader process, and turn its failures into ApiError."""
     try:
         async with connected(call.context.config.runtime_dir) as reader:
-            await reader.send(asked)
-            total = 0
-            async for data in call.request.content.iter_any():
-                total += len(data)
-                if total > BODY_BYTES_MAX:
-                    raise ApiError(
-                        413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call"
-                    )
-                if data:
-                    await reader.write(LENGTH.pack(len(data)) + data)
-            await reader.write(LENGTH.pack(0))
-            return await reader.answer()
+            yield reader
     except (ConnectionError, FileNotFoundError):
-        raise _absent() from None
-    except (CutOff, TimeoutError, OSError) as error:
+        status, reason = absence()
+        error = "not_implemented" if status == 501 else "unavailable"
+        raise ApiError(status, error, reason) from None
+    except (CutOff, TimeoutError, OSError) as failure:
         raise ApiError(
-            503, "unavailable", f"the reader of streams: {error or 'it ended'}"
+            503, "unavailable", f"the reader of streams: {failure or 'it ended'}"
         ) from None
-
-
-def _door(call: Call) -> str:
-    doors = call.context.links.doors()
-    if not doors:
-        raise ApiError(503, "unavailable", "no front door is there")
-    return front_door.socket_path(call.context.config.runtime_dir, random.choice(doors).number)
 
 
 async def _send(
     call: Call, reader: stream_reader.Connection, answer: Answer, id: str
 ) -> web.StreamResponse:
     request = call.request
-    response = web.StreamResponse(headers=_headers(answer, id))
+    headers = {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}
+    response = web.StreamResponse(headers={"Shardmq-Stream-Id": id} | headers)
     response.content_type = CONTENT_TYPE
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
@@ -226,30 +223,27 @@ async def _send(
                 async with asyncio.timeout(STALLED_S_MAX):
                     await response.write(data)
     except (CutOff, TimeoutError, OSError):
-        # No last chunk: who reads must see that this was not all.
+        # Without the last chunk the client sees that the response is not complete.
         if transport is not None:
             transport.abort()
     return response
 
 
 async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> bool:
-    """Whether all that was written here has left this process, and nobody else would have to see the rest."""
+    """Return whether the reader may write the rest to the client's socket.
+
+    It may not with TLS or without chunks, or while bytes written here have not left this process.
+    """
     if transport.get_extra_info("sslcontext") is not None or request.version < HttpVersion11:
         return False
     loop = asyncio.get_running_loop()
     end = loop.time() + HAND_OVER_S_MAX
     while loop.time() < end:
-        await asyncio.sleep(0)  # uvloop writes at the end of a turn
+        await asyncio.sleep(0)  # uvloop writes at the end of a pass
         if transport.get_write_buffer_size() == 0:
             return not transport.is_closing()
         await asyncio.sleep(0.001)
     return False
-
-
-def _headers(answer: Answer, id: str) -> dict[str, str]:
-    return {"Shardmq-Stream-Id": id} | {
-        f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()
-    }
 
 
 def _refused(answer: Answer, id: str) -> web.Response:
@@ -260,31 +254,11 @@ def _refused(answer: Answer, id: str) -> web.Response:
     )
 
 
-def _absent() -> ApiError:
-    status, reason = absence()
-    return ApiError(status, "not_implemented" if status == 501 else "unavailable", reason)
-
-
-async def _ask(call: Call, asked: Find) -> Answer:
-    try:
-        async with connected(call.context.config.runtime_dir) as reader:
-            answer = await reader.ask(asked)
-    except (ConnectionError, FileNotFoundError):
-        raise _absent() from None
-    except (CutOff, TimeoutError, OSError) as error:
-        raise ApiError(
-            503, "unavailable", f"the reader of streams: {error or 'it ended'}"
-        ) from None
-    if answer.status != 200:
-        raise ApiError(answer.status, answer.error, answer.reason)
-    return answer
-
-
-# -- what is there, for whom -------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
-    """The one in the path, for who may read all of it."""
+    """Return the stream in the path, if this user may read it."""
     vhost, name = _vhost(call), call.part("name")
     call.must(Read(vhost.name, name))
     parts = parts_of(vhost, name)
@@ -294,14 +268,14 @@ def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
 
 
 def _vhost(call: Call) -> Vhost:
-    """The one in the path, to be used; where there is none, an error that names it."""
+    """Return the vhost in the path, if this user may enter it, or raise an error with its name."""
     if call.catalog.vhost(call.part("vhost")) is None:
         raise not_found(f"there is no vhost '{call.part('vhost')}'")
     return call.vhost_to_change()
 
 
 def _no_stream(vhost: Vhost, name: str) -> ApiError:
-    """Why a name is of no stream: it is of nothing, of a queue of another type, or of an exchange without streams."""
+    """Return an error that says why the name is no stream."""
     queue = vhost.queues.get(name)
     if queue is not None and not is_hidden_queue(name):
         kind = queue.arguments.get("x-queue-type", "classic")
@@ -329,7 +303,7 @@ def _row(call: Call, part: Part) -> dict[str, Any]:
     return {**shown, "first": found.first, "next": found.next, "state": "running"}
 
 
-# -- parameters --------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 
 
 def _number(call: Call, name: str, most: int = NUMBER_MAX) -> int | None:

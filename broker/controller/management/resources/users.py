@@ -1,4 +1,4 @@
-"""/api/users, /api/permissions, /api/topic-permissions, /api/whoami"""
+"""/api/users, /api/permissions, /api/topic-permissions, /api/whoami: users and their rights."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import (
-    Call,
-    Route,
-    bad_request,
-    check,
-    not_found,
-    put_status,
-)
+from shardmq.broker.controller.management.api_error import bad_request, not_found
+from shardmq.broker.controller.management.call import Call, Route, check, put_status
 from shardmq.broker.controller.management.resources.limits import limits_of
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import PermissionPut, TopicPermissionPut, UserPut
 from shardmq.broker.model.passwords import HASHES, is_base64
 
-RABBITMQ_DEFAULT = (
-    "rabbit_password_hashing_sha256"  # what a hash without its algorithm is made with
-)
+# The algorithm of a hash for which none is given.
+RABBITMQ_DEFAULT = "rabbit_password_hashing_sha256"
 
 
 class UserBody(msgspec.Struct):
@@ -118,7 +111,7 @@ async def put(call: Call) -> Any:
     if body.password_hash is not None and not is_base64(body.password_hash):
         raise bad_request("password_hash: not base64")
     existed = name in call.catalog.users
-    # An empty password is none, as in RabbitMQ: it must not become one that can be entered.
+    # As in RabbitMQ an empty password is no password: nobody may log in with it.
     fallback = call.context.authority.hashing_algorithm if body.password else RABBITMQ_DEFAULT
     answer = await call.context.authority.put_user(
         name,
@@ -132,7 +125,7 @@ async def put(call: Call) -> Any:
 
 
 def tags_of(tags: list[str] | str) -> list[str]:
-    """RabbitMQ takes both a list and one comma separated string."""
+    """Return the tags from a list or, as RabbitMQ takes it, from a string with commas."""
     parts = tags.split(",") if isinstance(tags, str) else tags
     return [tag for part in parts if (tag := part.strip())]
 
@@ -142,7 +135,7 @@ async def delete(call: Call) -> None:
 
 
 async def delete_many(call: Call) -> None:
-    """Who is not there is deleted already."""
+    """Delete several users; those that do not exist are ignored."""
     for name in (await call.body(NamesBody)).users:
         if name in call.catalog.users:
             check(await call.context.authority.delete_user(name))
@@ -191,7 +184,7 @@ async def delete_permission(call: Call) -> None:
     check(await call.context.authority.delete_permission(put.vhost, put.user))
 
 
-# -- topic permissions -------------------------------------------------------------------------------------
+# -- topic permissions -----------------------------------------------------------------------------
 
 
 def _topic_rows(
@@ -224,7 +217,7 @@ def _topic_permissions(call: Call) -> list[dict[str, Any]]:
 
 
 async def get_topic_permission(call: Call) -> Listing:
-    """One row for each exchange, or that of the exchange in the path."""
+    """List the topic permissions of a user, for each exchange or for the one in the path."""
     rows, exchange = _topic_permissions(call), call.request.match_info.get("exchange")
     return Listing([row for row in rows if exchange in (None, row["exchange"])])
 
@@ -241,7 +234,7 @@ async def put_topic_permission(call: Call) -> Any:
 
 
 async def delete_topic_permission(call: Call) -> None:
-    """Of all exchanges, or of ?exchange=."""
+    """Delete the topic permissions of a user for all exchanges, or for ?exchange=."""
     exchange = call.request.query.get("exchange")
     if exchange is not None and all(
         row["exchange"] != exchange for row in _topic_permissions(call)
@@ -256,7 +249,7 @@ async def delete_topic_permission(call: Call) -> None:
 
 
 async def delete_topic_permission_of(call: Call) -> None:
-    """Of the exchange in the path: if there is none it is deleted already, as in RabbitMQ."""
+    """Delete the topic permission for the exchange in the path; as in RabbitMQ it may be absent."""
     _topic_permissions(call)
     vhost, user, exchange = call.part("vhost"), call.part("user"), call.part("exchange")
     if _topic_rows(call, vhost, user, exchange):

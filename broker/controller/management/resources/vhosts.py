@@ -1,4 +1,4 @@
-"""/api/vhosts"""
+"""/api/vhosts: the virtual hosts, their metadata and the numbers of their messages."""
 
 from __future__ import annotations
 
@@ -7,59 +7,56 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.answers.turns import Turns
-from shardmq.broker.controller.management.call import (
-    NODE,
-    Call,
-    Route,
-    check,
-    not_found,
-    put_status,
-)
-from shardmq.broker.controller.management.metrics.gathered import Stats, depth_details
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route, check, put_status
+from shardmq.broker.controller.management.metrics.message_stats import depth_details
+from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources.users import permission_row, tags_of
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import VhostPut
 
 CLASSIC = "classic"
-SLICE_QUEUES = 128  # counted before others have a turn
+SLICE_QUEUES = 128  # counted before the processor is offered
 
 
 class VhostBody(msgspec.Struct):
     description: str = ""
     tags: list[str] | str = []
-    tracing: bool | None = None  # None, here and below: as it is
+    # None for this field and those below: not changed.
+    tracing: bool | None = None
     default_queue_type: str | None = None
     protected_from_deletion: bool | None = None
 
 
-def about(put: VhostPut) -> dict[str, Any]:
-    """What is said of a vhost, as RabbitMQ's metadata."""
-    said = {
+def metadata_of(put: VhostPut) -> dict[str, Any]:
+    """Return RabbitMQ's metadata of a vhost."""
+    metadata = {
         "description": put.description,
         "tags": put.tags,
         "default_queue_type": put.default_queue_type or CLASSIC,
     }
-    return {**said, "protected_from_deletion": True} if put.is_protected else said
+    return {**metadata, "protected_from_deletion": True} if put.is_protected else metadata
 
 
-async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
+async def row(vhost: Vhost, stats: Stats, work: SlicedWork) -> dict[str, Any]:
     ready = unacked = ready_grown = unacked_grown = 0
     queues = iter(list(vhost.queues.values()))
     while part := list(itertools.islice(queues, SLICE_QUEUES)):
         for known in [stats.queues[q.id] for q in part if q.id in stats.queues]:
             ready += known.ready
             unacked += known.unacked
-            # What the look before did not see, as its shard was silent or it was not there, has not grown.
+            # A queue without earlier numbers has not grown: its shard was silent, or it is new.
             earlier = stats.earlier(known) or known
             ready_grown += known.ready - earlier.ready
             unacked_grown += known.unacked - earlier.unacked
-        await turns.others_first()
+        await work.yield_to_others()
     return {
         "name": vhost.name,
-        **about(vhost.put),
-        "metadata": about(vhost.put),
+        **metadata_of(vhost.put),
+        "metadata": metadata_of(vhost.put),
         "protected_from_deletion": vhost.put.is_protected,
         "tracing": vhost.put.is_traced,
         "cluster_state": {NODE: "running"},
@@ -76,12 +73,12 @@ async def row(vhost: Vhost, stats: Stats, turns: Turns) -> dict[str, Any]:
 
 async def get_all(call: Call) -> Listing:
     stats = await call.context.stats.now(totals_only=True)
-    turns = Turns()
-    return Listing([await row(vhost, stats, turns) for vhost in list(call.visible_vhosts())])
+    work = SlicedWork()
+    return Listing([await row(vhost, stats, work) for vhost in list(call.visible_vhosts())])
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return await row(call.vhost(), await call.context.stats.now(totals_only=True), Turns())
+    return await row(call.vhost(), await call.context.stats.now(totals_only=True), SlicedWork())
 
 
 async def put(call: Call) -> Any:
@@ -99,7 +96,7 @@ async def put(call: Call) -> Any:
     )
     await call.ask_without_rights(put)
     if not existed and not call.is_local:
-        # As in RabbitMQ: who makes a vhost by the API may use it; who makes it at the command line is no user.
+        # As in RabbitMQ a user may use the vhosts it makes. shardctl is no user.
         check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))
     return put_status(existed)
 
@@ -129,7 +126,7 @@ async def permissions(call: Call) -> Listing:
 
 
 async def start(call: Call) -> None:
-    """Every vhost runs: there is nothing to do, and tools that ask go on."""
+    """Do nothing: every vhost runs, and tools that ask go on."""
     call.vhost()
     if call.part("node") != NODE:
         raise not_found()

@@ -1,4 +1,4 @@
-"""/api/virtual-queues: stream exchanges as queues, by the exchange's name: who consumes them, who owns which shard."""
+"""/api/virtual-queues: the virtual queues of stream exchanges, their consumers and owners."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.groups.groups import Group, Member, Name, Seat, Terms, VirtualQueue
-from shardmq.broker.controller.management.answers.listing import Listing
-from shardmq.broker.controller.management.call import Call, Route, check, not_found
+from shardmq.broker.controller.groups.groups import Member, Name, Seat, Terms, VirtualQueue
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route, check
 from shardmq.broker.controller.management.resources.connections import channel_name
+from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.shared.rights import Configure, Read
 
-NOBODY = Terms()  # one that has left, and gives up what it holds
+NOBODY = Terms()  # of a member that has left and still holds shard queues
 
 
 def _consumed(call: Call, vhost: Vhost, exchange: str) -> VirtualQueue:
@@ -60,7 +61,7 @@ async def get(call: Call) -> dict[str, Any]:
 
 
 async def delete(call: Call) -> None:
-    """All shards with their messages; the exchange gets new ones at once."""
+    """Delete all shard queues with their messages; the exchange gets new ones at once."""
     vhost, shards = _to_change(call, Configure)
     answers = [call.context.authority.delete_queue(vhost.name, shard) for shard in shards]
     for answer in await asyncio.gather(*answers):
@@ -84,16 +85,13 @@ def _to_change(call: Call, act: type[Configure | Read]) -> tuple[Vhost, tuple[st
 
 
 def _seats(queue: VirtualQueue) -> Iterator[tuple[Seat, Member, Terms, bool]]:
-    """Who holds which, and whether it is about to go to another."""
+    """Yield the owner of each seat, and whether the seat is about to go to another member."""
     for member, (terms, seat) in queue.fixed.items():
         yield seat, member, terms, False
     for group in queue.groups.values():
         for seat, member in group.held.items():
-            yield seat, member, _terms(group, member), group.assigned.get(seat) != member
-
-
-def _terms(group: Group, member: Member) -> Terms:
-    return group.members.get(member, NOBODY)
+            terms = group.members.get(member, NOBODY)
+            yield seat, member, terms, group.assigned.get(seat) != member
 
 
 def _shard(

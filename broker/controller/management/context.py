@@ -1,0 +1,70 @@
+"""The parts of the controller that handlers and metrics use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.groups.groups import Groups
+from shardmq.broker.controller.management.host_header import RefusalLog
+from shardmq.broker.controller.management.http_connections import HttpConnections
+from shardmq.broker.controller.management.import_progress import Imports
+from shardmq.broker.controller.management.metrics.stats import Rates
+from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
+from shardmq.broker.controller.management.responses.long_responses import LongResponses
+from shardmq.broker.controller.management.responses.sorted_queues import SortedQueues
+from shardmq.broker.controller.memory import MemoryWatch
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.controller.resharding.settling import Settling
+from shardmq.broker.controller.streams.ended_streams import EndedStreams
+from shardmq.broker.controller.streams.stream_ranges import StreamRanges
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.shared.logins import Logins
+
+
+@dataclass(slots=True)
+class LoginCounts:
+    """Counts of logins by HTTP."""
+
+    succeeded: int = 0
+    failed: int = 0
+    # By protocol, the succeeded and failed logins that an operator has reset.
+    forgotten: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    authority: Authority
+    presence: Presence
+    shards: ShardLinks
+    links: DoorLinks
+    config_now: Callable[[], ControllerConfig]
+    stats: StatsCollector
+    groups: Groups = field(default_factory=lambda: Groups(lambda count: 0))
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
+    logins: Logins = field(default_factory=Logins)
+    streams: StreamRanges = field(default_factory=StreamRanges)
+    ended: EndedStreams | None = None  # streams of shard queues that are gone
+    # Changes of the number of shards under way, by vhost and exchange.
+    settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)
+    imports: Imports = field(default_factory=Imports)
+    http_connections: HttpConnections = field(default_factory=HttpConnections)
+    long_responses: LongResponses = field(default_factory=LongResponses)
+    sorted_queues: SortedQueues = field(default_factory=SortedQueues)
+    churn_rates: Rates = field(default_factory=Rates)
+    node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
+    refusal_log: RefusalLog = field(default_factory=RefusalLog)
+    http_logins: LoginCounts = field(default_factory=LoginCounts)
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.authority.catalog
+
+    @property
+    def config(self) -> ControllerConfig:
+        """The settings as of the last reload."""
+        return self.config_now()

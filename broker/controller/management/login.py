@@ -1,0 +1,105 @@
+"""The user that makes an HTTP call, and the names under which the API may be called."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import socket
+from typing import Final
+
+from aiohttp import web
+
+from shardmq.broker.controller.management import host_header
+from shardmq.broker.controller.management.api_error import (
+    ApiError,
+    not_authenticated,
+    not_authorised,
+)
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.model.changes import UserPut
+from shardmq.broker.shared.failures import UNSEEN
+from shardmq.broker.shared.logins import WRONG, TakesLong, is_loopback
+
+# Who calls by the Unix socket, as shardctl does. The catalog may have another user of this name.
+LOCAL: Final = UserPut("shardctl", "", "", ["administrator"])
+
+log = logging.getLogger(__name__)
+
+
+async def user_of(context: Context, request: web.Request) -> UserPut:
+    """Return the user that calls, by basic authentication, or raise 401 or 421.
+
+    Calls by the Unix socket need no login: only the broker's user and group can open it.
+    """
+    if _is_local(request):
+        return LOCAL
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+    try:
+        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        scheme = name = password = ""
+    if scheme.lower() != "basic":
+        raise not_authenticated("Login failed")
+    address = request.remote or ""
+    # Before the password is checked: everybody may know the password of such a user.
+    if name in context.config.loopback_users and not _is_known_host(context, request):
+        reason = (
+            f"user '{name}' may only log in under localhost, "
+            "an address or a name in listen.http_hosts"
+        )
+        raise _misdirected(context, request, reason)
+    if wrong := await _verdict(context, name, password, address):
+        context.http_logins.failed += 1
+        if wrong not in UNSEEN:
+            log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
+        raise not_authenticated("Login failed")
+    if name in context.config.loopback_users and (
+        not is_loopback(address) or host_header.is_relayed(request.headers)
+    ):
+        context.http_logins.failed += 1
+        raise not_authorised(f"User '{name}' can only connect via localhost")
+    context.http_logins.succeeded += 1
+    return context.catalog.users[name]
+
+
+def check_host(context: Context, request: web.Request) -> None:
+    """Raise 421 for a call under a name that is not in `listen.http_hosts`, if that is set."""
+    if (
+        context.config.http_hosts
+        and not _is_local(request)
+        and not _is_known_host(context, request)
+    ):
+        raise _misdirected(context, request, "listen.http_hosts does not have it")
+
+
+def _is_known_host(context: Context, request: web.Request) -> bool:
+    names = (*context.config.http_hosts, *context.config.listen_names)
+    return host_header.is_known(request.headers.get("Host"), names)
+
+
+def _misdirected(context: Context, request: web.Request, reason: str) -> ApiError:
+    host = request.headers.get("Host", "")
+    if context.refusal_log.is_due(host, asyncio.get_running_loop().time()):
+        log.warning(
+            "calls from %s under the name '%s' are refused: %s", request.remote, host, reason
+        )
+    name = host_header.name_of(host)
+    return ApiError(421, "misdirected_request", f"called under the name '{name}': {reason}")
+
+
+def _is_local(request: web.Request) -> bool:
+    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    return sock is not None and sock.family == socket.AF_UNIX
+
+
+async def _verdict(context: Context, name: str, password: str, address: str) -> str:
+    """Return why a login is refused, "" if it is not."""
+    user, now = context.catalog.users.get(name), asyncio.get_running_loop().time()
+    try:
+        return context.logins.at_once(user, name, password, address, now)
+    except TakesLong:
+        wrong = await context.logins.slowly(user, name, password, address, now)
+        # The user may have been deleted meanwhile.
+        return wrong if wrong or name in context.catalog.users else WRONG

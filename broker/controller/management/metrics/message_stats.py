@@ -1,0 +1,110 @@
+"""Counts and rates of messages in RabbitMQ's words, of queues, of exchanges and of all together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+from shardmq.broker.controller.management.metrics.stats import RATE_S_MAX, Stats, details
+from shardmq.shardd.wire.messages import QueueStats
+
+# The counters of a queue, by the names of message_stats.
+QUEUE_COUNTERS: dict[str, Callable[[QueueStats], int]] = {
+    "publish": attrgetter("published"),
+    "deliver": lambda queue: queue.delivered - queue.got - queue.delivered_auto,
+    "deliver_no_ack": attrgetter("delivered_auto"),
+    "get": lambda queue: queue.got - queue.got_auto,
+    "get_no_ack": attrgetter("got_auto"),
+    "get_empty": attrgetter("got_empty"),
+    "deliver_get": attrgetter("delivered"),
+    "redeliver": attrgetter("redelivered"),
+    "ack": attrgetter("acked"),
+    "duplicates": attrgetter("repeated"),
+}
+# The counters of front doors that are added up for each name of message_stats.
+DOOR_COUNTERS = {
+    "publish": ("received",),
+    "confirm": ("confirmed",),
+    "return_unroutable": ("returned",),
+    "drop_unroutable": ("unroutable_dropped",),
+    "deliver": ("delivered_manual",),
+    "deliver_no_ack": ("delivered_auto",),
+    "get": ("got_manual",),
+    "get_no_ack": ("got_auto",),
+    "get_empty": ("got_empty",),
+    "deliver_get": ("delivered_manual", "delivered_auto", "got_manual", "got_auto"),
+}
+
+
+def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
+    """Return the message_stats of a queue."""
+    shown: dict[str, Any] = {}
+    earlier = stats.earlier(queue)
+    for name, count in QUEUE_COUNTERS.items():
+        shown[name] = value = count(queue)
+        if earlier is not None:
+            shown |= details(name, stats.rate(value, count(earlier)))
+    return shown
+
+
+def exchange_stats(stats: Stats, vhost: str, name: str) -> dict[str, Any]:
+    """Return the message_stats of an exchange; {} if nothing was published to it."""
+    counts = stats.exchanges.get((vhost, name))
+    if counts is None:
+        return {}
+    at, before = stats.exchanges_before
+    shown: dict[str, Any] = {}
+    for said, now, earlier in zip(
+        ("publish_in", "publish_out"), counts, before.get((vhost, name), (0, 0)), strict=True
+    ):
+        shown |= {said: now} | details(said, stats.rate_of_client(now, earlier, at))
+    return shown
+
+
+def all_message_stats(stats: Stats) -> dict[str, Any]:
+    """Return the message_stats of all clients and queues together."""
+    before = stats.before or stats
+    shown: dict[str, Any] = {}
+    for name, parts in DOOR_COUNTERS.items():
+        value, earlier = (
+            sum(int(at.counters.get(part, 0)) for part in parts) for at in (stats, before)
+        )
+        shown |= {name: value} | details(name, stats.rate(value, earlier))
+    for name, counter in (("ack", "acked"), ("redeliver", "redelivered")):
+        value, earlier = stats.totals[counter], before.totals[counter]
+        shown |= {name: value} | details(name, stats.rate(value, earlier))
+    return shown
+
+
+def depths(stats: Stats) -> dict[str, Any]:
+    """Return how many messages all queues have together, and rates, which may be negative."""
+    ready, unacked = stats.totals["ready"], stats.totals["unacked"]
+    shown = {
+        "messages": ready + unacked,
+        "messages_ready": ready,
+        "messages_unacknowledged": unacked,
+    }
+    before = stats.before
+    if before is None:
+        return shown
+    grown = ready - before.totals["ready"], unacked - before.totals["unacked"]
+    return shown | depth_details(*grown, stats.at - before.at)
+
+
+def depth_rates(stats: Stats, queue: QueueStats) -> dict[str, Any]:
+    """Return how fast a queue grows or shrinks, in messages a second."""
+    earlier = stats.earlier(queue)
+    if stats.before is None or earlier is None:
+        return {}
+    return depth_details(
+        queue.ready - earlier.ready, queue.unacked - earlier.unacked, stats.at - stats.before.at
+    )
+
+
+def depth_details(ready: int, unacked: int, seconds: float) -> dict[str, Any]:
+    """Return the rates of queues that grew by so many messages, or {} after too long a time."""
+    grown = {"": ready + unacked, "_ready": ready, "_unacknowledged": unacked}
+    if not 0 < seconds <= RATE_S_MAX:
+        return {}
+    return {f"messages{which}_details": {"rate": count / seconds} for which, count in grown.items()}

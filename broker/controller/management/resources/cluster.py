@@ -1,0 +1,82 @@
+"""/api/cluster-name, /api/version, features, and hashes of passwords: what tools ask first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from shardmq.broker.controller.access import hash_password
+from shardmq.broker.controller.management.api_error import bad_request
+from shardmq.broker.controller.management.call import Call, Route, with_keys
+from shardmq.broker.model.changes import CLUSTER_NAME, GLOBAL, ParameterPut
+from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
+
+
+async def get_cluster_name(call: Call) -> Any:
+    return {"name": cluster_name(call.catalog)}
+
+
+async def put_cluster_name(call: Call) -> None:
+    name = with_keys(await call.json(), "name")["name"]
+    if not isinstance(name, str) or not name:
+        raise bad_request("name: not a string, or an empty one")
+    await call.ask(ParameterPut("", GLOBAL, CLUSTER_NAME, name))
+
+
+async def version(call: Call) -> Any:
+    return RABBITMQ_VERSION
+
+
+async def nothing(call: Call) -> Any:
+    """Return an empty list: this broker has none, and tools that ask go on."""
+    return []
+
+
+async def enable_feature(call: Call) -> None:
+    if call.part("feature") != "all":
+        raise bad_request("unsupported")
+
+
+async def rebalance(call: Call) -> None:
+    """Do nothing: no queue has replicas, and the others stay on the shard with their messages."""
+
+
+async def auth(call: Call) -> Any:
+    return {"oauth_enabled": False}
+
+
+async def hashed(call: Call) -> Any:
+    """Hash a password for a definitions file."""
+    return {"ok": await _hash(call, call.part("password"))}
+
+
+async def hashed_of_body(call: Call) -> Any:
+    """Hash a password that is sent in the body, where no log of paths has it."""
+    password = with_keys(await call.json(), "password")["password"]
+    if not isinstance(password, str):
+        raise bad_request("password: not a string")
+    return {"password_hash": await _hash(call, password)}
+
+
+async def _hash(call: Call, password: str) -> str:
+    algorithm = call.context.authority.hashing_algorithm
+    # In a thread, since it takes a while.
+    return await asyncio.get_running_loop().run_in_executor(
+        None, hash_password, password, None, algorithm
+    )
+
+
+ROUTES = [
+    Route("GET", "/api/cluster-name", get_cluster_name),
+    Route("PUT", "/api/cluster-name", put_cluster_name, "administrator"),
+    Route("GET", "/api/version", version),
+    Route("GET", "/api/extensions", nothing),
+    Route("GET", "/api/feature-flags", nothing, "administrator"),
+    Route("PUT", "/api/feature-flags/{feature}/enable", enable_feature, "administrator"),
+    Route("POST", "/api/rebalance/queues", rebalance, "administrator"),
+    Route("GET", "/api/deprecated-features", nothing, "administrator"),
+    Route("GET", "/api/deprecated-features/used", nothing, "administrator"),
+    Route("GET", "/api/auth", auth),
+    Route("GET", "/api/auth/hash_password/{password}", hashed, "administrator"),
+    Route("PUT", "/api/auth/hash_password", hashed_of_body, "administrator"),
+]

@@ -1,0 +1,40 @@
+"""/api/nodes/gc_collect, /api/nodes/gc_stats: garbage collection in the controller.
+
+Front doors and shards give free memory back to the system by themselves, when they are ready and
+after bursts (`shardmq.shardd.wire.memory`).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.resources.processes import rss_bytes
+from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.shardd.wire.memory import give_back
+
+
+async def collect(call: Call) -> None:
+    """Collect garbage and give free memory back to the system.
+
+    The controller does nothing else meanwhile: for a fifth of a second with 100,000 queues.
+    """
+    if call.request.match_info.get("node", NODE) != NODE:
+        raise not_found()
+    gc.collect()
+    give_back()
+
+
+async def stats(call: Call) -> dict[str, Any]:
+    """Return Python's counts by generation of objects, the youngest first."""
+    return {"resident_bytes": rss_bytes(os.getpid()), "generations": gc.get_stats()}
+
+
+ROUTES = [
+    Route("POST", "/api/nodes/gc_collect", collect, "administrator"),
+    Route("POST", "/api/nodes/{node}/gc_collect", collect, "administrator"),
+    Route("GET", "/api/nodes/gc_stats", stats, "monitoring"),
+]

@@ -1,0 +1,80 @@
+"""/api/auth/attempts: how many logins succeeded and failed, by protocol.
+
+As in RabbitMQ by default, logins are not counted by address and user: anybody could make up any
+number of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.resharding.shard_sets import NODE
+
+AMQP: Final = "amqp091"
+HTTP: Final = "http"
+
+
+def logins(context: Context, stats: Stats) -> dict[str, tuple[int, int]]:
+    """Return how many logins succeeded and failed, by protocol.
+
+    AMQP counts since each front door was started, HTTP since the controller was.
+    """
+    amqp = (
+        int(stats.counters.get("logins_succeeded", 0)),
+        int(stats.counters.get("logins_failed", 0)),
+    )
+    return {AMQP: amqp, HTTP: (context.http_logins.succeeded, context.http_logins.failed)}
+
+
+def refused_unseen(context: Context, stats: Stats) -> dict[str, int]:
+    """Return how many of the failed logins were refused without checking the password."""
+    return {
+        AMQP: int(stats.counters.get("logins_refused_unseen", 0)),
+        HTTP: context.logins.refused_unseen,
+    }
+
+
+async def get(call: Call) -> Any:
+    _check_node(call)
+    stats = await call.context.stats.now(totals_only=True)
+    rows = []
+    for protocol, now in logins(call.context, stats).items():
+        before = call.context.http_logins.forgotten.get(protocol, (0, 0))
+        # A front door that was restarted counts from 0.
+        succeeded, failed = (
+            max(0, value - earlier) for value, earlier in zip(now, before, strict=True)
+        )
+        rows.append({
+            "protocol": protocol,
+            "auth_attempts": succeeded + failed,
+            "auth_attempts_succeeded": succeeded,
+            "auth_attempts_failed": failed,
+        })  # fmt: skip
+    return rows
+
+
+async def forget(call: Call) -> None:
+    """Count from 0 again here, but not in the metrics, which never fall."""
+    _check_node(call)
+    call.context.http_logins.forgotten = logins(call.context, await call.context.stats.anew())
+
+
+async def sources(call: Call) -> Any:
+    _check_node(call)
+    return []
+
+
+def _check_node(call: Call) -> None:
+    if call.part("node") != NODE:
+        raise not_found()
+
+
+ROUTES = [
+    Route("GET", "/api/auth/attempts/{node}", get, "monitoring"),
+    Route("DELETE", "/api/auth/attempts/{node}", forget, "administrator"),
+    Route("GET", "/api/auth/attempts/{node}/source", sources, "monitoring"),
+]

@@ -1,0 +1,68 @@
+"""/api/shards/load and /api/shards/N/queues: the load of each shard, and the queues on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmq.broker.controller.management.api_error import not_found
+from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.management.resources import queues
+from shardmq.broker.controller.management.responses.listing import LazyListing
+
+# Counters of a shard, with the names of their rates.
+PER_SECOND = {"published": "publish_per_s", "delivered": "deliver_per_s", "acked": "ack_per_s"}
+
+
+def load(stats: Stats, shard: int) -> dict[str, Any]:
+    """Return the load of a shard; {} while it is silent. `cpu` is a share of one core, 0 to 1."""
+    held, process = stats.loads.get(shard), stats.shards.get(shard)
+    if held is None or process is None:
+        return {}
+    shown: dict[str, Any] = {
+        "messages_ready": held["ready"],
+        "messages_unacknowledged": held["unacked"],
+        "messages": held["ready"] + held["unacked"],
+        "message_bytes": held["ready_bytes"] + held["unacked_bytes"],
+        "consumers": held["consumers"],
+        "rss_bytes": process.get("rss_bytes"),
+    }
+    earlier = stats.before
+    if earlier is not None and shard in earlier.loads:
+        before = earlier.loads[shard]
+        rates = {said: stats.rate(held[name], before[name]) for name, said in PER_SECOND.items()}
+        for name, said in (("cpu_seconds", "cpu"), ("syncs", "syncs_per_s")):
+            rates[said] = stats.rate(process.get(name, 0.0), earlier.shards[shard].get(name, 0.0))
+        shown |= {said: rate for said, rate in rates.items() if rate is not None}
+    return shown
+
+
+async def get_all(call: Call) -> list[dict[str, Any]]:
+    catalog, stats = call.context.catalog, await call.context.stats.now(totals_only=True)
+    return [
+        {
+            "shard": shard.number,
+            "ready": shard.ready,
+            "alarm": shard.alarm,
+            "queues": catalog.index.count_on(shard.number),
+            **load(stats, shard.number),
+        }
+        for shard in call.context.shards.shards
+    ]
+
+
+async def queues_of(call: Call) -> LazyListing[Any]:
+    """List the queues that are placed on one shard."""
+    number = call.part("shard")
+    if all(str(shard.number) != number for shard in call.context.shards.shards):
+        raise not_found()
+    found = await queues.get_all(call)
+    found.in_order = None
+    found.things = (queue for queue in found.things if str(queue.shard) == number)
+    return found
+
+
+ROUTES = [
+    Route("GET", "/api/shards/load", get_all, "monitoring"),
+    Route("GET", "/api/shards/{shard}/queues", queues_of, "monitoring", is_long=True),
+]

@@ -1,0 +1,325 @@
+"""Long lists: filtered, sorted, cut to columns and pages by the query, as RabbitMQ's API does.
+
+`shown` gives a page, or all rows slice by slice. With 100,000 queues neither all rows nor their
+text are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, TypeVar
+
+from shardmq.broker.controller.management.api_error import ApiError, bad_request
+from shardmq.broker.controller.management.call import NUMBER_MAX, number
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.model import patterns
+
+SLICE_ROWS = 60  # filtered or sorted before the processor is offered
+MADE_ROWS = 20  # the same for rows to be made, each of which takes ten times as long
+FEW_SHARE = 8  # the first rows, up to one in so many of all, are found without sorting all
+PAGE_ROWS = 100
+PAGE_ROWS_MAX = 500
+REGEX_CHARS_MAX = 1_000
+
+Row = dict[str, Any]
+T = TypeVar("T")
+Query = Mapping[str, str]
+Keys = Callable[[list[T]], list[Any]]  # rework the sort keys of a list of things
+
+
+@dataclass(slots=True)
+class Listing:
+    """Rows that cost little.
+
+    `rows` may be a generator, but must not iterate over the catalog, which may change meanwhile.
+    """
+
+    rows: Iterable[Row]
+
+
+@dataclass(slots=True)
+class LazyListing(Generic[T]):
+    """Things with a `name` and a `vhost` whose full rows need numbers of other processes.
+
+    `plain`: makes a row without these numbers. `columns` are the keys of such rows, `attributes`
+    those of them that are comparable attributes of the thing.
+    `collect`: collects the numbers of some things, or with None of all, and rework a function that
+    makes full rows.
+    `order`: the sort key of lists for which the query names no column; None: as they come.
+    `keys`: rework what computes the sort keys of a column without rows, or None for a column that
+    can only be sorted by its rows.
+    `in_order`: rework the things in the order of `order`, where they are kept sorted.
+    `totals`: as `collect`, for plain rows with only the numbers of messages (?disable_stats with
+    ?enable_queue_totals).
+    """
+
+    things: Iterable[T]
+    plain: Callable[[T], Row]
+    columns: frozenset[str]
+    attributes: frozenset[str]
+    collect: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]]
+    order: Callable[[T], Any] | None = None
+    keys: Callable[[str], Awaitable[Keys[T] | None]] | None = None
+    in_order: Callable[[], Sequence[T]] | None = None
+    totals: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]] | None = None
+
+
+async def shown(
+    listing: Listing | LazyListing[Any], query: Query
+) -> Row | AsyncIterator[list[Row]]:
+    """Return the page that the query asks for, or all rows in slices."""
+    name: Callable[[Any], str] = attrgetter("name")
+    if isinstance(listing, Listing):
+        things, name, lazy = listing.rows, lambda row: str(row.get("name", "")), _LISTED
+    else:
+        things, lazy = listing.things, listing
+    by_name = _name_filter(query)
+    wanted: Callable[[Any], Any] = _any if by_name is None else lambda thing: by_name(name(thing))
+    if "page" in query:
+        return await _page(lazy, things, wanted, query, SlicedWork())
+    needed = {column.partition(".")[0] for column in columns_of(query)}
+    row = lazy.plain if needed and needed <= lazy.columns else await _rows_of(lazy, query, None)
+    return _all(lazy, things, wanted, row, query, SlicedWork())
+
+
+async def _rows_of(
+    lazy: LazyListing[T], query: Query, things: list[T] | None
+) -> Callable[[T], Row]:
+    """Return what makes rows of these things, or with None of all, with the numbers asked for."""
+    if query.get("disable_stats") != "true":
+        return await lazy.collect(things)
+    if query.get("enable_queue_totals") == "true" and lazy.totals is not None:
+        return await lazy.totals(things)
+    return lazy.plain
+
+
+async def _all(
+    lazy: LazyListing[T],
+    things: Iterable[T],
+    wanted: Callable[[T], Any],
+    row: Callable[[T], Row],
+    query: Query,
+    work: SlicedWork,
+) -> AsyncIterator[list[Row]]:
+    columns = columns_of(query)
+    if query.get("sort"):
+        _, kept = await _kept(things, wanted, work)
+        things, wanted = await _in_order(lazy, kept, query, work), _any
+    for _, part in _slices(filter(wanted, things), slice_rows=MADE_ROWS):
+        yield [_cut(row(thing), columns) for thing in part]
+        await work.yield_to_others()
+
+
+async def _page(
+    lazy: LazyListing[T],
+    things: Iterable[T],
+    wanted: Callable[[T], Any],
+    query: Query,
+    work: SlicedWork,
+) -> Row:
+    page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_ROWS)
+    if not 1 <= size <= PAGE_ROWS_MAX:
+        raise bad_request(f"page_size: 1 to {PAGE_ROWS_MAX}")
+    if lazy.in_order is not None and wanted is _any and not query.get("sort"):
+        known = lazy.in_order()
+        total = found = len(known)
+        count = _page_count(found, page, size)
+        begin, end = (page - 1) * size, page * size
+        if query.get("sort_reverse") == "true":
+            on_page = list(known[max(0, found - end) : found - begin])[::-1]
+        else:
+            on_page = list(known[begin:end])
+    else:
+        total, kept = await _kept(things, wanted, work)
+        found = sum(map(len, kept))
+        count = _page_count(found, page, size)
+        on_page = []
+        for seen, part in _slices(
+            await _in_order(lazy, kept, query, work, page * size), page * size
+        ):
+            on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
+            await work.yield_to_others()
+    row = await _rows_of(lazy, query, on_page)
+    columns = columns_of(query)
+    items = [_cut(row(thing), columns) for thing in on_page]
+    await work.yield_to_others()
+    return {
+        "filtered_count": found,
+        "item_count": len(items),
+        "items": items,
+        "page": page,
+        "page_count": count,
+        "page_size": size,
+        "total_count": total,
+    }
+
+
+def _page_count(found: int, page: int, size: int) -> int:
+    count = max(1, -(-found // size))
+    if not 1 <= page <= count:
+        raise ApiError(
+            400, "page_out_of_range", f"page out of range, page: {page} page size: {size}"
+        )
+    return count
+
+
+def _slices(
+    things: Iterable[T], count: int | None = None, slice_rows: int | None = None
+) -> Iterable[tuple[int, list[T]]]:
+    """Yield slices, each with the number of things up to its end; in all at most `count` things."""
+    rest, seen = itertools.islice(things, count), 0
+    while part := list(itertools.islice(rest, slice_rows or SLICE_ROWS)):
+        seen += len(part)
+        yield seen, part
+
+
+async def _kept(
+    things: Iterable[T], wanted: Callable[[T], Any], work: SlicedWork
+) -> tuple[int, list[list[T]]]:
+    """Return the number of all things, and the wanted ones in slices."""
+    total, kept = 0, []
+    for seen, part in _slices(things):
+        total = seen
+        kept.append(part if wanted is _any else [thing for thing in part if wanted(thing)])
+        await work.yield_to_others()
+    return total, kept
+
+
+async def _in_order(
+    lazy: LazyListing[T],
+    kept: list[list[T]],
+    query: Query,
+    work: SlicedWork,
+    count: int | None = None,
+) -> Iterable[T]:
+    """Return all things, or at least the first `count`, in the order that the query asks for."""
+    reverse = query.get("sort_reverse") == "true"
+    keys = await _keys(lazy, query.get("sort", ""))
+    if keys is None:
+        parts = [part[::-1] for part in reversed(kept)] if reverse else kept
+        return itertools.chain.from_iterable(parts)
+    if count is not None and count * FEW_SHARE < sum(map(len, kept)):
+        return await _first(kept, keys, count, reverse, work)
+    runs = []
+    for part in kept:
+        runs.append(sorted(zip(keys(part), part, strict=True), key=_KEY, reverse=reverse))
+        await work.yield_to_others()
+    return (thing for _, thing in heapq.merge(*runs, key=_KEY, reverse=reverse))
+
+
+async def _first(
+    kept: list[list[T]], keys: Keys[T], count: int, reverse: bool, work: SlicedWork
+) -> list[T]:
+    """Return the first `count` things: most others are dropped by one comparison."""
+    best: list[tuple[Any, T]] = []
+    for part in kept:
+        seen: Iterable[tuple[Any, T]] = zip(keys(part), part, strict=True)
+        if len(best) == count:
+            bound = best[-1][0]
+            seen = (
+                [one for one in seen if one[0] > bound]
+                if reverse
+                else [one for one in seen if one[0] < bound]
+            )
+        if seen:
+            best = sorted([*best, *seen], key=_KEY, reverse=reverse)[:count]
+        await work.yield_to_others()
+    return [thing for _, thing in best]
+
+
+async def _keys(lazy: LazyListing[T], sort: str) -> Keys[T] | None:
+    if not sort:
+        return None if lazy.order is None else _each(lazy.order)
+    if sort in lazy.attributes:
+        return _each(attrgetter(sort))
+    if lazy.keys is not None and (keys := await lazy.keys(sort)) is not None:
+        return keys
+    row = lazy.plain if sort.partition(".")[0] in lazy.columns else await lazy.collect(None)
+    return lambda part: [_sort_key(_at(row(thing), sort)) for thing in part]
+
+
+def _each(key: Callable[[T], Any]) -> Keys[T]:
+    return lambda part: [*map(key, part)]
+
+
+_KEY = itemgetter(0)
+
+
+def _any(thing: Any) -> bool:
+    return True
+
+
+def _itself(row: Row) -> Row:
+    return row
+
+
+async def _nothing_to_collect(rows: list[Row] | None) -> Callable[[Row], Row]:
+    return _itself
+
+
+# How the rows of a Listing are made: they are there already.
+_LISTED: LazyListing[Any] = LazyListing((), _itself, frozenset(), frozenset(), _nothing_to_collect)
+
+
+def columns_of(query: Mapping[str, str]) -> list[str]:
+    return [column for column in query.get("columns", "").split(",") if column]
+
+
+def cut(row: Row, query: Mapping[str, str]) -> Row:
+    """Return a single row, cut to the columns that the query asks for."""
+    return _cut(row, columns_of(query))
+
+
+def _name_filter(query: Mapping[str, str]) -> Callable[[str], Any] | None:
+    name = query.get("name", "")
+    if not name:
+        return None
+    if query.get("use_regex") != "true":
+        part = name.lower()
+        return lambda name: part in name.lower()
+    try:
+        pattern = patterns.compiled(name[:REGEX_CHARS_MAX], re.IGNORECASE)
+    except patterns.BadPattern as error:
+        raise bad_request(f"use_regex: {error}") from None
+    return pattern.search
+
+
+def _number(query: Mapping[str, str], name: str, default: int) -> int:
+    return number(name, query[name], least=-NUMBER_MAX) if name in query else default
+
+
+def _at(row: Row, path: str) -> Any:
+    value: Any = row
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _sort_key(value: Any) -> tuple[int, Any]:
+    """Return a key by which any values compare: first None, then numbers, then the rest as text."""
+    if value is None:
+        return (0, 0)
+    if isinstance(value, int | float):
+        return (1, value)
+    return (2, str(value))
+
+
+def _cut(row: Row, columns: list[str]) -> Row:
+    if not columns:
+        return row
+    cut: Row = {}
+    for column in columns:
+        value = _at(row, column)
+        if value is None:
+            continue
+        *parents, last = column.split(".")
+        place = cut
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return cut

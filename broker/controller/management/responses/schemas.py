@@ -1,0 +1,149 @@
+"""The rows of the API's responses as JSON Schema: RabbitMQ's fields, and our own.
+
+A field is written as "name:type", with "?" behind a type that may be null. The fields in `MORE` are
+not always there. Rows may have fields that are named nowhere here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+_TYPES: Final[dict[str, Schema]] = {
+    "str": {"type": "string"},
+    "int": {"type": "integer"},
+    "num": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "map": {"type": "object"},
+    "list": {"type": "array"},
+    "strs": {"type": "array", "items": {"type": "string"}},
+    "any": {},
+}
+
+ROWS: Final[dict[str, str]] = {
+    "Overview": (
+        "product_name:str product_version:str rabbitmq_version:str management_version:str "
+        "erlang_version:str erlang_full_version:str cluster_name:str node:str rates_mode:str "
+        "statistics_db_event_queue:int object_totals:map queue_totals:map message_stats:map "
+        "churn_rates:map listeners:list contexts:list exchange_types:list"
+    ),
+    "Node": (
+        "name:str type:str running:bool processors:int os_pid:str mem_used:int? mem_alarm:bool "
+        "disk_free_alarm:bool alarms:strs partitions:list uptime:int rates_mode:str"
+    ),
+    "Queue": (
+        "name:str vhost:str durable:bool auto_delete:bool exclusive:bool arguments:map type:str "
+        "node:str shard:int policy:str? operator_policy:str? effective_policy_definition:map "
+        "state:str"
+    ),
+    "Exchange": (
+        "name:str vhost:str type:str durable:bool auto_delete:bool internal:bool arguments:map "
+        "policy:str? user_who_performed_action:str"
+    ),
+    "Binding": (
+        "source:str vhost:str destination:str destination_type:str routing_key:str arguments:map "
+        "properties_key:str"
+    ),
+    "Connection": (
+        "name:str user:str vhost:str node:str peer_host:str peer_port:int host:str port:int "
+        "protocol:str auth_mechanism:str ssl:bool frame_max:int channel_max:int timeout:int "
+        "connected_at:int client_properties:map type:str state:str"
+    ),
+    "Channel": "name:str number:int vhost:str user:str node:str state:str connection_details:map",
+    "Consumer": (
+        "consumer_tag:str queue:map channel_details:map ack_required:bool exclusive:bool "
+        "prefetch_count:int active:bool activity_status:str arguments:map"
+    ),
+    "Vhost": (
+        "name:str description:str tags:strs metadata:map default_queue_type:str tracing:bool "
+        "cluster_state:map messages:int messages_ready:int messages_unacknowledged:int"
+    ),
+    "User": "name:str password_hash:str hashing_algorithm:str tags:strs limits:map",
+    "WhoAmI": "name:str tags:strs",
+    "Permission": "user:str vhost:str configure:str write:str read:str",
+    "TopicPermission": "user:str vhost:str exchange:str write:str read:str",
+    "Policy": "vhost:str name:str pattern:str apply-to:str definition:map priority:num",
+    "Parameter": "vhost:str component:str name:str value:any",
+    "GlobalParameter": "name:str value:any",
+    "VhostLimits": "vhost:str value:map",
+    "UserLimits": "user:str value:map",
+    "Message": (
+        "payload_bytes:int redelivered:bool exchange:str routing_key:str message_count:int "
+        "properties:any payload:str payload_encoding:str"
+    ),
+    "Routed": "routed:bool",
+    "Moved": "moved:int left:int",
+    "Hashed": "password_hash:str",
+    "Explained": "exchange:str vhost:str routing_key:str",
+    "Check": "status:str",
+    "Definitions": (
+        "rabbit_version:str queues:list exchanges:list bindings:list policies:list parameters:list"
+    ),
+    "Process": "name:str kind:str index:int state:str restarts:int",
+    "Shard": "shard:int pid:int ready:bool alarm:str queues:int warnings:strs",
+    "StreamGroup": "name:str lag:int shards:list",
+    "Load": "shard:int ready:bool alarm:str queues:int",
+    "LogLine": "time:num level:str process:str logger:str message:str",
+    "Warned": "warnings:strs",
+    "Import": (
+        "id:int user:str vhost:str? begun_at:num state:str done:int total:int ended_at:num "
+        "warnings:strs"
+    ),
+    "Error": "error:str reason:any",
+}
+
+MORE: Final[dict[str, str]] = {
+    "Queue": (
+        "messages:int messages_ready:int messages_unacknowledged:int consumers:int memory:int "
+        "message_bytes:int message_bytes_ready:int message_bytes_unacknowledged:int "
+        "message_stats:map consumer_details:list owner_pid_details:map exclusive_consumer_tag:str? "
+        "single_active_consumer_tag:str? messages_details:map messages_ready_details:map "
+        "messages_unacknowledged_details:map incoming:list deliveries:list"
+    ),
+    "Connection": "channels:int recv_oct:int send_oct:int send_pend:int user_provided_name:str?",
+    "Channel": (
+        "prefetch_count:int global_prefetch_count:int messages_unacknowledged:int "
+        "consumer_count:int confirm:bool transactional:bool messages_unconfirmed:int "
+        "messages_uncommitted:int acks_uncommitted:int message_stats:map "
+        "user_who_performed_action:str consumer_details:list publishes:list deliveries:list"
+    ),
+    "Node": "disk_free:int disk_free_limit:int",
+    "Load": (
+        "messages:int messages_ready:int messages_unacknowledged:int message_bytes:int "
+        "consumers:int rss_bytes:num? publish_per_s:num deliver_per_s:num ack_per_s:num cpu:num "
+        "syncs_per_s:num"
+    ),
+}
+
+
+def of_row(name: str) -> Schema:
+    """Return the schema of a row. No field is required, as `columns` in a query picks some."""
+    return {
+        "type": "object",
+        "properties": {**_properties(ROWS[name]), **_properties(MORE.get(name, ""))},
+    }
+
+
+def _properties(text: str) -> dict[str, Schema]:
+    found = {}
+    for field in text.split():
+        name, _, kind = field.rpartition(":")
+        schema = _TYPES[kind.removesuffix("?")]
+        found[name] = {"type": [schema["type"], "null"]} if kind.endswith("?") else schema
+    return found
+
+
+PAGE_FIELDS: Final = (
+    "filtered_count:int item_count:int page:int page_count:int page_size:int total_count:int"
+)
+
+
+def of_list(name: str) -> Schema:
+    """Return the schema of a list: all rows, or a page of rows that may lack fields."""
+    rows = {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}}
+    page = _properties(PAGE_FIELDS)
+    properties = {**page, "items": {"type": "array", "items": {"type": "object"}}}
+    return {
+        "anyOf": [rows, {"type": "object", "properties": properties, "required": [*properties]}]
+    }
