@@ -100,7 +100,7 @@ def pass_on(address: str, rows: int) -> int:
     from pyspark_shardmq.options import Connection
 
     broker = Broker(Connection((f"http://{address}",), "/", "guest", "guest", 3, 100, 60_000))
-    (state,) = broker.look("stream").shards
+    (state,) = broker.inspect("stream").shards
     found = 0
     here, there = socket.socketpair()
     with here, there:

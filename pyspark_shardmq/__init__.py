@@ -1,16 +1,13 @@
-"""Spark's door to shardmq: `spark.read.format("shardmq")`, `readStream`, `write`, `writeStream`.
+"""The data source `shardmq` for Spark's `read`, `readStream`, `write` and `writeStream`.
 
-Spark imports every package whose name begins with `pyspark_` when it looks for data sources, and takes
-`DefaultSource`. What is heavy is imported only when a source is made of it: the look-up has ten seconds, on a busy
-machine too.
+When Spark looks for data sources, it imports every package whose name begins with `pyspark_` and
+takes `DefaultSource` from it. The look-up has ten seconds, also on a busy machine. Therefore this
+module imports `DefaultSource`, and with it Spark's own modules, only when somebody asks for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pyspark_shardmq.default_source import DefaultSource
+from typing import Any
 
 __all__ = ["DefaultSource"]
 

@@ -1,10 +1,12 @@
-"""The archive of streams: Parquet files and the manifest that says which of them count. Reading it needs no Spark.
+"""The archive of streams: Parquet files, and manifests that say which files count.
 
-    DIR/_shardmq/epochs/0000000007.json   one epoch: what it holds and in which files; there or not, never half
-    DIR/_shardmq/checkpoint/              Spark's, of the job that writes
-    DIR/data/0000000007-3f2a.../part-*    rows of that epoch; files of a shard hold its rows in order of their offsets
+    DIR/_shardmq/epochs/0000000007.json   the manifest of one epoch: its rows and their files
+    DIR/_shardmq/checkpoint/              Spark's checkpoint of the job that writes
+    DIR/data/0000000007-3f2a.../part-*    the rows of that epoch, each shard's in order of offsets
 
-A file that no manifest names is what a killed job left; it counts for nothing and the next job removes it.
+A manifest gets its name by a rename, so it is whole or absent. A file that no manifest names was
+left by a job that was killed. Readers ignore such a file and the next job removes it. Reading an
+archive needs no Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ BATCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `end` - 1 of one shard in one epoch. Files in order of their offsets, relative to the archive."""
+    """Rows `start` to `end` - 1 of one shard in one epoch.
+
+    id: the stream's id. rows: how many rows are stored, which is fewer than `end` - `start` where
+    rows were lost. files: paths relative to the archive, in order of the offsets they hold.
+    """
 
     queue: str
     shard: int
@@ -42,6 +48,8 @@ class Piece:
 
 
 class Archive:
+    """One archive directory; a path may begin with `file://`."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(str(path).removeprefix("file://"))
 
@@ -53,7 +61,7 @@ class Archive:
     def _epochs(self) -> Path:
         return self.path / "_shardmq" / "epochs"
 
-    # -- written ------------------------------------------------------------------------------------------
+    # -- written -----------------------------------------------------------------------------------
 
     def has(self, epoch: int) -> bool:
         return self._manifest(epoch).exists()
@@ -61,12 +69,15 @@ class Archive:
     def _manifest(self, epoch: int) -> Path:
         return self._epochs / f"{epoch:010}.json"
 
-    def room_for(self, epoch: int) -> Path:
-        """A directory no other attempt writes to, not even one whose driver was killed and whose tasks live on."""
+    def new_directory(self, epoch: int) -> Path:
+        """Return a new name of a directory for the rows of an epoch.
+
+        No other attempt writes to it, also not the tasks that outlive a driver that was killed.
+        """
         return self.path / "data" / f"{epoch:010}-{uuid.uuid4().hex[:12]}"
 
     def commit(self, epoch: int, pieces: Sequence[Piece]) -> None:
-        """From now on the epoch is in the archive, also after a power cut."""
+        """Put the epoch into the archive, so that it is there after a power cut too."""
         for name in {name for piece in pieces for name in piece.files}:
             _sync(self.path / name)
             _sync((self.path / name).parent)
@@ -83,7 +94,10 @@ class Archive:
         _sync(target.parent)
 
     def remove_leftovers(self) -> list[str]:
-        """Directories of attempts that no manifest names. Only by the one job that writes."""
+        """Remove the directories that no manifest names and return their names.
+
+        Only the job that holds the archive's lock may call this.
+        """
         import shutil
 
         named = {Path(name).parts[1] for piece in self.pieces() for name in piece.files}
@@ -96,18 +110,22 @@ class Archive:
             scratch.unlink(missing_ok=True)
         return [found.name for found in left]
 
-    # -- read ---------------------------------------------------------------------------------------------
+    # -- read --------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise OptionError where no archive is: an empty one looks the same to whoever only lists files."""
+        """Raise OptionError where there is no archive.
+
+        Listing the manifests cannot tell a missing archive from an empty one.
+        """
         if not self._epochs.parent.is_dir():
             raise OptionError(
                 f"there is no archive at {self.path} (no directory {self._epochs.parent})"
             )
 
     def pieces(self) -> list[Piece]:
-        """All there are, by queue, shard and offset; epochs in order where a stream was made anew. Raises OptionError
-        where there is no archive.
+        """Return all pieces by queue and shard, those of a shard in order of epochs.
+
+        Raises OptionError where there is no archive.
         """
         self.check()
         found = []
@@ -120,14 +138,15 @@ class Archive:
             ]
         return sorted(found, key=lambda piece: (piece.queue, piece.shard))
 
-    def reaching_back(
+    def extended_back(
         self, states: Iterable[ShardState], queues: Container[str]
     ) -> list[ShardState]:
-        """Return the shards with what is archived of them: each begins at the first row that is archived of the same
-        stream, if that is older than its log.
+        """Return the shards, extended by their archived rows.
 
-        Shards of these queues that are archived and not there any more end with what is archived. Where another stream
-        has taken the place of an archived one, only the other is told.
+        A shard begins at the first archived row of the same stream, if that row is older than the
+        shard's log. Archived shards of `queues` that do not exist any more are added and end with
+        their last archived row. Where a stream of another id has the name and number of an
+        archived shard, only the new stream is returned.
         """
         found = {state.place: state for state in states}
         live = set(found)
@@ -138,17 +157,17 @@ class Archive:
                 end = state.next if place in live else max(state.next, piece.end)
                 found[place] = replace(state, first=min(state.first, piece.start), next=end)
             elif place not in live and piece.queue in queues:
-                # Of several streams that had the place one after another the last one.
+                # Several streams may have had this place one after another; the last one stays.
                 found[place] = ShardState(
                     piece.queue, piece.shard, piece.id, piece.start, piece.end
                 )
         return list(found.values())
 
     def find(self, place: Place, id_: str, time_ms: int, below: int) -> int | None:
-        """Return the offset of the first row that is not older than the time, among those archived of the stream
-        below an offset. None where there is none.
+        """Return the offset of the first archived row that is not older than a time.
 
-        The rows of a stream are stored in the order of time: pieces are halved, and only few files are opened.
+        Only rows of the stream `id_` with offsets below `below` count. None: all are older. The
+        rows of a stream are stored in the order of time, so a binary search opens few files.
         """
         mine = [
             p
@@ -181,7 +200,10 @@ class Archive:
         filters: Sequence[str] = (),
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a range, in order. DataLoss where the archive does not hold all of it."""
+        """Yield the rows of a range in order; raise DataLoss where the archive lacks some of it.
+
+        With fail_on_data_loss=False the rows that are there are given and nothing is raised.
+        """
         at = one.start
         mine = [
             p for p in self.pieces() if (p.queue, p.shard, p.id) == (one.queue, one.shard, one.id)
@@ -226,7 +248,8 @@ class Archive:
 
 def _missing(path: Path, one: Range, start: int, end: int) -> DataLoss:
     return DataLoss(
-        f"{one.queue}/{one.shard}: offsets {start} to {end - 1} are neither in the log nor in archive {path}"
+        f"{one.queue}/{one.shard}: offsets {start} to {end - 1} are neither in the log nor in "
+        f"archive {path}"
     )
 
 
@@ -240,7 +263,7 @@ def _sync(path: Path) -> None:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Of one shard a file holds rows `first` to `last`. name: relative to the archive."""
+    """A file holds rows `first` to `last` of one shard; `name` is relative to the archive."""
 
     name: str
     queue: str
@@ -251,7 +274,7 @@ class FileFacts:
 
 
 def facts(archive: Archive, names: Iterable[str]) -> list[FileFacts]:
-    """Of all these files with rows, each shard's rows in order of their offsets."""
+    """Return which rows of which shards the files hold, one entry per file and shard."""
     import pyarrow.parquet as pq
 
     found = []
@@ -267,8 +290,11 @@ def facts(archive: Archive, names: Iterable[str]) -> list[FileFacts]:
 
 
 def pieces_of(files: Sequence[FileFacts], start: Positions | None, end: Positions) -> list[Piece]:
-    """What an epoch holds: of each place the rows from where the epoch before ended. Of the first epoch (start None)
-    from the first row.
+    """Return the pieces of an epoch, whose rows lie in `files` and end before the positions `end`.
+
+    Each piece begins where the epoch before ended, at `start`, or at offset 0 if its shard was
+    added since. In the first epoch (`start` is None), and where a stream was made anew, a piece
+    begins at the first row that the files hold.
     """
     pieces = []
     for (queue, shard), position in sorted(end.items()):

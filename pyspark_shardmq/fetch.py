@@ -1,8 +1,9 @@
-"""The broker over HTTP: what streams there are, their rows as Arrow, batches of rows published.
+"""The broker over HTTP: list streams, read their rows as Arrow, publish batches of rows.
 
-One `Broker` holds at most one connection and belongs to one thread. What passes by itself (a connection that breaks,
-a shard that starts anew, as many scans as allowed) is tried again, `retries` times in a row, each wait twice the last
-up to RETRY_WAIT_MAX_S; a scan that was cut off goes on behind the last row it gave. All else is an error at once.
+A `Broker` holds at most one connection and belongs to one thread. Troubles that may be over soon (a
+connection that breaks, a shard that restarts, too many scans at once) are tried again, `retries`
+times in a row; each wait is twice the last one, up to RETRY_WAIT_MAX_S. A scan that was cut off
+goes on behind the last row it gave. Every other trouble is an error at once.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RETRY_WAIT_MAX_S = 5.0
-ANSWER_BYTES_MAX = 64 << 20  # of an answer in JSON
-# Of rows, in one call of the kernel: many kernels take the processor from nobody in the middle of a call, and a batch
-# in one piece, copied to memory that was never touched, is a millisecond or two that others on the host wait.
+ANSWER_BYTES_MAX = 64 << 20  # the most that is read of an answer in JSON
+# The most bytes of rows that one system call receives. Many kernels do not preempt a system call:
+# to copy a whole batch into memory that was never touched keeps the processor for a millisecond
+# or two, for which other processes of the host have to wait.
 RECEIVE_BYTES_MAX = 64 << 10
-WAIT_MAX_MS = 30_000  # the longest the broker lets one wait for news
+WAIT_MAX_MS = 30_000  # the longest that the broker lets a request wait for new rows
 
 
-# In the metadata of an empty batch behind the rows: [[from, to], ...], offsets that are lost, without `to`.
+# The key of lost offsets in the metadata of an empty batch behind the rows: [[from, to], ...],
+# where `to` is exclusive.
 GAPS = b"shardmq.gaps"
 Gap = tuple[int, int]
 
@@ -42,30 +45,34 @@ class BrokerError(RuntimeError):
     """The broker refused, or cannot be reached."""
 
 
-class Passing(BrokerError):
-    """A trouble that may be over soon."""
+class Transient(BrokerError):
+    """The request failed for a reason that may be over soon; it is worth another try."""
 
 
-class Certificate(BrokerError):
-    """The broker cannot be trusted, or does not speak TLS as it should: it is asked once."""
+class Untrusted(BrokerError):
+    """The certificate is not accepted or TLS does not work; the request is not tried again."""
 
 
-class Away(DataLoss):
-    """The stream of that id is not there any more."""
+class StreamGone(DataLoss):
+    """The stream of that id does not exist any more."""
 
 
-class Gone(DataLoss):
-    """Rows from before `first` are not in the log any more."""
+class RowsExpired(DataLoss):
+    """Retention has removed the rows before `first` from the log."""
 
     def __init__(self, one: Range, at: int, first: int) -> None:
         super().__init__(
-            f"{one.queue}/{one.shard} has lost offsets {at} to {first - 1} to retention; it begins at {first}"
+            f"{one.queue}/{one.shard} has lost offsets {at} to {first - 1} to retention; "
+            f"it begins at {first}"
         )
         self.first = first
 
 
 class Damaged(DataLoss):
-    """Rows within the log cannot be read: the broker's files are damaged. All others were given."""
+    """Rows within the log cannot be read, because the broker's files are damaged.
+
+    All other rows of the range were given before this is raised.
+    """
 
     def __init__(self, one: Range, gaps: Sequence[Gap]) -> None:
         lost = ", ".join(f"{start} to {end - 1}" for start, end in gaps)
@@ -75,18 +82,21 @@ class Damaged(DataLoss):
 
 
 class Published(NamedTuple):
-    """Of rows that were published, all confirmed: how many a queue had before, of the same producer. None: the broker
-    does not say (rows without a producer).
+    """The result of a publish, in which all rows were confirmed.
+
+    known: how many rows a queue already had of the same producer; None where the rows have no
+    producer, since the broker cannot tell then.
     """
 
     rows: int
     known: int | None
 
 
-class Look(NamedTuple):
-    """What the broker says of a queue or stream exchange.
+class StreamFacts(NamedTuple):
+    """The state of a queue or stream exchange.
 
-    `ended`: by id, where streams ended that are not shards of it any more. `queues`: the names of its shards.
+    ended: by the id of each stream that is no shard of the exchange any more, the offset behind its
+    last row. queues: the names of the queues that are its shards.
     """
 
     shards: list[ShardState]
@@ -95,9 +105,11 @@ class Look(NamedTuple):
 
 
 class Broker:
+    """The HTTP API of one broker. Methods raise BrokerError where the broker refuses or is away."""
+
     def __init__(self, connection: Connection) -> None:
         self._settings = connection
-        self._at = 0  # which address; the next one after a failure to connect
+        self._at = 0  # counts addresses: after each failed connection the next URL is used
         self._http: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -105,20 +117,25 @@ class Broker:
             self._http.close()
             self._http = None
 
-    # -- what there is -----------------------------------------------------------------------------------
+    # -- streams and positions ---------------------------------------------------------------------
 
     def names(self) -> dict[str, str | None]:
-        """All queues of type stream and stream exchanges of the virtual host that the user may read; of a queue that
-        is a shard of a stream exchange, that exchange.
+        """Return the streams and stream exchanges of the virtual host that the user may read.
+
+        A queue that is a shard of a stream exchange has that exchange as its value, others None.
         """
         return {
             stream["name"]: stream.get("exchange")
             for stream in self._json("GET", self._path("streams"))
         }
 
-    def look(self, name: str, after: Mapping[int, int] | None = None, wait_ms: int = 0) -> Look:
-        """With `wait_ms`, not before a shard has news behind `after`, or one is there that `after` lacks, or the time
-        is up.
+    def inspect(
+        self, name: str, after: Mapping[int, int] | None = None, wait_ms: int = 0
+    ) -> StreamFacts:
+        """Return the state of a queue or stream exchange.
+
+        With `after` (offsets by shard) and `wait_ms`, the broker answers when a shard has rows at
+        or behind its offset, when there is a shard that `after` lacks, or when the time is up.
         """
         query = {}
         if after is not None and wait_ms:
@@ -126,30 +143,34 @@ class Broker:
                 "after": ",".join(f"{s}:{n}" for s, n in sorted(after.items())),
                 "wait_ms": str(min(wait_ms, WAIT_MAX_MS)),
             }
-        found: Look = self._patiently(lambda: self._look_once(name, query))
+        found: StreamFacts = self._with_retries(lambda: self._inspect_once(name, query))
         return found
 
-    def _look_once(self, name: str, query: dict[str, str]) -> Look:
+    def _inspect_once(self, name: str, query: dict[str, str]) -> StreamFacts:
         found = self._json_once("GET", self._path("streams", name), query)
         for shard in found["shards"]:
             if shard["next"] is None:
-                raise Passing(f"shard {shard['shard']} of {name} is {shard['state']}")
-        return Look(
+                raise Transient(f"shard {shard['shard']} of {name} is {shard['state']}")
+        return StreamFacts(
             [ShardState(name, s["shard"], s["id"], s["first"], s["next"]) for s in found["shards"]],
             {ended["id"]: ended["next"] for ended in found.get("ended", [])},
             frozenset(s["queue"] for s in found["shards"]),
         )
 
     def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
-        """By shard: the first row not older; one behind the last where all are."""
+        """Return by shard the offset of the first row that is not older than the time.
+
+        Where all rows of a shard are older this is the offset behind its last row.
+        """
         found = self._json(
             "GET", self._path("streams", name, "offset-for-time"), {"timestamp": str(time_ms)}
         )
         return {int(shard): offset for shard, offset in found["shards"].items()}
 
-    def reached(self, name: str, group: str, positions: Mapping[int, Position]) -> None:
-        """By shard: the next row that those who read the stream under that name want. Tried once: the next call says
-        it anew.
+    def report_position(self, name: str, group: str, positions: Mapping[int, Position]) -> None:
+        """Tell the broker by shard which row the readers of a group read next.
+
+        This is tried only once, because the next call reports the positions anew.
         """
         shards = {
             str(shard): {"id": position.id, "next": position.next}
@@ -163,7 +184,7 @@ class Broker:
             if answer.status not in (200, 201, 204):
                 raise _refusal("PUT", f"/api/streams/.../{name}/groups/{group}", answer, text)
 
-    # -- rows out ----------------------------------------------------------------------------------------
+    # -- rows out ----------------------------------------------------------------------------------
 
     def scan(
         self,
@@ -172,9 +193,13 @@ class Broker:
         filters: Sequence[str] = (),
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a range in order, each once, with `offset` among their columns. Gone where the log begins
-        behind its start, DataLoss where the stream is away, Damaged behind the last row where rows between cannot be
-        read; with fail_on_data_loss=False what is there is given, and the loss is logged.
+        """Yield the rows of a range in order, each once, with `offset` among their columns.
+
+        Raises RowsExpired where the log begins behind the range's start, StreamGone where the
+        stream does not exist any more, DataLoss where the log ends too early, and Damaged behind
+        the last row where rows in between cannot be read. With fail_on_data_loss=False the rows
+        that are there are given, and a line on standard error names each other loss than that of
+        rows that retention took.
         """
         at = begun = one.start
         failures = 0
@@ -189,7 +214,7 @@ class Broker:
                         failures = 0
                         yield batch
                 break
-            except Gone as gone:
+            except RowsExpired as gone:
                 if fail_on_data_loss:
                     raise
                 at = gone.first
@@ -198,10 +223,10 @@ class Broker:
                     raise
                 print(f"shardmq: {loss}", file=sys.stderr)
                 return
-            except Passing as trouble:
+            except Transient as trouble:
                 failures += 1
                 self._wait(failures, trouble)
-        if begun > one.start:  # an answer that is cut off has not told its gaps
+        if begun > one.start:  # gaps come last, so an answer that was cut off has not told its own
             gaps = self._gaps(replace(one, end=begun), filters) + gaps
         if gaps and fail_on_data_loss:
             raise Damaged(one, gaps)
@@ -209,7 +234,7 @@ class Broker:
             print(f"shardmq: {Damaged(one, gaps)}", file=sys.stderr)
 
     def _gaps(self, one: Range, filters: Sequence[str]) -> list[Gap]:
-        """Read the range once more for its gaps alone. What retention took meanwhile has none."""
+        """Read the range once more to learn its gaps; none if retention has removed the range."""
 
         def once() -> list[Gap]:
             found: list[Gap] = []
@@ -218,14 +243,14 @@ class Broker:
             return found
 
         try:
-            return list(self._patiently(once))
+            return list(self._with_retries(once))
         except DataLoss:
             return []
 
     def _scan_once(
         self, one: Range, at: int, columns: Sequence[str], filters: Sequence[str], gaps: list[Gap]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows from `at` on, as one answer gives them; what it says is lost is added to `gaps`."""
+        """Yield the rows from `at` on from one answer; add the lost offsets it names to `gaps`."""
         import pyarrow as pa
 
         query = [
@@ -235,14 +260,14 @@ class Broker:
             ("columns", ",".join(columns)),
         ]
         query += [("filter", text) for text in filters]
-        whole = False
+        is_complete = False
         with self._answer(
             "GET", self._path("streams", one.queue, str(one.shard), "arrow"), query
         ) as answer:
             _check_scan(one, at, answer)
             try:
                 for batch, told in pa.ipc.open_stream(
-                    Received(answer)
+                    AnswerBytes(answer)
                 ).iter_batches_with_custom_metadata():
                     if told is not None and GAPS in told:
                         gaps += [
@@ -250,15 +275,15 @@ class Broker:
                             for start, end in json.loads(told[GAPS])
                         ]
                     yield batch
-                answer.read()  # the end in order; what was cut off raises
-                whole = True
+                answer.read()  # read the end of the body; raises if the answer was cut off
+                is_complete = True
             except (pa.ArrowInvalid, OSError, http.client.HTTPException) as cut:
-                raise Passing(f"a scan of {one.queue}/{one.shard} was cut off: {cut!r}") from None
+                raise Transient(f"a scan of {one.queue}/{one.shard} was cut off: {cut!r}") from None
             finally:
-                if not whole:
+                if not is_complete:
                     self.close()
 
-    # -- rows in -----------------------------------------------------------------------------------------
+    # -- rows in -----------------------------------------------------------------------------------
 
     def publish(
         self,
@@ -270,7 +295,12 @@ class Broker:
         producer: str | None = None,
         sequence: int = 0,
     ) -> Published:
-        """Row i has the sequence number `sequence` + i of its producer. Returns when all rows are confirmed."""
+        """Publish the rows and return when all of them are confirmed.
+
+        Row i has the sequence number `sequence` + i of `producer`. A BrokerError says that rows
+        went to no queue (with `mandatory`), or that a row differs from the stored row of the same
+        sequence number.
+        """
         query = {"mandatory": str(mandatory).lower()}
         if routing_key is not None:
             query["routing_key"] = routing_key
@@ -281,7 +311,7 @@ class Broker:
         answer = self._json("POST", path, query, body)
         return Published(int(answer["confirmed"]), answer.get("known"))
 
-    # -- one request -------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
     def _path(self, kind: str, *names: str) -> str:
         return "/".join(
@@ -295,7 +325,7 @@ class Broker:
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Any:
-        return self._patiently(lambda: self._json_once(method, path, query or {}, body))
+        return self._with_retries(lambda: self._json_once(method, path, query or {}, body))
 
     def _json_once(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None = None
@@ -327,7 +357,7 @@ class Broker:
             asked = self._url()
             self.close()
             self._at += 1
-            raise _trouble(asked, broken) from None
+            raise _failure(asked, broken) from None
         yield answer
 
     def _credentials(self) -> str:
@@ -350,23 +380,23 @@ class Broker:
             self._http = kind(parts.hostname, parts.port, timeout=self._settings.timeout_ms / 1000)
         return self._http
 
-    def _patiently(self, ask: Any) -> Any:
+    def _with_retries(self, ask: Any) -> Any:
         failures = 0
         while True:
             try:
                 return ask()
-            except Passing as trouble:
+            except Transient as trouble:
                 failures += 1
                 self._wait(failures, trouble)
 
-    def _wait(self, failures: int, trouble: Passing) -> None:
+    def _wait(self, failures: int, trouble: Transient) -> None:
         if failures > self._settings.retries:
             raise BrokerError(f"tried {failures} times: {trouble}") from None
         time.sleep(min(self._settings.retry_wait_ms / 1000 * 2 ** (failures - 1), RETRY_WAIT_MAX_S))
 
 
-class Received:
-    """The bytes of an answer as Arrow reads them, in pieces of RECEIVE_BYTES_MAX at most. Raises what `answer` does."""
+class AnswerBytes:
+    """The body of an answer as a file for Arrow, received in pieces of RECEIVE_BYTES_MAX."""
 
     closed = False
 
@@ -374,7 +404,7 @@ class Received:
         self._answer = answer
 
     def read(self, count: int) -> bytes | pa.Buffer:
-        """Fewer than `count` bytes at the end only."""
+        """Return `count` bytes, or fewer at the end of the body. Raises the errors of HTTP."""
         import pyarrow as pa
 
         if count <= RECEIVE_BYTES_MAX:
@@ -397,11 +427,11 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
         text = answer.read(ANSWER_BYTES_MAX)
         answer.read()  # so that the connection can be used again
     except (OSError, http.client.HTTPException) as broken:
-        raise Passing(f"an answer was cut off: {broken!r}") from None
+        raise Transient(f"an answer was cut off: {broken!r}") from None
     return text
 
 
-def _said(text: bytes) -> dict[str, Any]:
+def _json_object(text: bytes) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
@@ -409,12 +439,12 @@ def _said(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _trouble(url: str, broken: OSError | http.client.HTTPException) -> BrokerError:
-    """What a broken connection means: only what may be over soon is Passing."""
+def _failure(url: str, broken: OSError | http.client.HTTPException) -> BrokerError:
+    """Return the error for a connection that broke; Transient if it may work again soon."""
     if isinstance(broken, ssl.SSLCertVerificationError):
-        return Certificate(f"{url}: the certificate is not accepted: {broken.verify_message}")
+        return Untrusted(f"{url}: the certificate is not accepted: {broken.verify_message}")
     if isinstance(broken, ssl.SSLError) and not isinstance(broken, CUT_OFF_TLS):
-        return Certificate(f"{url}: no TLS connection: {broken.reason or broken}")
+        return Untrusted(f"{url}: no TLS connection: {broken.reason or broken}")
     if isinstance(broken, http.client.BadStatusLine) and not isinstance(
         broken, http.client.RemoteDisconnected
     ):
@@ -423,19 +453,19 @@ def _trouble(url: str, broken: OSError | http.client.HTTPException) -> BrokerErr
         )
     if isinstance(broken, http.client.InvalidURL):
         return BrokerError(f"{url}: {broken}")
-    return Passing(f"{url}: {broken!r}")
+    return Transient(f"{url}: {broken!r}")
 
 
-# A connection that ends in the middle of TLS, as without it.
+# Errors of TLS that only say that the connection ended; they are handled as without TLS.
 CUT_OFF_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 SHOWN_MAX = 60
-PASSING = (429, 500, 502, 503, 504)
-# What the broker says of files that are damaged or of a later version: they are the same the next time.
+TRANSIENT_STATUSES = (429, 500, 502, 503, 504)
+# The error of files that are damaged or of a later version. Another try would find the same files.
 UNREADABLE = "unreadable"
 
 
 def _refusal(method: str, path: str, answer: http.client.HTTPResponse, text: bytes) -> BrokerError:
-    said = _said(text)
+    said = _json_object(text)
     reason = said.get("reason") or said.get("error") or answer.reason
     if answer.status == 422:
         return BrokerError(
@@ -444,10 +474,12 @@ def _refusal(method: str, path: str, answer: http.client.HTTPResponse, text: byt
         )
     if "altered" in said:
         return BrokerError(
-            f"{reason}: {said['altered']} of {said['rows']} rows, such as {json.dumps(said.get('sample'))}. "
+            f"{reason}: {said['altered']} of {said['rows']} rows, such as "
+            f"{json.dumps(said.get('sample'))}. "
             "Other rows need a producer of another name (producerName, --name)"
         )
-    kind = Passing if answer.status in PASSING and said.get("error") != UNREADABLE else BrokerError
+    is_transient = answer.status in TRANSIENT_STATUSES and said.get("error") != UNREADABLE
+    kind = Transient if is_transient else BrokerError
     return kind(f"{method} {path}: {answer.status} {reason}")
 
 
@@ -455,18 +487,19 @@ def _check_scan(one: Range, at: int, answer: http.client.HTTPResponse) -> None:
     if answer.status == 200:
         return
     text = _read(answer)
-    said = _said(text)
+    said = _json_object(text)
     if answer.status == 410:
-        raise Gone(one, at, int(said["first"]))
+        raise RowsExpired(one, at, int(said["first"]))
     if answer.status == 409:
-        raise Away(
-            f"{one.queue}/{one.shard} was deleted and made anew (stream {one.id} is now {said['id']}) "
-            f"before offsets {at} to {one.end - 1} were read"
+        raise StreamGone(
+            f"{one.queue}/{one.shard} was deleted and made anew (stream {one.id} is now "
+            f"{said['id']}) before offsets {at} to {one.end - 1} were read"
         )
     if answer.status == 404:
         reason = said.get("reason") or answer.reason
-        raise Away(
-            f"{one.queue}/{one.shard} is gone before offsets {at} to {one.end - 1} were read: {reason}"
+        raise StreamGone(
+            f"{one.queue}/{one.shard} is gone before offsets {at} to {one.end - 1} were read: "
+            f"{reason}"
         )
     if answer.status == 416:
         raise DataLoss(

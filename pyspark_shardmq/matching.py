@@ -1,4 +1,4 @@
-"""The broker's filters over rows that do not come from the broker: the same words, the same meaning."""
+"""The broker's filters, applied to rows of the archive with the same meaning as at the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def matches(batch: pa.RecordBatch, filters: Sequence[str]) -> pa.Array:
-    """One truth value a row; all filters must hold. Needs `routing_key`, `exchange`, `timestamp` among the columns."""
+    """Return one truth value a row: true where all filters hold.
+
+    The batch needs the columns that the filters look at: `routing_key`, `exchange`, `timestamp`.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -73,7 +76,7 @@ _HOLDS: dict[str, Callable[[pa.RecordBatch, str], pa.Array]] = {
 
 
 def topic_pattern(pattern: str) -> re.Pattern[str]:
-    """AMQP's topic patterns: `*` is one word, `#` any number of words, words stand between dots."""
+    """Compile a topic pattern of AMQP: `*` is one word, `#` any number; dots separate words."""
     words = re.sub(r"(?<![^.])#(?:\.#)+(?![^.])", "#", pattern).split(".")
     if words == ["#"]:
         return re.compile(".*", re.DOTALL)

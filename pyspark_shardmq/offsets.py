@@ -1,8 +1,9 @@
-"""What to read next, and how it is divided: pure functions over offsets. No Spark, no network, no clock.
+"""Decide which rows to read next and how to divide them: pure functions over offsets.
 
-A *place* is (queue, shard). A *position* in it is the id of the stream there, which another one of the same name does
-not share, and the offset of the row to be read next. Offsets of a whole query map places to positions. Written down,
-in Spark's checkpoint and in progress reports, they are `{"orders":{"0":{"id":"3f2a...","next":23}}}`.
+A *place* is (queue, shard). A *position* is the id of the stream at a place and the offset of the
+row to be read next. A stream that is deleted and declared anew gets another id. The offsets of a
+query map places to positions. In Spark's checkpoint and in progress reports they are written as
+`{"orders":{"0":{"id":"3f2a...","next":23}}}`. Nothing here uses Spark, the network or a clock.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ Place = tuple[str, int]
 
 
 class Position(NamedTuple):
+    """The stream's id and the offset of the row to be read next."""
+
     id: str
     next: int
 
@@ -28,15 +31,14 @@ Positions = dict[Place, Position]
 
 
 class DataLoss(RuntimeError):
-    """Rows that were to be read are gone, or the stream is another one."""
+    """Rows that were to be read do not exist any more, or the stream was made anew."""
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """What the broker says of one shard of a queue or stream exchange: rows `first` to `next` - 1 are there, on
-    stable storage.
+    """One shard of a queue or stream exchange: rows `first` to `next` - 1 are on stable storage.
 
-    row_bytes: the size of a row on average, 0 where it is not known.
+    row_bytes: the average size of a row in bytes, 0 where it is not known.
     """
 
     queue: str
@@ -53,7 +55,7 @@ class ShardState:
 
 @dataclass(frozen=True)
 class Range:
-    """Rows `start` to `end` - 1 of one shard; what one task reads."""
+    """Rows `start` to `end` - 1 of one shard."""
 
     queue: str
     shard: int
@@ -65,11 +67,15 @@ class Range:
         return self.end - self.start
 
 
-# -- as text ---------------------------------------------------------------------------------------------
+# -- as text ---------------------------------------------------------------------------------------
 
 
 def encode(positions: Mapping[Place, Position]) -> dict[str, Any]:
-    """Keys sorted: Spark compares offsets as text, and another order would look like new rows."""
+    """Return the positions as Spark's checkpoint holds them.
+
+    The keys are sorted, because Spark compares offsets as text and would take another order for
+    new rows.
+    """
     found: dict[str, Any] = {}
     for (queue, shard), position in sorted(
         positions.items(), key=lambda item: (item[0][0], str(item[0][1]))
@@ -79,6 +85,7 @@ def encode(positions: Mapping[Place, Position]) -> dict[str, Any]:
 
 
 def decode(found: Mapping[str, Any] | str) -> Positions:
+    """Return the positions of what `encode` gave, or of its JSON."""
     parsed: Mapping[str, Any] = json.loads(found) if isinstance(found, str) else found
     return {
         (queue, int(shard)): Position(position["id"], position["next"])
@@ -87,25 +94,32 @@ def decode(found: Mapping[str, Any] | str) -> Positions:
     }
 
 
-# -- what is read ------------------------------------------------------------------------------------------
+# -- which streams a pattern means -----------------------------------------------------------------
 
 
 def matching(pattern: str, names: Mapping[str, str | None]) -> list[str]:
-    """Return the names that the whole pattern matches, in order. A shard whose exchange matches too is left out: its
-    rows are the exchange's. `names`: of streams, each with the exchange that it is a shard of, if it is one.
+    """Return the names that the regular expression matches from end to end, sorted.
+
+    A shard whose exchange matches too is left out, because the exchange has the shard's rows.
+
+    names: the names of streams, each with the exchange that it is a shard of, or None.
     """
     matched = {name for name in names if re.fullmatch(pattern, name)}
     return sorted(name for name in matched if names[name] not in matched)
 
 
-# -- where a query begins and ends -------------------------------------------------------------------------
+# -- the first and last positions of a query -------------------------------------------------------
 
 
 def resolve(
     wanted: Offsets | None, default: int, states: Iterable[ShardState], option: str
 ) -> Positions:
-    """Positions for what an option says. Places it does not name get `default`; ones it names that are not there are
-    an error.
+    """Return the positions that an option asks for.
+
+    Places that the option does not name get `default`. Raises OptionError where it names a place
+    that does not exist.
+
+    wanted: the option's value. default: an offset, EARLIEST or LATEST. option: the option's name.
     """
     by_place = {state.place: state for state in states}
     _refuse_unknown(wanted, by_place, option)
@@ -140,7 +154,11 @@ def at_times(
     strategy: str,
     option: str,
 ) -> Positions:
-    """As `resolve`, from what the broker found: the first row at or after the time, None where all are older."""
+    """Return the positions that an option with times asks for, as `resolve` does for offsets.
+
+    found: by place the first row at or after the time, None where all rows are older. strategy:
+    `error` raises OptionError where all rows are older, `latest` starts at the end of the shard.
+    """
     _refuse_unknown(times_ms, {state.place for state in states}, option)
     positions = {}
     for state in states:
@@ -157,7 +175,7 @@ def at_times(
     return positions
 
 
-# -- what was lost -----------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def checked(
@@ -166,12 +184,14 @@ def checked(
     fail_on_data_loss: bool,
     ended: Mapping[str, int] | None = None,
 ) -> tuple[Positions, list[str]]:
-    """Return where to go on, and what is lost in between, in words; raise DataLoss unless losses were allowed.
+    """Return the positions to go on from, and a sentence for each loss.
 
-    Streams are compared by id before any arithmetic: a stream made anew has small offsets and would look like one
-    without news. A place that `start` lacks was added since and is read from its beginning. `ended` says by id where
-    streams ended that were taken out of a stream exchange when it got fewer shards; nothing is lost of one that was
-    read to its end.
+    Raises DataLoss where rows are lost and `fail_on_data_loss` is set. Streams are compared by id
+    first: a stream made anew has small offsets and would look like one without new rows. A place
+    that `start` lacks was added since and is read from its beginning.
+
+    ended: by stream id, where the streams ended that left a stream exchange when it got fewer
+    shards. Nothing is lost of a stream that was read to its end.
     """
     ended = ended or {}
     positions: Positions = {}
@@ -195,7 +215,10 @@ def checked(
 
 
 def _unread(what: str, begun: Position, ended: Mapping[str, int]) -> list[str]:
-    """Say what a query has not read of a stream that is gone, as far as the broker knows where the stream ended."""
+    """Return what a query has not read of a stream that does not exist any more, as sentences.
+
+    Where the broker does not know the stream's end, the sentence says how far the query was.
+    """
     end = ended.get(begun.id)
     if end is None:
         return [f"{what}; it was read up to offset {begun.next}"]
@@ -215,11 +238,13 @@ def _go_on(begun: Position, state: ShardState, ended: Mapping[str, int]) -> tupl
         return Position(state.id, state.first), loss
     if begun.next > state.next:
         return Position(state.id, state.next), (
-            f"{where} ends at offset {state.next - 1}, which is before {begun.next} where reading was to go on"
+            f"{where} ends at offset {state.next - 1}, which is before {begun.next} where reading "
+            "was to go on"
         )
     if begun.next < state.first:
         return Position(state.id, state.first), (
-            f"{where} has lost offsets {begun.next} to {state.first - 1} to retention; it begins at {state.first}"
+            f"{where} has lost offsets {begun.next} to {state.first - 1} to retention; "
+            f"it begins at {state.first}"
         )
     return begun, ""
 
@@ -230,9 +255,11 @@ def ordered(
     states: Iterable[ShardState],
     fail_on_data_loss: bool,
 ) -> Positions:
-    """Return `end`, of which no place may lie before its start.
+    """Return `end`, after a check that no place ends before it starts.
 
-    Where that is because retention took all that was asked for, it is a loss, which is passed over if losses are.
+    Raises OptionError where the options asked for an end before the start. Where retention has
+    removed all rows that were asked for, this raises DataLoss, or with fail_on_data_loss=False
+    returns the start as the end.
     """
     found = dict(end)
     for state in states:
@@ -242,21 +269,23 @@ def ordered(
         where = f"{state.queue}/{state.shard}"
         if begin > state.first:
             raise OptionError(
-                f"{where} is to be read from offset {begin} to before {stop}: the end is before the start"
+                f"{where} is to be read from offset {begin} to before {stop}: "
+                "the end is before the start"
             )
         if fail_on_data_loss:
             raise DataLoss(
-                f"{where} has lost the offsets before {stop} to retention; it begins at {state.first}"
+                f"{where} has lost the offsets before {stop} to retention; "
+                f"it begins at {state.first}"
             )
         found[state.place] = start[state.place]
     return found
 
 
-# -- how much in one trigger -------------------------------------------------------------------------------
+# -- how many rows in one trigger ------------------------------------------------------------------
 
 
 def lag(start: Mapping[Place, Position], end: Mapping[Place, Position]) -> dict[Place, int]:
-    """Rows to be read, by place."""
+    """Return by place how many rows lie between the positions."""
     return {place: max(0, position.next - _begin(start, place)) for place, position in end.items()}
 
 
@@ -267,8 +296,10 @@ def _begin(start: Mapping[Place, Position], place: Place) -> int:
 def admit_rows(
     start: Mapping[Place, Position], end: Mapping[Place, Position], rows_max: int
 ) -> Positions:
-    """An end no more than about `rows_max` rows away: each shard in proportion to its lag, at least 1 row where there
-    is any, so that a small shard beside a large one is not kept waiting.
+    """Return an end that is about `rows_max` rows away from the start, or `end` if that is nearer.
+
+    Each shard gets rows in proportion to its lag, and at least one row if there is one, so that a
+    small shard beside a large one does not wait.
     """
     lags = lag(start, end)
     total = sum(lags.values())
@@ -289,7 +320,11 @@ def admit_bytes(
     bytes_max: int,
     states: Iterable[ShardState],
 ) -> Positions:
-    """As `admit_rows`, by each shard's average size of a row. A row of unknown size counts 1 KiB."""
+    """Return an end that is about `bytes_max` bytes away from the start.
+
+    This is `admit_rows` by bytes: a row counts as its shard's average `row_bytes`, or as
+    ROW_BYTES_UNKNOWN where that is not known.
+    """
     lags = lag(start, end)
     row_bytes = {state.place: state.row_bytes or ROW_BYTES_UNKNOWN for state in states}
     total = sum(rows * row_bytes[place] for place, rows in lags.items())
@@ -309,7 +344,10 @@ ROW_BYTES_UNKNOWN = 1024
 
 
 def at_most(end: Mapping[Place, Position], target: Mapping[Place, Position]) -> Positions:
-    """For a query that is to end where the streams ended when it began: nothing behind `target`, no place it lacks."""
+    """Return `end` without rows behind `target` and without places that `target` lacks.
+
+    Trigger.AvailableNow ends where the streams ended when the query began, which is `target`.
+    """
     return {
         place: Position(position.id, min(position.next, target[place].next))
         for place, position in end.items()
@@ -317,7 +355,7 @@ def at_most(end: Mapping[Place, Position], target: Mapping[Place, Position]) -> 
     }
 
 
-# -- into tasks --------------------------------------------------------------------------------------------
+# -- ranges for tasks ------------------------------------------------------------------------------
 
 
 def ranges(
@@ -326,7 +364,11 @@ def ranges(
     partitions_min: int | None = None,
     rows_max: int | None = None,
 ) -> list[Range]:
-    """Every row of [start, end) in exactly one range, by place and offset. Shards are divided, never joined."""
+    """Divide the rows from `start` to before `end` into ranges, sorted by place and offset.
+
+    Each row is in exactly one range and each range is of one shard. A range has at most `rows_max`
+    rows; there are about `partitions_min` ranges or more.
+    """
     whole = [
         Range(place[0], place[1], position.id, _begin(start, place), position.next)
         for place, position in sorted(end.items())
@@ -339,9 +381,10 @@ def ranges(
     return [piece for one in whole for piece in split(one, limit)]
 
 
-def gathered(pieces: Iterable[Range], rows_max: int) -> list[list[Range]]:
-    """For tasks: neighbours together while they have no more than `rows_max` rows, since a task costs as much as many
-    rows. Every range is in exactly one, in order.
+def grouped(pieces: Iterable[Range], rows_max: int) -> list[list[Range]]:
+    """Put neighbouring ranges together while they have at most `rows_max` rows, one group a task.
+
+    A task costs as much as many rows. Each range is in exactly one group, and the order stays.
     """
     found: list[list[Range]] = []
     rows = 0
@@ -355,7 +398,7 @@ def gathered(pieces: Iterable[Range], rows_max: int) -> list[list[Range]]:
 
 
 def split(one: Range, rows_max: int) -> list[Range]:
-    """In as few equal pieces as keep to `rows_max` rows each."""
+    """Divide a range into as few equal ranges as possible of at most `rows_max` rows each."""
     count = -(-len(one) // rows_max)
     edges = [one.start + len(one) * i // count for i in range(count + 1)]
     return [Range(one.queue, one.shard, one.id, low, high) for low, high in pairwise(edges)]

@@ -1,8 +1,9 @@
 """Options of the reader and the writer: their names, defaults and checks.
 
-Names are Kafka's where Kafka has the thing (`subscribe`, `startingOffsets`, `maxOffsetsPerTrigger` ...). An option
-nobody knows is an error: a misspelt `maxOffsetPerTrigger` must not silently mean "no limit". Spark hands all options
-as text and without regard to case. Pure: no Spark, no network, no clock.
+An option has the name that Spark's Kafka source gives it, where there is one (`subscribe`,
+`startingOffsets`, `maxOffsetsPerTrigger` ...). An unknown option is an error: a misspelt
+`maxOffsetPerTrigger` must not silently mean "no limit". Spark passes all options as text and does
+not distinguish upper and lower case. Nothing here uses Spark, the network or a clock.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from urllib.parse import urlsplit
 EARLIEST, LATEST = -2, -1  # in place of an offset, as in Kafka's options
 
 NAMED_OFFSETS = {"earliest": EARLIEST, "first": EARLIEST, "latest": LATEST, "next": LATEST}
-GROUP_BYTES_MAX = 255  # the broker's bound for a name
+GROUP_BYTES_MAX = 255  # the broker accepts no longer name
 DURATION = re.compile(r"(\d+)\s*(ms|s|m|h)")
 DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
-# By queue and shard; a single number stands for all of them.
+# Offsets (or times) by queue and shard. A single number holds for all shards.
 Offsets = int | Mapping[str, Mapping[int, int]]
 
 
@@ -33,7 +34,10 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True)
 class Connection:
-    """Where the broker's HTTP API is and who asks. The password stays out of `repr`, and so out of logs."""
+    """The addresses of the broker's HTTP API and the login for it.
+
+    The password is not in `repr`, so that it is not in logs either.
+    """
 
     urls: tuple[str, ...]
     vhost: str
@@ -46,6 +50,8 @@ class Connection:
 
 @dataclass(frozen=True)
 class ReadOptions:
+    """The checked options of a batch or stream that is read; README's table says what they mean."""
+
     connection: Connection
     subscribe: tuple[str, ...]
     subscribe_pattern: str | None
@@ -75,6 +81,8 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
+    """The checked options of a writer; README's table says what they mean."""
+
     connection: Connection
     exchange: str | None
     routing_key: str | None
@@ -86,7 +94,7 @@ class WriteOptions:
     metrics_path: str | None
 
 
-# -- one option's text to its value --------------------------------------------------------------------
+# -- parsers of single options: they raise ValueError ----------------------------------------------
 
 
 def _boolean(text: str) -> bool:
@@ -215,7 +223,7 @@ def _text(text: str) -> str:
     return text
 
 
-# Option to (how it is read, its default); None: not given.
+# Each option's parser and default. A default of None means that the option is not given.
 CONNECTION: dict[str, tuple[Callable[[str], Any], Any]] = {
     "shardmq.url": (_urls, ("http://127.0.0.1:15672",)),
     "shardmq.vhost": (_text, "/"),
@@ -228,7 +236,7 @@ CONNECTION: dict[str, tuple[Callable[[str], Any], Any]] = {
 }
 READ: dict[str, tuple[Callable[[str], Any], Any]] = {
     **CONNECTION,
-    "path": (_names, None),  # what .load("orders") says
+    "path": (_names, None),  # the argument of .load("orders")
     "subscribe": (_names, None),
     "subscribePattern": (_pattern, None),
     "assign": (_assignment, None),
@@ -269,14 +277,14 @@ WRITE: dict[str, tuple[Callable[[str], Any], Any]] = {
     "rowsPerSecondPerTask": (_at_least(1), None),
     "metricsPath": (_text, None),
 }
-# Spark's own, handed to every writer.
+# Spark passes these options of its own to every writer.
 IGNORED = {"checkpointlocation", "queryname"}
 
 
 def _parse(
     known: dict[str, tuple[Callable[[str], Any], Any]], given: Mapping[str, str]
 ) -> tuple[dict[str, Any], set[str]]:
-    """Every option's value, and which were given."""
+    """Return the value of every known option, and the names of those that were given."""
     by_lower = {name.lower(): name for name in known}
     values = {name: default for name, (_, default) in known.items()}
     said: set[str] = set()
@@ -315,7 +323,7 @@ def _connection(
     environment: Mapping[str, str],
     timeout: str = "requestTimeoutMs",
 ) -> Connection:
-    """`timeout`: the option that is for it where that is given."""
+    """Return the connection; `timeout` names the option for its timeout, where that is given."""
     _at_most_one(said, "shardmq.password", "shardmq.passwordFile")
     password = values["shardmq.password"]
     if path := values["shardmq.passwordFile"]:
@@ -338,6 +346,10 @@ def _connection(
 def read_options(
     given: Mapping[str, str], environment: Mapping[str, str] | None = None
 ) -> ReadOptions:
+    """Return the reader's options, checked; raise OptionError, which names the option.
+
+    environment: where SHARDMQ_USER and SHARDMQ_PASSWORD are looked up, by default `os.environ`.
+    """
     values, said = _parse(READ, given)
     which = _at_most_one(said, "path", "subscribe", "subscribePattern", "assign")
     if which is None:
@@ -378,7 +390,7 @@ def read_options(
 
 
 def _check_needed(said: set[str], values: Mapping[str, Any]) -> None:
-    """Refuse options that would do nothing for want of another one."""
+    """Refuse options that have no effect without another option, or beside another one."""
     by_time = {"startingTimestamp", "startingOffsetsByTimestamp"}
     if "startingOffsetsByTimestampStrategy" in said and not said & by_time:
         raise OptionError(
@@ -415,7 +427,7 @@ def _check_limits(values: Mapping[str, Any]) -> None:
 
 
 def _by_place(said: Offsets | None) -> dict[tuple[str, int], int]:
-    """What is said of single shards; a number that stands for all shards is none of these."""
+    """Return the values that are given for single shards, without one that holds for all shards."""
     if not isinstance(said, Mapping):
         return {}
     return {
@@ -424,18 +436,23 @@ def _by_place(said: Offsets | None) -> dict[tuple[str, int], int]:
 
 
 def _check_order(values: Mapping[str, Any], start: str, end: str) -> None:
-    """Refuse an end that lies below its start, as far as both are said in numbers; -2 and -1 are not known yet."""
+    """Refuse an end below its start, where both are numbers.
+
+    EARLIEST and LATEST (-2, -1) cannot be compared before the broker is asked.
+    """
     if type(values[start]) is int and type(values[end]) is int and 0 <= values[end] < values[start]:
         raise OptionError(f"{end}={values[end]} is before {start}={values[start]}")
     begins = _by_place(values[start])
     for (queue, shard), last in _by_place(values[end]).items():
         if 0 <= last < begins.get((queue, shard), last):
             raise OptionError(
-                f"{end} of {queue}/{shard} is {last}, before {start}, which is {begins[queue, shard]}"
+                f"{end} of {queue}/{shard} is {last}, before {start}, "
+                f"which is {begins[queue, shard]}"
             )
 
 
 def for_batch(options: ReadOptions) -> ReadOptions:
+    """Return the options; raise OptionError for an option that only streams have."""
     if options.starting == LATEST or LATEST in _by_place(options.starting).values():
         raise OptionError("startingOffsets=latest reads nothing in a batch")
     for name, value in [
@@ -450,6 +467,7 @@ def for_batch(options: ReadOptions) -> ReadOptions:
 
 
 def for_stream(options: ReadOptions) -> ReadOptions:
+    """Return the options; raise OptionError for an option that only batches have."""
     if options.ending is not None or options.ending_times_ms is not None:
         raise OptionError("endingOffsets and endingTimestamp are for batch reads")
     if options.push_filters:
@@ -458,10 +476,12 @@ def for_stream(options: ReadOptions) -> ReadOptions:
 
 
 def for_stream_writer(options: WriteOptions) -> WriteOptions:
+    """Return the options; raise OptionError for an option that only batches have."""
     if options.producer is not None:
         raise OptionError(
-            "producerName is for batch writes: a query's epochs begin at 0 again with each new checkpoint, "
-            "and under an old name its rows would pass for known ones; a query has a name of its own"
+            "producerName is for batch writes: a query's epochs begin at 0 again with each new "
+            "checkpoint, and under an old name its rows would pass for known ones; "
+            "a query has a name of its own"
         )
     return options
 
@@ -469,6 +489,7 @@ def for_stream_writer(options: WriteOptions) -> WriteOptions:
 def write_options(
     given: Mapping[str, str], environment: Mapping[str, str] | None = None
 ) -> WriteOptions:
+    """Return the writer's options, checked; raise OptionError, which names the option."""
     values, said = _parse({**WRITE, "path": (_text, None)}, given)
     _at_most_one(said, "path", "exchange")
     if "producerName" in said and values["delivery"] != "idempotent":

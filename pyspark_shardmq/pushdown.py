@@ -1,7 +1,8 @@
-"""Filters of a query that the broker or the plan can answer: pure functions.
+"""Filters of a query that the plan or the broker can apply: pure functions.
 
-Of offset, shard and queue nothing is left for Spark to filter. Times and keys only make what is sent less: the broker
-knows times to a millisecond and keys as bytes, so Spark looks again.
+Filters on offset, shard and queue are applied exactly, and Spark does not apply them again. Filters
+on times, keys and exchanges only reduce what the broker sends: the broker knows times to a
+millisecond and keys as bytes, so Spark applies them once more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ KAFKA_NAMES = {"topic": "queue", "partition": "shard"}
 
 @dataclass(frozen=True)
 class Pushed:
-    """offset_min inclusive, offset_max exclusive; None: no bound. `filters` are of the broker's kind, all must hold."""
+    """The bounds and filters that Spark has handed over.
+
+    offset_min is inclusive and offset_max exclusive; None is no bound. filters: conditions as the
+    broker's HTTP API writes them, all of which must hold.
+    """
 
     offset_min: int | None = None
     offset_max: int | None = None
@@ -33,6 +38,7 @@ class Pushed:
     filters: tuple[str, ...] = ()
 
     def narrow(self, start: Positions, end: Positions) -> tuple[Positions, Positions]:
+        """Return the start and end without the places and offsets that no wanted row has."""
         kept = {place: position for place, position in end.items() if self._takes(place)}
         low = {
             place: _with(start[place], max(start[place].next, self.offset_min or 0))
@@ -59,7 +65,7 @@ def _with(position: Position, next_: float) -> Position:
 
 
 def push(filters: Sequence[Filter], options: ReadOptions) -> tuple[Pushed, list[Filter]]:
-    """What is taken over, and what Spark has still to filter by."""
+    """Return what is taken over, and the filters that Spark still has to apply."""
     pushed, rest = Pushed(), []
     for one in filters:
         taken, done = _take(pushed, one, options.row_format == "kafka")
@@ -91,7 +97,8 @@ def _take(pushed: Pushed, one: Filter, kafka: bool) -> tuple[Pushed, bool]:
 
 
 def _by_offset(pushed: Pushed, kind: str, value: int) -> tuple[Pushed, bool]:
-    # How far the first row to be read, and the one behind the last, lie from `value`; None: no bound on that side.
+    # The distances from `value` to the first row to be read, and to the row behind the last one.
+    # None: the filter sets no bound on that side.
     bounds: dict[str, tuple[int | None, int | None]] = {
         "EqualTo": (0, 1),
         "GreaterThan": (1, None),
@@ -117,7 +124,7 @@ def _among(pushed: Pushed, column: str, values: Iterable[Any]) -> Pushed:
 
 
 def _by_time(pushed: Pushed, kind: str, value: datetime) -> Pushed:
-    """A millisecond wider on each side where it must be: no row the query wants is left out."""
+    """Add bounds of time in whole milliseconds, rounded so that no wanted row is left out."""
     ms = value.timestamp() * 1000
     since, until = f"since:{math.floor(ms)}", f"until:{math.floor(ms) + 1}"
     bounds: dict[str, tuple[str, ...]] = {

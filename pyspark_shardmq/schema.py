@@ -1,9 +1,12 @@
-"""A message as a row: column names and types, as Spark and as Arrow know them.
+"""A message as a row: the columns with their types in Spark and in Arrow.
 
-Base columns, in this order: where the message lies (`queue`, `shard`, `offset`), when it was stored (`timestamp`,
-UTC, microseconds), how it was published (`exchange`, `routing_key`), its body (`value`). `headers` keep the AMQP
-table losslessly: key, the type's letter of AMQP 0-9-1 (as RabbitMQ uses them: S, l, t, F ...) and its encoded bytes.
-Nothing heavy is imported before it is needed: Spark imports the package at every look-up of a data source.
+The base columns are, in this order: the place of the message (`queue`, `shard`, `offset`), the time
+when it was stored (`timestamp`, UTC, microseconds), how it was published (`exchange`,
+`routing_key`), and its body (`value`). `headers` keep the AMQP table without loss: each entry has
+its key, the letter of its type as RabbitMQ uses them (S, l, t, F ...), and its encoded bytes.
+
+Functions import pyarrow themselves, because Spark imports this module at every look-up of a data
+source.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
 
 HEADERS = "array<struct<key:string,type:string,value:binary>>"
 PROPERTIES = (
-    "struct<content_type:string,content_encoding:string,delivery_mode:int,priority:int,correlation_id:string,"
-    "reply_to:string,expiration:string,message_id:string,timestamp:timestamp,type:string,user_id:string,app_id:string>"
+    "struct<content_type:string,content_encoding:string,delivery_mode:int,priority:int,"
+    "correlation_id:string,reply_to:string,expiration:string,message_id:string,"
+    "timestamp:timestamp,type:string,user_id:string,app_id:string>"
 )
 BASE = {
     "queue": "string",
@@ -32,7 +36,7 @@ BASE = {
 }
 COLUMNS = {**BASE, "headers": HEADERS, "properties": PROPERTIES}
 
-# Kafka's name to (its type, the column it is made of).
+# Each column of rowFormat=kafka: its type, and the column that it is made of.
 KAFKA = {
     "key": ("binary", "routing_key"),
     "value": ("binary", "value"),
@@ -43,11 +47,11 @@ KAFKA = {
     "timestampType": ("int", None),
     "headers": ("array<struct<key:string,value:binary>>", "headers"),
 }
-KAFKA_LOG_APPEND_TIME = 1  # timestampType: when it was stored, not when it was made
+KAFKA_LOG_APPEND_TIME = 1  # a timestampType: the time of storing, not that of the producer
 
 
 def columns(options: ReadOptions) -> list[str]:
-    """The columns to ask the broker for, in the order of the rows."""
+    """Return the columns to ask the broker for, in the order that the rows have."""
     if options.row_format == "kafka":
         names = ["queue", "shard", "offset", "timestamp", "routing_key", "value"]
         return names + (["headers"] if options.include_headers else [])
@@ -63,6 +67,7 @@ def columns(options: ReadOptions) -> list[str]:
 
 
 def ddl(options: ReadOptions) -> str:
+    """Return the schema of the rows as Spark's DDL."""
     if options.row_format == "kafka":
         kinds = {
             name: kind
@@ -74,17 +79,18 @@ def ddl(options: ReadOptions) -> str:
     return ", ".join(f"`{name}` {kind}" for name, kind in kinds.items())
 
 
-# -- Arrow -------------------------------------------------------------------------------------------------
+# -- Arrow -----------------------------------------------------------------------------------------
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """What Spark makes of `ddl` for these columns, and what the broker sends."""
+    """Return the Arrow schema of these columns, which is also what Spark makes of `ddl`."""
     import pyarrow as pa
 
     return pa.schema([(name, arrow_type(COLUMNS[name])) for name in names])
 
 
 def arrow_type(kind: str) -> pa.DataType:
+    """Return the Arrow type of a type in Spark's DDL, as far as the tables above use it."""
     import pyarrow as pa
 
     plain = {
@@ -103,7 +109,10 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows with exactly these columns and types: Spark compares only the first batch of a task."""
+    """Return the same rows with exactly these columns and types.
+
+    Each batch needs this, because Spark compares the types of a task's first batch only.
+    """
     if batch.schema.equals(schema):
         return batch
     import pyarrow as pa
@@ -119,7 +128,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def as_kafka(batch: pa.RecordBatch, with_headers: bool) -> pa.RecordBatch:
-    """The rows of the `kafka` form of `columns` under Kafka's names."""
+    """Return the rows with the columns of rowFormat=kafka."""
     import pyarrow as pa
 
     arrays, fields = [], []
@@ -138,7 +147,7 @@ def as_kafka(batch: pa.RecordBatch, with_headers: bool) -> pa.RecordBatch:
 
 
 def _untyped(headers: pa.ListArray) -> pa.ListArray:
-    """Headers without the letters of their types."""
+    """Return the headers without the letters of their types."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

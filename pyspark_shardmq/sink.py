@@ -1,9 +1,10 @@
-"""Rows published by Spark, with confirms, each once in each queue however often Spark repeats a task or an epoch.
+"""Publish Spark's rows with confirms, each row once however often Spark repeats a task or an epoch.
 
-Each task is a producer of its own to the broker: (query, partition) names it, (epoch, row) is its sequence number,
-which rises from row to row and from epoch to epoch. What is repeated has the same numbers and is dropped by the
-queues that have it. That holds while a repeated task gives the same rows in the same order; where a shuffle may order
-them otherwise, sort within partitions before the sink.
+Each task is a producer of its own. The query and the partition make the producer's id; the epoch
+and the row make the sequence number, which rises from row to row and from epoch to epoch. A row
+that is published again has the same number, and queues that have the row drop it. This holds while
+a repeated task gives the same rows in the same order. Where a shuffle may change the order, sort
+within partitions before the sink.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ from pyspark_shardmq.options import OptionError, WriteOptions, for_stream_writer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-EPOCH_BITS = 23  # sequence numbers are signed 64-bit: 2**23 epochs of 2**40 rows a partition
+# A sequence number is a signed 64-bit number: 2**23 epochs of 2**40 rows a partition.
+EPOCH_BITS = 23
 ROW_BITS = 40
-BODY_BYTES_MAX = 32 << 20  # of a batch as Arrow; the broker takes twice that
+BODY_BYTES_MAX = 32 << 20  # the most bytes of a batch as Arrow; the broker takes twice that
 COLUMNS = {"value", "routing_key", "exchange", "headers", "properties"}
 PRODUCER_HEADERS = ("x-producer-id", "x-sequence")
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has published; `known`: rows that a queue had before, of the same producer. None where rows have no
-    producer, so that nobody knows.
+    """How many rows a task has published.
+
+    known: how many of the rows a queue already had of the same producer; None where the rows have
+    no producer, since the broker cannot tell then.
     """
 
     rows: int
@@ -50,8 +54,10 @@ class Written(WriterCommitMessage):
 def report(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], epoch: int | None = None
 ) -> None:
-    """Say on the driver what was stored and what the broker knew before: one line of JSON in the file of metricsPath,
-    and a line on standard error where rows were known.
+    """Report on the driver how many rows were stored and how many the broker had before.
+
+    This adds a line of JSON to the file of the option metricsPath, and writes a line to standard
+    error where the broker had rows before. epoch: of a stream, None for a batch.
     """
     written = [message for message in messages if isinstance(message, Written)]
     rows = sum(one.rows for one in written)
@@ -78,7 +84,8 @@ def check_columns(names: Sequence[str]) -> None:
         )
     if more := [name for name in names if name not in COLUMNS]:
         raise OptionError(
-            f"the sink does not know what to do with column {', '.join(more)}: select only {', '.join(sorted(COLUMNS))}"
+            f"the sink does not know what to do with column {', '.join(more)}: "
+            f"select only {', '.join(sorted(COLUMNS))}"
         )
 
 
@@ -88,6 +95,7 @@ def check_exchange(options: WriteOptions, names: Sequence[str]) -> None:
 
 
 def first_sequence(epoch: int) -> int:
+    """Return the sequence number of an epoch's first row; raise OptionError if epochs ran out."""
     if not 0 <= epoch < 1 << EPOCH_BITS:
         raise OptionError(
             f"epoch {epoch}: sequence numbers hold {1 << EPOCH_BITS} epochs; begin a new checkpoint"
@@ -98,7 +106,10 @@ def first_sequence(epoch: int) -> int:
 def publish(
     options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str | None, sequence: int
 ) -> Written:
-    """All rows, in order, each batch confirmed before the next is sent."""
+    """Publish all rows in order; each request is confirmed before the next one is sent.
+
+    producer: None for rows without sequence numbers. sequence: the number of the first row.
+    """
     broker, count, begun = Broker(options.connection), 0, time.monotonic()
     known: int | None = None if producer is None else 0
     try:
@@ -124,7 +135,10 @@ def publish(
 
 
 def pieces(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
-    """Slices of at most `rows_max` rows and about BODY_BYTES_MAX, one row at least."""
+    """Divide a batch into slices of at most `rows_max` rows and about BODY_BYTES_MAX bytes.
+
+    A slice has at least one row, however large the row is.
+    """
     size = max(1, batch.nbytes // max(1, batch.num_rows))
     step = max(1, min(rows_max, BODY_BYTES_MAX // size))
     for start in range(0, batch.num_rows, step):
@@ -136,8 +150,10 @@ def pieces(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
 
 
 def wire_form(batch: pa.RecordBatch, numbered: bool) -> pa.RecordBatch:
-    """The batch in the broker's column types. Of a `numbered` one the headers lose what another producer said of its
-    place.
+    """Return the batch with the types that the broker expects; raise OptionError for null values.
+
+    Rows that get sequence numbers (`numbered`) lose the headers in which another producer, whose
+    messages they were, had put its own id and number.
     """
     import pyarrow as pa
 
@@ -146,7 +162,7 @@ def wire_form(batch: pa.RecordBatch, numbered: bool) -> pa.RecordBatch:
     for i, name in enumerate(names):
         kind = pa.binary() if name == "value" else schema.arrow_type(schema.COLUMNS[name])
         arrays[i] = (
-            _without_place(arrays[i].cast(kind))
+            _without_producer(arrays[i].cast(kind))
             if name == "headers" and numbered
             else arrays[i].cast(kind)
         )
@@ -154,12 +170,13 @@ def wire_form(batch: pa.RecordBatch, numbered: bool) -> pa.RecordBatch:
     value = arrays[names.index("value")]
     if value.null_count:
         raise OptionError(
-            f"{value.null_count} of {len(value)} rows have no value: a message has a body, if an empty one"
+            f"{value.null_count} of {len(value)} rows have no value: "
+            "a message has a body, if an empty one"
         )
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(wanted))
 
 
-def _without_place(headers: pa.ListArray) -> pa.ListArray:
+def _without_producer(headers: pa.ListArray) -> pa.ListArray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -173,8 +190,10 @@ def _without_place(headers: pa.ListArray) -> pa.ListArray:
 
 
 class ShardmqWriter(DataSourceArrowWriter):
-    """Made once for a job and copied to its tasks: without a name of its own the producer is one of this job, whose
-    tasks may be repeated.
+    """The writer of a batch.
+
+    Spark makes the writer once for a job and copies it to the tasks, so repeated tasks of a job
+    without a producerName have the same producer.
     """
 
     def __init__(self, options: WriteOptions, names: Sequence[str], overwrite: bool) -> None:
@@ -190,18 +209,21 @@ class ShardmqWriter(DataSourceArrowWriter):
         return publish(self._options, iterator, _named(self._options, self._producer, partition), 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All rows are confirmed already."""
+        """Report the numbers; all rows were confirmed before."""
         report(self._options, messages)
 
 
 class ShardmqStreamWriter(DataSourceStreamArrowWriter):
+    """The writer of a streaming query."""
+
     def __init__(self, options: WriteOptions, names: Sequence[str]) -> None:
         check_columns(names)
         check_exchange(options, names)
         self._options = for_stream_writer(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        # Spark hands neither to the writer; both are what its own state store goes by.
+        # Spark does not pass the query and the epoch to the writer. Its own state store reads these
+        # properties too.
         context = _context()
         query, epoch = (
             context.getLocalProperty(key)
@@ -209,17 +231,18 @@ class ShardmqStreamWriter(DataSourceStreamArrowWriter):
         )
         if query is None or epoch is None:
             raise OptionError(
-                "this Spark does not tell tasks their query and epoch; delivery=atLeastOnce needs neither"
+                "this Spark does not tell tasks their query and epoch; "
+                "delivery=atLeastOnce needs neither"
             )
         named = _named(self._options, f"spark-{query}", context.partitionId())
         return publish(self._options, iterator, named, first_sequence(int(epoch)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All rows are confirmed already."""
+        """Report the numbers of the epoch; all rows were confirmed before."""
         report(self._options, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is published stays; the epoch is repeated and its numbers with it."""
+        """Do nothing: rows that are published stay, and the repeated epoch has the same numbers."""
 
 
 def _context() -> TaskContext:

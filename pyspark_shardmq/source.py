@@ -1,7 +1,8 @@
-"""Streams read by Spark: a range of offsets of one shard is one task, of a stream with few rows several are.
+"""The readers that Spark calls: a task reads a range of offsets of one shard.
 
-What there is to read is asked of the broker on the driver, the rows come over HTTP to the tasks. The decisions (where
-to begin, how much in one trigger, what is lost) are functions of `offsets`.
+In a streaming query one task reads the ranges of several shards, where these have few rows. The
+driver asks the broker which rows there are; the tasks fetch the rows over HTTP. Where to begin, how
+many rows one trigger gets and which rows are lost is decided by functions of `offsets`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_shardmq import offsets, schema
 from pyspark_shardmq.archive import Archive
-from pyspark_shardmq.fetch import Away, Broker, BrokerError, Damaged, Gone
+from pyspark_shardmq.fetch import Broker, BrokerError, Damaged, RowsExpired, StreamGone
 from pyspark_shardmq.offsets import Place, Positions, Range, ShardState
 from pyspark_shardmq.options import (
     EARLIEST,
@@ -40,14 +41,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
-ROWS_SAMPLED = 256  # to know the size of a row
-# So few rows of several shards are one task of a stream: what a task costs is what a small epoch takes.
+ROWS_SAMPLED = 256  # so many rows are read to learn the average size of a row
+# In a stream, one task reads several shards that have at most so many rows together. A small epoch
+# takes about as long as its tasks take to start.
 TASK_ROWS_MIN = 1000
 
 
 @dataclass
 class Task(InputPartition):
-    """What one task reads."""
+    """The ranges that one task reads, in order."""
 
     ranges: tuple[Range, ...]
 
@@ -56,21 +58,24 @@ class Task(InputPartition):
         self.ranges = ranges
 
 
-# -- what the driver asks ----------------------------------------------------------------------------------
+# -- on the driver ---------------------------------------------------------------------------------
 
 
 def subscribed(broker: Broker, options: ReadOptions) -> list[str]:
+    """Return the names of the queues and exchanges that the options ask for, sorted."""
     if options.subscribe_pattern is not None:
         return offsets.matching(options.subscribe_pattern, broker.names())
     return sorted(options.assign or set(options.subscribe))
 
 
 @dataclass(frozen=True)
-class There:
-    """What there is to read.
+class ReadableShards:
+    """The shards that a query reads, at one moment.
 
-    `shards`: the log of each. `ended`: by id, where streams ended that are no shards any more. `names`: of queues and
-    exchanges. `archive`: where rows are that are older than the log, if anywhere.
+    shards: the rows in the log of each shard. ended: by id, where the streams ended that are no
+    shards of their exchange any more. names: the queues and exchanges of which all shards are read,
+    so none with the option assign. archive: where rows are that are older than the log, if the
+    option archivePath is given.
     """
 
     shards: list[ShardState]
@@ -78,19 +83,20 @@ class There:
     names: tuple[str, ...]
     archive: Archive | None
 
-    def whole(self) -> list[ShardState]:
-        """Return the shards as far as their log and the archive reach."""
+    def with_archive(self) -> list[ShardState]:
+        """Return the shards with the rows of both the log and the archive."""
         return (
             self.shards
             if self.archive is None
-            else self.archive.reaching_back(self.shards, self.names)
+            else self.archive.extended_back(self.shards, self.names)
         )
 
-    def ahead_of(self, begun: Positions) -> tuple[list[ShardState], dict[str, int]]:
-        """Return the shards for a query that has come so far, and where those ended that are not there any more.
+    def still_to_read(self, begun: Positions) -> tuple[list[ShardState], dict[str, int]]:
+        """Return the shards for a query at these positions, and where removed streams ended.
 
-        The archive is looked at only where it may be needed. A shard that only the archive has is there as long as the
-        archive has more of it; whoever has read it to the archive's end has read all of it that anybody knows of.
+        The archive is opened only where a row that is not in the log may be needed. A shard that
+        only the archive has is returned while the query has not read all of its archived rows.
+        After that the shard counts as ended there.
         """
         live = {state.place: state for state in self.shards}
         logged = all(
@@ -100,7 +106,7 @@ class There:
         if self.archive is None or (logged and live.keys() <= begun.keys()):
             return self.shards, self.ended
         shards, ended = [], dict(self.ended)
-        for state in self.whole():
+        for state in self.with_archive():
             at = begun.get(state.place)
             if state.place in live or (
                 at is not None and at.id == state.id and at.next < state.next
@@ -111,10 +117,15 @@ class There:
         return shards, ended
 
 
-def look(
+def inspect(
     broker: Broker, options: ReadOptions, seen: Mapping[Place, int] | None = None, wait_ms: int = 0
-) -> There:
-    """Return what is read. Waits at most `wait_ms` for news behind `seen`, if one name is read (else it only asks)."""
+) -> ReadableShards:
+    """Ask the broker for the shards that the options name.
+
+    With `seen` (the next offset by place) and `wait_ms`, the broker waits so long for new rows if
+    exactly one name is read and all its shards. Raises OptionError where options do not fit what is
+    there.
+    """
     archive = None if options.archive_path is None else Archive(options.archive_path)
     if archive is not None:
         archive.check()
@@ -125,7 +136,7 @@ def look(
         after = {shard: n for (queue, shard), n in (seen or {}).items() if queue == name}
         wanted = None if options.assign is None else options.assign[name]
         patience = wait_ms if len(names) == 1 and wanted is None else 0
-        all_shards, gone, queues = broker.look(name, after or None, patience)
+        all_shards, gone, queues = broker.inspect(name, after or None, patience)
         if twice := sorted((queues - {name}) & set(names)):
             raise OptionError(
                 f"{twice[0]} is a shard of {name}, which is read too: its rows would come twice"
@@ -136,19 +147,24 @@ def look(
             )
         found += [state for state in all_shards if wanted is None or state.shard in wanted]
         ended |= gone
-    return There(found, ended, tuple(names) if options.assign is None else (), archive)
+    return ReadableShards(found, ended, tuple(names) if options.assign is None else (), archive)
 
 
 def by_time(
     broker: Broker,
     times_ms: Offsets,
     default: int,
-    there: There,
-    whole: list[ShardState],
+    there: ReadableShards,
+    states: list[ShardState],
     strategy: str,
     option: str,
 ) -> Positions:
-    """Return the first row of each shard that is not older than its time, be it in the log or in the archive."""
+    """Return the position of the first row of each shard that is not older than its time.
+
+    The row may be in the log or in the archive. times_ms: one time, or times by queue and shard.
+    there, states: the shards without and with the archive. The other arguments are those of
+    `offsets.at_times`.
+    """
     asked = {}
     logs = {state.place: state for state in there.shards}
     for state in there.shards:
@@ -160,7 +176,7 @@ def by_time(
         if time_ms is not None and (state.queue, time_ms) not in asked:
             asked[state.queue, time_ms] = broker.offsets_at(state.queue, time_ms)
     found: dict[Place, int | None] = {}
-    for state in whole:
+    for state in states:
         time_ms = (
             times_ms.get(state.queue, {}).get(state.shard)
             if isinstance(times_ms, Mapping)
@@ -179,34 +195,45 @@ def by_time(
             archived = there.archive.find(state.place, state.id, time_ms, begin)
             offset = offset if archived is None else archived
         found[state.place] = offset if offset < state.next else None
-    return offsets.at_times(times_ms, default, whole, found, strategy, option)
+    return offsets.at_times(times_ms, default, states, found, strategy, option)
 
 
 def starting(
-    broker: Broker, options: ReadOptions, there: There, whole: list[ShardState], default: int
+    broker: Broker,
+    options: ReadOptions,
+    there: ReadableShards,
+    states: list[ShardState],
+    default: int,
 ) -> Positions:
+    """Return where the query begins; `default` holds for shards that no option names."""
     if options.starting_times_ms is not None:
         times, strategy = options.starting_times_ms, options.starting_time_strategy
-        return by_time(broker, times, default, there, whole, strategy, "startingOffsetsByTimestamp")
-    return offsets.resolve(options.starting, default, whole, "startingOffsets")
+        return by_time(
+            broker, times, default, there, states, strategy, "startingOffsetsByTimestamp"
+        )
+    return offsets.resolve(options.starting, default, states, "startingOffsets")
 
 
 def ending(
-    broker: Broker, options: ReadOptions, there: There, whole: list[ShardState]
+    broker: Broker, options: ReadOptions, there: ReadableShards, states: list[ShardState]
 ) -> Positions:
+    """Return where a batch ends."""
     if options.ending_times_ms is not None:
         times = options.ending_times_ms
-        return by_time(broker, times, LATEST, there, whole, "latest", "endingOffsetsByTimestamp")
-    return offsets.resolve(options.ending, LATEST, whole, "endingOffsets")
+        return by_time(broker, times, LATEST, there, states, "latest", "endingOffsetsByTimestamp")
+    return offsets.resolve(options.ending, LATEST, states, "endingOffsets")
 
 
-# -- what a task does --------------------------------------------------------------------------------------
+# -- in a task -------------------------------------------------------------------------------------
 
 
 def rows(
     options: ReadOptions, ranges: Iterable[Range], filters: Sequence[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the ranges in the form that was asked for, older ones from the archive where there is one."""
+    """Yield the rows of the ranges, from the log or the archive, with the columns asked for.
+
+    filters: conditions of the broker's kind besides the option filter.routingKey.
+    """
     names = schema.columns(options)
     wanted = schema.arrow_schema(names)
     broker = Broker(options.connection)
@@ -233,6 +260,7 @@ def _filters(options: ReadOptions, more: Sequence[str]) -> list[str]:
 def from_log_or_archive(
     broker: Broker, options: ReadOptions, one: Range, names: list[str], filters: list[str]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range; those that are not in the log any more come from the archive."""
     if options.archive_path is None:
         yield from broker.scan(one, names, filters, options.fail_on_data_loss)
         return
@@ -244,8 +272,8 @@ def from_log_or_archive(
         ):
             at = batch.column(batch.schema.get_field_index("offset"))[-1].as_py() + 1
             yield batch
-    except Gone as gone:
-        # Retention may have come between the plan and the scan, or in the middle of it.
+    except RowsExpired as gone:
+        # Retention may remove rows between the plan and the scan, or during the scan.
         cold = replace(one, start=at, end=min(gone.first, one.end))
         hot = replace(one, start=max(at, gone.first))
         yield from archive.scan(cold, names, filters, options.fail_on_data_loss)
@@ -255,15 +283,17 @@ def from_log_or_archive(
         if options.fail_on_data_loss:
             raise
         print(f"shardmq: {loss}", file=sys.stderr)
-    except Away:
-        # A shard that the exchange has no more.
+    except StreamGone:
+        # The shard was removed from its exchange; the archive may have its rows.
         yield from archive.scan(replace(one, start=at), names, filters, options.fail_on_data_loss)
 
 
-# -- a batch -----------------------------------------------------------------------------------------------
+# -- a batch ---------------------------------------------------------------------------------------
 
 
 class ShardmqReader(DataSourceReader):
+    """The reader of a batch."""
+
     def __init__(self, options: ReadOptions) -> None:
         self._options = for_batch(options)
         self._pushed = Pushed()
@@ -272,32 +302,33 @@ class ShardmqReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options, broker = self._options, Broker(self._options.connection)
         try:
-            there = look(broker, options)
+            there = inspect(broker, options)
             if not there.names and options.assign is None:
                 raise OptionError(
                     f"subscribePattern {options.subscribe_pattern}: no stream has such a name"
                 )
-            whole = there.whole()
-            asked = starting(broker, options, there, whole, EARLIEST)
-            end = ending(broker, options, there, whole)
+            states = there.with_archive()
+            asked = starting(broker, options, there, states, EARLIEST)
+            end = ending(broker, options, there, states)
         finally:
             broker.close()
-        _refuse_beyond(whole, end)
-        end = offsets.ordered(asked, end, whole, options.fail_on_data_loss)
-        start, _ = offsets.checked(asked, whole, options.fail_on_data_loss)
+        _refuse_beyond(states, end)
+        end = offsets.ordered(asked, end, states, options.fail_on_data_loss)
+        start, _ = offsets.checked(asked, states, options.fail_on_data_loss)
         start, end = self._pushed.narrow(start, end)
         found = offsets.ranges(start, end, options.partitions_min, options.rows_per_partition_max)
         return [Task(one) for one in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         if not isinstance(partition, Task):
-            return iter(())  # Spark makes one partition of nothing where there are none
+            return iter(())  # without partitions Spark makes one of its own, which has no rows
         return rows(self._options, partition.ranges, self._pushed.filters)
 
 
 class PushingReader(ShardmqReader):
-    """Only with pushFilters=true: Spark refuses readers that take filters unless
-    spark.sql.python.filterPushdown.enabled is set.
+    """The reader of a batch that takes over filters, used only with pushFilters=true.
+
+    Spark refuses such a reader unless spark.sql.python.filterPushdown.enabled is set.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -314,22 +345,25 @@ def _refuse_beyond(there: Iterable[ShardState], end: Positions) -> None:
             )
 
 
-# -- a stream ----------------------------------------------------------------------------------------------
+# -- a stream --------------------------------------------------------------------------------------
 
 
 class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark keeps one of these in a process beside the driver for the life of a query; its tasks get copies."""
+    """The reader of a streaming query.
+
+    Spark keeps one reader in a process beside the driver for the life of the query. The tasks get
+    copies, without the connection to the broker.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = for_stream(options)
-        self._target: Positions | None = (
-            None  # Trigger.AvailableNow: where the streams ended at its start
-        )
+        # Where the streams ended when a Trigger.AvailableNow began; None for other triggers.
+        self._target: Positions | None = None
         self._latest: Positions | None = None
-        self._reported: Positions | None = None  # under groupName
-        self._since: float | None = (
-            None  # since when rows wait for minOffsetsPerTrigger, on the monotonic clock
-        )
+        # The positions that were last reported under groupName.
+        self._reported: Positions | None = None
+        # The monotonic time in seconds since when rows wait for minOffsetsPerTrigger.
+        self._since: float | None = None
         self._broker: Broker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -341,8 +375,10 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._broker
 
     def initialOffset(self) -> dict[str, Any]:
-        there = look(self._driver(), self._options)
-        return offsets.encode(starting(self._driver(), self._options, there, there.whole(), LATEST))
+        there = inspect(self._driver(), self._options)
+        return offsets.encode(
+            starting(self._driver(), self._options, there, there.with_archive(), LATEST)
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_per_trigger_max is not None:
@@ -352,7 +388,7 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        there = look(self._driver(), self._options).whole()
+        there = inspect(self._driver(), self._options).with_archive()
         self._target = {state.place: offsets.Position(state.id, state.next) for state in there}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -360,10 +396,10 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(begun)
         wait_ms = 0 if self._target is not None else self._options.poll_timeout_ms
         options = self._options
-        found = look(
+        found = inspect(
             self._driver(), options, {p: position.next for p, position in begun.items()}, wait_ms
         )
-        there, ended = found.ahead_of(begun)
+        there, ended = found.still_to_read(begun)
         at, losses = offsets.checked(begun, there, options.fail_on_data_loss, ended)
         for loss in losses:
             print(f"shardmq: {loss}", file=sys.stderr)
@@ -388,7 +424,7 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _row_bytes(self, state: ShardState, at: Positions) -> float:
-        """Of the next rows on average; 0 where there are none."""
+        """Return the average size of the shard's next rows in bytes, 0 where there are none."""
         begin = max(at[state.place].next, state.first)
         sample = Range(
             state.queue, state.shard, state.id, begin, min(begin + ROWS_SAMPLED, state.next)
@@ -401,6 +437,7 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return sum(batch.nbytes for batch in batches) / count if count else 0.0
 
     def _is_too_little(self, at: Positions, end: Positions) -> bool:
+        """Return true while fewer rows than minOffsetsPerTrigger wait, up to maxTriggerDelay."""
         least = self._options.rows_per_trigger_min
         waiting = sum(offsets.lag(at, end).values())
         if least is None or self._target is not None or waiting >= least or not waiting:
@@ -419,7 +456,8 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
         begun, until = offsets.decode(start), offsets.decode(end)
-        # A stream made anew is read from its beginning; that this is allowed was decided in latestOffset.
+        # A stream that was made anew is read from its beginning. latestOffset has decided that this
+        # is allowed.
         begun = {
             place: position
             for place, position in begun.items()
@@ -428,15 +466,18 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = offsets.ranges(begun, until, options.partitions_min, options.rows_per_partition_max)
         if options.partitions_min is not None or options.rows_per_partition_max is not None:
             return [Task(one) for one in found]
-        return [Task(*some) for some in offsets.gathered(found, TASK_ROWS_MIN)]
+        return [Task(*some) for some in offsets.grouped(found, TASK_ROWS_MIN)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         return rows(self._options, partition.ranges) if isinstance(partition, Task) else iter(())
 
     def _report(self, begun: Positions) -> None:
-        """What comes before is done with: Spark asks what is next when the last epoch is in its checkpoint (its
-        `commit` comes with the next rows only, so never for the last ones). Told to the broker for others to see: the
-        checkpoint is what counts, so a broker that cannot be told stops no query, and is told the next time.
+        """Report the positions to the broker under groupName, for operators to see.
+
+        The rows before the positions are finished: Spark asks for the next rows when the last epoch
+        is in its checkpoint. Spark's `commit` would be too late, since it comes with the next rows
+        and so never for the last ones. The query goes on from its checkpoint alone, so a report
+        that fails does not stop it; the next report makes up for it.
         """
         group = self._options.group_name
         if group is None or begun == self._reported:
@@ -446,7 +487,7 @@ class ShardmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             by_name.setdefault(name, {})[shard] = position
         try:
             for name, positions in by_name.items():
-                self._driver().reached(name, group, positions)
+                self._driver().report_position(name, group, positions)
         except BrokerError as trouble:
             print(f"shardmq: progress of {group} was not reported: {trouble}", file=sys.stderr)
         else:

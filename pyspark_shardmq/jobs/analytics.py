@@ -1,8 +1,8 @@
-"""What goes through streams: `python -m pyspark_shardmq.jobs.analytics`.
+"""Report rates, hot keys and skew of streams: `python -m pyspark_shardmq.jobs.analytics`.
 
-Rates by window of time, the keys that come most, how evenly the shards are used (the fullest against the average).
-Tables on standard output, all of it as JSON with --json, and with --html as a page that needs nothing else to be
-shown.
+The report has the rates by window of time, the most frequent routing keys, and how evenly the
+shards are used (the fullest shard against the average). It is printed as tables, with --json as
+JSON, and with --html written as one HTML file without other parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_shardmq.jobs import command, report
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WINDOWS_MAX = 10_000  # in a report; beyond that the windows are too short for what is asked
+WINDOWS_MAX = 10_000  # the most windows of a report; more are refused, since nobody reads them
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -66,11 +66,11 @@ def read(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
     return rows.selectExpr("queue", "shard", "timestamp", "routing_key", "length(value) as bytes")
 
 
-# -- tables: lists of rows, all with the same names --------------------------------------------------------
+# -- tables: lists of rows that all have the same columns ------------------------------------------
 
 
 def rates(rows: DataFrame, window: str) -> tuple[list[dict[str, Any]], float]:
-    """The windows that have rows, and how many seconds each lasts."""
+    """Return the windows that have rows, and the length of a window in seconds."""
     from pyspark.sql import functions as f
 
     groups = rows.groupBy("queue", f.window("timestamp", window).alias("window"))
@@ -106,7 +106,10 @@ def hot_keys(rows: DataFrame, count: int) -> list[dict[str, Any]]:
 
 
 def shards(rows: DataFrame) -> list[dict[str, Any]]:
-    """By queue and shard; `of_average` is 1 for all where rows are spread evenly. Shards without rows are not seen."""
+    """Return the rows of each shard; `of_average` is 1 where all shards have the same number.
+
+    Shards without rows are not in the table.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -129,7 +132,7 @@ def totals(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     }
 
 
-# -- shown -------------------------------------------------------------------------------------------------
+# -- shown -----------------------------------------------------------------------------------------
 
 
 def as_text(table: Sequence[dict[str, Any]]) -> str:

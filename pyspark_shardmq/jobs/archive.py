@@ -1,8 +1,9 @@
-"""Streams into Parquet files, each row once, also across kill -9: `python -m pyspark_shardmq.jobs.archive`.
+"""Copy streams into Parquet files: `python -m pyspark_shardmq.jobs.archive`.
 
-An epoch of Spark's query is in the archive from the moment its manifest has its name; what a killed job left half
-done no manifest names. Where Spark repeats an epoch that is in, nothing is done. The offsets of an epoch come from
-the query's checkpoint, which lies in the archive. One job at a time writes to an archive.
+Each row is archived once, also when the job is killed. An epoch of Spark's query is in the archive
+as soon as its manifest has its name; no manifest names the files that a killed job left. If Spark
+repeats an epoch that is in the archive, nothing is done. The offsets of an epoch come from the
+query's checkpoint, which lies in the archive. Only one job at a time writes to an archive.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def summary(archive: Archive, new: list[Piece]) -> dict[str, Any]:
 
 
 def ends(archive: Archive) -> dict[str, dict[str, int]]:
-    """One behind the last archived offset, by queue and shard."""
+    """Return by queue and shard the offset behind the last archived row."""
     found: dict[str, dict[str, int]] = {}
     for piece in archive.pieces():
         shards = found.setdefault(piece.queue, {})
@@ -89,14 +90,14 @@ def ends(archive: Archive) -> dict[str, dict[str, int]]:
     return found
 
 
-# -- one epoch ---------------------------------------------------------------------------------------------
+# -- one epoch -------------------------------------------------------------------------------------
 
 
 def _into_parquet(archive: Archive) -> Callable[[DataFrame, int], None]:
     def keep(rows: DataFrame, epoch: int) -> None:
         if archive.has(epoch):
             return
-        directory = archive.room_for(epoch)
+        directory = archive.new_directory(epoch)
         rows.write.mode("errorifexists").parquet(f"file://{directory.resolve()}")
         names = {str(file.relative_to(archive.path)) for file in directory.glob("*.parquet")}
         start, end = offsets_of(archive.checkpoint, epoch)
@@ -106,7 +107,11 @@ def _into_parquet(archive: Archive) -> Callable[[DataFrame, int], None]:
 
 
 def _into_delta(archive: Archive) -> Callable[[DataFrame, int], None]:
-    """The table's own log knows which epochs it has; files it has and no manifest names are of the last one."""
+    """Return the function that writes an epoch into the Delta table.
+
+    The log of the table knows which epochs it holds. Files of the table that no manifest names are
+    those of its last epoch.
+    """
     try:
         import deltalake
     except ImportError:
@@ -138,10 +143,10 @@ def _into_delta(archive: Archive) -> Callable[[DataFrame, int], None]:
 
 
 def offsets_of(checkpoint: Path, epoch: int) -> tuple[Positions | None, Positions]:
-    """Where an epoch starts and ends. Spark's log has one file an epoch: version, facts of the epoch, offsets, a line
-    each.
+    """Return the start and the end of an epoch; the start of the first epoch is None.
 
-    The first epoch's start is nowhere (None).
+    Spark's checkpoint has one file an epoch, with three lines: the version, facts about the epoch,
+    and the offsets at its end.
     """
     end = _logged(checkpoint, epoch)
     if end is None:
@@ -161,7 +166,10 @@ def _logged(checkpoint: Path, epoch: int) -> Positions | None:
 
 @contextmanager
 def only_one(archive: Archive) -> Iterator[None]:
-    """While it lasts no other job writes to the archive; ends with the process, whatever ends that."""
+    """Hold the archive's lock; raise JobError if another job holds it.
+
+    The lock also ends with the process, in whatever way the process ends.
+    """
     file = archive.path / "_shardmq" / "lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_CREAT | os.O_RDWR)

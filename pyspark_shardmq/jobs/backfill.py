@@ -1,7 +1,7 @@
-"""Parquet, CSV or JSON files to an exchange: `python -m pyspark_shardmq.jobs.backfill`.
+"""Publish Parquet, CSV or JSON files: `python -m pyspark_shardmq.jobs.backfill`.
 
-Files with a column `value` are published as they are; of others each row becomes a JSON object. The run may be
-repeated under its --name.
+In files with a column `value` that column is the body. In other files each row becomes a JSON
+object. A run may be repeated under the same --name without publishing a row twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What the jobs' command lines have in common: connection, Spark, progress, a summary, the exit status.
+"""The common part of the jobs' command lines: connection, Spark, progress, summary, exit status.
 
-Exit status: 0 done, 1 failed (one line says why), 2 wrong arguments, 69 something Spark needs is not installed.
+The exit status is 0 for done, 1 for failed (one line says why), 2 for wrong arguments, and 69 if
+something that Spark needs is not installed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_shardmq.jobs import progress
 from pyspark_shardmq.jobs.session import session
-from pyspark_shardmq.setup import Missing
+from pyspark_shardmq.setup import NotInstalled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,23 +30,26 @@ if TYPE_CHECKING:
 DONE, FAILED, UNAVAILABLE = 0, 1, 69
 POLL_S = 0.5
 REASON_CHARS_MAX = 600
-# A Python worker that starts on a busy machine has ten seconds to connect, and no setting gives it more.
+# Spark's error if a Python worker does not connect within ten seconds of its start, which happens
+# on a busy machine. No setting makes this time longer.
 STARTS_SLOWLY = "failed to connect back"
 STARTS_MAX = 4
 STARTING_S = 0.1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# The line of a worker's traceback that says what happened.
+# The line of a worker's traceback that has the name of one of our errors and its text.
 REASON = re.compile(
-    r"^\S*?(?:OptionError|DataLoss|Gone|Away|BrokerError|Certificate|Passing): (.*)$", re.MULTILINE
+    r"^\S*?(?:OptionError|DataLoss|RowsExpired|StreamGone|BrokerError|Untrusted|Transient): (.*)$",
+    re.MULTILINE,
 )
 
 
 class JobError(RuntimeError):
-    """What the job was asked cannot be done."""
+    """The job cannot do what its arguments ask for."""
 
 
 def parser(name: str, text: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that all jobs have."""
     made = argparse.ArgumentParser(
         prog=f"python -m pyspark_shardmq.jobs.{name}",
         description=text,
@@ -99,7 +103,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def moment(text: str) -> str:
-    """A time as SQL; without a zone it is UTC."""
+    """Return a time as an expression of SQL; a time without a zone is in UTC."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -111,7 +115,7 @@ def moment(text: str) -> str:
 
 
 def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
-    """For reading and writing alike; --option comes on top where it is used."""
+    """Return the connector's options for the connection; they do not include --option."""
     found = {
         "shardmq.url": arguments.url,
         "shardmq.vhost": arguments.vhost,
@@ -124,14 +128,15 @@ def connector_options(arguments: argparse.Namespace) -> dict[str, str]:
 
 @contextlib.contextmanager
 def writer_metrics() -> Iterator[Path]:
-    """A file for the writer's option metricsPath, while it lasts."""
+    """Give a file for the writer's option metricsPath, which is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="shardmq-job-") as directory:
         yield Path(directory) / "metrics"
 
 
 def stored_and_known(metrics: Path) -> dict[str, Any]:
-    """Sum what the writer has said: rows that are stored, and rows that a queue had before. Nothing where rows have no
-    producer: then nobody knows.
+    """Return the sums over a writer's metrics: rows stored, and rows that a queue had before.
+
+    The result is empty where rows have no producer, since the broker cannot tell then.
     """
     lines = metrics.read_text().splitlines() if metrics.exists() else []
     said = [json.loads(line) for line in lines]
@@ -146,16 +151,19 @@ def stored_and_known(metrics: Path) -> dict[str, Any]:
 def run(
     name: str, arguments: argparse.Namespace, job: Callable[[SparkSession, argparse.Namespace], Any]
 ) -> int:
-    """`job` returns its summary: what to print, by name."""
+    """Run a job and print its summary; return the exit status.
+
+    job: called with the Spark session and the arguments; it returns the summary by name.
+    """
     begun = time.monotonic()
     try:
         spark = session(name, arguments.master, dict(arguments.conf))
         try:
-            with progress.drawn(spark, name):
+            with progress.task_progress(spark, name):
                 summary = dict(job(spark, arguments))
         finally:
             spark.stop()
-    except Missing as missing:
+    except NotInstalled as missing:
         print(f"{name}: {missing}", file=sys.stderr)
         return UNAVAILABLE
     except KeyboardInterrupt:
@@ -173,7 +181,7 @@ def run(
 
 
 def reason(error: BaseException) -> str:
-    """Out of Spark's pages the line that says why."""
+    """Return the line of an error of Spark, often pages long, that says what happened."""
     text = str(error)
     if found := REASON.findall(text):
         return str(found[-1])
@@ -188,12 +196,14 @@ def _table(name: str, summary: dict[str, Any]) -> str:
     )
 
 
-# -- streaming queries -------------------------------------------------------------------------------------
+# -- streaming queries -----------------------------------------------------------------------------
 
 
 def start(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """A query whose sources have begun; begun again where Python started too slowly for them. Others' errors stay with
-    the query.
+    """Return a query whose sources have started.
+
+    The query is started again if a Python worker started too slowly. Another error stays with the
+    query, where `follow` finds it.
     """
     for _ in range(STARTS_MAX - 1):
         query = begin()
@@ -206,12 +216,12 @@ def start(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
 
 
 def follow(query: StreamingQuery, name: str) -> progress.Epochs:
-    """Until the query ends; raises what ended it. Shows how far it is where someone looks at it."""
+    """Wait until the query ends; raise its error. A terminal shows the progress meanwhile."""
     seen = progress.Epochs(name, sys.stderr.isatty())
     try:
         while not query.awaitTermination(POLL_S):
-            seen.look(query)
-        seen.look(query)
+            seen.poll(query)
+        seen.poll(query)
     finally:
         seen.end()
     if (error := query.exception()) is not None:
@@ -230,5 +240,6 @@ def add_trigger(made: argparse.ArgumentParser) -> None:
         "--continuous",
         type=at_least(0),
         metavar="SECONDS",
-        help="go on for ever, an epoch every so often (0: as soon as the last is done); else end when all is taken",
+        help="go on for ever, an epoch every so often (0: as soon as the last is done); "
+        "else end when all is taken",
     )

@@ -1,9 +1,12 @@
-"""A stream processor in SQL: `python -m pyspark_shardmq.jobs.process --sql FILE`.
+"""Run SQL over streams and publish its rows: `python -m pyspark_shardmq.jobs.process --sql FILE`.
 
-Each stream is a view, by its name with every other character than letters and digits as `_`; where there is one
-stream, by `input` too. What the SQL gives must have a column `value`, and may have `routing_key`, `exchange`,
-`headers`, `properties`; it is published to the exchange, each row once, as long as a repeated epoch gives the same
-rows in the same order: true of select and where, of groups and joins only where the sink's order is (see the README).
+Each stream is a view. The name of the view is that of the stream, with `_` for every character but
+letters and digits; a single stream is also the view `input`. The rows of the SQL must have a column
+`value` and may have `routing_key`, `exchange`, `headers` and `properties`.
+
+Each row is published once, as long as a repeated epoch gives the same rows in the same order. That
+is so for select and where. For groups and joins it is so only if the rows are sorted before the
+sink (see OPTIONS.md, "Exactly once").
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     result = query(spark, given)
     if shuffles(result):
         print(
-            "process: groups and joins: a repeated epoch may publish rows in another order, and so twice",
+            "process: groups and joins: a repeated epoch may publish rows in another order, "
+            "and so twice",
             file=sys.stderr,
         )
 
@@ -73,7 +77,7 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
         writer = writer.option("checkpointLocation", given.checkpoint).trigger(
             **command.trigger(given)
         )
-        if given.continuous is None:  # else the file would grow for ever
+        if given.continuous is None:  # a continuous query would let the file grow for ever
             writer = writer.option("metricsPath", str(metrics))
         return writer.start()
 

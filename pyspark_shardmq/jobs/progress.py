@@ -1,7 +1,7 @@
-"""How far a job is, as one line that is drawn again and again, where someone looks at it.
+"""Show the progress of a job as one line on a terminal, drawn again and again.
 
-A streaming query knows its rows: those it has, and those that wait in the streams. All else is counted in tasks of
-Spark's, of the job it does just now.
+For a streaming query the line counts rows: those that are done and those that wait in the streams.
+For other work it counts the tasks of the job that Spark runs at the moment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-LOOK_S = 0.5
+DRAW_S = 0.5
 CELLS = 30
-AGAIN = "\r\x1b[K"  # to the beginning of the line, which is cleared
+CLEAR_LINE = "\r\x1b[K"  # go to the beginning of the line and clear it
 
 
 def bar(done: int, total: int) -> str:
@@ -31,11 +31,11 @@ def bar(done: int, total: int) -> str:
     return f"[{'#' * full}{'.' * (CELLS - full)}] {part:4.0%}"
 
 
-# -- streaming queries -------------------------------------------------------------------------------------
+# -- streaming queries -----------------------------------------------------------------------------
 
 
 def waiting(progress: Mapping[str, Any]) -> int:
-    """Rows that the streams hold behind an epoch. 0 where nobody knows."""
+    """Return how many rows the streams hold behind an epoch, 0 where this is not known."""
     rows = 0
     for source in progress["sources"]:
         if source.get("endOffset") and source.get("latestOffset"):
@@ -43,22 +43,26 @@ def waiting(progress: Mapping[str, Any]) -> int:
     return rows
 
 
-def of_epoch(name: str, progress: Mapping[str, Any], done: int) -> str:
-    """`done`: rows of all epochs so far, this one's among them."""
+def epoch_line(name: str, progress: Mapping[str, Any], done: int) -> str:
+    """Return the line for an epoch; `done` counts the rows of all epochs up to this one."""
     total, rate = done + waiting(progress), progress.get("processedRowsPerSecond", 0)
     shown = f"{done:,} of {total:,} rows, {rate:,.0f} rows/s"
     return f"{name}: {bar(done, total)}  epoch {progress['batchId']}, {shown}"
 
 
 class Epochs:
-    """What a query has done since it was started, drawn where someone looks. Spark remembers the last hundred only."""
+    """Count the epochs and rows of a query since its start, and draw them on a terminal.
+
+    Spark itself remembers only the last hundred epochs.
+    """
 
     def __init__(self, name: str, shown: bool) -> None:
         self._name, self._shown, self._last = name, shown, ""
         self.rows = self.epochs = 0
 
-    def look(self, query: StreamingQuery) -> None:
-        # `query.recentProgress` asks the JVM for every number of every epoch; this for the text of the new ones.
+    def poll(self, query: StreamingQuery) -> None:
+        # `query.recentProgress` asks the JVM for each number of each epoch. This loop asks only for
+        # the text of the new epochs.
         updates, found = query._jsq.recentProgress(), []
         for i in reversed(range(len(updates))):
             progress = json.loads(updates[i].json())
@@ -68,7 +72,11 @@ class Epochs:
         self.take(reversed(found))
 
     def take(self, news: Iterable[Mapping[str, Any]]) -> None:
-        """A look that found nothing is no epoch, though it has the number of the one to come."""
+        """Count the new reports of progress, oldest first.
+
+        Spark also reports when it found no rows. Such a report has the number of the coming epoch,
+        but no duration of `addBatch`, and is not counted.
+        """
         for progress in news:
             self._last = progress["timestamp"]
             if "addBatch" not in progress["durationMs"]:
@@ -76,19 +84,22 @@ class Epochs:
             self.epochs += 1
             self.rows += progress["numInputRows"]
             if self._shown:
-                draw(of_epoch(self._name, progress, self.rows))
+                draw(epoch_line(self._name, progress, self.rows))
 
     def end(self) -> None:
-        """What was drawn stays."""
+        """End the line on the terminal, so that it stays."""
         if self._shown and self.epochs:
             print(file=sys.stderr, flush=True)
 
 
-# -- all else ----------------------------------------------------------------------------------------------
+# -- other work ------------------------------------------------------------------------------------
 
 
 def tasks(tracker: StatusTracker) -> tuple[int, int] | None:
-    """Of the job that runs: tasks done, and all that are known of. Spark tells of a stage when it begins."""
+    """Return how many tasks of the running job are done, and how many are known.
+
+    The tasks of a stage are known when the stage begins. None: no job runs.
+    """
     for job in sorted(tracker.getActiveJobsIds(), reverse=True):
         found = tracker.getJobInfo(job)
         stages = [] if found is None else [tracker.getStageInfo(stage) for stage in found.stageIds]
@@ -101,8 +112,11 @@ def tasks(tracker: StatusTracker) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def drawn(spark: SparkSession, name: str) -> Iterator[None]:
-    """While it lasts; nothing where standard error is no terminal. A streaming query draws its own."""
+def task_progress(spark: SparkSession, name: str) -> Iterator[None]:
+    """Draw the running job's tasks, if standard error is a terminal.
+
+    Nothing is drawn while a streaming query runs, because the query's rows are drawn then.
+    """
     if not sys.stderr.isatty():
         yield
         return
@@ -110,13 +124,13 @@ def drawn(spark: SparkSession, name: str) -> Iterator[None]:
 
     def draw_tasks() -> None:
         shown = False
-        while not over.wait(LOOK_S):
+        while not over.wait(DRAW_S):
             found = None if spark.streams.active else tasks(spark.sparkContext.statusTracker())
             if found is not None:
                 draw(f"{name}: {bar(*found)}  {found[0]} of {found[1]} tasks")
                 shown = True
         if shown:
-            print(AGAIN, end="", file=sys.stderr, flush=True)
+            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=draw_tasks, daemon=True)
     thread.start()
@@ -128,4 +142,4 @@ def drawn(spark: SparkSession, name: str) -> Iterator[None]:
 
 
 def draw(line: str) -> None:
-    print(AGAIN + line, end="", file=sys.stderr, flush=True)
+    print(CLEAR_LINE + line, end="", file=sys.stderr, flush=True)

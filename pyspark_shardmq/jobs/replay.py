@@ -1,8 +1,8 @@
-"""Archived rows published again: `python -m pyspark_shardmq.jobs.replay`.
+"""Publish archived rows again: `python -m pyspark_shardmq.jobs.replay`.
 
-Rows go to an exchange with the routing keys, headers and properties they had, each shard's in the order of their
-offsets. With --name the run may be repeated, after a crash too: the same rows of the same shard get the same producer
-and sequence numbers.
+Rows keep their routing keys, headers and properties. The rows of a shard are published in the order
+of their offsets. With --name a run may be repeated, also after a crash, without publishing a row
+twice: the same rows of the same shard get the same producer and sequence numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark_shardmq.jobs import command
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LANES = 4  # tasks that publish; part of what makes a repeated run the same
+LANES = 4  # the tasks that publish; a repeated run needs the same number to publish no row twice
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -58,7 +58,7 @@ def job(spark: SparkSession, given: argparse.Namespace) -> dict[str, Any]:
     )
     if given.routing_key is not None:
         columns.remove("routing_key")
-    # The same rows in the same task in the same order, at every run.
+    # Each run must have the same rows in the same task in the same order.
     lanes = rows.repartition(given.lanes, "queue", "shard").sortWithinPartitions(
         "queue", "shard", "offset"
     )

@@ -1,4 +1,4 @@
-"""A Spark session as the jobs want it: quiet, times in UTC, workers with this Python."""
+"""The Spark session of the jobs: few log lines, times in UTC, workers that run this Python."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    # Rows of the archive are what the broker gave, to the microsecond.
+    # The broker gives times in microseconds and the archive keeps them.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # What is archived was written once or not at all by a rename of ours; Spark's own crumbs only cost time.
+    # The manifests say which files count, so Spark's marker files would only cost time.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # What a micro-batch notes in its checkpoint are small files of this host. Hadoop's own way starts programs for each
-    # (chmod, readlink), a tenth of a second a micro-batch in all; these write, and rename.
+    # A micro-batch writes small files into its checkpoint on this host. Hadoop's default classes
+    # start programs for each file (chmod, readlink), which takes a tenth of a second a micro-batch.
+    # The classes named here only write and rename.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -37,14 +38,17 @@ LOCAL = {
 
 
 def session(name: str, master: str, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Missing if there is no Java or a package lacks."""
+    """Return a session, named after the job; raise NotInstalled if Java or a package is missing.
+
+    more: settings of Spark, which override those above.
+    """
     os.environ.setdefault("JAVA_HOME", str(check()))
     from pyspark.sql import SparkSession
 
     local = master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Spark's workers find this package as this process does.
+        # Spark's workers must import this package from where this process does.
         root = str(Path(__file__).parents[2])
         os.environ["PYTHONPATH"] = os.pathsep.join(
             [root, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from shardmq.broker.model.arguments import TABLE, Argument, Merge, PolicyKey, Ta
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.shared.control import QueueDeclare
+from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.limits import Limits, limits_of
+from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.stream import Retention, retention_of
 from shardmq.supervisor.cli import arguments as shardctl
 from shardmq.supervisor.cli import queues as queue_commands
@@ -176,6 +179,20 @@ def test_an_argument_of_streams_ends_in_its_field_of_the_retention(row: Argument
 def test_each_limit_is_the_field_of_an_argument() -> None:
     assert set(Limits._fields) - NOT_ARGUMENTS == {row.limit for row in TABLE.queue.values()} - {""}
     assert set(Retention._fields) == {row.retention for row in TABLE.queue.values()} - {""}
+
+
+@pytest.mark.parametrize("field", Limits._fields)
+def test_a_shard_acts_on_each_limit(field: str) -> None:
+    used = re.compile(rf"\blimits\.{field}\b")
+    files = [path for path in (ROOT / "shardd").rglob("*.py") if path.name != "limits.py"]
+    assert any(used.search(path.read_text()) for path in files), f"nothing reads `limits.{field}`"
+
+
+def test_the_steps_that_the_readme_names_for_a_new_rule_are_there() -> None:
+    section = (ROOT / "broker/README.md").read_text().partition("### A queue argument")[2].partition("\n### ")[0]
+    named = re.findall(r"`(Backlog|Queue)\.(\w+)`", section)
+    assert len(named) >= 7
+    assert [name for name in named if not hasattr({"Backlog": Backlog, "Queue": Queue}[name[0]], name[1])] == []
 
 
 def test_no_name_has_two_rows() -> None:

@@ -34,7 +34,7 @@ class Written:
         from pyspark_shardmq.archive import facts, pieces_of
         from pyspark_shardmq.schema import COLUMNS, arrow_schema
 
-        directory = self.archive.room_for(number)
+        directory = self.archive.new_directory(number)
         directory.mkdir(parents=True)
         names = set()
         for (queue, shard), position in end.items():
@@ -66,9 +66,9 @@ def test_ranges_are_read_over_epochs_and_shards(tmp_path: Path) -> None:
     assert offsets(archive, 3, 31, filters=["key:k.1", "since:10"]) == [n for n in range(10, 31) if n % 3 == 1]
     states = [ShardState("orders", 0, "one", 30, 40), ShardState("orders", 1, "another", 2, 9)]
     whole = [ShardState("orders", 0, "one", 3, 40), states[1]]
-    assert archive.reaching_back(states, ["orders"]) == whole
-    assert archive.reaching_back(states[:1], []) == whole[:1]
-    assert archive.reaching_back(states[:1], ["orders"]) == [whole[0], ShardState("orders", 1, "two", 3, 5)]
+    assert archive.extended_back(states, ["orders"]) == whole
+    assert archive.extended_back(states[:1], []) == whole[:1]
+    assert archive.extended_back(states[:1], ["orders"]) == [whole[0], ShardState("orders", 1, "two", 3, 5)]
 
 
 def test_the_first_row_since_a_time_is_found_in_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_what_is_not_archived_is_said_and_not_left_out(tmp_path: Path) -> None:
 def test_half_an_epoch_counts_for_nothing_and_is_removed(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.epoch(0, {("orders", 0): Position("one", 20)})
-    left = written.archive.room_for(1)
+    left = written.archive.new_directory(1)
     left.mkdir()
     (left / "part-0.parquet").write_bytes(b"half")
     (tmp_path / "_shardmq" / "epochs" / "0000000001.json.x.new").write_text("{")

@@ -91,7 +91,7 @@ def asked(url: str, retries: int = 3) -> None:
         read_options({**options, "fetchOffset.retryIntervalMs": "1", "requestTimeoutMs": "20000"}).connection
     )
     try:
-        broker.look("orders")
+        broker.inspect("orders")
     finally:
         broker.close()
 
@@ -126,8 +126,8 @@ def refusal(status: int, error: str) -> bytes:
 
 
 STAYS = {
-    "a certificate of nobody": ("https", speaks_tls, fetch.Certificate, "certificate is not accepted"),
-    "no TLS": ("https", lambda _: says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fetch.Certificate, "no TLS connection"),
+    "a certificate of nobody": ("https", speaks_tls, fetch.Untrusted, "certificate is not accepted"),
+    "no TLS": ("https", lambda _: says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fetch.Untrusted, "no TLS connection"),
     "no HTTP": ("http", lambda _: says(b"AMQP\x00\x00\x09\x01\r\n"), BrokerError, "does not speak HTTP"),
     "damage": ("http", lambda _: says(refusal(500, "unreadable")), BrokerError, "500 why"),
     "no right": ("http", lambda _: says(refusal(401, "not_authorised")), BrokerError, "401 why"),
@@ -141,7 +141,7 @@ def test_a_trouble_that_stays_is_an_error_at_once(what: str, tmp_path: Path) -> 
     try:
         with pytest.raises(kind, match=why) as raised:
             asked(f"{scheme}://127.0.0.1:{server.port}")
-        assert not isinstance(raised.value, fetch.Passing) and "tried" not in str(raised.value)
+        assert not isinstance(raised.value, fetch.Transient) and "tried" not in str(raised.value)
         assert server.connections == 1
     finally:
         server.close()

@@ -21,7 +21,7 @@ from pyspark_shardmq.offsets import (
     checked,
     decode,
     encode,
-    gathered,
+    grouped,
     lag,
     matching,
     ranges,
@@ -86,7 +86,7 @@ def test_tasks_take_each_range_once_and_together_only_few_rows(
     span: tuple[Positions, Positions], rows_max: int
 ) -> None:
     pieces = ranges(*span)
-    tasks = gathered(pieces, rows_max)
+    tasks = grouped(pieces, rows_max)
     assert [piece for task in tasks for piece in task] == pieces
     assert all(len(task) == 1 or sum(map(len, task)) <= rows_max for task in tasks)
     pairs = itertools.pairwise(tasks)

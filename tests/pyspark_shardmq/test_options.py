@@ -21,6 +21,7 @@ from pyspark_shardmq.options import (
     write_options,
 )
 
+ROOT = Path(__file__).parents[2]
 ORDERS = {"subscribe": "orders"}
 
 
@@ -35,6 +36,11 @@ def test_options_are_known_whatever_their_case(name: str) -> None:
     with pytest.raises(OptionError) as refused:
         read_options({name.upper(): "\x00", "no.such.option": "1"})
     assert "unknown option" not in str(refused.value) or "'no.such.option'" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", sorted({*READ, *WRITE} - {"path"}))
+def test_options_are_in_the_reference(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "pyspark_shardmq" / "OPTIONS.md").read_text()
 
 
 def test_what_spark_itself_hands_over_is_passed_by() -> None:

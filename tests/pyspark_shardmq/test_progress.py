@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_shardmq.jobs.progress import CELLS, Epochs, bar, of_epoch, tasks
+from pyspark_shardmq.jobs.progress import CELLS, Epochs, bar, epoch_line, tasks
 from pyspark_shardmq.offsets import Position, encode
 
 REMEMBERED = 100  # epochs, by Spark
@@ -42,7 +42,7 @@ def test_every_epoch_is_counted_once(looks: list[list[int | None]]) -> None:
         for rows in told:
             query.tell(rows, epoch)
             epoch += rows is not None
-        seen.look(query)  # type: ignore[arg-type]
+        seen.poll(query)  # type: ignore[arg-type]
     done = [rows for told in looks for rows in told if rows is not None]
     assert (seen.rows, seen.epochs) == (sum(done), len(done))
 
@@ -50,13 +50,13 @@ def test_every_epoch_is_counted_once(looks: list[list[int | None]]) -> None:
 def test_what_waits_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     query, seen = Query(), Epochs("archive", shown=True)
     query.tell(1000, 7, end=1000, latest=4000)
-    seen.look(query)  # type: ignore[arg-type]
+    seen.poll(query)  # type: ignore[arg-type]
     seen.end()
     half = "#" * (CELLS // 4) + "." * (CELLS - CELLS // 4)
     line = f"archive: [{half}]  25%  epoch 7, 1,000 of 4,000 rows, 5 rows/s"
     assert capsys.readouterr().err == f"\r\x1b[K{line}\n"
     del query.told[0]["sources"][0]["latestOffset"], query.told[0]["processedRowsPerSecond"]
-    assert "100%  epoch 7, 1,000 of 1,000 rows, 0 rows/s" in of_epoch("archive", query.told[0], 1000)
+    assert "100%  epoch 7, 1,000 of 1,000 rows, 0 rows/s" in epoch_line("archive", query.told[0], 1000)
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))

@@ -70,7 +70,7 @@ def archived(tmp_path: Path, streams: FakeStreams) -> Callable[[str], str]:
         from pyspark_shardmq.schema import COLUMNS, arrow_schema
 
         made = Archive(tmp_path / "cold")
-        directory = made.room_for(0)
+        directory = made.new_directory(0)
         directory.mkdir(parents=True)
         end = {(name, i): Position(shard.id, shard.next) for i, shard in enumerate(streams.streams[name])}
         for i, shard in enumerate(streams.streams[name]):

@@ -1,4 +1,4 @@
-"""The session that the README shows, run cell by cell, prints what the README says."""
+"""The session in SESSION.md, run cell by cell, prints the output that the file shows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
-    """(language, lines) of each block of the section, "" for what a cell shows."""
-    section = text.partition("## A session\n")[2].partition("\n## ")[0]
-    return BLOCK.findall(section)
+    """Return (language, lines) of each block; the language of a cell's output is ""."""
+    return BLOCK.findall(text)
 
 
 def run(cell: str, names: dict[str, Any]) -> str:
@@ -48,7 +47,7 @@ def play(spark: Any, directory: Path) -> None:
     names: dict[str, Any] = {}
     shown = ""
     try:
-        for language, lines in blocks((ROOT / "pyspark_shardmq" / "README.md").read_text()):
+        for language, lines in blocks((ROOT / "pyspark_shardmq" / "SESSION.md").read_text()):
             if language == "python":
                 assert shown == "", "what a cell prints is shown"
                 cell = lines.replace("127.0.0.1:5672", broker.amqp).replace("127.0.0.1:15672", broker.http)

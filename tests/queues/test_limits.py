@@ -35,7 +35,10 @@ def test_every_argument_is_known_by_its_name() -> None:
         "x-message-ttl": 1, "x-expires": 2, "x-max-length": 3, "x-max-length-bytes": 4, "x-overflow": "reject-publish",
         "x-max-priority": 5, "x-delivery-limit": 6, "x-single-active-consumer": True,
     }  # fmt: skip
-    assert limits_of(arguments) == Limits(1, 2, 3, 4, True, 5, 6, True)
+    assert limits_of(arguments) == Limits(
+        message_ttl=1, expires=2, max_length=3, max_bytes=4, reject_publish=True,
+        max_priority=5, delivery_limit=6, single_active=True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("overflow", "refuses"), [
