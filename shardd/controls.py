@@ -446,7 +446,7 @@ class Controls(ABC):
                 holder.queue.release(holder, now)
                 if holder.queue.closed:
                     closed[holder.queue.id] = None
-                self._dirty_stores.add(holder.queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+                self._dirty_stores.add(holder.queue.store)
                 peer.forget_window(holder.connection)
             elif holder is not None:
                 for queue, entries, size in holder.take_all():

@@ -11,13 +11,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardmq.shardd.queues.consumers import Consumer, Window
 from shardmq.shardd.queues.entry import PLACE
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues import Store
+from shardmq.shardd.queues.store import Store
 
 # From the head of the queue: how far one looks for a message that may go.
 LOOK_MESSAGES = 512

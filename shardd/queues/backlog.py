@@ -9,19 +9,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from shardmq.shardd.queues.behind import Behind
+from shardmq.shardd.queues.consumers import Consumer
 from shardmq.shardd.queues.departures import Departures
 from shardmq.shardd.queues.entry import EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, Facts
 from shardmq.shardd.queues.limits import EXPIRED, MAXLEN, REFUSED, Limits
 from shardmq.shardd.queues.ready import Ready, judge, marked, merged, total
 from shardmq.shardd.queues.resting import Resting
+from shardmq.shardd.queues.store import Arrival, Store
 from shardmq.shardd.queues.unacked import Getter
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues import Arrival, Store
-    from shardmq.shardd.queues.consumers import Consumer
 
 # Entries handed out or let go in one step.
 STEP_MESSAGES = 8192

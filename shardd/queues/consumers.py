@@ -6,14 +6,11 @@ A consumer has *room* while its prefetch (or its loan), its grants and the deliv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
-from shardmq.shardd.queues.overdue import Handed
-from shardmq.shardd.queues.turns import ENDLESS, Turns
+from shardmq.shardd.queues.handed import Handed
+from shardmq.shardd.queues.turns import ENDLESS, SharingQueue, Turns
 from shardmq.shardd.queues.unacked import Unacked
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues.queue import Queue
 
 NO_LIMIT = 1 << 30
 
@@ -28,10 +25,10 @@ class Window:
         self.full = room
         self.room = room
         self.consumers = 0
-        self.blocked: dict[Queue, None] = {}
-        self.served: Queue | None = None
+        self.blocked: dict[SharingQueue, None] = {}
+        self.served: SharingQueue | None = None
 
-    def unblocked(self) -> list[Queue]:
+    def unblocked(self) -> list[Any]:
         """Those that waited, and wait no more: who got some last comes last, with who looked before it, or the same
         would take all the room there is again and again."""
         waiting = list(self.blocked)
@@ -41,7 +38,7 @@ class Window:
             return waiting[behind:] + waiting[:behind]
         return waiting
 
-    def forget(self, queue: Queue) -> None:
+    def forget(self, queue: SharingQueue) -> None:
         self.blocked.pop(queue, None)
         if self.served is queue:
             self.served = None
@@ -65,7 +62,7 @@ class Loan(Turns):
         "recalled", "turn_ends", "used", "waiting",
     )  # fmt: skip
 
-    def __init__(self, wake: Callable[[Queue], None]) -> None:
+    def __init__(self, wake: Callable[[Any], None]) -> None:
         super().__init__(wake)
         self.parts: dict[Consumer, None] = {}
         self.lent = 0
@@ -77,8 +74,8 @@ class Loan(Turns):
         self._turn_began = self._turn_ms = 0  # and for so long
         self.has_turns = False  # others, elsewhere, get what it has had when their turn comes
         self.asked = False  # for more, and none came yet
-        self.waiting: dict[Queue, None] = {}
-        self.last: Queue | None = None  # that took some
+        self.waiting: dict[SharingQueue, None] = {}
+        self.last: SharingQueue | None = None  # that took some
 
     @property
     def free(self) -> int:
@@ -93,7 +90,7 @@ class Loan(Turns):
             self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms
         )  # clocks are set back
 
-    def room(self, queue: Queue) -> int:
+    def room(self, queue: SharingQueue) -> int:
         """For that queue, now."""
         free, waiting = self.free, self.waiting
         if free > 0 and (not waiting or (len(waiting) == 1 and queue in waiting)):
@@ -101,7 +98,7 @@ class Loan(Turns):
         waiting.setdefault(queue)
         return free if free > 0 and self._next() is queue else 0
 
-    def take(self, queue: Queue, count: int) -> None:
+    def take(self, queue: SharingQueue, count: int) -> None:
         self.used += count
         self.given += count
         self.taken += count
@@ -120,7 +117,7 @@ class Loan(Turns):
         if (self.recalled or self.has_turns) and self.parts:
             self.wake(next(iter(self.parts)).queue)
 
-    def served(self, queue: Queue) -> None:
+    def served(self, queue: SharingQueue) -> None:
         """It has handed out what it could. If that is not all there is room for, it waits for something else."""
         if not self.waiting:
             return
@@ -136,7 +133,7 @@ class Loan(Turns):
         if self.waiting and self.free > 0:
             self.wake(self._next())
 
-    def _next(self) -> Queue:
+    def _next(self) -> SharingQueue:
         found = next(iter(self.waiting))
         if (
             found is self.last and len(self.waiting) > 1
@@ -232,7 +229,7 @@ class Loan(Turns):
         if self.waiting and not self.asked and self.lent <= self.used:
             self.wake(next(iter(self.waiting)))
 
-    def goes_on(self, queue: Queue) -> bool:
+    def goes_on(self, queue: SharingQueue) -> bool:
         if self.used < self.lent or not self.asked:
             return False  # some may be given back or passed on, or more is asked for
         return queue is self._current and queue in self.waiting and not self._is_over(queue.head())
@@ -262,7 +259,7 @@ class Consumer:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Any,
         peer: object,
         number: int,
         window: Window,
@@ -279,7 +276,7 @@ class Consumer:
         loan: Loan | None = None,
         affinity: bool = False,
     ) -> None:
-        self.queue = queue
+        self.queue = queue  # a queue.Queue, which is made of consumers among other things
         self.peer = peer
         self.number = number
         self.window = window

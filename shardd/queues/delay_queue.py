@@ -9,16 +9,12 @@ last. No limit applies.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
 
 from shardmq.shardd.queues.departures import Departures
 from shardmq.shardd.queues.due import DueOrder
-from shardmq.shardd.queues.limits import DUE
+from shardmq.shardd.queues.limits import DUE, Limits
 from shardmq.shardd.queues.queue import Outlet, Queue
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues import Arrival, Store
-    from shardmq.shardd.queues.limits import Limits
+from shardmq.shardd.queues.store import Arrival, Store
 
 # Messages that become due in one turn of the queue.
 STEP_MESSAGES = 8192

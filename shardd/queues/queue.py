@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from shardmq.shardd.queues import overdue
 from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
@@ -25,11 +25,9 @@ from shardmq.shardd.queues.entry import EXPIRY, PLACE, REDELIVERED
 from shardmq.shardd.queues.limits import DELIVERY_LIMIT, MAXLEN, REFUSED, REJECTED, Limits
 from shardmq.shardd.queues.ready import Ready, marked, same_mark, total
 from shardmq.shardd.queues.resting import Resting, Retry
-from shardmq.shardd.queues.turns import ENDLESS, LEEWAY, TURN_BYTES, Turns
+from shardmq.shardd.queues.store import Arrival, Store
+from shardmq.shardd.queues.turns import ENDLESS, LEEWAY, TURN_BYTES, SharingQueue, Turns
 from shardmq.shardd.queues.unacked import Getter
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues import Arrival, Store
 
 # Messages that expire in one pass: a million at once must not stop the other queues.
 EXPIRED_MAX = 16384
@@ -709,7 +707,7 @@ class Queue(Backlog):
             consumer.loan is not None and self in consumer.loan.waiting
         )
 
-    def waits_instead_of(self, other: Queue) -> bool:
+    def waits_instead_of(self, other: SharingQueue) -> bool:
         """For room of the consumer that has both, if it has none; whether it is so."""
         consumer = self.consumers.all[0]
         window, loan = consumer.window, consumer.loan

@@ -5,14 +5,12 @@ of 100,000 queues most are like that. It becomes a Queue when it is first asked 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardmq.shardd.queues.delay_queue import DelayQueue
 from shardmq.shardd.queues.limits import Limits
 from shardmq.shardd.queues.queue import Queue
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues import Store
+from shardmq.shardd.queues.store import Store
 
 
 class Kind(NamedTuple):

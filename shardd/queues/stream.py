@@ -17,16 +17,14 @@ import re
 from array import array
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from shardmq.shardd.queues.consumers import Consumer
 from shardmq.shardd.queues.limits import UNLIMITED, Limits
 from shardmq.shardd.queues.queue import Outlet, Queue
 from shardmq.shardd.queues.ready import total
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues import Arrival, Store
-    from shardmq.shardd.queues.unacked import Getter
+from shardmq.shardd.queues.store import Arrival, Store
+from shardmq.shardd.queues.unacked import Getter
 
 SEGMENT_BYTES: Final = 500_000_000  # RabbitMQ's default
 SEGMENT_BYTES_MIN: Final = 4096

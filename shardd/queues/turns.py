@@ -11,10 +11,7 @@ Only for queues whose one consumer this is: others would wait for turns that do 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from shardmq.shardd.queues.queue import Queue
+from typing import Any, Protocol
 
 # Bytes of the log in a stretch: about as much as is read of it at once (shardd/store/reading.py).
 STRETCH_BYTES = 1 << 20
@@ -28,6 +25,19 @@ ENDLESS = 1 << 64  # above all entries
 PASSES_MAX = 8
 # A turn that could end for what was handed out goes on for so long, ms: each change costs as much as a batch.
 STAY_MS = 4
+
+
+class SharingQueue(Protocol):
+    """What is asked of a queue whose consumer takes from other queues, too: a `queue.Queue`."""
+
+    def head(self) -> int:
+        """Return the entry that leaves next, ENDLESS if there is none."""
+
+    def waits_for_room(self) -> bool:
+        """Return whether the only consumer of the queue tells it when there is room again."""
+
+    def waits_instead_of(self, other: SharingQueue) -> bool:
+        """Take the place of `other`, which waits for room; return whether that is possible."""
 
 
 class Turns:
@@ -48,23 +58,25 @@ class Turns:
         "wake",
     )
 
-    def __init__(self, wake: Callable[[Queue], None]) -> None:
+    def __init__(self, wake: Callable[[Any], None]) -> None:
         self.wake = wake
         self.taken = 0
         self.turn_max = ENDLESS
-        self._wanting: dict[Queue, int] = {}  # with the entry that was next when it looked last
-        self._current: Queue | None = None
+        self._wanting: dict[
+            SharingQueue, int
+        ] = {}  # with the entry that was next when it looked last
+        self._current: SharingQueue | None = None
         self._until = 0
         self._now = self._began = 0  # ms
         self._passes = 0  # in a row, over who has waited longest
         # By who was chosen last, last: what is below that entry was handed out before, and came back.
-        self._chosen: dict[Queue, int] = {}
+        self._chosen: dict[SharingQueue, int] = {}
 
     def look(self, now: int) -> None:
         """A queue does that is not alone with its consumer, and takes no turns."""
         self._now = now
 
-    def begin_turn(self, queue: Queue, now: int) -> int:
+    def begin_turn(self, queue: SharingQueue, now: int) -> int:
         """The entry before which it is to stop; 0 while it is another's turn."""
         self._now = now
         self._wanting[queue] = head = queue.head()
@@ -72,11 +84,11 @@ class Turns:
             return self._until
         return self._until if self._whose() is queue else 0
 
-    def goes_on(self, queue: Queue) -> bool:
+    def goes_on(self, queue: SharingQueue) -> bool:
         """After it has looked, whether it only waits for acks to go on with its turn: nothing else is to be done."""
         return False
 
-    def end_turn(self, queue: Queue, until: int) -> None:
+    def end_turn(self, queue: SharingQueue, until: int) -> None:
         """It has looked, and handed out what it could up to that entry."""
         waits, head = queue.waits_for_room(), queue.head()
         if head == ENDLESS or (head < until and not waits):
@@ -93,7 +105,7 @@ class Turns:
             if not following.waits_for_room():
                 self.wake(following)
 
-    def leave_turns(self, queue: Queue) -> None:
+    def leave_turns(self, queue: SharingQueue) -> None:
         self._chosen.pop(queue, None)
         if self._current is queue:
             self._current = None
@@ -102,7 +114,7 @@ class Turns:
             if self._wanting:
                 self.wake(self._whose())
 
-    def _whose(self) -> Queue:
+    def _whose(self) -> SharingQueue:
         """Of those that want one, of which there are some."""
         current = self._current
         if current is None or current not in self._wanting or self._is_over(current.head()):
@@ -117,7 +129,7 @@ class Turns:
             self.taken >= self.turn_max and not 0 <= self._now - self._began < STAY_MS
         )  # clocks are set back, too
 
-    def _choose(self) -> Queue:
+    def _choose(self) -> SharingQueue:
         """Who waits longest, or one that has some a little older, which did not come back."""
         chosen, wanting, last = self._chosen, self._wanting, self._current
         if (

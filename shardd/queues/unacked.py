@@ -8,17 +8,19 @@ settled too.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from shardmq.shardd.queues.ready import total
 
-if TYPE_CHECKING:
-    from shardmq.shardd.queues.backlog import Backlog
-    from shardmq.shardd.queues.consumers import Loan
-    from shardmq.shardd.queues.queue import Queue
-
 # Settled items in front of the others are cut off when they are this many, and half of all.
 CUT_MIN = 512
+
+
+class Account(Protocol):
+    """Where deliveries of several consumers count together: a `consumers.Loan`."""
+
+    def take(self, queue: Any, count: int) -> None: ...
+    def settle(self, count: int) -> None: ...
 
 
 class Unacked:
@@ -27,7 +29,7 @@ class Unacked:
     __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count", "loan")
 
     def __init__(self) -> None:
-        self.loan: Loan | None = None  # in which all of it counts
+        self.loan: Account | None = None  # in which all of it counts
         self._entries = array("Q")
         self._sizes = array("I")
         self._start = 0  # before it, all is settled
@@ -139,19 +141,19 @@ class Getter:
         self.connection = connection
         self.channel = channel
         self.told_late = False  # its channel is to be closed
-        self._held: dict[int, tuple[Queue, int, int, int]] = {}  # the last: since when
+        self._held: dict[int, tuple[Any, int, int, int]] = {}  # the last: since when
         self._last = 0
 
-    def add(self, queue: Queue, entry: int, size: int, now: int = 0) -> int:
+    def add(self, queue: object, entry: int, size: int, now: int = 0) -> int:
         self._last += 1
         self._held[self._last] = (queue, entry, size, now)
         return self._last
 
-    def since(self, queue: Queue) -> int | None:
+    def since(self, queue: object) -> int | None:
         """When the first was taken of what it holds of that queue."""
         return next((since for owner, _, _, since in self._held.values() if owner is queue), None)
 
-    def take_overdue(self, queue: Queue, before: int) -> tuple[array[int], int]:
+    def take_overdue(self, queue: object, before: int) -> tuple[array[int], int]:
         """Of that queue, what was taken at `before` or earlier, and the sum of its sizes."""
         numbers = [
             n
@@ -161,7 +163,7 @@ class Getter:
         found = [self._held.pop(number) for number in numbers]
         return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 
-    def take_until(self, queue: Queue, last: int) -> tuple[array[int], int]:
+    def take_until(self, queue: object, last: int) -> tuple[array[int], int]:
         """Of that queue, entries that are not above `last`, and the sum of their sizes."""
         numbers = [
             n for n, (owner, entry, _, _) in self._held.items() if owner is queue and entry <= last
@@ -169,18 +171,18 @@ class Getter:
         found = [self._held.pop(number) for number in numbers]
         return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 
-    def settle(self, first: int, last: int) -> list[tuple[Queue, array[int], int]]:
+    def settle(self, first: int, last: int) -> list[tuple[Any, array[int], int]]:
         numbers = range(max(first, 1), min(last, self._last) + 1)
         if len(numbers) > len(self._held):
             numbers = sorted(n for n in self._held if first <= n <= last)  # type: ignore[assignment]
         found = [self._held.pop(number) for number in numbers if number in self._held]
         return [(queue, array("Q", [entry]), size) for queue, entry, size, _ in found]
 
-    def take_all(self) -> list[tuple[Queue, array[int], int]]:
+    def take_all(self) -> list[tuple[Any, array[int], int]]:
         return self.settle(1, self._last)
 
-    def held_of(self, queue: Backlog) -> array[int]:
+    def held_of(self, queue: object) -> array[int]:
         return array("Q", [entry for owner, entry, _, _ in self._held.values() if owner is queue])
 
-    def forget(self, queue: Queue) -> None:
+    def forget(self, queue: object) -> None:
         self._held = {number: held for number, held in self._held.items() if held[0] is not queue}

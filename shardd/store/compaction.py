@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files, remove_files
 from shardmq.shardd.store.manifest import ManifestSync
+from shardmq.shardd.store.moves import Moves
 from shardmq.shardd.store.record import segment_runs
 from shardmq.shardd.store.recovery import Reader
 from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
-from shardmq.shardd.store.survivors import Survivors, moved_again, moved_entries, moved_pairs
+from shardmq.shardd.store.survivors import Survivors, moved_again, moved_pairs
 
 # One job reads no more than this, or two segments.
 READ_BYTES_MAX = 16 << 20
@@ -40,21 +41,6 @@ ACKS_BYTES_MAX = 16 << 20
 REMOVED_PER_MOVED = 16
 # Segments looked at in one search.
 LOOKS_MAX = 64
-
-
-@dataclass(slots=True)
-class Moves:
-    """Where messages went: entries as queues know them, in order, and as they are on disk."""
-
-    known: array[int] = field(default_factory=lambda: array("Q"))
-    placed: array[int] = field(default_factory=lambda: array("Q"))
-
-    def find(self, entries: array[int], start: int, stop: int) -> array[int]:
-        return moved_entries(self.known, self.placed, entries, start, stop)
-
-    def add(self, known: array[int], placed: array[int]) -> None:
-        self.known += known
-        self.placed += placed
 
 
 class Candidates:

@@ -21,14 +21,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from shardmq.shardd.store import record, scanning
 from shardmq.shardd.store.errors import FormatTooNew
 from shardmq.shardd.store.files import Files
-
-if TYPE_CHECKING:
-    from shardmq.shardd.store.compaction import Moves
+from shardmq.shardd.store.moves import Moves
 
 FORMAT = 1
 MERGED_FORMAT = 2

@@ -1,7 +1,8 @@
-"""The segments of a store: which there are, when one is let go of, merging of those in which little is left.
+"""Keep which segments a store has, and let one go that nobody needs.
 
-Records come and are settled in store.py, which builds on this. Segments are known by number; a merged one by the
-numbers of all it replaces. The file of one that nobody needs goes when no job has it in hand.
+A segment is known by its number, a merged one by the numbers of all it replaces. The file of a
+segment that nobody needs goes when no job has it in hand. What the other objects of a store share
+(its files, spares, producers, what is settled) is held here, too.
 """
 
 from __future__ import annotations
@@ -9,28 +10,22 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from shardmq.shardd.store import producers, returns
-from shardmq.shardd.store.compaction import (
-    Candidates,
-    Merged,
-    ReclaimJob,
-    bytes_max_alone,
-    source_of,
-)
-from shardmq.shardd.store.files import Files, is_full
+from shardmq.shardd.store.compaction import Candidates
 from shardmq.shardd.store.handles import Handles
+from shardmq.shardd.store.producers import Producers
 from shardmq.shardd.store.reading import Windows
 from shardmq.shardd.store.reclaim import Reclaimer
 from shardmq.shardd.store.record import segment_runs
 from shardmq.shardd.store.recovery import LOSSES, Damage
+from shardmq.shardd.store.returns import Returns
 from shardmq.shardd.store.segment import HEADER_BYTES, Segment
 from shardmq.shardd.store.settled import Settled
+from shardmq.shardd.store.state import StoreState
 from shardmq.shardd.store.sync import SyncJob
-from shardmq.shardd.store.usable import Usable
 
 
 @dataclass(slots=True)
-class _Counters:
+class Counters:
     appended_messages: int = 0
     appended_bytes: int = 0
     written_bytes: int = 0
@@ -40,243 +35,151 @@ class _Counters:
     damage: list[Damage] = field(default_factory=list)
 
 
-class Segments(Usable):
+class Segments:
+    """The segments of one store. `spare_segments`: files of dead segments that are kept for new ones."""
+
     def __init__(
-        self, directory: str, files: Files, segment_bytes: int, sync: bool, spare_segments: int
+        self, state: StoreState[SyncJob], segment_bytes: int, sync: bool, spare_segments: int
     ) -> None:
-        super().__init__("store", directory, files)
+        files, directory = state.files, state.directory
+        self.state = state
+        self.files = files
+        self.directory = directory
         self.segment_bytes = segment_bytes
         self.sync = sync
-        self._reclaimer = Reclaimer(files, directory, segment_bytes, spare_segments, sync)
-        self._windows = Windows(files)
-        self._segments: dict[int, Segment] = {}
-        self._open: Segment | None = None
-        self._in_memory: list[Segment] = []  # sealed, with buffer, oldest first
-        self._unsynced: dict[int, Segment] = {}
-        self._settled = Settled(files, directory, self._look_at)
-        self._index_bytes = 0
-        self._handles = Handles(files, self._is_waited_for)
-        self._next_number = 1
-        self._directory_changed = False
-        self._job: SyncJob | None = None
-        self._dead: list[Segment] = []  # wait for the end of the job
-        self._candidates = Candidates(segment_bytes)
-        self._reclaim: ReclaimJob | None = None
-        self._replaced: list[Segment] = []  # until the merged one's name lasts
-        self._known_ids: array[int] | None = None  # queues there were at the start, ascending
-        self._counters = _Counters()
-        self._returns = returns.Returns()
-        self._producers = producers.Producers(files, directory, sync)
+        self.by_number: dict[int, Segment] = {}
+        self.open: Segment | None = None  # the one that is written to
+        self.in_memory: list[Segment] = []  # sealed, with buffer, oldest first
+        self.unsynced: dict[int, Segment] = {}
+        self.dead: list[Segment] = []  # wait for the end of the job
+        self.replaced: list[Segment] = []  # wait until the name of the merged segment lasts
+        self.next_number = 1
+        self.index_bytes = 0  # of indexes that were made and wait for a sync
+        self.directory_changed = False
+        self.reclaimer = Reclaimer(files, directory, segment_bytes, spare_segments, sync)
+        self.windows = Windows(files)
+        self.settled = Settled(files, directory, self.look_at)
+        self.handles = Handles(files, self.is_waited_for)
+        self.candidates = Candidates(segment_bytes)
+        self.producers = Producers(files, directory, sync)
+        self.returns = Returns()
+        self.counters = Counters()
 
     # -- which there are ---------------------------------------------------------------------------------
 
-    def _enlist(self, segment: Segment) -> None:
-        self._segments[segment.number] = segment
-        self._candidates.append(segment)
+    def enlist(self, segment: Segment) -> None:
+        self.by_number[segment.number] = segment
+        self.candidates.append(segment)
 
-    def _take_number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
+    def take_number(self) -> int:
+        number = self.next_number
+        self.next_number += 1
         return number
 
-    def _distinct(self) -> list[Segment]:
-        """A merged one is known by many numbers."""
-        return list(dict.fromkeys(self._segments.values()))
+    def distinct(self) -> list[Segment]:
+        """Return each segment once; a merged one is known by several numbers."""
+        return list(dict.fromkeys(self.by_number.values()))
 
-    def _on_disk(self, entries: array[int]) -> array[int]:
-        """As the next recovery will name them."""
-        if all(segment.moves is None for segment in self._segments.values()):
+    def on_disk(self, entries: array[int]) -> array[int]:
+        """Return the entries as the next recovery will name them."""
+        if all(segment.moves is None for segment in self.by_number.values()):
             return entries
         placed: array[int] = array("Q")
         for number, start, stop in segment_runs(entries):
-            moves = self._segments[number].moves
+            moves = self.by_number[number].moves
             placed += entries[start:stop] if moves is None else moves.find(entries, start, stop)
         return placed
 
-    def _look_at(self, segment: Segment) -> None:
+    def look_at(self, segment: Segment) -> None:
         if segment.sealed and not segment.merging:
-            self._candidates.look_at(segment)
+            self.candidates.look_at(segment)
 
-    def _retire(self, segment: Segment) -> None:
-        """Nobody needs it. Its file may be in the hands of a sync."""
+    def is_waited_for(self, segment: Segment) -> bool:
+        return segment.number in self.unsynced or self.in_job(segment)
+
+    def in_job(self, segment: Segment) -> bool:
+        return self.state.job is not None and any(
+            segment is held for held, _, _ in self.state.job.segments
+        )
+
+    # -- away --------------------------------------------------------------------------------------------
+
+    def retire(self, segment: Segment) -> None:
+        """Take away a segment that nobody needs; its file may still be in the hands of a sync."""
         for number in segment.numbers or [segment.number]:
-            del self._segments[number]
-        self._candidates.remove(segment)
-        self._forget_state(segment)
-        if segment in self._in_memory:
-            self._in_memory.remove(segment)
+            del self.by_number[number]
+        self.candidates.remove(segment)
+        self.forget_state(segment)
+        if segment in self.in_memory:
+            self.in_memory.remove(segment)
         if segment.in_sequence:
-            self._reclaimer.take_back_buffer(segment)
-        if self._failure or self._in_job(segment) or segment.in_sequence:
-            self._dead.append(segment)
+            self.reclaimer.take_back_buffer(segment)
+        if self.state.failure or self.in_job(segment) or segment.in_sequence:
+            self.dead.append(segment)
         else:
-            self._dispose(segment)
+            self.dispose(segment)
 
-    def _dispose(self, segment: Segment) -> None:
-        """Nobody needs the file: it gets another name, which is to last as what is settled."""
+    def dispose(self, segment: Segment) -> None:
+        """Let the file go. Its new name is to last as what is settled is."""
         if segment.flushed:
-            self._settled.names_changed = True
-        self._quietly(self._reclaimer.dispose, segment)
+            self.settled.names_changed = True
+        self.state.quietly(self.reclaimer.dispose, segment)
 
-    def _forget_state(self, segment: Segment) -> None:
-        """What is kept beside the file of one that is gone."""
-        self._reclaimer.manifest.forget(segment.number)
-        self._unsynced.pop(segment.number, None)
-        self._settled.drop(segment)
-        self._handles.drop(segment)
-        self._windows.forget(segment.number)
-        self._forget_index(segment)
+    def take_dead(self) -> list[Segment]:
+        """Take from `dead` the segments whose files may go.
 
-    def _forget_index(self, segment: Segment) -> None:
-        self._index_bytes -= len(segment.index or b"")
+        No job may have them in hand. The file of producers must say first what they say.
+        """
+        dead = [segment for segment in self.dead if not segment.in_sequence]
+        self.dead = [segment for segment in self.dead if segment.in_sequence]
+        return dead
+
+    def forget_state(self, segment: Segment) -> None:
+        """Forget what is kept beside the file of a segment that is gone."""
+        self.reclaimer.manifest.forget(segment.number)
+        self.unsynced.pop(segment.number, None)
+        self.settled.drop(segment)
+        self.handles.drop(segment)
+        self.windows.forget(segment.number)
+        self.forget_index(segment)
+
+    def forget_index(self, segment: Segment) -> None:
+        self.index_bytes -= len(segment.index or b"")
         segment.index = None
 
-    def _distrust(self) -> None:
-        """Where one record is damaged others may be. Without indexes a recovery believes none unread."""
-        for segment in self._distinct():
-            self._forget_index(segment)
+    def distrust(self) -> None:
+        """Drop all indexes, since where one record is damaged others may be.
+
+        Without an index a recovery reads every record of a segment.
+        """
+        for segment in self.distinct():
+            self.forget_index(segment)
             if segment.has_index:
-                self._quietly(self._reclaimer.drop_index, segment)
+                self.state.quietly(self.reclaimer.drop_index, segment)
 
-    def _is_waited_for(self, segment: Segment) -> bool:
-        return segment.number in self._unsynced or self._in_job(segment)
-
-    def _in_job(self, segment: Segment) -> bool:
-        return self._job is not None and any(segment is held for held, _, _ in self._job.segments)
-
-    # -- merge what is nearly empty ----------------------------------------------------------------------
-
-    def compact(self) -> int:
-        """One step in this thread: how many fewer segments there are now."""
-        job = self.begin_reclaim()
-        if job is None:
-            return 0
-        job.run()
-        return self.finish_reclaim(job)
-
-    def begin_reclaim(self) -> ReclaimJob | None:
-        """Removes files nobody needs, and merges some neighbouring segments in which little is left. One at a time,
-        ended by `finish_reclaim`; all else may go on meanwhile. None: nothing to do. Entries stay good."""
-        self._check_usable()
-        assert self._reclaim is None, "a reclaim is running"
-        doomed = self._reclaimer.take_doomed()
-        run = self._candidates.choose(self._is_at_rest)
-        if not doomed and not run:
-            return None
-        sources = [source_of(one, self._known_ids) for one in run]
-        manifest = self._reclaimer.manifest.begin_sync() if doomed else None
-        self._reclaim = ReclaimJob(self._files, self.directory, doomed, sources, manifest)
-        if run:
-            self._reclaim.path = self._reclaimer.new_path()
-            self._reclaim.salt = self._files.salt()
-            self._reclaim.bytes_max = (
-                self.segment_bytes if len(run) > 1 else bytes_max_alone(run[0])
-            )
-            self._reclaim.sync = self.sync
-        return self._reclaim
-
-    def finish_reclaim(self, job: ReclaimJob) -> int:
-        """After `run`, on the owner's thread: how many fewer segments there are. Wants a sync, for the files to go.
-        Raises StoreFailed when a write or sync failed, Corrupt as `read`; with a full disk nothing has changed."""
-        assert job is self._reclaim and job.done, "not this job, or it did not run"
-        self._give_up_reclaim()
-        self._counters.merge_bytes += job.moved_bytes
-        if job.error is None:
-            self._reclaimer.manifest.end_sync(job.manifest)
-        if job.corrupt is not None:
-            self._distrust()
-            raise job.corrupt
-        if job.error is not None and not is_full(job.error):
-            raise self._fail(job.error)
-        merged, sources = job.merged, [source.segment for source in job.sources]
-        if merged is not None and not any(segment.live for segment in sources):
-            self._files.close(merged.handle)
-            self._reclaimer.doom(job.path, merged.size)
-        elif merged is not None and self._take_name(job, merged, sources[-1].path):
-            try:
-                self._put_in_place(job, merged, sources)
-            except Exception as error:
-                raise self._fail(error) from error
-            return len(sources) - 1
-        for segment in sources:
-            if segment.live == 0:
-                self._retire(segment)
-            else:
-                self._candidates.look_at(segment)
-        return 0
-
-    def _give_up_reclaim(self) -> None:
-        """One that is still running does no harm: what it writes is found as a spare by the next recovery."""
-        for source in self._reclaim.sources if self._reclaim else ():
-            source.segment.merging = False
-        self._reclaim = None
-
-    def _is_at_rest(self, segment: Segment) -> bool:
-        """On stable storage, and nothing else goes on with it."""
-        unsynced = self.sync and segment.number in self._unsynced
-        at_rest = segment.buffer is None and not unsynced and not segment.in_sequence
-        return at_rest and not segment.merging and not self._in_job(segment)
-
-    def _take_name(self, job: ReclaimJob, merged: Merged, path: str) -> bool:
-        """Give the merged file the name of the last source; no room for it: all stays as it was."""
-        try:
-            self._files.rename(job.path, path)
-        except Exception as error:
-            self._files.close(merged.handle)
-            self._reclaimer.doom(job.path, merged.size)
-            if isinstance(error, OSError) and is_full(error):
-                return False
-            raise self._fail(error) from error
-        self._directory_changed = self._settled.names_changed = True
-        return True
-
-    def _put_in_place(self, job: ReclaimJob, merged: Merged, sources: list[Segment]) -> None:
-        last = sources[-1]
-        new = job.new_segment(merged)
-        name_lasts = self._reclaimer.manifest.forget(last.number)
-        settled, forgotten = job.settled_since()
-        for segment in sources:
-            self._forget_state(segment)
-            for number in segment.numbers or [segment.number]:
-                del self._segments[number]
-        for number in new.numbers:
-            self._segments[number] = new
-        self._candidates.replace(sources, new)
-        self._handles.keep(new)
-        if name_lasts:
-            self._reclaimer.manifest.is_lasting(new.number)
-        if settled:
-            self._settled.note(new, settled)
-        if forgotten:
-            self._settled.note_forgotten(new, forgotten)
-        self._reclaimer.dispose_replaced(last)
-        self._replaced += sources[:-1]
-        if not self.sync:
-            self._dispose_replaced()
-        self._counters.merged_segments += len(sources)
-        self._candidates.look_at(new)
-        self._returns.places_changed()
-        self._returns.write(self._files, self.directory, self._on_disk)
-
-    def _dispose_replaced(self) -> None:
-        replaced, self._replaced = self._replaced, []
+    def dispose_replaced(self) -> None:
+        replaced, self.replaced = self.replaced, []
         for segment in replaced:
-            self._reclaimer.dispose_merged(segment)
+            self.reclaimer.dispose_merged(segment)
+
+    def release(self) -> None:
+        for segment in [*self.distinct(), *self.dead, *self.replaced]:
+            if segment.handle is not None:
+                self.files.close(segment.handle)
+                segment.handle = None
+            segment.take_buffer()
+        self.by_number.clear()
+        self.candidates.clear()
+        self.replaced.clear()
+        self.in_memory.clear()
+        self.open = None
+        self.windows.release()
+        self.reclaimer.release()
 
     # -- numbers -----------------------------------------------------------------------------------------
 
-    @property
-    def written_bytes(self) -> int:
-        """To segments, of what was appended."""
-        return self._counters.written_bytes
-
-    @property
-    def damage(self) -> list[Damage]:
-        """What recovery found broken."""
-        return self._counters.damage
-
     def stats(self) -> dict[str, int]:
-        segments = self._distinct()
+        segments = self.distinct()
         used = sum(segment.used - HEADER_BYTES for segment in segments)
         live_bytes = sum(segment.live_bytes() for segment in segments)
         on_disk = sum(segment.capacity for segment in segments if segment.flushed)
@@ -286,20 +189,20 @@ class Segments(Usable):
             "live_bytes": live_bytes,
             "dead_bytes": used - live_bytes,
             "disk_bytes": on_disk
-            + self._reclaimer.disk_bytes()
-            + sum(one.capacity for one in self._replaced),
+            + self.reclaimer.disk_bytes()
+            + sum(one.capacity for one in self.replaced),
             "buffered_bytes": sum(
                 segment.used - segment.flushed for segment in segments if segment.buffer is not None
             ),
-            "unsynced_segments": len(self._unsynced),
-            "spare_segments": len(self._reclaimer.spares),
-            "appended_messages": self._counters.appended_messages,
-            "appended_bytes": self._counters.appended_bytes,
-            "written_bytes": self._counters.written_bytes,
-            "merged_segments": self._counters.merged_segments,
-            "merge_bytes": self._counters.merge_bytes,
-            "syncs": self._counters.syncs,
-            "producers": len(self._producers.table),
-            "damaged": sum(one.what in LOSSES for one in self._counters.damage),
-            "torn": sum(one.what == "torn" for one in self._counters.damage),
+            "unsynced_segments": len(self.unsynced),
+            "spare_segments": len(self.reclaimer.spares),
+            "appended_messages": self.counters.appended_messages,
+            "appended_bytes": self.counters.appended_bytes,
+            "written_bytes": self.counters.written_bytes,
+            "merged_segments": self.counters.merged_segments,
+            "merge_bytes": self.counters.merge_bytes,
+            "syncs": self.counters.syncs,
+            "producers": len(self.producers.table),
+            "damaged": sum(one.what in LOSSES for one in self.counters.damage),
+            "torn": sum(one.what == "torn" for one in self.counters.damage),
         }

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.shardd.queues import Consumer, Getter, Queue, Window, limits_of
-from shardmq.shardd.queues.overdue import STEPS, Handed, step_of
+from shardmq.shardd.queues.handed import STEPS, Handed, step_of
 from tests.queues.test_queue_model import Outlet, publish
 from tests.support.dict_store import DictStore
 

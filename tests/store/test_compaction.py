@@ -270,9 +270,9 @@ def test_a_merged_segment_is_read_back_as_critically_as_any() -> None:
     store = opened(files)
     kept, _ = in_two(store)
     merge_all(store)
-    merged = next(segment for segment in store._segments.values() if segment.moves is not None)
+    merged = next(segment for segment in store._by_number.values() if segment.moves is not None)
     files.names[merged.path].data[merged.used - 40] ^= 1
-    wanted = array("Q", [entry for entry in kept if store._segments[entry >> 32] is merged])
+    wanted = array("Q", [entry for entry in kept if store._by_number[entry >> 32] is merged])
     with pytest.raises(Corrupt):
         store.read(wanted, 1 << 20)
 
@@ -386,7 +386,9 @@ def test_a_merge_of_which_nothing_is_needed_at_its_end_leaves_nothing() -> None:
     assert store.finish_reclaim(job) == 0
     sync(store)
     merge_all(store)
-    assert [name for name in files.names if "msgs" in name and name != f"d/msgs.{store._next_number - 1:010d}"] == []
+    assert [
+        name for name in files.names if "msgs" in name and name != f"d/msgs.{store._segments.next_number - 1:010d}"
+    ] == []
 
 
 @pytest.mark.parametrize("how", ["not durable", "dropped", "gone before the start"])
@@ -537,6 +539,6 @@ def test_no_segment_has_the_number_of_one_whose_file_it_may_take() -> None:
     for name in [name for name in files.names if "msgs" in name]:
         del files.names[name]
     again = opened(files)
-    spares = [decode_header(files.names[spare.path].data) for spare in again._reclaimer.spares]
+    spares = [decode_header(files.names[spare.path].data) for spare in again._segments.reclaimer.spares]
     (arrival,) = again.append(one(1))
     assert any(spares) and all(header is None or header[0] < arrival.entries[0] >> 32 for header in spares)

@@ -100,7 +100,7 @@ def test_a_rename_that_a_full_disk_refused_is_made_up_for_before_anything_is_pro
 
 def test_a_sync_refused_for_want_of_room_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system takes what it could not write for written: the second try would succeed."""
-    monkeypatch.setattr("shardmq.shardd.store.store.UNSYNCED_MAX", 1)
+    monkeypatch.setattr("shardmq.shardd.store.flushing.UNSYNCED_MAX", 1)
     files = FaultyFiles()
     store = opened(files)
     files.fail["sync"] = (0, errno.ENOSPC)

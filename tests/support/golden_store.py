@@ -66,7 +66,7 @@ def make_v2(directory: str) -> dict[str, list[int]]:
     assert store.compact() == 2
     store.settle(7, live[7][:1], True)
     del live[7][:1]
-    expected = {str(queue): store._on_disk(entries).tolist() for queue, entries in live.items()}
+    expected = {str(queue): store._segments.on_disk(entries).tolist() for queue, entries in live.items()}
     store.close(live)
     with open(f"{directory}/msgs.0000000002", "wb") as file:
         file.write(replaced)

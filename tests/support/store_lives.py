@@ -12,6 +12,7 @@ import errno
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 from shardmq.shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
@@ -221,7 +222,7 @@ def _flip_a_bit(history: History) -> str:
 
 
 def _messages_in(history: History, name: str) -> set[bytes]:
-    segments = history.store._segments
+    segments = history.store._by_number
     lives = [queue.live.items() for queue in history.queues.values()]
     return {message for live in lives for message, entry in live if segments[entry >> 32].path == name}
 
@@ -299,11 +300,17 @@ class ForgetsNames(SegmentStore):
 class ListsTooEarly(SegmentStore):
     """Lists files whose names may not outlive a power cut."""
 
-    def _flush_segment(self, segment: Segment) -> None:
-        super()._flush_segment(segment)
-        if segment.flushed:
-            self._reclaimer.manifest.is_lasting(segment.number)
-            self._reclaimer.manifest.write()
+    def __init__(self, directory: str, **more: Any) -> None:
+        super().__init__(directory, **more)
+        flush_segment = self._flusher.flush_segment
+
+        def flush_and_list(segment: Segment) -> None:
+            flush_segment(segment)
+            if segment.flushed:
+                self._segments.reclaimer.manifest.is_lasting(segment.number)
+                self._segments.reclaimer.manifest.write()
+
+        self._flusher.flush_segment = flush_and_list  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
