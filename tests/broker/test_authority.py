@@ -546,11 +546,12 @@ class Leaving(World):
 STEPS = ["declare", "last consumer goes", "delete if unused", "shard answers", "turn", "turn"]
 
 
-@example(
-    ["turn", "shard answers", "declare", "shard answers", "turn", "turn", "turn", "shard answers", "turn"]
-    + ["last consumer goes", "turn", "last consumer goes", "turn"],
-    0.01,
-)
+# The list that was found: the last consumer goes twice, each time in a pass of its own.
+FOUND = ["turn", "shard answers", "declare", "shard answers", "turn", "turn", "turn"]
+FOUND += ["shard answers", "turn", "last consumer goes", "turn", "last consumer goes", "turn"]
+
+
+@example(FOUND, 0.01)
 @given(st.lists(st.sampled_from(STEPS), max_size=25), st.sampled_from([0.0, 0.002]))
 def test_who_declares_a_queue_that_is_going_gets_one_that_stays(steps: list[str], sync_s: float) -> None:
     async def play(directory: str) -> None:

@@ -33,57 +33,6 @@ broker/controller/config.py D E501
 broker/controller/decisions.py D E501
 broker/controller/groups/groups.py D E501
 broker/controller/groups/memberships.py D E501
-broker/controller/management/__init__.py E501
-broker/controller/management/answers/listing.py D E501
-broker/controller/management/answers/long_answers.py E501
-broker/controller/management/answers/openapi.py E501
-broker/controller/management/answers/queue_names.py E501
-broker/controller/management/answers/queue_order.py E501
-broker/controller/management/answers/schemas.py E501
-broker/controller/management/answers/turns.py D E501
-broker/controller/management/app.py E501
-broker/controller/management/call.py D E501
-broker/controller/management/callers.py E501
-broker/controller/management/guard.py D E501
-broker/controller/management/hosts.py D E501
-broker/controller/management/metrics/gathered.py D E501
-broker/controller/management/metrics/headroom.py E501
-broker/controller/management/metrics/internals.py D E501
-broker/controller/management/metrics/node_metrics.py D E501
-broker/controller/management/metrics/object_metrics.py D E501
-broker/controller/management/metrics/prometheus.py D E501
-broker/controller/management/page.py D E501
-broker/controller/management/resources/about.py E501
-broker/controller/management/resources/attempts.py D E501
-broker/controller/management/resources/bindings.py E501
-broker/controller/management/resources/channels.py D
-broker/controller/management/resources/connections.py D
-broker/controller/management/resources/consumers.py E501
-broker/controller/management/resources/definitions.py D E501
-broker/controller/management/resources/exchanges.py E501
-broker/controller/management/resources/garbage.py D E501
-broker/controller/management/resources/health.py D E501
-broker/controller/management/resources/identity.py D E501
-broker/controller/management/resources/imports.py E501
-broker/controller/management/resources/limits.py E501
-broker/controller/management/resources/loads.py E501
-broker/controller/management/resources/loglines.py D E501
-broker/controller/management/resources/message_sizes.py E501
-broker/controller/management/resources/messages.py D E501
-broker/controller/management/resources/overview.py E501
-broker/controller/management/resources/parameters.py D E501
-broker/controller/management/resources/policies.py D E501
-broker/controller/management/resources/processes.py D E501
-broker/controller/management/resources/queues.py D E501
-broker/controller/management/resources/routes.py E501
-broker/controller/management/resources/settings.py E501
-broker/controller/management/resources/shards.py D E501
-broker/controller/management/resources/stream_groups.py E501
-broker/controller/management/resources/streams.py D E501
-broker/controller/management/resources/users.py D E501
-broker/controller/management/resources/vhosts.py D E501
-broker/controller/management/resources/virtual_queues.py E501
-broker/controller/management/tls_handshakes.py E501
 broker/controller/memory.py D E501
 broker/controller/peers/links.py D E501
 broker/controller/peers/method_frames.py D E501
@@ -121,8 +70,6 @@ broker/front_door/consume/settling.py E501
 broker/front_door/consume/unacked.py D E501
 broker/front_door/consume/virtual.py D E501
 broker/front_door/counts.py D E501
-broker/front_door/links/catalog_link.py D E501
-broker/front_door/links/shard_link.py D E501
 broker/front_door/login.py D E501
 broker/front_door/pace.py D E501
 broker/front_door/proxy.py D E501
@@ -143,8 +90,6 @@ broker/front_door/publish/transactions.py D E501
 broker/front_door/server.py D E501
 broker/front_door/time_slices.py E501
 broker/front_door/tls.py D E501
-broker/front_door/topology/pipeline.py D E501
-broker/front_door/topology/topology.py D E501
 broker/routing/delaying.py D E501
 broker/routing/explain.py D E501
 broker/routing/hashing.py D E501
@@ -165,26 +110,6 @@ broker/shared/failures.py D E501
 broker/shared/logins.py D E501
 broker/shared/reading.py D E501
 broker/shared/rights.py D E501
-pyspark_shardmq/__init__.py E501
-pyspark_shardmq/archive.py D E501
-pyspark_shardmq/fetch.py D E501
-pyspark_shardmq/jobs/analytics.py D E501
-pyspark_shardmq/jobs/archive.py D E501
-pyspark_shardmq/jobs/backfill.py E501
-pyspark_shardmq/jobs/command.py D E501
-pyspark_shardmq/jobs/process.py E501
-pyspark_shardmq/jobs/progress.py D E501
-pyspark_shardmq/jobs/replay.py E501
-pyspark_shardmq/jobs/report.py D E501
-pyspark_shardmq/jobs/session.py E501
-pyspark_shardmq/matching.py E501
-pyspark_shardmq/offsets.py D E501
-pyspark_shardmq/options.py D E501
-pyspark_shardmq/pushdown.py D E501
-pyspark_shardmq/schema.py D E501
-pyspark_shardmq/setup.py D E501
-pyspark_shardmq/sink.py D E501
-pyspark_shardmq/source.py D E501
 """
 EXEMPT = {name: rules for name, *rules in (line.split() for line in LISTED.strip().splitlines())}
 
