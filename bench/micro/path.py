@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any
 
 from shardmq.broker.amqp import contents, frames
-from shardmq.broker.front_door.consume.consuming import LARGE_BYTES
+from shardmq.broker.front_door.consume.deliveries import LARGE_BYTES
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store import SegmentStore
 from shardmq.shardd.wire import codec, envelope, packer

@@ -5,7 +5,7 @@ The command is `python -m shardmq.broker.front_door --config fd:N`, or the JSON 
 
 import sys
 
-from shardmq.broker.front_door.server import run
+from shardmq.broker.front_door.process import run
 from shardmq.broker.shared.config import ConfigError, read_config
 from shardmq.supervisor import logs
 

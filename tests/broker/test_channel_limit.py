@@ -10,14 +10,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.connection.channel import Channel
-from shardmq.broker.front_door.consume.consumers import Consumer, Part, Virtual
+from shardmq.broker.front_door.consume.consumers import Assignment, Consumer, ConsumingChannel, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.settling import Settles
 from shardmq.broker.shared.control import SeatName
 from shardmq.shardd.wire import messages as wire
 
 MANY = 1 << 30
+NOBODY: Any = SimpleNamespace(say=lambda said: None)  # the controller
 
 
 class Links:
@@ -47,8 +47,8 @@ class Links:
 class Bench:
     def __init__(self, consumers: int, no_ack: bool = False) -> None:
         self.links = Links()
-        self.consuming = Consuming(self.links, lambda said: None)  # type: ignore[arg-type] # as much of it as is used here
-        self.channel = Channel(1)
+        self.consuming = Consuming(self.links, NOBODY, SimpleNamespace(now=0.0))  # type: ignore[arg-type] # as much of them as is used here
+        self.channel = ConsumingChannel(SimpleNamespace(), 1)  # type: ignore[arg-type]
         self.ready = dict.fromkeys(range(1, consumers + 1), 0)
         self.numbers = dict.fromkeys(self.ready, 1)
         self.limited = dict.fromkeys(self.ready, False)
@@ -58,25 +58,23 @@ class Bench:
         self.recalled: dict[int, int | None] = {}
         self.began: dict[int, int] = {}  # the number that was next when it last got some of it
         for number in self.ready:
-            client: Any = SimpleNamespace()
-            consumer = Consumer(client, self.channel, number, f"tag-{number}")
+            consumer = Consumer(self.channel, number, f"tag-{number}")
             consumer.announced, consumer.no_ack = True, no_ack
             self.channel.consumers[consumer.tag] = self.consuming.consumers[number] = consumer
 
-    def with_virtual(self, parts: int, limit: int) -> Virtual:
+    def with_virtual(self, parts: int, limit: int) -> GroupConsumer:
         """A consumer of a virtual queue that owns so many shards."""
-        client: Any = SimpleNamespace()
-        whole = Virtual(client, self.channel, 100, "virtual")
+        whole = GroupConsumer(self.channel, 100, "virtual")
         whole.announced, whole.limit = True, limit
         self.channel.consumers[whole.tag] = whole
         for number in range(101, 101 + parts):
-            part = whole.parts[SeatName(number, 0)] = Part(whole, number, SeatName(number, 0))
+            part = whole.assignments[SeatName(number, 0)] = Assignment(whole, number, SeatName(number, 0))
             part.shard = number  # each at one of its own
             self.consuming.consumers[number] = part
             self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = 0, 1, 0, False
             self.limited[number] = False
             self.recalled[number], self.began[number] = None, 0
-        for part in whole.parts.values():
+        for part in whole.assignments.values():
             self.consuming.grants.begin(part)
             self.lent[part.number] = part.prefetch
         return whole
@@ -142,8 +140,9 @@ class Bench:
         if not consumer.no_ack:
             channel.unacked.add(channel.next_tag, count, consumer, 1, self.numbers[number])
             channel.outstanding += count
-            if consumer.whole is not None:
-                self.consuming.virtual.delivered(consumer, count)
+            if isinstance(consumer, Assignment):
+                consumer.held += count
+                consumer.group.outstanding += count
         channel.next_tag += count
         self.numbers[number] += count
         if not consumer.lent:
@@ -169,7 +168,7 @@ def test_never_more_than_the_limit_and_never_less_than_there_is(steps: list[tupl
         if step == "publish":
             bench.ready[1 + n % consumers] += n
         elif step == "ack":
-            bench.consuming.settles(channel, [(wire.ACK, 0, 0, True)])
+            bench.consuming.acks.settle(channel, [(wire.ACK, 0, 0, True)])
             before = held = 0
         else:
             bench.consuming.limit(channel, n % 6)
@@ -195,12 +194,12 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
             bench.ready[101 + n % parts] += n
             bench.ready[1] += n % 3
         elif step == "ack":
-            bench.consuming.settles(channel, [(wire.ACK, 0, 0, True)])
+            bench.consuming.acks.settle(channel, [(wire.ACK, 0, 0, True)])
         else:
             bench.consuming.limit(channel, n % 6)
         bench.settle()
         waiting = sum(count for number, count in bench.ready.items() if number > 100)
-        held = sum(part.held for part in whole.parts.values())
+        held = sum(part.held for part in whole.assignments.values())
         assert held == whole.outstanding <= prefetch
         assert whole.granted == (0 if channel.limit else sum(bench.lent.values())) <= prefetch
         assert not channel.granted
@@ -214,11 +213,11 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
 def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(parts: int, prefetch: int) -> None:
     bench = Bench(1)
     whole = bench.with_virtual(parts, prefetch)
-    ready = dict.fromkeys((part.number for part in whole.parts.values()), 1000)
+    ready = dict.fromkeys((part.number for part in whole.assignments.values()), 1000)
     bench.ready |= ready
     bench.settle()
     for _ in range(10 * parts):
-        bench.consuming.settles(bench.channel, [(wire.ACK, 0, 0, True)])
+        bench.consuming.acks.settle(bench.channel, [(wire.ACK, 0, 0, True)])
         bench.settle()
     given = [1000 - bench.ready[number] for number in ready]
     assert min(given) >= 10 * prefetch // 2, given
@@ -254,9 +253,9 @@ def test_consumers_without_acks_wait_for_room_and_use_none() -> None:
     bench.ready[2] = 3
     bench.settle()
     assert bench.ready == {1: 1, 2: 3}
-    bench.consuming.settles(bench.channel, [(wire.ACK, 0, 0, True)])
+    bench.consuming.acks.settle(bench.channel, [(wire.ACK, 0, 0, True)])
     bench.settle()
-    bench.consuming.settles(bench.channel, [(wire.ACK, 0, 0, True)])
+    bench.consuming.acks.settle(bench.channel, [(wire.ACK, 0, 0, True)])
     bench.settle()
     assert bench.ready == {1: 0, 2: 0}
     assert bench.channel.outstanding == bench.channel.granted == 0

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.amqp import ChannelException, Connection, Event, Publishes, copies_by_channel, things_in
-from shardmq.broker.front_door.connection.client import Client
+from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.publish import publishing as publishing_module
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.once import Asked
@@ -326,13 +326,16 @@ class Reader:
         self.came = 0
         self.slices_taken = 0
         self.messages = messages
-        self.lost, self._paused, self._waiting, self.published = False, 0, set[Any](), False
+        self.published = False
         self._begun: Publishes | None = None
-        self.amqp = SimpleNamespace(next_event=iter([*events, None]).__next__, keep_unread=lambda: None)
-        slices = SimpleNamespace(begin=lambda: None, is_over=lambda: False)
-        publishing = SimpleNamespace(publishes=self.publishes)
-        self.door = SimpleNamespace(
-            slices=slices, publishing=publishing, alarm="", came=self._come, work_is_left=lambda: None
+        amqp = SimpleNamespace(next_event=iter([*events, None]).__next__)
+        self.socket = SimpleNamespace(amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None)
+        self.work = SimpleNamespace(waiting=set())
+        self.begin_slice, self.slice_is_over = lambda: None, lambda: False
+        self.services = SimpleNamespace(
+            publishing=SimpleNamespace(publishes=self.publishes, publish_once=None),
+            alarms=SimpleNamespace(text=""),
+            loop=SimpleNamespace(came=self._come),
         )
 
     def _come(self, things: int) -> None:
@@ -343,22 +346,15 @@ class Reader:
         return []
 
     def _on_publishes(self, event: Publishes) -> None:
-        Client._on_publishes(self, event)  # type: ignore[arg-type]
+        ClientConnection._on_publishes(self, event)  # type: ignore[arg-type]
 
     def _handle(self, event: Event) -> None: ...
-    def _schedule_slice(self) -> None: ...
-    def _gather(self) -> None: ...
-    def pause(self, why: int) -> None: ...
-    def resume(self, why: int) -> None: ...
-
-    def _end_slice(self) -> None:
-        Client._end_slice(self)  # type: ignore[arg-type]
 
     def handle(self) -> None:
         """Handle all events, slice by slice."""
         while not self.slices_taken or self._begun is not None:
             self.slices_taken += 1
-            Client._handle_events(self)  # type: ignore[arg-type]
+            ClientConnection.handle_events(self)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("messages", [1, 2, 3, 7, 100])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from shardmq.broker.amqp.errors import ChannelException
-from shardmq.broker.front_door.connection.channel import HANDLERS, Channel
+from shardmq.broker.front_door.connection.channel import Channel
+from shardmq.broker.front_door.connection.channel_methods import HANDLERS
 from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.consume.unacked import Run
 from shardmq.broker.front_door.publish import transactions
@@ -91,17 +92,22 @@ class Commit:
     def __init__(self) -> None:
         self.steps: dict[str, asyncio.Future[None]] = {}
         self.done: list[Any] = []
-        self.channel = Channel(1)
-        self.consumer = Consumer(SimpleNamespace(), self.channel, 3, "tag")  # type: ignore[arg-type]
-        self.channel.unacked.add(1, 5, self.consumer, EPOCH, 11)
-        self.transaction: Transaction[Any, Any] = transactions.select(None, confirming=False)
-        self.channel.transaction = self.transaction
+        self.channel = Channel(SimpleNamespace(), 1)  # type: ignore[arg-type]
+        self.consumer = Consumer(self.channel.consuming, 3, "tag")
+        self.channel.consuming.unacked.add(1, 5, self.consumer, EPOCH, 11)
+        self.channel.select_transaction()
+        assert self.channel.transaction is not None
+        self.transaction: Transaction[Any, Any] = self.channel.transaction
         self.transaction.publish("publish", 1)
-        self.transaction.settle((0, self.channel.unacked.take_through(2)))
+        self.transaction.settle((0, self.channel.consuming.unacked.take_through(2)))
         publishing = SimpleNamespace(reserve=self.reserve, ask_once=self.ask_once, commit=self.commit)
-        consuming = SimpleNamespace(settle_runs=lambda kind, runs, at_once: self.done.append(runs))
-        door = SimpleNamespace(publishing=publishing, consuming=consuming, schedule_end_of_pass=lambda: None)
-        self.client = SimpleNamespace(door=door, send=lambda number, method: self.done.append(method))
+        acks = SimpleNamespace(settle_runs=lambda kind, runs, at_once: self.done.append(runs))
+        services = SimpleNamespace(
+            publishing=publishing,
+            consuming=SimpleNamespace(acks=acks),
+            loop=SimpleNamespace(schedule_end_of_pass=lambda: None),
+        )
+        self.client = SimpleNamespace(services=services)
 
     async def _step(self, name: str, held: Any) -> None:
         assert list(held) == ["publish"]
@@ -122,7 +128,7 @@ class Commit:
         stored.set_result(True)
         return stored
 
-    def begin(self) -> asyncio.Task[None]:
+    def begin(self) -> asyncio.Task[Any]:
         done = HANDLERS[commands.Tx.Commit](self.client, self.channel, commands.Tx.Commit())  # type: ignore[arg-type]
         return asyncio.ensure_future(done)  # type: ignore[arg-type]
 
@@ -136,7 +142,7 @@ class Commit:
     @property
     def first_unsettled(self) -> int | None:
         """Where a stream reader that is attached again now begins."""
-        return self.channel.first_unsettled(self.consumer, EPOCH)
+        return self.channel.consuming.first_unsettled(self.consumer, EPOCH)
 
 
 def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_not_settled_yet() -> None:
@@ -148,7 +154,7 @@ def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_
             assert made.first_unsettled == 11, f"while it waits: {step}"
             assert made.transaction.settle_count == 1
             made.steps[step].set_result(None)
-        await committing
+        made.done.append(await committing)
         settled = [Run(1, 2, made.consumer, EPOCH, 11, 0.0)]
         assert made.done[:3] == [["publish"], "freed", settled]
         assert isinstance(made.done[3], commands.Tx.CommitOk)
@@ -172,6 +178,6 @@ def test_a_refused_commit_forgets_its_publishes_and_gives_its_deliveries_back(st
             await committing
         assert made.done == (["freed"] if step == "ask once" else [])
         assert made.transaction.take() == ([], [])
-        assert made.first_unsettled == 11 and made.channel.unacked.count == 5
+        assert made.first_unsettled == 11 and made.channel.consuming.unacked.count == 5
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATH = [
-    "broker/front_door/connection/client.py",
+    "broker/front_door/connection/connection.py",
     "broker/front_door/publish/publishing.py",
     "shardd/shard.py",
     "shardd/queues/queue.py",

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.connection.channel import Channel
-from shardmq.broker.front_door.consume.consumers import Part, Virtual
+from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingChannel, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.grants import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
@@ -93,22 +92,24 @@ class Bench:
             tell_settled=self.tell_settled,
             is_up=lambda at: at not in self.away,
         )
-        self.consuming = Consuming(links, lambda said: None)
-        self.channel = Channel(1)
-        client: Any = SimpleNamespace(door=SimpleNamespace(now=0.0))
-        self.door = client.door
-        self.whole = Virtual(client, self.channel, 100, "virtual")
+        self.door: Any = SimpleNamespace(now=0.0)
+        controller: Any = SimpleNamespace(say=lambda said: None)
+        self.consuming = Consuming(links, controller, self.door)
+        client: Any = SimpleNamespace()
+        self.channel = ConsumingChannel(client, 1)
+        self.whole = GroupConsumer(self.channel, 100, "virtual")
         self.whole.announced, self.whole.limit = True, limit
         self.channel.consumers["virtual"] = self.whole
         self.numbers: dict[int, Shard] = {}
         for shard, queues in enumerate(layout):
             for _ in range(queues):
                 number = 101 + len(self.numbers)
-                part = self.whole.parts[SeatName(number, 0)] = Part(self.whole, number, SeatName(number, 0))
+                seat = SeatName(number, 0)
+                part = self.whole.assignments[seat] = Assignment(self.whole, number, seat)
                 part.shard, part.attached = shard, True
                 self.consuming.consumers[number] = part
                 self.numbers[number] = self.shards[shard]
-        for part in self.whole.parts.values():
+        for part in self.whole.assignments.values():
             self.consuming.grants.begin(part)
             self.attach(part)
         self.given = dict.fromkeys(self.numbers, 0)
@@ -118,7 +119,7 @@ class Bench:
         self.of_others: list[tuple[Shard, Consumer, int, int]] = []
         self.stopping: set[int] = set()
 
-    def attach(self, part: Part, again: Queue | None = None) -> None:
+    def attach(self, part: Assignment, again: Queue | None = None) -> None:
         shard = self.shards[part.shard]
         queue = again or self.new_queue(part.number, shard.store)
         kind = Reader if isinstance(queue, StreamQueue) else Consumer
@@ -213,7 +214,9 @@ class Bench:
             self.channel.unacked.add(self.channel.next_tag, count, part, self.links[part.shard].epoch, first)
             self.channel.next_tag += count
             self.channel.outstanding += count
-            self.consuming.virtual.delivered(part, count)
+            assert isinstance(part, Assignment)
+            part.held += count
+            self.whole.outstanding += count
 
         shard.said.append(hear)
         assert self.in_use + self.on_way <= self.whole.limit
@@ -222,7 +225,7 @@ class Bench:
         """What is unsettled of processes that are gone: it will come again, and nobody counts it any more."""
         return sum(
             run.last_tag + 1 - run.first_tag
-            for part in self.whole.parts.values()
+            for part in self.whole.assignments.values()
             for run in self.channel.unacked.of(part)
             if part.shard in self.away or run.epoch != self.links[part.shard].epoch
         )
@@ -242,13 +245,13 @@ class Bench:
         """The first of those that are not, by ack(multiple)."""
         if self.channel.unacked.count:
             tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
-            self.consuming.settles(self.channel, [(wire.ACK, tag, tag, True)])
+            self.consuming.acks.settle(self.channel, [(wire.ACK, tag, tag, True)])
             self.tell_due()
 
     def requeue(self) -> None:
         if self.channel.unacked.count:
             tag = self.channel.next_tag - self.channel.unacked.count
-            self.consuming.settles(self.channel, [(wire.REQUEUE, tag, tag, True)])
+            self.consuming.acks.settle(self.channel, [(wire.REQUEUE, tag, tag, True)])
             self.tell_due()
 
     def other(self, number: int) -> None:
@@ -274,7 +277,7 @@ class Bench:
     def stop(self, number: int) -> None:
         part, shard = self.consuming.consumers[number], self.numbers[number]
         consumer = shard.parts[number]
-        assert isinstance(part, Part)
+        assert isinstance(part, Assignment)
         if not part.wanted:
             return
         part.wanted = part.attached = False
@@ -288,7 +291,7 @@ class Bench:
 
         self.send(part.shard, hear)
 
-    def stopped(self, part: Part) -> None:
+    def stopped(self, part: Assignment) -> None:
         self.stopping.remove(part.number)
         self.consuming.grants.stopped(part)
 
@@ -321,7 +324,7 @@ class Bench:
         self.links[at].epoch += 1
         for number in [number for number, of in self.numbers.items() if of is shard]:
             part = self.consuming.consumers[number]
-            assert isinstance(part, Part)
+            assert isinstance(part, Assignment)
             if number in self.stopping:
                 self.stopped(part)
             elif part.wanted:
@@ -413,7 +416,7 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.come_back(n % len(layout))
         else:
             bench.rest()
-            left_behind = sum(part.held for part in bench.whole.parts.values() if not part.wanted)
+            left_behind = sum(part.held for part in bench.whole.assignments.values() if not part.wanted)
             assert left_behind or not bench.waiting() or bench.in_use == limit
     for at in range(len(layout)):
         bench.come_back(at)
@@ -490,7 +493,7 @@ def test_room_that_is_given_back_and_given_away_at_once_is_counted_once() -> Non
     bench.shards[1].turn(1)
     bench.door_turn(1, 2)
     bench.shards[0].turn(9)  # hears that others want some: 4 of 8 are on their way back
-    bench.whole.turns[0] = bench.whole.turns.pop(0)
+    bench.whole.rotation[0] = bench.whole.rotation.pop(0)
     bench.settle()  # and the room of the other 4 goes to the other shard
     bench.rest()
     bench.numbers[101].publish(101, 40)
@@ -546,15 +549,15 @@ def test_what_a_dead_shard_was_lent_is_for_the_others_until_it_is_back() -> None
 def test_nothing_is_lent_to_a_shard_that_is_away_when_its_consumer_comes() -> None:
     bench = Bench([1, 1], 10)
     bench.go_away(1)
-    for part in bench.whole.parts.values():
+    for part in bench.whole.assignments.values():
         bench.consuming.grants.begin(part)
-    assert [part.granted for part in bench.whole.parts.values()] == [5, 0]
+    assert [part.granted for part in bench.whole.assignments.values()] == [5, 0]
 
 
 def test_a_part_that_has_to_be_attached_again_brings_nothing_it_was_lent_before() -> None:
     bench = Bench([1, 1], 10)
     bench.consuming.away(1)  # its answer had not come
-    assert [(part.granted, part.prefetch) for part in bench.whole.parts.values()] == [(5, 5), (0, 0)]
+    assert [(part.granted, part.prefetch) for part in bench.whole.assignments.values()] == [(5, 5), (0, 0)]
 
 
 def starved(seed: int, beside_others: bool, streams: bool = False) -> str:

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.connection.channel import Channel
-from shardmq.broker.front_door.consume import virtual
-from shardmq.broker.front_door.consume.consumers import Virtual
+from shardmq.broker.front_door.consume import group_consumer
+from shardmq.broker.front_door.consume.consumers import ConsumingChannel, GroupConsumer
 from shardmq.broker.front_door.consume.grants import Grants
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.shardd.queues import Consumer, Reader, StreamQueue
@@ -55,7 +54,7 @@ class Life:
 
     def read_named(self) -> None:
         """Under one name by one reader, and after its cancel by another while the first holds messages."""
-        if not any("named" in channel.consumers for channel in self.world.channels.values()):
+        if not any("named" in channel.consuming.consumers for channel in self.world.channels.values()):
             self.world.consume(self.key(), "stream 0", "named", self.random.choice(PREFETCHES), **NAMED)
 
     def cancel(self) -> None:
@@ -172,17 +171,17 @@ def takes_the_last_ack_for_all_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_what_is_not_committed_for_settled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Channel, "unsettled", lambda channel: channel.unacked.runs())
+    patch.setattr(ConsumingChannel, "unsettled", lambda channel: channel.unacked.runs())
 
 
 def divides_the_prefetch_by_the_shards(patch: pytest.MonkeyPatch) -> None:
-    read_streams = virtual._read_streams
+    read_streams = group_consumer._read_streams
 
-    def divide(whole: Virtual, asked: Any) -> None:
+    def divide(whole: GroupConsumer, asked: Any) -> None:
         read_streams(whole, asked)
         whole.limit = max(1, whole.limit // 4)
 
-    patch.setattr(virtual, "_read_streams", divide)
+    patch.setattr(group_consumer, "_read_streams", divide)
 
 
 def lends_to_each_shard_the_whole_prefetch(patch: pytest.MonkeyPatch) -> None:
@@ -191,7 +190,7 @@ def lends_to_each_shard_the_whole_prefetch(patch: pytest.MonkeyPatch) -> None:
     def lend(grants: Grants, consumer: Any) -> None:
         begin(grants, consumer)
         if consumer.lent:
-            consumer.prefetch = consumer.whole.limit
+            consumer.prefetch = consumer.group.limit
 
     patch.setattr(Grants, "begin", lend)
 

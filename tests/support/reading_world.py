@@ -20,10 +20,9 @@ from pamqp import commands
 
 from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat, Terms
 from shardmq.broker.front_door.connection.channel import Channel
-from shardmq.broker.front_door.consume.consumers import Part, Virtual
-from shardmq.broker.front_door.consume.consuming import Consuming
+from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
+from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
 from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
 from shardmq.shardd.shard import Shard
@@ -161,7 +160,8 @@ class World:
         self.epochs = [0] * shards
         config: Any = SimpleNamespace(door=0, shards=shards, runtime_dir="nowhere")
         self.links = Links(config, DOOR, self)  # type: ignore[arg-type] # it hears what is looked at here
-        self.consuming = Consuming(self.links, self.said)
+        controller: Any = SimpleNamespace(ask=self.ask, say=self.said)
+        self.consuming = Consuming(self.links, controller, SimpleNamespace(now=0.0))
         self.groups = Groups(lambda many: 0)
         self.groups.begin()
         self.orders: deque[Order] = deque()
@@ -240,7 +240,7 @@ class World:
         while self.orders:
             order = self.orders.popleft()
             said = SeatOrder(order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh)
-            self.loop.act(lambda: self.consuming.virtual.obey([said], self.catalog))  # noqa: B023 # at once
+            self.loop.act(lambda: self.consuming.groups.obey([said], self.catalog))  # noqa: B023 # at once
             self.loop.passes(3)
         self.links.flush()
         if self.troubles.found:
@@ -270,19 +270,19 @@ class World:
         number, count, blob = section[2], section[5], section[6]
         consumer = self.consuming.consumers.get(number)
         if consumer is not None:
-            key = next(key for key, channel in self.channels.items() if channel is consumer.channel)
+            key = next(key for key, channel in self.channels.items() if channel.consuming is consumer.channel)
             tag, epoch = consumer.channel.next_tag, self.links.links[at].epoch
-            name = consumer.whole.terms.group if consumer.whole is not None else consumer.tag
+            name = consumer.group.terms.group if consumer.group is not None else consumer.tag
             for i, offset in enumerate(array("Q", bytes(blob[: 8 * count]))):
                 got = Got(tag + i, at + 1, name, offset, epoch, self.who(consumer), consumer.number)
                 self.ledger.got[key][tag + i] = got
-        self.consuming.delivery(at, section)
+        self.consuming.deliveries.deliver(at, section)
         if consumer is not None:
             self.check_limit(consumer)
 
     @staticmethod
     def who(consumer: Any) -> int:
-        return int(consumer.number if consumer.whole is None else consumer.whole.number)
+        return int(consumer.number if consumer.group is None else consumer.group.number)
 
     def check_limit(self, consumer: Any) -> None:
         """A client never has more than its prefetch, but for what a dead shard gave it, which it will get again."""
@@ -310,7 +310,7 @@ class World:
         if isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
         elif isinstance(what, wire.Passed):
-            self.consuming.virtual.passed(what.consumer, what.offset)
+            self.consuming.groups.passed(what.consumer, what.offset)
 
     def publish_room(self, shard: int) -> None: ...
     def receiving(self) -> None: ...
@@ -341,22 +341,15 @@ class World:
         key = (client, number)
         found = self.channels.get(key)
         if found is None:
-            found = self.channels[key] = Channel(number)
-            found.prefetch = prefetch
-        if client not in self.clients:
-            self.clients[client] = SimpleNamespace(
-                id=client, owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072,
-                amqp=SimpleNamespace(frame_bytes_max=131072),
-                door=SimpleNamespace(now=0.0, config=SimpleNamespace(channel_consumers_max=0)),
-                catalog_link=SimpleNamespace(ask=self.ask),
-                queue_name=lambda channel, name: name,
-                readable_queue=lambda channel, name, method: self.queue(int(name.split()[1])),
-                shard_queues=lambda channel, name, method: (
-                    [self.queue(at) for at in range(len(self.shards))] if name == NAME.exchange else ()
-                ),
-                send=lambda channel, frame: None,
-                write_delivery=lambda data, shard, size: None,
-            )  # fmt: skip
+            if client not in self.clients:
+                self.clients[client] = SimpleNamespace(
+                    id=client,
+                    session=SimpleNamespace(owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072),
+                    send=lambda channel, frame: None,
+                    write_delivery=lambda data, shard, size: None,
+                )
+            found = self.channels[key] = Channel(self.clients[client], number)
+            found.consuming.prefetch = prefetch
         return found
 
     def run(self, key: tuple[int, int], work: Coroutine[Any, Any, Any]) -> None:
@@ -369,24 +362,29 @@ class World:
 
     def consume(self, key: tuple[int, int], queue: str, tag: str, prefetch: int, **arguments: Any) -> None:
         channel = self.channel(*key, prefetch)
-        if tag in channel.consumers or self.busy(key):
+        if tag in channel.consuming.consumers or self.busy(key):
             return
-        channel.prefetch = prefetch
+        channel.consuming.prefetch = prefetch
         method = commands.Basic.Consume(queue=queue, consumer_tag=tag, arguments=arguments)
-        before = self.consuming._last_number
-        self.run(key, self.consuming.consume(self.clients[key[0]], channel, method))
+        before = self.consuming._attaching._last_number
+        check_consume(channel.consuming, method, 0)
+        if queue == NAME.exchange:
+            shards = tuple(self.queue(at) for at in range(len(self.shards)))
+            self.run(key, self.consuming.consume_shards(channel.consuming, method, queue, shards))
+        else:
+            one = self.queue(int(queue.split()[1]))
+            self.run(key, self.consuming.consume(channel.consuming, method, one))
         self.prefetches[before + 1] = prefetch
 
     def cancel(self, key: tuple[int, int], tag: str) -> None:
         channel = self.channels.get(key)
-        if channel is not None and not self.busy(key) and tag in channel.consumers:
-            method = commands.Basic.Cancel(tag)
-            self.run(key, self.consuming.cancel(self.clients[key[0]], channel, method))
+        if channel is not None and not self.busy(key) and tag in channel.consuming.consumers:
+            self.run(key, self.consuming.cancel(channel.consuming, tag))
 
     def select(self, key: tuple[int, int]) -> None:
         channel = self.channels.get(key)
         if channel is not None and not self.busy(key):
-            channel.transaction = transactions.select(channel.transaction, confirming=False)
+            channel.select_transaction()
 
     def settle(self, key: tuple[int, int], kind: str, choose: Any, multiple: bool = False) -> None:
         """`choose`: a tag of those that are outstanding, ascending."""
@@ -401,14 +399,14 @@ class World:
         else:
             self.ledger.settle(kind, taken)
         number = {"ack": wire.ACK, "reject": wire.REJECT, "requeue": wire.REQUEUE}[kind]
-        self.loop.act(lambda: self.consuming.settles(channel, [(number, tag, tag, multiple)]))
+        self.loop.act(lambda: self.consuming.acks.settle(channel.consuming, [(number, tag, tag, multiple)]))
         self.passes()
 
     def recover(self, key: tuple[int, int]) -> None:
         channel = self.channels.get(key)
         if channel is not None and not self.busy(key):
             self.ledger.got[key].clear()
-            self.loop.act(lambda: self.consuming.recover(channel))
+            self.loop.act(lambda: self.consuming.acks.recover(channel.consuming))
             self.passes()
 
     def end_transaction(self, key: tuple[int, int], commit: bool) -> None:
@@ -421,12 +419,10 @@ class World:
                 self.ledger.settle(kind, taken)
             settles = channel.transaction.take().settles
             self.loop.act(
-                lambda: [self.consuming.settle_runs(*each, at_once=True) for each in settles] and None  # type: ignore[func-returns-value]
+                lambda: [self.consuming.acks.settle_runs(*each, at_once=True) for each in settles] and None  # type: ignore[func-returns-value]
             )
         else:
-            for _, runs in channel.transaction.drop():
-                for run in runs:
-                    channel.unacked.put_back(run)
+            channel.consuming.put_back(channel.transaction.drop())
             self.ledger.got[key] |= {each.tag: each for _, taken in said for each in taken}
         self.passes()
 
@@ -439,7 +435,7 @@ class World:
         del self.channels[key]
         self.ledger.got.pop(key, None)
         self.ledger.uncommitted.pop(key, None)
-        self.loop.act(lambda: self.consuming.release(channel) and None)
+        self.loop.act(lambda: self.consuming.release(channel.consuming) and None)
         self.passes()
 
     def publish(self, at: int, count: int) -> None:
@@ -479,10 +475,12 @@ class World:
     def check_full(self) -> None:
         """At rest: who has room has all there is, wherever it is."""
         for channel in self.channels.values():
-            for consumer in channel.consumers.values():
-                parts = list(consumer.parts.values()) if isinstance(consumer, Virtual) else [consumer]
+            for consumer in channel.consuming.consumers.values():
+                parts: list[Any] = [consumer]
+                if isinstance(consumer, GroupConsumer):
+                    parts = list(consumer.assignments.values())
                 whole = consumer.number
-                if any(isinstance(part, Part) and not part.wanted for part in parts):
+                if any(isinstance(part, Assignment) and not part.wanted for part in parts):
                     continue  # a shard moves
                 waits = [part.shard for part in parts if self.has_for(part)]
                 if waits:

@@ -1,89 +1,275 @@
-"""What the front door knows of one consumer: `Consumer` is one of one shard's queue, `Virtual` one of a virtual queue,
-which has a `Part`, itself such a consumer, at each shard queue it owns."""
+"""What the front door knows of the consumers of one channel and of their deliveries.
+
+A `Consumer` takes messages of one queue of one shard. A `GroupConsumer` is a consumer of a virtual
+queue, as its client sees it; it has an `Assignment`, which is such a `Consumer`, for each shard
+queue that the controller gives it. `ConsumingChannel` holds what the consumers of one channel
+share: delivery tags, unacknowledged deliveries, the limit of the channel, counters.
+
+This file holds data. The other files of the folder change it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
 
+from pamqp import base, commands
+
+from shardmq.broker.front_door.consume.unacked import Run, Unacked
 from shardmq.broker.shared.control import Answer, ConsumeTerms, SeatName
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.messages import ReadFrom
 
-if TYPE_CHECKING:
-    from shardmq.broker.front_door.connection.channel import Channel
-    from shardmq.broker.front_door.connection.client import Client
-
-
-# Of a reader: the offset from which on it gets nothing, and the one below which all settled is to be told; or None.
+# For an assignment of a stream: the offset before which it ends, and the offset below which the
+# shard reports that all is settled. Each may be None.
 Bounds = tuple[int | None, int | None]
 FREE: Final[Bounds] = (None, None)
 
+# Settled deliveries of one channel: ACK, REJECT or REQUEUE of the wire, and which ones.
+Settle = tuple[int, "list[Run[Consumer]]"]
 
-class Consumer:
-    """One consumer of one channel. `number`: used once in this front door's life."""
+
+class Unsent(Protocol):
+    """The output of a connection that its client has not taken yet."""
+
+    pending: int
+
+    async def room(self) -> None:
+        """Return when so much was taken that more may be made for this client."""
+
+
+class Session(Protocol):
+    """What consuming needs to know about a connection and its user."""
+
+    owner: str
+    user: str
+    vhost: str
+    frame_bytes_max: int
+
+
+class Receiver(Protocol):
+    """What consuming needs of a connection: whose it is, and where deliveries go."""
+
+    id: int
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def output(self) -> Unsent: ...
+
+    # For the firehose (publish/tracing.py) and direct replies (publish/replies.py).
+    @property
+    def user(self) -> str: ...
+    @property
+    def vhost(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def frame_bytes_max(self) -> int: ...
+    def feeds(self, shards: int) -> None:
+        """Note that these shards (bit mask) got bytes on behalf of this client."""
+
+    def send(self, channel_number: int, method: base.Frame, count: int = 1) -> None: ...
+    def write(self, data: bytes) -> None:
+        """Send frames that are ready."""
+
+    def write_delivery(
+        self, data: bytes | list[bytes | memoryview], shard: int, credit: int
+    ) -> None:
+        """Send deliveries, then give `credit` bytes back to the shard."""
+
+    def notify_cancel(self, channel: int, tag: str) -> None:
+        """Tell the client that a consumer was cancelled, if the client wants to know."""
+
+
+class HeldSettles(Protocol):
+    """The open transaction of a channel, as far as acknowledgements are concerned."""
+
+    @property
+    def settles(self) -> Iterable[Settle]: ...
+    def settle(self, settle: Settle, /) -> None: ...
+
+
+class ConsumingChannel:
+    """The consuming half of one channel: its consumers, its deliveries and its limit."""
 
     __slots__ = (
-        "affinity", "announced", "attached", "attaching", "auto_delete", "channel", "client", "exclusive", "granted",
-        "lent", "no_ack", "nowait", "number", "prefetch", "priority", "queue_id", "queue_name", "reading", "shard",
-        "tag", "tag_bytes", "whole",
+        "cancelled", "client", "consumers", "delivered_auto", "getters", "got_auto", "got_empty",
+        "got_manual", "granted", "groups", "is_open", "limit", "next_tag", "number", "outstanding",
+        "prefetch", "replies", "transaction", "unacked", "wanting",
     )  # fmt: skip
 
-    def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
+    def __init__(self, client: Receiver, number: int) -> None:
         self.client = client
+        self.number = number
+        self.is_open = True
+        self.prefetch = 0  # for new consumers
+        self.limit = 0  # basic.qos with global set; 0 is any number
+        # Deliveries to consumers that are not settled or, in a transaction, not committed.
+        self.outstanding = 0
+        self.granted = 0  # deliveries let through but not yet here, on a channel with a limit
+        self.next_tag = 1
+        # Deliveries that nobody settles, and those of basic.get. All other deliveries went to
+        # consumers that acknowledge.
+        self.delivered_auto = self.got_auto = self.got_manual = self.got_empty = 0
+        self.unacked: Unacked[Consumer] = Unacked()
+        self.transaction: HeldSettles | None = None
+        self.consumers: dict[str, Consumer | GroupConsumer] = {}  # by tag
+        # Group consumers by number, cancelled ones too while they hold something.
+        self.groups: dict[int, GroupConsumer] = {}
+        self.wanting: dict[Consumer, None] = {}  # asked for grants; who waits longest comes first
+        self.cancelled: list[Consumer] = []
+        self.getters: dict[int, Consumer] = {}  # hold what basic.get took, by shard
+        self.replies: Consumer | None = None  # the consumer of direct reply-to
+
+    def unsettled(self) -> Iterator[Run[Consumer]]:
+        """Return the deliveries whose settles no shard was told of.
+
+        Those of a transaction are among them: a rollback makes them outstanding again.
+        """
+        yield from self.unacked.runs()
+        if self.transaction is not None:
+            for _, runs in self.transaction.settles:
+                yield from runs
+
+    def first_unsettled(self, consumer: Consumer, epoch: int) -> int | None:
+        """Return the lowest number of the consumer's unsettled deliveries in that epoch."""
+        own = (
+            run.first_number
+            for run in self.unsettled()
+            if run.consumer is consumer and run.epoch == epoch
+        )
+        return min(own, default=None)
+
+    def put_back(self, settles: Iterable[Settle]) -> None:
+        """Make the deliveries of these settles unacknowledged again."""
+        for _, runs in settles:
+            for run in runs:
+                self.unacked.put_back(run)
+
+    def single_consumers(self) -> list[Consumer]:
+        """Return the consumers of shard queues, assignments of group consumers among them."""
+        found: list[Consumer] = []
+        for each in self.consumers.values():
+            found += each.assignments.values() if isinstance(each, GroupConsumer) else [each]
+        return found
+
+    def report(self) -> dict[str, int]:
+        """Return the counters of the channel for listings."""
+        got = self.got_auto + self.got_manual
+        return {
+            "prefetch_count": self.prefetch,
+            "global_prefetch_count": self.limit,
+            "messages_unacknowledged": self.unacked.count,
+            "consumer_count": len(self.consumers),
+            "delivered": self.next_tag - 1,
+            "delivered_auto": self.delivered_auto,
+            "delivered_manual": self.next_tag - 1 - self.delivered_auto - got,
+            "got_auto": self.got_auto,
+            "got_manual": self.got_manual,
+            "got_empty": self.got_empty,
+        }
+
+
+class Consumer:
+    """A consumer of one queue. `number` is used once in the life of this front door."""
+
+    __slots__ = (
+        "affinity", "announced", "attached", "attaching", "auto_delete", "channel", "client",
+        "exclusive", "granted", "group", "lent", "no_ack", "nowait", "number", "prefetch",
+        "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes",
+    )  # fmt: skip
+
+    def __init__(self, channel: ConsumingChannel, number: int, tag: str) -> None:
         self.channel = channel
+        self.client = channel.client
         self.number = number
         self.tag = tag
         self.tag_bytes = tag.encode()
-        self.whole: Virtual | None = None  # whose part it is
-        self.attached = False  # to be attached again when its shard restarts
+        self.group: GroupConsumer | None = None  # whose assignment this is
+        self.attached = False  # is attached again when its shard restarts
         self.attaching: asyncio.Future[wire.Control] | None = None
-        self.announced = False
-        self.auto_delete = False  # its queue
+        self.announced = False  # consume-ok was sent
+        self.auto_delete = False  # the queue is deleted with its last consumer
         self.nowait = False
-        self.granted = 0  # outstanding grants; of a lent prefetch, all of it
-        self.lent = False  # it shares a limit by a prefetch of its own, which is lent to it
+        self.granted = 0  # outstanding grants; all of a lent prefetch
+        self.lent = False  # shares a limit by a prefetch of its own, which is lent to it
         self.queue_id = 0
         self.queue_name = ""
         self.shard = 0
-        self.affinity = False  # messages of one key to one consumer
+        self.affinity = False  # messages of one key go to one consumer
         self.no_ack = False
         self.exclusive = False
         self.priority = 0
         self.prefetch = 0
-        self.reading: Reading | None = None  # of a stream
+        self.reading: Reading | None = None  # where a consumer of a stream is
+
+    @property
+    def is_in_limit(self) -> bool:
+        """Return whether the limit of a channel holds for the consumer.
+
+        For a consumer of a single stream it does not, as in RabbitMQ.
+        """
+        return self.reading is None or self.group is not None
+
+    @property
+    def is_attached(self) -> bool:
+        """Return whether its shard had it, though who asked may not have run since the answer."""
+        is_wanted = self.channel.consumers.get(self.tag) is self
+        return is_wanted and (self.attached or self.is_answered)
+
+    @property
+    def is_answered(self) -> bool:
+        answer = self.attaching
+        return (
+            answer is not None
+            and answer.done()
+            and not answer.cancelled()
+            and answer.exception() is None
+        )
+
+    def announce(self) -> None:
+        """Send consume-ok, which no delivery that came with the shard's answer may overtake."""
+        if self.group is not None:
+            self.group.announce()
+        elif not self.announced:
+            self.announced = self.attached = True
+            if not self.nowait:
+                self.client.send(self.channel.number, commands.Basic.ConsumeOk(self.tag))
 
 
-class Virtual:
-    """One consumer of a virtual queue, as its client sees it. `limit`: its prefetch, of all parts together."""
+class GroupConsumer:
+    """A consumer of a virtual queue. `limit` is the prefetch of all its assignments together."""
 
-    def __init__(self, client: Client, channel: Channel, number: int, tag: str) -> None:
-        self.client = client
+    def __init__(self, channel: ConsumingChannel, number: int, tag: str) -> None:
         self.channel = channel
+        self.client = channel.client
         self.number = number
         self.tag = tag
         self.exchange = ""
         self.terms = ConsumeTerms("", "", False, 0, False, "", 0, "")
-        self.handover_s = 0.0  # how long what it holds of a shard that moves is waited for
-        self.read_from: ReadFrom | None = None  # its shards are streams
+        self.handover_s = 0.0  # how long unsettled deliveries of a shard that moves are waited for
+        self.read_from: ReadFrom | None = None  # where to begin, if its shard queues are streams
         self.joining: asyncio.Future[Answer] | None = None
         self.announced = False
         self.nowait = False
         self.no_ack = False
-        self.left = False  # cancelled, or its channel is gone
-        self.parts: dict[SeatName, Part] = {}
+        self.left = False  # was cancelled, or its channel is gone
+        self.assignments: dict[SeatName, Assignment] = {}
         self.limit = 0
         self.outstanding = 0  # deliveries that are not settled
-        self.granted = 0  # deliveries let through but not yet here; of lent prefetches, their sum
-        # Shards that were lent some, each with the part by which it is; first who had a turn longest ago.
-        self.turns: dict[int, Part | None] = {}
-        self.turn_ends = 0.0  # of the last one; loop time
-        self.turn_is_over = True  # and what it had beyond its share was recalled
+        self.granted = 0  # deliveries let through but not yet here; the sum of lent prefetches
+        # Shards that were lent some credit, each with the assignment that holds it. The shard that
+        # had a turn of the credit rotation longest ago comes first.
+        self.rotation: dict[int, Assignment | None] = {}
+        self.turn_ends = 0.0  # end of the latest turn, loop time
+        self.turn_is_over = True  # and what that shard had beyond its share was recalled
 
     @property
     def is_member(self) -> bool:
-        """Whether the controller has let it in."""
+        """Return whether the controller has let it in."""
         joining = self.joining
         return (
             joining is not None
@@ -92,43 +278,50 @@ class Virtual:
             and not joining.result().code
         )
 
+    def announce(self) -> None:
+        """Send consume-ok, before all else of this consumer."""
+        if not self.announced:
+            self.announced = True
+            for assignment in self.assignments.values():
+                assignment.announced = True
+            if not self.nowait:
+                self.client.send(self.channel.number, commands.Basic.ConsumeOk(self.tag))
 
-class Part(Consumer):
-    """A virtual consumer's share of one shard queue."""
+
+class Assignment(Consumer):
+    """The share that a group consumer has of one shard queue."""
 
     __slots__ = (
-        "bounds",
-        "held",
-        "leaving",
-        "lost",
-        "lowered",
-        "recalled",
-        "seat",
-        "settled",
-        "wanted",
-    )
+        "bounds", "held", "leaving", "lost", "lowered", "recalled", "seat", "settled", "wanted",
+    )  # fmt: skip
 
-    def __init__(self, whole: Virtual, number: int, seat: SeatName) -> None:
-        super().__init__(whole.client, whole.channel, number, whole.tag)
-        self.whole: Virtual = whole
+    def __init__(self, group: GroupConsumer, number: int, seat: SeatName) -> None:
+        super().__init__(group.channel, number, group.tag)
+        self.group: GroupConsumer = group
         self.seat = seat
-        self.bounds: Bounds = FREE  # of a stream
-        self.announced = whole.announced
-        self.no_ack = whole.no_ack
-        self.priority = whole.terms.priority
-        self.affinity = whole.terms.affinity
-        self.prefetch = whole.limit
-        self.wanted = True  # to be attached
-        self.recalled: int | None = (
-            None  # what it may keep of its lent prefetch while others want some
-        )
-        self.lowered = 0  # by so much, in turns of others, since its lent prefetch began anew
-        self.leaving = False  # on its way to give the seat up
-        self.held = 0  # deliveries that are not settled; in a transaction, not committed
-        self.lost = 0  # of those, by a process of its shard that is gone: they come again, and use nothing it is lent
+        self.bounds: Bounds = FREE
+        self.announced = group.announced
+        self.no_ack = group.no_ack
+        self.priority = group.terms.priority
+        self.affinity = group.terms.affinity
+        self.prefetch = group.limit
+        self.wanted = True  # is to be attached
+        # How much of its lent prefetch it may keep while others want some.
+        self.recalled: int | None = None
+        # How much credit went to other shards since its lent prefetch began anew.
+        self.lowered = 0
+        self.leaving = False  # is about to give its seat up
+        self.held = 0  # deliveries that are not settled or, in a transaction, not committed
+        # How many of those came from a process of its shard that is gone. They will come again, and
+        # use nothing of the lent prefetch.
+        self.lost = 0
         self.settled = asyncio.Event()  # it holds nothing, while it is leaving
 
     @property
-    def takes_turns(self) -> bool:
-        """With parts at other shards, in using what its virtual consumer may have."""
+    def is_attached(self) -> bool:
+        return self.wanted and (self.attached or self.is_answered)
+
+    @property
+    def rotates(self) -> bool:
+        """Return whether it shares the prefetch of its group consumer with other shards in turn."""
         return self.lent and self.wanted and self.attached and not self.affinity

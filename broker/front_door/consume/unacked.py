@@ -1,46 +1,46 @@
 """Which delivery tag of a channel is which delivery of which shard, until it is settled.
 
-A shard numbers what it gives to a consumer 1, 2, 3 ...; a channel numbers all its deliveries. `Unacked` keeps the two
-side by side as runs (neighbouring tags of one consumer), so that a burst costs one entry and a cumulative ack a few
-comparisons.
+A shard numbers the deliveries of each consumer 1, 2, 3 ...; a channel numbers all its deliveries.
+`Unacked` keeps both numbers as runs (neighbouring tags of one consumer), so that a burst costs one
+entry and a cumulative ack a few comparisons.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from shardmq.broker.front_door.consume.consumers import Consumer
-
-# Deliveries of one consumer that came within this time are one run: their age is told to within it.
+# Deliveries of one consumer within this time may be one run, which has one age.
 RUN_S_MAX = 1.0
 
+C = TypeVar("C")  # a consumer; nothing but its identity is looked at
 
-class Run(NamedTuple):
+
+class Run(NamedTuple, Generic[C]):
     """Neighbouring delivery tags of one consumer and one epoch of its shard."""
 
     first_tag: int
     last_tag: int
-    consumer: Consumer
+    consumer: C
     epoch: int
     first_number: int
-    at: float  # when the first of them was delivered, loop time; the others at most RUN_S_MAX later
+    at: float  # loop time of the first of them; the others came at most RUN_S_MAX later
 
 
 class UnknownTag(Exception):
-    """An ack for a tag that is not outstanding."""
+    """Raised for an ack of a tag that is not outstanding."""
 
     def __init__(self, tag: int) -> None:
         super().__init__(tag)
         self.tag = tag
 
 
-class Unacked:
-    """A channel's deliveries that wait for their ack, by tag."""
+class Unacked(Generic[C]):
+    """The deliveries of one channel that wait for their ack, by tag."""
 
     def __init__(self) -> None:
-        self._runs: list[Run] = []
+        self._runs: list[Run[C]] = []
         self._firsts: list[int] = []  # first tag of each run
         self.count = 0
 
@@ -48,12 +48,12 @@ class Unacked:
         self,
         first_tag: int,
         count: int,
-        consumer: Consumer,
+        consumer: C,
         epoch: int,
         first_number: int,
         at: float = 0.0,
     ) -> None:
-        """`at`: loop time."""
+        """Add deliveries that came from a shard at loop time `at`."""
         self.count += count
         if self._runs:
             run = self._runs[-1]
@@ -73,12 +73,12 @@ class Unacked:
         self._firsts.append(first_tag)
 
     def has(self, tag: int) -> bool:
-        """Whether it is outstanding."""
+        """Return whether the tag is outstanding."""
         at = bisect_right(self._firsts, tag) - 1
         return at >= 0 and self._runs[at].last_tag >= tag
 
-    def take_through(self, tag: int) -> list[Run]:
-        """Cumulative: all up to `tag`, which must be outstanding; 0 means all there are."""
+    def take_through(self, tag: int) -> list[Run[C]]:
+        """Take all deliveries up to `tag`, which must be outstanding; 0 means all there are."""
         if tag == 0:
             taken, self._runs, self._firsts = self._runs, [], []
             self.count = 0
@@ -98,8 +98,8 @@ class Unacked:
             self.count -= each.last_tag + 1 - each.first_tag
         return taken
 
-    def take(self, first: int, last: int) -> Iterator[Run]:
-        """Each of first..last; the ones before an unknown tag are taken."""
+    def take(self, first: int, last: int) -> Iterator[Run[C]]:
+        """Take each tag of first..last. Raises UnknownTag behind the tags that were taken."""
         while first <= last:
             at = self._find(first)
             run = self._runs[at]
@@ -115,15 +115,15 @@ class Unacked:
             yield _from(run, first)._replace(last_tag=end)
             first = end + 1
 
-    def runs(self) -> Iterator[Run]:
-        """Return all of them, by tag."""
+    def runs(self) -> Iterator[Run[C]]:
+        """Return all runs, by tag."""
         return iter(self._runs)
 
-    def of(self, consumer: Consumer) -> Iterator[Run]:
+    def of(self, consumer: C) -> Iterator[Run[C]]:
         return (run for run in self._runs if run.consumer is consumer)
 
-    def put_back(self, run: Run) -> None:
-        """What a rolled back transaction had taken."""
+    def put_back(self, run: Run[C]) -> None:
+        """Put back what a rolled back transaction had taken."""
         at = bisect_right(self._firsts, run.first_tag)
         self._runs.insert(at, run)
         self._firsts.insert(at, run.first_tag)
@@ -136,8 +136,8 @@ class Unacked:
         return at
 
 
-def _from(run: Run, tag: int) -> Run:
-    """The run without what is before `tag`."""
+def _from(run: Run[C], tag: int) -> Run[C]:
+    """Return the run without the tags before `tag`."""
     return Run(
         tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag, run.at
     )
@@ -146,8 +146,12 @@ def _from(run: Run, tag: int) -> Run:
 def subsumed(
     ranges: list[tuple[int, int, int, bool]], is_outstanding: Callable[[int], bool]
 ) -> list[tuple[int, int, int, bool]]:
-    """Of the cumulative ones of one kind it begins with, only the last, as far as each goes further than the one
-    before: what they settle is the same. One that is an error stays, and what is before it."""
+    """Drop cumulative settles that the next one includes.
+
+    This holds for those of one kind at the beginning, as long as each goes further than the one
+    before and its tag is outstanding: the last of them settles the same deliveries. A settle that
+    is an error stays, and so does the one before it.
+    """
     if len(ranges) < 2 or not ranges[0][3] or not is_outstanding(ranges[0][1]):
         return ranges
     at = 0

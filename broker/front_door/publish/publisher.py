@@ -66,10 +66,12 @@ class Publisher(Protocol):
     """What publishing needs of a client."""
 
     id: int
-    user: str
-    vhost: str
     scope: Scope | None
 
+    @property
+    def user(self) -> str: ...
+    @property
+    def vhost(self) -> str: ...
     @property
     def name(self) -> str: ...
     @property

@@ -1,6 +1,6 @@
 """Give each published message to the shards that hold its queues, and tell the publisher what became of it.
 
-Publish path, 2 of 5. Before: broker/front_door/connection/client.py. After: shardd/shard.py.
+Publish path, 2 of 5. Before: broker/front_door/connection/connection.py. After: shardd/shard.py.
 
 A read's publishes are packed by compiled code as long as their routes are known (`Routes`, one per vhost and user,
 emptied by every change of the catalog). It stops at a message that needs a decision; that one is decided here and

@@ -33,9 +33,11 @@ class Client(Protocol):
     """Whose message it is."""
 
     id: int
-    user: str
-    vhost: str
 
+    @property
+    def user(self) -> str: ...
+    @property
+    def vhost(self) -> str: ...
     @property
     def name(self) -> str: ...
     def feeds(self, shards: int) -> None:

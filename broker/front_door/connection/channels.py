@@ -1,0 +1,135 @@
+"""The channels of one connection: opened, closed, counted where a limit asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from pamqp import commands
+
+from shardmq.broker.amqp import ChannelOpenOk, ConnectionException
+from shardmq.broker.front_door import login
+from shardmq.broker.front_door.connection.channel import Channel, Reply
+from shardmq.broker.front_door.connection.session import Session
+from shardmq.broker.front_door.connection.socket import ClientSocket
+from shardmq.broker.front_door.connection.work_queue import WorkQueue
+from shardmq.broker.front_door.consume.consumers import Receiver
+from shardmq.broker.front_door.services import Services
+from shardmq.broker.shared.control import ChannelClose, ChannelOpen
+from shardmq.shardd.wire import messages as wire
+
+Releases = list[asyncio.Future[wire.Control]]
+
+
+class Channels:
+    """The channels of one connection, by number."""
+
+    __slots__ = ("_services", "_session", "_socket", "_work", "by_number")
+
+    def __init__(
+        self, services: Services, session: Session, socket: ClientSocket, work: WorkQueue
+    ) -> None:
+        self._services = services
+        self._session = session
+        self._socket = socket
+        self._work = work
+        self.by_number: dict[int, Channel] = {}
+
+    def opened(self, number: int) -> Channel | None:
+        """Return the channel, None if it is not open: what is said on it is dropped."""
+        channel = self.by_number.get(number)
+        return channel if channel is not None and channel.is_open else None
+
+    def open(self, client: Receiver, number: int) -> None:
+        """Open a channel for channel.open, and answer."""
+        channel = self.by_number[number] = Channel(client, number)
+        self._services.counts.channels_opened += 1
+        if self._are_counted:
+            self._work.do(channel, lambda: self._open_within_limits(channel))
+        else:
+            self._socket.send(number, ChannelOpenOk())
+
+    @property
+    def _are_counted(self) -> bool:
+        """Return whether a limit asks how many channels there are.
+
+        The controller knows how many there are at all front doors.
+        """
+        if self._session.trusted:
+            return False
+        return self._services.config.channel_max_per_node > 0 or login.has_channel_limit(
+            self._services.catalog, self._session.user
+        )
+
+    async def _open_within_limits(self, channel: Channel) -> Reply:
+        session = self._session
+        ask = ChannelOpen(session.vhost, session.user, len(self.by_number))
+        answer = await self._services.catalog_link.ask(ask, session.owner, session.user)
+        if answer.code:
+            raise ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN)
+        return ChannelOpenOk() if channel.is_open else None
+
+    def tell_count(self) -> None:
+        """Tell the controller how many there are: a limit is new, or there is a channel less."""
+        if self._session.is_open and self._are_counted:
+            self._services.catalog_link.connection_up(self._session.info(len(self.by_number)))
+
+    def close(self, channel: Channel) -> Coroutine[None, None, Reply] | None:
+        """Close a channel for channel.close.
+
+        Unacknowledged messages are requeued first and the answer is sent then, so that the client
+        finds the messages with what it asks next.
+        """
+        released = self.end(channel)
+        if released or self._are_counted:
+            return self._close_behind(channel, released)
+        self._answer_close(channel)
+        return None
+
+    async def _close_behind(self, channel: Channel, released: Releases) -> Reply:
+        session = self._session
+        await self._services.catalog_link.removed(await closed_by(released))
+        if self._are_counted:
+            ask = ChannelClose(session.vhost, len(self.by_number) - 1)
+            await self._services.catalog_link.ask(ask, session.owner, session.user)
+        self._answer_close(channel)
+        return None
+
+    def _answer_close(self, channel: Channel) -> None:
+        self._socket.send(channel.number, commands.Channel.CloseOk())
+        self.drop(channel)
+
+    def drop(self, channel: Channel) -> None:
+        """Forget a channel that both sides have closed."""
+        channel.is_open = False
+        self._work.forget(channel)
+        if self.by_number.get(channel.number) is channel:
+            del self.by_number[channel.number]
+            self.tell_count()
+
+    def end(self, channel: Channel) -> Releases:
+        """End what a channel does; the futures end when the shards have requeued its messages."""
+        channel.is_open = False
+        if channel.pipeline is not None:
+            channel.pipeline.close()
+        if channel.confirms is not None:
+            channel.confirms.closed = True
+        return self._services.consuming.release(channel.consuming)
+
+    def end_all(self) -> Releases:
+        return [future for channel in self.by_number.values() for future in self.end(channel)]
+
+    def clear(self) -> None:
+        """End and forget all channels of a connection that has ended."""
+        for channel in list(self.by_number.values()):
+            self.end(channel)
+            self._work.forget(channel)
+        self.by_number.clear()
+
+
+async def closed_by(released: Releases) -> list[int]:
+    """Return the ids of the queues that are deleted with what is released, when it has been."""
+    answers = [await future for future in released]
+    return [
+        queue for answer in answers if isinstance(answer, wire.Released) for queue in answer.closed
+    ]

@@ -1,0 +1,333 @@
+"""The socket of one client: when it is read, what is written to it and when, how it falls silent.
+
+Output is gathered during a pass of the loop (loop.py) and written at its end. Who holds the client
+back gives the reason with pause() and takes it back with resume(); the socket is read while there
+is no reason not to. The bytes go to and come from the AMQP library; what they mean is handled by
+connection.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pamqp import base
+
+from shardmq.broker.amqp import Connection
+from shardmq.broker.front_door.connection.output import (
+    OUT_BYTES_MAX,
+    Output,
+    Stream,
+    close_behind_output,
+)
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.loop import PassLoop
+
+log = logging.getLogger("shardmq.broker.front_door.connection.socket")
+
+# A read of at least this much is worth a pass of its own: the pass does not wait for more.
+FULL_READ_BYTES = 64 << 10
+# When a read filled the buffer and left part of a message, the next read goes behind that part, up
+# to this size. In one piece of bytes the messages are one event; the parts apart would be two.
+AGAIN_BYTES_MAX = 64 << 10
+# How long a client may take to answer our connection.close.
+CLOSE_TIMEOUT_S = 5.0
+
+# Reasons why a client is not read. The lower bits are the shards it feeds that have no room.
+PAUSE_SHARDS = (1 << 64) - 1
+PAUSE_OUTPUT = 1 << 64  # it does not take what is sent to it
+PAUSE_WORK = 1 << 65  # too much of its work is queued
+PAUSE_ALARM = 1 << 66
+PAUSE_SLICE = 1 << 67  # its time slice is over, and not all that was read is handled
+PAUSE_LOGIN = 1 << 68  # its password, or its limits, take long to check
+
+
+def _nobody() -> None:
+    """Stand for the connection when it has ended."""
+
+
+class ClientSocket:
+    """The socket of one connection, with its output and the AMQP library between them."""
+
+    __slots__ = (
+        "_is_dirty", "_links", "_loop", "_more_comes", "_on_data", "_on_end", "_room",
+        "_slice_scheduled", "_writing", "amqp", "closing", "closing_after_flush", "fd", "id",
+        "last_received", "last_sent", "lost", "name", "output", "paused", "received_bytes", "sock",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: PassLoop,
+        links: ShardLinks,
+        sock: Stream,
+        number: int,
+        name: str,
+        amqp: Connection,
+        *,
+        on_data: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Begin to read a socket.
+
+        `on_data` handles what the AMQP library was given. `on_end` is called when the socket is to
+        be closed; it calls close().
+        """
+        self._loop = loop
+        self._links = links
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.id = number
+        self.name = name
+        self.amqp = amqp
+        self._on_data = on_data
+        self._on_end = on_end
+        self.closing = False  # connection.close was said by either side
+        self.closing_after_flush = False
+        self.lost = False
+        self.last_received = self.last_sent = loop.now
+        self.received_bytes = 0
+        self.paused = 0  # reasons, a bit mask
+        self.output = Output()
+        self._more_comes = False  # the last read filled the buffer
+        self._room: asyncio.Event | None = None  # tasks of this client wait for its shards
+        self._slice_scheduled = False
+        self._is_dirty = False
+        self._writing = False
+        loop.aio.add_reader(self.fd, self.readable)
+
+    # -- in --------------------------------------------------------------------------------------
+
+    def readable(self) -> None:
+        """Read once, and have what was read handled."""
+        loop = self._loop
+        loop.begin_pass()
+        if self.lost or self.paused:  # since the loop has seen it readable
+            return
+        buffer, begun = loop.read_buffer, 0
+        if self._more_comes and (unread := self.amqp.unread):
+            begun = len(unread) if len(unread) <= AGAIN_BYTES_MAX else 0
+            buffer[:begun] = unread[:begun]
+        try:
+            count = self.sock.recv_into(buffer[begun:] if begun else buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self._on_end()
+            return
+        self._more_comes = begun + count == len(buffer)
+        if count >= FULL_READ_BYTES:
+            loop.read_was_large(self._more_comes)
+        else:
+            loop.reads.short += 1
+        self.received_bytes += count
+        self.last_received = loop.now
+        self.amqp.receive_data(buffer[: begun + count], begun)
+        self._on_data()
+
+    def pause(self, reason: int) -> None:
+        """Do not read the client until resume() takes this reason, and all others, back."""
+        if not self.paused and not self.lost:
+            self._loop.aio.remove_reader(self.fd)
+        self.paused |= reason
+
+    def resume(self, reasons: int) -> None:
+        before, self.paused = self.paused, self.paused & ~reasons
+        if self._room is not None and not self.paused & PAUSE_SHARDS:
+            self._room.set()
+            self._room = None
+        if before == self.paused or self.lost:
+            return
+        if self.paused == PAUSE_SLICE:
+            self._schedule_slice()
+        elif not self.paused:
+            self.last_received = self._loop.aio.time()  # it was not read: its silence was ours
+            self._loop.aio.add_reader(self.fd, self.readable)
+
+    def end_slice(self) -> None:
+        """Let the next clients go on; what is left of this read is handled in the next slice.
+
+        The bytes are kept, because the read of the next client will overwrite them.
+        """
+        self.amqp.keep_unread()
+        self.pause(PAUSE_SLICE)
+        self._loop.work_is_left()
+        self._schedule_slice()
+
+    def _schedule_slice(self) -> None:
+        """Let the next slice come behind those of the others; one, however often it is wanted."""
+        if not self._slice_scheduled:
+            self._slice_scheduled = True
+            self._loop.aio.call_soon(self._slice)
+
+    def _slice(self) -> None:
+        """Go on with what was read, unless there is another reason not to.
+
+        When that reason ends, resume() schedules a slice again.
+        """
+        self._slice_scheduled = False
+        if self.paused == PAUSE_SLICE and not self.lost:
+            self._loop.begin_pass()
+            if self.paused == PAUSE_SLICE and not self.lost:  # nothing has changed meanwhile
+                self._on_data()
+
+    async def next_slice(self) -> None:
+        """Let other clients go on and wait for the shards without room; then begin a slice.
+
+        What a task published must be accounted for before: it leaves meanwhile.
+        """
+        self._loop.schedule_end_of_pass()
+        await asyncio.sleep(0)
+        while self.paused & PAUSE_SHARDS and not self.lost:
+            if self._room is None:
+                self._room = asyncio.Event()
+            await self._room.wait()
+        self._loop.slices.begin()
+
+    def feeds(self, shards: int) -> None:
+        """Note that this client just published to these shards (bit mask)."""
+        self._loop.fed(self, shards)
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def send(self, channel_number: int, method: base.Frame, count: int = 1) -> None:
+        """Send a method, `count` times."""
+        self.amqp.send_method(channel_number, method, count)
+        self.gather()
+
+    def write(self, data: bytes) -> None:
+        """Send frames that are ready."""
+        if data and not self.lost and not self.closing:
+            self.output.add(data)
+            self._mark_dirty()
+
+    def write_delivery(
+        self, data: bytes | list[bytes | memoryview], shard: int, credit: int
+    ) -> None:
+        """Send deliveries, large ones in parts.
+
+        `credit` bytes go back to the shard when the kernel has them.
+        """
+        epoch = self._links.links[shard].epoch
+        if self.closing or self.lost:
+            self._links.credit(shard, epoch, self.id, credit)
+            return
+        if isinstance(data, bytes):
+            self.output.add_then_credit(data, shard, epoch, credit)
+        else:
+            self.output.add_parts_then_credit(data, shard, epoch, credit)
+            self._loop.borrowers.append(self.output)
+        self._mark_dirty()
+
+    def gather(self) -> None:
+        """Take over what the AMQP library has to send."""
+        for data in self.amqp.data_to_send():
+            if not self.lost:
+                self.output.add(data)
+                self._mark_dirty()
+        if self.amqp.closed:
+            self.flush_then_close()
+
+    def _mark_dirty(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._loop.dirty.append(self)
+            self._loop.schedule_end_of_pass()
+
+    def flush(self) -> None:
+        """Write as much as the kernel takes."""
+        self._is_dirty = False
+        if not self._writing and not self.lost:
+            self._write_out()
+        elif self.output.pending > OUT_BYTES_MAX:
+            self.pause(PAUSE_OUTPUT)
+
+    def _write_out(self) -> None:
+        output, loop = self.output, self._loop
+        try:
+            all_out = output.write(self.sock)
+        except OSError:
+            self._on_end()
+            return
+        self.last_sent = loop.now
+        if output.due:
+            for shard, epoch, credit in output.take_credits():
+                self._links.credit(shard, epoch, self.id, credit)
+        if all_out:
+            return
+        if not self._writing:
+            self._writing = True
+            loop.aio.add_writer(self.fd, self._writable)
+        if output.pending > OUT_BYTES_MAX:
+            self.pause(PAUSE_OUTPUT)
+
+    def _writable(self) -> None:
+        self._write_out()
+        if self.lost:
+            return
+        if not self.output.pending:
+            self._writing = False
+            self._loop.aio.remove_writer(self.fd)
+            if self.closing_after_flush:
+                self._on_end()
+                return
+        if self.output.pending <= OUT_BYTES_MAX // 2:
+            self.resume(PAUSE_OUTPUT)
+        self._loop.schedule_end_of_pass()
+
+    def tick(self, now: float, heartbeat_s: int) -> None:
+        """Send a heartbeat when one is due, and drop a client that fell silent.
+
+        This is called about once a second. `now` is loop time.
+        """
+        if not heartbeat_s:
+            return
+        if now - self.last_sent >= heartbeat_s / 2 and not self._writing:
+            self.amqp.send_heartbeat()
+            self.gather()
+        # While it is not read, a client shows that it lives by taking what is written.
+        takes_nothing = self.paused & PAUSE_OUTPUT and now - self.last_sent > 2 * heartbeat_s
+        if takes_nothing or (now - self.last_received > 2 * heartbeat_s and not self.paused):
+            log.warning("%s: missed heartbeats, timeout: %d s", self.name, heartbeat_s)
+            self._on_end()
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def flush_then_close(self) -> None:
+        """Close the socket when what is still to be written has had its chance."""
+        self.closing = self.closing_after_flush = True
+        self.flush()
+        if not self.output.pending:
+            self._on_end()
+        else:
+            self.close_later()
+
+    def close_later(self) -> None:
+        """Close the socket after a while, whatever the client does."""
+        self._loop.aio.call_later(CLOSE_TIMEOUT_S, self.give_up)
+
+    def give_up(self) -> None:
+        """End the connection at once."""
+        self.closing_after_flush = False
+        self._on_end()
+
+    def close(self, shut: bool) -> None:
+        """Close the socket.
+
+        When all was written behind a close, the client may read it first; `shut` then shows it our
+        end at once.
+        """
+        self.lost = True
+        self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
+        aio = self._loop.aio
+        aio.remove_reader(self.fd)
+        if self._writing:
+            aio.remove_writer(self.fd)
+        if self.closing_after_flush and not self.output.pending:
+            # A client that gets close-ok closes. Some clients take an end that comes at once for a
+            # broken connection.
+            close_behind_output(aio, self.sock, shut)
+        else:
+            self.sock.close()

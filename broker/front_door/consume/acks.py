@@ -1,0 +1,142 @@
+"""Acks, rejects and requeues: which deliveries they settle, and what the shards are told.
+
+Which delivery tag is which delivery of which shard is kept by unacked.py; how long acks wait for
+each other before a shard is told is decided by settling.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shardmq.broker.amqp import ChannelException
+from shardmq.broker.front_door.consume.consumers import (
+    Assignment,
+    Consumer,
+    ConsumingChannel,
+    GroupConsumer,
+)
+from shardmq.broker.front_door.consume.deliveries import Clock
+from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
+from shardmq.broker.front_door.consume.settling import ALL_TOGETHER, acks_together
+from shardmq.broker.front_door.consume.unacked import Run, UnknownTag, subsumed
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.shardd.wire import messages as wire
+
+ACK = (60, 80)
+NACK = (60, 120)
+# Deliveries that are listed of one queue.
+UNACKED_LISTED_MAX = 1_000
+
+# Kind, first tag, last tag, whether it is cumulative: an event of the AMQP library.
+Range = tuple[int, int, int, bool]
+
+
+class Acks:
+    """All settling of this front door."""
+
+    def __init__(
+        self, links: ShardLinks, grants: Grants, groups: GroupConsuming, clock: Clock
+    ) -> None:
+        self._links = links
+        self._grants = grants
+        self._groups = groups
+        self._clock = clock
+
+    def settle(self, channel: ConsumingChannel, ranges: list[Range]) -> None:
+        """Settle what a client acknowledged, rejected or requeued, in order.
+
+        In a transaction the settles are held until it is committed. Raises ChannelException for a
+        tag that is not outstanding; what was said before it is settled.
+        """
+        for kind, runs in _taken(channel, ranges):
+            if channel.transaction is not None:
+                channel.transaction.settle((kind, runs))
+            else:
+                self.settle_runs(kind, runs)
+
+    def settle_runs(self, kind: int, runs: list[Run[Consumer]], at_once: bool = False) -> None:
+        """Settle deliveries of one channel.
+
+        `at_once` is said of those of a transaction, when it is committed: acks wait for no others.
+        """
+        groups: dict[GroupConsumer, None] = {}
+        for run in runs:
+            consumer = run.consumer
+            count = run.last_tag - run.first_tag + 1
+            last = run.first_number + count - 1
+            self._tell_shard(kind, run, last, at_once, groups)
+            reading = consumer.reading
+            if kind == wire.REQUEUE and reading is not None and run.epoch == reading.epoch:
+                reading.give_back(run.first_number, last)
+            if consumer.tag:  # what basic.get took does not count
+                consumer.channel.outstanding -= count
+                if isinstance(consumer, Assignment):
+                    self._groups.settled(consumer, count, run.epoch)
+        for group in groups:
+            self._grants.rotate(group, self._clock.now)
+        if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
+            self._grants.share(channel)
+
+    def _tell_shard(
+        self,
+        kind: int,
+        run: Run[Consumer],
+        last: int,
+        at_once: bool,
+        groups: dict[GroupConsumer, None],
+    ) -> None:
+        """Tell the shard now or soon. Notes in `groups` whose acks wait together."""
+        consumer, epoch, first = run.consumer, run.epoch, run.first_number
+        shard, number = consumer.shard, consumer.number
+        if kind != wire.ACK or at_once:
+            self._links.settle(shard, epoch, number, kind, first, last)
+        elif isinstance(consumer, Assignment) and consumer.rotates:
+            group = consumer.group
+            groups[group] = None
+            self._links.ack(shard, epoch, number, first, last, ALL_TOGETHER, group.number)
+        else:
+            prefetch = consumer.granted if consumer.lent else consumer.prefetch
+            together = acks_together(prefetch, consumer.affinity)
+            self._links.ack(shard, epoch, number, first, last, together)
+
+    def recover(self, channel: ConsumingChannel) -> None:
+        """Requeue all unacknowledged deliveries of the channel (basic.recover)."""
+        self.settle_runs(wire.REQUEUE, channel.unacked.take_through(0))
+
+
+def _taken(
+    channel: ConsumingChannel, ranges: list[Range]
+) -> Iterator[tuple[int, list[Run[Consumer]]]]:
+    unacked = channel.unacked
+    try:
+        for kind, first, last, multiple in subsumed(ranges, unacked.has):
+            if multiple:
+                yield kind, unacked.take_through(first)
+            else:
+                for run in unacked.take(first, last):
+                    yield kind, [run]
+    except UnknownTag as unknown:
+        # Whether it was nack or reject nobody knows any more.
+        ids = ACK if kind == wire.ACK else NACK
+        raise ChannelException(406, f"unknown delivery tag {unknown.tag}", *ids) from None
+
+
+def listed(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[dict[str, Any]]:
+    """Return the first deliveries of a queue that wait for their ack. `now` is loop time."""
+    found = (
+        {
+            "owner": consumer.client.session.owner,
+            "channel": consumer.channel.number,
+            "consumer_tag": consumer.tag,
+            "delivery_tag": tag,
+            "unacked_for": int((now - run.at) * 1000),
+        }
+        for consumer in consumers
+        if consumer.queue_id == queue_id
+        for run in consumer.channel.unacked.of(consumer)
+        for tag in range(run.first_tag, run.last_tag + 1)
+    )
+    return [*itertools.islice(found, UNACKED_LISTED_MAX)]

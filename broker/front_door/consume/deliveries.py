@@ -1,0 +1,113 @@
+"""Messages of the shards on their way to consumers: delivery tags, counters, frames."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from shardmq.broker.amqp import contents, properties
+from shardmq.broker.front_door.consume.consumers import Assignment, Consumer
+from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.publish.tracing import Tracing
+from shardmq.broker.model import own_letters
+
+# Messages of this size, on average of a delivery, are written from where they lie. Smaller ones are
+# copied, which costs less than a piece of its own for each.
+LARGE_BYTES = 16 << 10
+
+
+class Clock(Protocol):
+    """The time of the current pass, in seconds of the event loop."""
+
+    now: float
+
+
+class Deliveries:
+    """All deliveries of this front door, those of basic.get excepted (get.py)."""
+
+    def __init__(
+        self,
+        links: ShardLinks,
+        consumers: dict[int, Consumer],
+        grants: Grants,
+        counts: Counts,
+        clock: Clock,
+    ) -> None:
+        self._links = links
+        self._consumers = consumers
+        self._grants = grants
+        self._counts = counts
+        self._clock = clock
+        self.tracing: Tracing | None = None  # None: nothing is traced
+
+    def deliver(
+        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]
+    ) -> None:
+        """Hand messages of one consumer to its connection.
+
+        `section` is what the shard sent: connection, channel, number of the consumer, number of the
+        first delivery, whether the messages are redelivered, how many there are, the stored
+        messages, how often they were delivered before, whether some have headers to be hidden.
+        """
+        _connection, _channel, number, first_number, redelivered, count, blob, times, hides = (
+            section
+        )
+        consumer = self._consumers.get(number)
+        link = self._links.links[shard]
+        if consumer is None:
+            # The consumer was released, and the shard requeues the messages. Their bytes count for
+            # the window of the connection, which other consumers may share.
+            self._links.credit(shard, link.epoch, section[0], len(blob))
+            return
+        if not consumer.announced:
+            consumer.announce()
+        channel, client = consumer.channel, consumer.client
+        size = len(blob)
+        if hides:
+            blob = memoryview(properties.without_header_in_each(blob, count, own_letters.BCC))
+        if consumer.reading is not None:
+            blob = _with_offsets(consumer, first_number, count, blob, link.epoch)
+        tag = channel.next_tag
+        channel.next_tag += count
+        if consumer.no_ack:
+            self._counts.delivered_auto += count
+            channel.delivered_auto += count
+        else:
+            self._counts.delivered_manual += count
+            channel.unacked.add(tag, count, consumer, link.epoch, first_number, self._clock.now)
+            channel.outstanding += count
+            if isinstance(consumer, Assignment):
+                consumer.held += count
+                consumer.group.outstanding += count
+        if consumer.granted and not consumer.lent:
+            self._grants.use(consumer, count)
+            if consumer.no_ack and channel.wanting:  # no ack will tell that there is room again
+                self._grants.share(channel)
+        if self.tracing is not None:
+            self.tracing.delivered(
+                client, channel.number, consumer.queue_name, redelivered, count, blob
+            )
+        to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts
+        data = to_frames(
+            properties.with_delivery_count(blob, count, times) if times else blob,
+            count,
+            channel.number,
+            consumer.tag_bytes,
+            tag,
+            redelivered,
+            client.session.frame_bytes_max,
+        )
+        client.write_delivery(data, shard, size)
+
+
+def _with_offsets(
+    consumer: Consumer, first_number: int, count: int, blob: memoryview, epoch: int
+) -> memoryview:
+    """Return the messages of a stream with their offsets in a header."""
+    reading = consumer.reading
+    assert reading is not None
+    if reading.crowded:
+        first = consumer.channel.first_unsettled(consumer, epoch)
+        reading.forget_before(first_number if first is None else first)
+    return memoryview(reading.take(first_number, count, blob, epoch))

@@ -1,0 +1,319 @@
+"""Consumers of virtual queues, which have an assignment at each shard queue they are given.
+
+The controller decides who has which shard (`controller/groups`). Here assignments begin and end as
+it says. A shard moves in four steps, so that messages of one key are never handled by two consumers
+at once and never overtake each other:
+
+1. The assignment that has the shard is detached and gets no more messages.
+2. What it holds is waited for, for `handover_s` at most.
+3. What it still holds then is requeued, in place and marked as redelivered. An ack that comes later
+   is no error and has no effect.
+4. The controller is told, and gives the shard to the next consumer.
+
+An assignment whose client cancelled stops at step 1 and keeps what it holds. It goes on when that
+is settled, or when another consumer is to have the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from shardmq.broker.amqp import ChannelException
+from shardmq.broker.front_door.consume.attaching import Attaching, attached
+from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingChannel, GroupConsumer
+from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.refusals import CONSUME
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.shared.control import (
+    Answer,
+    ConsumerHere,
+    ConsumerJoin,
+    ConsumerLeave,
+    ControlMessage,
+    SeatGivenUp,
+    SeatOrder,
+    SeatPassed,
+)
+from shardmq.broker.shared.reading import Reading
+from shardmq.shardd.wire import messages as wire
+
+log = logging.getLogger("shardmq.broker.front_door.consume.group_consumer")
+
+# A shard queue may be made but not known to its shard yet, or in exclusive use by a client that
+# consumes it by its own name.
+ATTACH_AGAIN_S: Final = 0.05
+ATTACH_AGAIN_S_MAX: Final = 0.5
+GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
+
+
+class Controller(Protocol):
+    """The way to the controller."""
+
+    def ask(self, request: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]: ...
+    def say(self, what: ControlMessage, /) -> None:
+        """Tell the controller, if it is there."""
+
+
+class GroupConsuming:
+    """All consumers of virtual queues at this front door."""
+
+    def __init__(
+        self, links: ShardLinks, attaching: Attaching, grants: Grants, controller: Controller
+    ) -> None:
+        self._links = links
+        self._attaching = attaching
+        self._grants = grants
+        self._controller = controller
+        self._all: dict[int, GroupConsumer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- what clients ask ------------------------------------------------------------------------
+
+    async def consume(self, group: GroupConsumer) -> None:
+        """Begin a consumer whose fields and terms are set; send consume-ok when it is let in.
+
+        Raises ChannelException when the controller refuses it.
+        """
+        channel, session = group.channel, group.client.session
+        if group.read_from is not None:
+            _read_streams(group, group.read_from)
+        channel.consumers[group.tag] = group
+        channel.groups[group.number] = group
+        self._all[group.number] = group
+        join = ConsumerJoin(session.vhost, group.exchange, group.number, group.terms)
+        group.joining = self._controller.ask(join, session.owner, session.user)
+        answer = await group.joining
+        if answer.code:
+            group.left = True
+            self._forget(group)
+            raise ChannelException(answer.code, answer.text, *CONSUME)
+        if not group.left:
+            group.announce()
+
+    async def cancel(self, group: GroupConsumer) -> None:
+        """End a consumer that its client cancels; return behind its last delivery.
+
+        The client may still settle what the consumer holds.
+        """
+        self._controller.say(ConsumerLeave(group.number))
+        await self._end(group)
+
+    async def _end(self, group: GroupConsumer) -> None:
+        group.left = True
+        assignments = list(group.assignments.values())
+        await asyncio.gather(*(self._stop(assignment) for assignment in assignments))
+        for assignment in assignments:
+            if not assignment.held:
+                self._hand_over_soon(assignment)
+        self._forget(group)
+
+    def release(self, channel: ConsumingChannel) -> list[Assignment]:
+        """End all consumers of a channel that is gone; return their assignments.
+
+        The caller releases the assignments at their shards and then calls released().
+        """
+        assignments: list[Assignment] = []
+        for group in list(channel.groups.values()):
+            if not group.left:
+                group.left = True
+                self._controller.say(ConsumerLeave(group.number))
+            for assignment in group.assignments.values():
+                assignment.wanted = assignment.attached = False
+                assignment.settled.set()  # nobody settles any more: do not wait for that
+                assignments.append(assignment)
+            self._forget(group)
+        return assignments
+
+    def released(self, assignments: Iterable[Assignment]) -> None:
+        """Give up the seats of assignments that their shards have released."""
+        for assignment in assignments:
+            self._gave_up(assignment)
+
+    def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
+        """Account for settled deliveries that came from this epoch of the shard."""
+        assignment.group.outstanding -= count
+        assignment.held -= count
+        lost = assignment.lost
+        if lost and (epoch != self._links.links[assignment.shard].epoch or lost > assignment.held):
+            assignment.lost -= min(count, lost)
+        elif not assignment.wanted:
+            self._grants.settled(assignment, count)
+        if assignment.held <= 0:
+            if assignment.leaving:
+                assignment.settled.set()
+            elif assignment.group.left and not assignment.wanted:
+                self._hand_over_soon(assignment)
+
+    # -- what the controller and the shards say --------------------------------------------------
+
+    def here(self) -> list[ConsumerHere]:
+        """Return all members, for a controller that does not know them."""
+        return [
+            ConsumerHere(
+                each.number,
+                each.client.session.vhost,
+                each.exchange,
+                each.terms,
+                each.left,
+                list(each.assignments),
+            )
+            for each in self._all.values()
+            if each.is_member
+        ]
+
+    def obey(self, orders: Iterable[SeatOrder], catalog: Catalog) -> None:
+        """Begin and end assignments as the controller says."""
+        for order in orders:
+            group = self._all.get(order.number)
+            assignment = group.assignments.get(order.seat) if group is not None else None
+            if order.kind == GIVE:
+                queue = catalog.queue_by_id(order.seat.queue)
+                if group is None or group.left or queue is None:
+                    self._controller.say(SeatGivenUp(order.number, order.seat))
+                elif assignment is None:
+                    self._begin(group, order, queue)
+            elif order.kind == TAKE:
+                if assignment is None:
+                    self._controller.say(SeatGivenUp(order.number, order.seat))
+                else:
+                    self._hand_over_soon(assignment)
+            elif order.kind == BOUND:
+                if assignment is not None:
+                    assignment.bounds = (order.stop, order.mark)
+                    self._tell_bounds(assignment)
+            elif group is not None and not group.left:
+                self._close(group)
+
+    def gone(self, assignment: Assignment) -> None:
+        """End an assignment whose queue is deleted."""
+        assignment.wanted = assignment.attached = False
+        self._grants.gone(assignment)
+        self._gave_up(assignment)
+
+    def passed(self, number: int, offset: int) -> None:
+        """Tell the controller that all before the mark of this assignment is settled."""
+        assignment = self._attaching.consumers.get(number)
+        if isinstance(assignment, Assignment):
+            said = SeatPassed(assignment.group.number, assignment.seat, offset)
+            self._controller.say(said)
+
+    def _tell_bounds(self, assignment: Assignment) -> None:
+        self._links.tell(assignment.shard, wire.Bound(assignment.number, *assignment.bounds))
+
+    def _close(self, group: GroupConsumer) -> None:
+        """Cancel a consumer whose virtual queue is deleted."""
+        group.announce()
+        if group.channel.consumers.get(group.tag) is group:
+            del group.channel.consumers[group.tag]
+            group.client.notify_cancel(group.channel.number, group.tag)
+        self._start(self._end(group))
+
+    # -- the life of an assignment ---------------------------------------------------------------
+
+    def _begin(self, group: GroupConsumer, order: SeatOrder, queue: QueuePut) -> None:
+        assignment = Assignment(group, self._attaching.next_number(), order.seat)
+        group.assignments[order.seat] = assignment
+        assignment.queue_id, assignment.queue_name = queue.id, queue.name
+        assignment.shard = queue.shard
+        assignment.auto_delete = queue.auto_delete
+        assignment.bounds = (order.stop, order.mark)
+        asked = group.read_from
+        if asked is not None:
+            if order.fresh:
+                asked = msgspec.structs.replace(asked, start="first")
+            assignment.reading = Reading(asked)
+        self._attaching.consumers[assignment.number] = assignment
+        self._start(self._attach(assignment))
+
+    async def _attach(self, assignment: Assignment) -> None:
+        wait_s = ATTACH_AGAIN_S
+        while assignment.wanted:
+            bounds = assignment.bounds
+            try:
+                attached(assignment, await self._attaching.attach(assignment, resumed=False))
+            except ShardRefused as refused:
+                log.info("queue '%s': %s; trying again", assignment.queue_name, refused)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, ATTACH_AGAIN_S_MAX)
+            else:
+                assignment.attached = assignment.wanted
+                if assignment.bounds != bounds:
+                    # The shard may have heard of the new bounds before the consumer was attached.
+                    self._tell_bounds(assignment)
+                return
+
+    async def _stop(self, assignment: Assignment) -> None:
+        """Detach an assignment; return behind its last delivery."""
+        assignment.wanted = assignment.attached = False
+        number = assignment.number
+        await self._links.ask(assignment.shard, lambda request: wire.Detach(request, number))
+        self._grants.stopped(assignment)
+
+    def _hand_over_soon(self, assignment: Assignment) -> None:
+        if not assignment.leaving:
+            assignment.leaving = True
+            self._start(self._hand_over(assignment))
+
+    async def _hand_over(self, assignment: Assignment) -> None:
+        await self._stop(assignment)
+        if assignment.held > 0:
+            try:
+                await asyncio.wait_for(assignment.settled.wait(), assignment.group.handover_s)
+            except TimeoutError:
+                log.info(
+                    "queue '%s' moves on: %d deliveries are requeued",
+                    assignment.queue_name,
+                    assignment.held,
+                )
+        numbers = [assignment.number]
+        await self._links.ask(assignment.shard, lambda request: wire.Release(request, numbers))
+        self._gave_up(assignment)
+
+    def _gave_up(self, assignment: Assignment) -> None:
+        group = assignment.group
+        if group.assignments.get(assignment.seat) is assignment:
+            del group.assignments[assignment.seat]
+            self._grants.drop(assignment)
+            self._grants.share(assignment.channel)
+            self._attaching.consumers.pop(assignment.number, None)
+            self._controller.say(SeatGivenUp(group.number, assignment.seat))
+            self._forget(group)
+
+    def _forget(self, group: GroupConsumer) -> None:
+        """Forget a consumer that has left; its number, when no assignment is left."""
+        if group.left and not group.assignments:
+            self._all.pop(group.number, None)
+            group.channel.groups.pop(group.number, None)
+        if group.left and group.channel.consumers.get(group.tag) is group:
+            del group.channel.consumers[group.tag]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a consumer of a virtual queue: internal error", exc_info=error)
+
+
+def _read_streams(group: GroupConsumer, asked: wire.ReadFrom) -> None:
+    """Decide which streams a consumer reads, and under which name positions are kept.
+
+    A consumer that names a group shares the streams with it, and the position of the group in each
+    stream is kept under its name. A consumer that names no group reads all of them.
+    """
+    if group.terms.group:
+        group.read_from = msgspec.structs.replace(asked, name=group.terms.group)
+    else:
+        alone = f"{group.client.session.owner} {group.number}"
+        group.terms = msgspec.structs.replace(group.terms, group=alone)

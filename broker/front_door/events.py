@@ -1,0 +1,220 @@
+"""What the shards and the controller say to a front door, and what is done then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import Any
+
+from shardmq.broker.amqp import ChannelException, ConnectionException
+from shardmq.broker.front_door.alarms import WHOLE_BROKER
+from shardmq.broker.front_door.connections import Connections
+from shardmq.broker.front_door.consume.acks import listed
+from shardmq.broker.front_door.publish.confirms import known_frame
+from shardmq.broker.front_door.publish.dead_letters import DeadLettering
+from shardmq.broker.front_door.publish.replies import Replies
+from shardmq.broker.front_door.publish.tracing import Tracing
+from shardmq.broker.front_door.services import Services
+from shardmq.broker.model import checks
+from shardmq.broker.model.changes import AnyChange, ParameterPut, is_only_more
+from shardmq.broker.shared.control import ConsumerHere, Fenced, SeatOrder
+from shardmq.shardd.wire import messages as wire
+
+log = logging.getLogger("shardmq.broker.front_door.events")
+
+
+class ShardEvents:
+    """What the shards say (shard_link.Events)."""
+
+    def attend(
+        self, services: Services, connections: Connections, dead_lettering: DeadLettering
+    ) -> None:
+        """Say on what to act, before the links start.
+
+        The links are built with this object, and the services are built with the links.
+        """
+        self._services = services
+        self._connections = connections
+        self._dead_lettering = dead_lettering
+        self._dead_letters_scheduled = False
+        loop = services.loop
+        # Called for each message of a shard: without a call between.
+        self.delivery = services.consuming.deliveries.deliver
+        self.receiving, self.received = loop.receiving, loop.received
+        self.own_deliveries, self.publish_room = loop.own_deliveries, loop.publish_room
+
+    def away(self, shard: int) -> None:
+        """Take note that the process of a shard is gone."""
+        self._services.consuming.away(shard)
+
+    def restarted(self, shard: int) -> None:
+        """Take note of a new process of the shard, which knows nobody."""
+        self._alarm(shard, "")
+        self._services.consuming.restarted(shard)
+        once = self._services.publishing.once
+        if once is not None:
+            once.restarted(shard)
+
+    def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
+        """Tell the reader of streams that publishes repeat what a queue had before."""
+        found = self._connections.by_number.get(connection)
+        if found is not None and found.session.trusted:
+            found.write(known_frame(channel, first, last, altered))
+
+    def told(self, shard: int, what: wire.Control) -> None:
+        """Do what a control message says."""
+        consuming, once = self._services.consuming, self._services.publishing.once
+        if isinstance(what, wire.Cancelled):
+            consuming.cancelled(what.consumer)
+        elif isinstance(what, wire.Ungranted):
+            consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.Passed):
+            consuming.groups.passed(what.consumer, what.offset)
+        elif isinstance(what, wire.Overdue):
+            self._close_overdue(what)
+        elif isinstance(what, wire.OnceBecame) and once is not None:
+            once.told(shard, what)
+        elif isinstance(what, wire.DeadLetters):
+            self._dead_lettering.receive(shard, what)
+            if not self._dead_letters_scheduled:
+                self._dead_letters_scheduled = True
+                self._services.loop.aio.call_soon(self._publish_dead_letters)
+        elif isinstance(what, wire.Alarm):
+            self._services.shards.set_stalled(shard, what.reason == wire.DISK_STALLED)
+            self._alarm(shard, what.reason)
+
+    def _close_overdue(self, what: wire.Overdue) -> None:
+        """Close a channel that has not acknowledged for too long."""
+        found = self._connections.by_number.get(what.connection)
+        if found is not None:
+            text = checks.overdue(what.channel, what.timeout_ms)
+            found.fail(ChannelException(406, text, 0, 0), what.channel)
+
+    def _publish_dead_letters(self) -> None:
+        """Publish one batch; the next one follows in another turn of the loop."""
+        loop = self._services.loop
+        self._dead_letters_scheduled = self._dead_lettering.publish_next()
+        if self._dead_letters_scheduled:
+            loop.aio.call_soon(self._publish_dead_letters)
+        loop.end_of_pass()
+
+    def _alarm(self, shard: int, reason: str) -> None:
+        if self._services.alarms.set(shard, reason):
+            self._connections.alarm_changed()
+
+
+class ControllerEvents:
+    """What the controller says (catalog_link.Listener)."""
+
+    def attend(
+        self,
+        services: Services,
+        connections: Connections,
+        dead_lettering: DeadLettering,
+        replies: Replies,
+        tracing: Tracing,
+    ) -> None:
+        """Say on what to act, before the link to the controller runs."""
+        self._services = services
+        self._connections = connections
+        self._dead_lettering = dead_lettering
+        self._replies = replies
+        self._tracing = tracing
+        self._fences: set[asyncio.Task[None]] = set()
+        self.receiving, self.received = services.loop.receiving, services.loop.received
+
+    def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        """Forget what was decided by the old catalog. None: a snapshot replaced everything."""
+        services = self._services
+        only_more = is_only_more(changes)
+        services.publishing.catalog_changed(something_went=not only_more)
+        if only_more:
+            return
+        services.name_cluster()
+        tracing = self._tracing.catalog_changed()
+        services.publishing.tracing = self._replies.tracing = tracing
+        services.consuming.trace(tracing)
+        if changes is None:
+            self.alarmed("")  # the controller says so again if there still is one
+        if changes is None or any(
+            isinstance(change, ParameterPut) and not change.vhost for change in changes
+        ):
+            self._connections.tell_channel_counts()
+
+    def alarmed(self, reason: str) -> None:
+        """Set or end the alarm of the whole broker."""
+        if self._services.alarms.set(WHOLE_BROKER, reason):
+            self._connections.alarm_changed()
+
+    def close_connection(self, owner: str, code: int, text: str) -> None:
+        for connection in self._connections.of_owner(owner):
+            connection.close(ConnectionException(code, text, 0, 0))
+
+    def cancel_consumer(self, owner: str, channel: int, tag: str) -> None:
+        for connection in self._connections.of_owner(owner):
+            connection.cancel_consumer(channel, tag)
+
+    def consumers_here(self) -> list[ConsumerHere]:
+        """Return all consumers of virtual queues that the controller has let in."""
+        return self._services.consuming.groups.here()
+
+    def seat_orders(self, orders: list[SeatOrder]) -> None:
+        """Begin and end assignments of consumers of virtual queues."""
+        self._services.consuming.groups.obey(orders, self._services.catalog)
+        self._services.loop.schedule_end_of_pass()
+
+    def fence(self, number: int) -> None:
+        """Say Fenced when the shards have taken in all that was published before."""
+        task = asyncio.create_task(self._answer_fence(number))
+        self._fences.add(task)
+        task.add_done_callback(self._fences.discard)
+
+    async def _answer_fence(self, number: int) -> None:
+        await self._services.shards.fence()
+        self._services.catalog_link.say(Fenced(number))
+
+    def outlived(self) -> None:
+        """End this process, which the others take for gone; its clients are told to come again."""
+        log.error(
+            "the controller took this process for gone and gave others what it held: "
+            "it ends, and begins anew"
+        )
+        signal.raise_signal(signal.SIGTERM)
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
+        """Return connections, channels and counters, as DoorReport wants them."""
+        return *self._connections.report(), self.totals()
+
+    def totals(self) -> dict[str, float]:
+        """Return the counters since the start, and how many things there are now."""
+        services, dead_lettering = self._services, self._dead_lettering
+        dead_lettered = {
+            f"dead_lettered_{reason}": float(count)
+            for reason, count in dead_lettering.published.items()
+        }
+        unroutable = services.publishing.unroutable_dropped + dead_lettering.unroutable
+        return {
+            **services.counts.report(),
+            "unroutable_dropped": float(unroutable),
+            "logins_refused_unseen": float(services.logins.refused_unseen),
+            "duplicates": float(services.publishing.duplicates),
+            **self._connections.counters(),
+            **dead_lettered,
+            **services.loop.numbers(),
+            **services.shards.numbers(),
+        }
+
+    def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        """Return deliveries of a queue that wait for their ack, as DoorReport wants them."""
+        now = self._services.loop.aio.time()
+        return listed(self._services.consuming.consumers.values(), queue_id, now)
+
+    def published(self) -> list[tuple[str, str, int, int]]:
+        """Return what came to exchanges.
+
+        Each row is: vhost, exchange, messages published to it, messages that went to queues.
+        """
+        return self._services.publishing.exchange_counts.report()

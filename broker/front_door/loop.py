@@ -1,0 +1,220 @@
+"""Passes of the front door: what is read together leaves together, and who has to wait.
+
+A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at
+its end, together: confirms, one batch per shard, one write per client. While clients send little at
+a time, and often, passes keep a distance (`tick_us`): the loop sleeps but for what the shards say,
+and what clients have sent meanwhile is done in one go. A client that sends rarely never waits
+(pace.py).
+
+Clients that publish to a shard with no room are not read until the shard has taken enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sized
+from typing import Protocol
+
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.pace import Pace, Reads
+from shardmq.broker.front_door.time_slices import TimeSlices
+
+log = logging.getLogger("shardmq.broker.front_door.loop")
+
+# One read takes at most this from a socket. One buffer serves all clients.
+READ_BYTES = 256 << 10
+# While all reads are full, a shard's batch waits until it has this many bytes: the fixed cost of a
+# batch is then small beside the cost of its messages. Where a read has something for several
+# shards, each waits for more: half of it takes about as long as the smaller batch.
+BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN = 128 << 10, 192 << 10
+
+
+class Writer(Protocol):
+    """A client that has something to write."""
+
+    name: str
+
+    def flush(self) -> None: ...
+    def give_up(self) -> None:
+        """End the connection at once."""
+
+
+class Feeder(Protocol):
+    """A client that publishes."""
+
+    def pause(self, reason: int) -> None: ...
+    def resume(self, reasons: int) -> None: ...
+
+
+class Borrower(Protocol):
+    """Output that lies in a ring of a shard."""
+
+    def own(self) -> None:
+        """Copy what the client has not taken."""
+
+
+class Answers(Protocol):
+    """Publishing, as far as it has to be told that a pass ends."""
+
+    @property
+    def answers_due(self) -> Sized: ...
+    def end_of_pass(self) -> None:
+        """Write the confirms that became due."""
+
+
+class PassLoop:
+    """The passes of one front door. `now` is the loop time at which the current pass began."""
+
+    # More than Python keeps in an object without a dictionary beside it.
+    __slots__ = (
+        "_answers", "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass",
+        "_links", "_pace", "aio", "borrowers", "dirty", "now", "read_buffer", "reads", "slices",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        aio: asyncio.AbstractEventLoop,
+        links: ShardLinks,
+        answers: Answers,
+        *,
+        shards: int,
+        tick_us: int,
+    ) -> None:
+        self.aio = aio
+        self.now = aio.time()
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.reads = Reads()
+        self.slices = TimeSlices(time.perf_counter, aio.call_soon)
+        self.dirty: list[Writer] = []
+        self.borrowers: list[Borrower] = []
+        self._links = links
+        self._answers = answers
+        self._pace = Pace(tick_us / 1e6)
+        self._in_pass = False
+        self._end_scheduled = False
+        # Who published in this pass, and to which shards: bit masks.
+        self._feeders: dict[Feeder, int] = {}
+        self._fed = 0  # the union of them
+        self._held: list[set[Feeder]] = [set() for _ in range(shards)]
+        self._held_back = [0] * shards  # how often publishers had to wait
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Begin a pass before its first read, after a distance if reads are small and frequent."""
+        if self._in_pass:
+            return
+        wait = self._pace.distance(time.perf_counter(), time.thread_time())
+        if wait > 0:
+            self._links.hear_for(wait)
+        self._in_pass = True
+        self.now = self.aio.time()
+        self.schedule_end_of_pass()
+
+    def read_was_large(self, full: bool) -> None:
+        """Note a read that is worth a pass; `full` says that there is more where it came from."""
+        self._pace.was_large()
+        if full:
+            self.reads.full += 1
+        else:
+            self.reads.short += 1
+
+    def work_is_left(self) -> None:
+        """Let the next pass come at once: the time slice of a client is over."""
+        self._pace.was_large()
+
+    def came(self, things: int) -> None:
+        """Note how many publishes, acks and methods a read had."""
+        self._pace.came(things)
+
+    def schedule_end_of_pass(self) -> None:
+        if not self._end_scheduled:
+            self._end_scheduled = True
+            self.aio.call_soon(self._scheduled_end)
+
+    def _scheduled_end(self) -> None:
+        if self._end_scheduled:
+            self.end_of_pass()
+
+    def end_of_pass(self) -> None:
+        """Let everything leave that the pass has produced."""
+        self._in_pass = self._end_scheduled = False
+        if self._answers.answers_due:
+            self._answers.end_of_pass()
+        if self._fed:
+            self._hold_feeders()
+        if self.dirty:
+            self._write_out()
+        if self.reads.may_wait() and self._links.flush(BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN):
+            # The turn of the loop after the next one: by then it has looked at every socket.
+            self.aio.call_soon(self.aio.call_soon, self._flush_held, self.reads.held)
+        else:
+            self.reads.held = 0
+            self._links.flush()
+
+    def _flush_held(self, held: int) -> None:
+        """Send the batches that wait, unless another pass has begun or ended since."""
+        if not self._in_pass and self.reads.held == held:
+            self.reads.held = 0
+            self._links.flush()
+
+    def _write_out(self) -> None:
+        dirty, self.dirty = self.dirty, []
+        for client in dirty:
+            try:
+                client.flush()
+            except Exception:
+                log.exception("%s: cannot be written to", client.name)
+                client.give_up()
+
+    def receiving(self) -> None:
+        """Begin to handle messages of shards or the controller; received() ends this pass."""
+        self._end_scheduled = True
+
+    received = end_of_pass
+
+    def own_deliveries(self) -> None:
+        """Copy deliveries that clients have not taken out of a ring, which is about to change."""
+        for output in self.borrowers:
+            output.own()
+        self.borrowers.clear()
+
+    # -- back pressure ---------------------------------------------------------------------------
+
+    def fed(self, client: Feeder, shards: int) -> None:
+        """Note that a client published to these shards (bit mask) in this pass."""
+        self._fed |= shards
+        self._feeders[client] = self._feeders.get(client, 0) | shards
+
+    def _hold_feeders(self) -> None:
+        fed, self._fed = self._fed, 0
+        for shard in self._links.crowded(fed):
+            feeders = [client for client, shards in self._feeders.items() if shards >> shard & 1]
+            for client in feeders:
+                client.pause(1 << shard)
+            self._held_back[shard] += len(feeders)
+            self._held[shard].update(feeders)
+        self._feeders.clear()
+
+    def publish_room(self, shard: int) -> None:
+        """Read the clients again that waited for this shard."""
+        held, self._held[shard] = self._held[shard], set()
+        for client in held:
+            client.resume(1 << shard)
+
+    def forget(self, client: Feeder) -> None:
+        """Forget a client that is gone."""
+        self._feeders.pop(client, None)
+        for held in self._held:
+            held.discard(client)
+        self.schedule_end_of_pass()
+
+    def numbers(self) -> dict[str, float]:
+        """Return how many publishers wait for each shard, and how often publishers had to."""
+        told: dict[str, float] = {}
+        for shard, held_back in enumerate(self._held_back):
+            told[f"publishers_waiting.{shard}"] = len(self._held[shard])
+            told[f"publishers_held_back.{shard}"] = held_back
+        return told
