@@ -1,6 +1,7 @@
 """The front door of the broker, started by the supervisor.
 
-The command is `python -m shardmq.broker.front_door --config fd:N`, or the JSON itself in place of `fd:N`.
+The command is `python -m shardmq.broker.front_door --config fd:N`, or the JSON itself in place of
+`fd:N`.
 """
 
 import sys
@@ -20,7 +21,7 @@ def main() -> int:
     logs.keep(config.runtime_dir, f"front-door-{config.door}")
     try:
         run(config)
-    except ConfigError as error:  # a file that it names cannot be used
+    except ConfigError as error:  # the settings name a file that cannot be used
         print(f"broker: {error}", file=sys.stderr)
         return 2
     return 0

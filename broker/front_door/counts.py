@@ -1,4 +1,7 @@
-"""What a front door did since its start, for metrics: each number goes up once per batch, not per message."""
+"""What a front door did since its start, for metrics.
+
+Each number goes up once per batch, not per message.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ MESSAGE_BYTES = "message_bytes"
 
 
 class Counts:
-    """Messages, but for `channels_opened` and logins. `received` holds those of transactions when they are published.
-    `sizes`: of the bodies of those received."""
+    """Counters of messages, of channels that were opened, and of logins.
+
+    Messages of a transaction are `received` when they are published. `sizes` counts the bodies of
+    received messages.
+    """
 
     __slots__ = (
         "channels_opened",
@@ -30,15 +36,15 @@ class Counts:
 
     def __init__(self) -> None:
         self.received = self.received_confirm = self.confirmed = self.returned = 0
-        self.delivered_auto = self.delivered_manual = (
-            0  # to consumers that need not, and must, acknowledge
-        )
+        # Deliveries to consumers that need not acknowledge, and to those that must.
+        self.delivered_auto = self.delivered_manual = 0
         self.got_auto = self.got_manual = self.got_empty = 0
         self.channels_opened = 0
         self.logins_succeeded = self.logins_failed = 0
         self.sizes = Sizes()
 
     def report(self) -> dict[str, float]:
+        """Return the counters by the names they have in metrics."""
         told = {name: float(getattr(self, name)) for name in self.__slots__ if name != "sizes"}
         sizes = {
             f"{MESSAGE_BYTES}.{k}": float(count)

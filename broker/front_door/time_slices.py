@@ -1,9 +1,10 @@
 """Time slices: how long a front door works for one client before it works for the others.
 
-A client may send what takes long to handle: messages that each need a decision in Python, or methods by
-the ten thousand. A slice ends after a time, whatever is left then waits for the client's next slice, and
-between two slices of one client every other client that has sent something gets its own. So a client that
-sends little waits about as long as one round over all clients takes, which `ROUND_S` aims at.
+A client may send what takes long to handle: messages that each need a decision in Python, or
+methods by the ten thousand. A slice ends after a time. Whatever is left then waits for the client's
+next slice, and between two slices of one client every other client that has sent something gets its
+own. So a client that sends little waits about as long as one round over all clients takes, which
+`ROUND_S` aims at.
 
 Times are in seconds, of the clock that is given.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# What the slices of one round shall take together, if as many clients are busy as in the round before.
+# What the slices of one round take together, if as many clients are busy as in the round before.
 ROUND_S = 0.010
 # Shorter slices cost more for changing between clients than they save.
 SLICE_S_MIN = 0.00025
@@ -28,7 +29,10 @@ class TimeSlices:
     def __init__(
         self, clock: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """`call_soon` calls what it is given behind all that is already to be called, as an event loop does."""
+        """Take a clock and an event loop.
+
+        `call_soon` calls what it is given behind all that is already to be called.
+        """
         self._clock = clock
         self._call_soon = call_soon
         self._begun = 0  # slices of this round

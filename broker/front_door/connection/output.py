@@ -1,4 +1,7 @@
-"""Bytes on their way to one socket, the credit due when they have left, and how a socket is closed after them."""
+"""Bytes on their way to one socket, and the credit that is due when they have left.
+
+How a socket is closed behind its last bytes is here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from itertools import islice
 
 from shardmq.broker.front_door.tls import TlsSocket
 
-# Unsent output past which a client is not read any more (deliveries have their own window, see the shard).
+# Unsent output past which a client is not read any more. Deliveries have a window of their own,
+# which the shard keeps.
 OUT_BYTES_MAX = 1 << 20
 # Chunks given to one sendmsg; the system's limit is 1024.
 SEND_CHUNKS_MAX = 512
@@ -17,23 +21,25 @@ SEND_CHUNKS_MAX = 512
 LINGER_S = 1.0
 DISCARD_BYTES = 65536
 
-# What bytes go to: plain, or through TLS; decided once, when the connection is made.
+# Where bytes go: plain, or through TLS. Decided once, when the connection is made.
 Stream = socket.socket | TlsSocket
 
 
 class Output:
-    """In order. `pending`: bytes not yet taken by the kernel; `written`: bytes that were, in all; `due`: credits
-    that wait for that."""
+    """The output of one connection, in order.
+
+    `pending` counts the bytes that the kernel has not taken, `written` those that it has. `due`
+    holds credits that wait for bytes to be written: how many bytes are written by then, the shard,
+    its epoch, the credit.
+    """
 
     __slots__ = ("_borrows", "_chunks", "_has_room", "due", "pending", "written")
 
     def __init__(self) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
-        self._borrows = False  # some chunks are views of what is not ours
-        self.due: deque[tuple[int, int, int, int]] = (
-            deque()
-        )  # (bytes written by then, shard, its epoch, credit)
-        self._has_room: asyncio.Event | None = None  # somebody waits for it
+        self._borrows = False  # some chunks are views of memory that others will change
+        self.due: deque[tuple[int, int, int, int]] = deque()
+        self._has_room: asyncio.Event | None = None  # some task waits for room
         self.pending = 0
         self.written = 0
 
@@ -42,7 +48,7 @@ class Output:
         self.pending += len(data)
 
     def add_then_credit(self, data: bytes, shard: int, epoch: int, credit: int) -> None:
-        """`credit` is due to `shard` when all that was added so far is written."""
+        """Add bytes; `credit` is due to `shard` when all that was added so far is written."""
         self._chunks.append(data)
         self.pending += len(data)
         self.due.append((self.written + self.pending, shard, epoch, credit))
@@ -50,14 +56,17 @@ class Output:
     def add_parts_then_credit(
         self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int
     ) -> None:
-        """As one; they are not copied before own()."""
+        """Add parts of one piece, as add_then_credit(). They are not copied before own()."""
         self._borrows = True
         self._chunks.extend(parts)
         self.pending += sum(map(len, parts))
         self.due.append((self.written + self.pending, shard, epoch, credit))
 
     def write(self, sock: Stream) -> bool:
-        """As much as the kernel takes; whether that was all. Raises OSError when the connection is gone."""
+        """Write as much as the kernel takes, and return whether that was all.
+
+        Raises OSError when the connection is gone.
+        """
         chunks = self._chunks
         try:
             while chunks:
@@ -70,20 +79,20 @@ class Output:
         return True
 
     def own(self) -> None:
-        """Who lent us the parts wants them back: what is left of them is copied."""
+        """Copy what is left of borrowed parts: their memory is about to change."""
         if self._borrows:
             self._borrows = False
             self._chunks = deque(_owned(chunk) for chunk in self._chunks)
 
     async def room(self) -> None:
-        """Until so much was taken that more may be made for this client."""
+        """Return when so much was taken that more may be made for this client."""
         while self.pending > OUT_BYTES_MAX:
             if self._has_room is None:
                 self._has_room = asyncio.Event()
             await self._has_room.wait()
 
     def take_credits(self) -> list[tuple[int, int, int]]:
-        """(shard, epoch, credit) that became due."""
+        """Take the credits that became due: shard, its epoch, the credit."""
         waiting, due = self.due, []
         while waiting and waiting[0][0] <= self.written:
             due.append(waiting.popleft()[1:])
@@ -109,7 +118,10 @@ class Output:
 
 
 def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
-    """A rest of bytes is nobody else's."""
+    """Return the chunk, copied if others will change its memory.
+
+    What is left of a `bytes` object is nobody else's.
+    """
     return (
         bytes(chunk)
         if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes)
@@ -118,10 +130,10 @@ def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
 
 
 def close_behind_output(loop: asyncio.AbstractEventLoop, sock: Stream, shut: bool) -> None:
-    """Close when the client has, or after a while. `shut`: let it see our end at once.
+    """Close when the client has closed, or after a while. `shut` lets it see our end at once.
 
-    Closing with bytes of the client's unread would make the kernel send a reset, which takes from the client what it
-    has not read yet: our close-ok, or what it did wrong.
+    If bytes of the client were unread at the close, the kernel would send a reset, which takes from
+    the client what it has not read yet: our close-ok, or the reason why we close.
     """
     try:
         if shut:

@@ -1,14 +1,16 @@
-"""Bindings to exchanges that keep messages: the queue gets what it may have of them first, and then what follows.
+"""Bindings to exchanges that keep messages: the queue gets kept messages before new ones.
 
-What is kept lies in a stream (routing/keeping.py says which messages a binding gets of it). Before the binding exists
-the chosen messages are copied to the queue, in order. Then it is made; when every front door has it, what was published
-meanwhile is copied too, but for what already went to the queue: the record of each message names the queues it went
-to, wherever they live, and the stream's shard remembers those that named this one. The same is done for a time after
-bind-ok, for messages that were still on their way by the old routes.
+Kept messages lie in a stream (routing/keeping.py says which of them a binding gets). Before the
+binding exists, the chosen messages are copied to the queue, in order. Then the binding is made.
+When every front door has it, messages that were published meanwhile are copied too, except those
+that already went to the queue: the record of each message names the queues it went to, wherever
+they live, and the stream's shard remembers the records that named this queue. The same is done for
+a time after bind-ok, for messages that were still on their way by the old routes.
 
-So each message that was confirmed before the bind was sent comes as a copy, in order and before all others; each that
-was published after bind-ok comes by the binding; each one in between comes once, by either way, in no order that could
-be told. Where a shard dies during the bind, some may come twice.
+So each message that was confirmed before the bind was sent comes as a copy, in order and before all
+others. Each message that was published after bind-ok comes by the binding. Each message in between
+comes once, by either way, in no defined order. If a shard dies during the bind, some may come
+twice.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from shardmq.shardd.wire import packer
 
 log = logging.getLogger("shardmq.broker.front_door.consume.rewinding")
 
-# No client's: theirs begin with 1, and 0 is that of dead letters.
+# The number of no client: those begin with 1, and 0 is used for dead letters.
 CONNECTION = 0xFFFFFFFF
 PULL_BYTES = 256 << 10
 OFFSET_HEADER = b"x-offset"
-# What was routed before the binding may come to the stream so much later.
+# What was routed before the binding may come to the stream this much later.
 FOLLOW_S = 5.0
-# Between two looks at a stream whose messages are not on stable storage yet.
+# Pause between two looks at a stream whose messages are not on stable storage yet.
 LOOK_S = 0.005
 FOLLOW_EACH_S = 0.1
-# A batch of copies that its shard lost is sent again so often.
+# A batch of copies that its shard lost is sent at most this many times.
 TRIES_MAX = 10
 INTERNAL_ERROR = 541
 PERSISTENT = 2
@@ -54,7 +56,7 @@ T = TypeVar("T")
 
 
 class CatalogSource(Protocol):
-    """Holds the copy of the catalog that is in force; another object after a snapshot."""
+    """Holds the copy of the catalog that is in force, which a snapshot replaces."""
 
     catalog: Catalog
 
@@ -69,13 +71,13 @@ class Wish(NamedTuple):
     arguments: dict[str, Any]
 
     def is_granted(self, vhost: Vhost | None) -> bool:
-        """Whether the binding is there."""
+        """Return whether the binding is there."""
         put = BindingPut(self.vhost, self.source, "queue", self.queue, self.key, self.arguments)
         return vhost is not None and vhost.has_binding(put)
 
 
 class _Stored:
-    """A batch of copies; the future: whether it is on stable storage."""
+    """A batch of copies. The future tells whether it is on stable storage."""
 
     in_sequence = False  # no producer waits for it
 
@@ -98,7 +100,7 @@ class _Stored:
 
 
 def wants_history(vhost: Vhost | None, source: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a bind of a queue is to be done here."""
+    """Return whether a bind of a queue to this exchange brings kept messages."""
     exchange = vhost.exchanges.get(source) if vhost is not None else None
     if exchange is None or _stream_of(vhost, source) is None:
         return False
@@ -110,23 +112,28 @@ def _stream_of(vhost: Vhost | None, source: str) -> QueuePut | None:
 
 
 class Rewinding:
-    """Of this front door."""
+    """All bindings of this front door that bring kept messages."""
 
     def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
         self._source = source
         self._links = links
-        self._watched: Counter[tuple[int, int]] = Counter()  # stream and queue
+        # How many binds watch what goes from a stream to a queue, by their ids.
+        self._watched: Counter[tuple[int, int]] = Counter()
         self._following: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def close(self) -> None:
-        """The process ends, and with it what its shards watch for it."""
+        """Stop: the process ends, and the shards will watch nothing more for it."""
         self._closed = True
         for task in self._following:
             task.cancel()
 
     async def bind(self, vhost: Vhost, wish: Wish, bind: Callable[[], Awaitable[T]]) -> T:
-        """`bind` makes the binding, and ends when every front door has it."""
+        """Bind a queue, with the kept messages that the binding chooses.
+
+        `bind` makes the binding and ends when every front door has it. Raises Refusal when the
+        messages cannot be stored.
+        """
         if wish.is_granted(vhost):
             return await bind()
         stream, target = _stream_of(vhost, wish.source), vhost.queues[wish.queue]
@@ -160,7 +167,7 @@ class Rewinding:
                 copying.unwatch()
 
     async def _follow(self, copying: _Copying, offset: int) -> None:
-        """What was on its way by the old routes."""
+        """Copy messages that were on their way by the old routes."""
         try:
             end = time.monotonic() + FOLLOW_S
             while time.monotonic() < end:
@@ -170,7 +177,7 @@ class Rewinding:
                     return  # unbound meanwhile
                 await copying.copy(offset, stop)
                 offset = stop
-        except Exception as error:  # the binding stands; what it should have had besides is told
+        except Exception as error:  # the binding stands; what is missing is logged
             log.warning(
                 "queue '%s': what came while it was bound is not all copied: %s",
                 copying.wish.queue,
@@ -181,6 +188,8 @@ class Rewinding:
 
 
 class _Copying:
+    """The copying of one bind, from a stream to a queue."""
+
     def __init__(
         self,
         links: ShardLinks,
@@ -198,7 +207,7 @@ class _Copying:
         self._numbers = exchange_type != keeping.RECENT_HISTORY
 
     async def look(self, exchange: Mapping[str, Any]) -> wire.Looked:
-        """At the stream; from the first time on what goes to the queue is watched."""
+        """Look at the stream; from the first time on the shard watches what goes to the queue."""
         age = exchange.get(keeping.AGE_MS)
         young = max(int(time.time() * 1000) - age, 0) if age is not None else 0
         at_time = keeping.from_time_ms(self.wish.arguments) or 0
@@ -218,7 +227,7 @@ class _Copying:
         self._links.tell(self._stream.shard, wire.Unwatch(self._stream.id, self._target.id))
 
     async def copy(self, offset: int, stop: int) -> None:
-        """Of [offset, stop) what the binding lets through."""
+        """Copy the messages of [offset, stop) that the binding lets through."""
         while offset < stop:
             pulled = await self._pull(offset, stop)
             if pulled.next_offset == offset and not pulled.count:
@@ -236,7 +245,10 @@ class _Copying:
         return pulled
 
     def _wanted(self, pulled: wire.Pulled) -> Iterator[tuple[frames.Facts, bytes, int]]:
-        """Messages that the binding lets through; neighbours that are stored alike together."""
+        """Return the messages that the binding lets through.
+
+        Neighbours that are stored alike are together: facts, messages back to back, their count.
+        """
         parts: list[bytes] = []
         numbers: list[bytes] = []
         alike: frames.Facts | None = None
@@ -276,16 +288,27 @@ class _Copying:
         return any(target in self._matcher.match(Message(each, headers, facts)) for each in keys)
 
     async def _store(self, facts: frames.Facts, blob: bytes, count: int) -> None:
-        """Raises Refusal when its shard does not take it."""
+        """Store copies in the queue. Raises Refusal when its shard does not take them."""
         for _ in range(TRIES_MAX):
             waiting = _Stored()
             self._links.use_vhost(self.wish.vhost)
             ttl_ms, mode, priority, flags = facts
             marks = packer.OWN_LETTERS if flags & frames.MAY_HAVE_LETTERS else 0
             self._links.packer.add_stored(
-                self._target.shard, [self._target.id], blob, CONNECTION, 0, 0, int(time.time() * 1000),
-                ttl_ms, priority, mode == PERSISTENT, mode == PERSISTENT and self._target.durable, count, marks=marks,
-            )  # fmt: skip
+                self._target.shard,
+                [self._target.id],
+                blob,
+                CONNECTION,
+                0,
+                0,
+                int(time.time() * 1000),
+                ttl_ms,
+                priority,
+                mode == PERSISTENT,
+                mode == PERSISTENT and self._target.durable,
+                count,
+                marks=marks,
+            )
             self._links.wait_for(self._links.packer.take_touched(), waiting)
             self._links.flush()
             if await waiting.future:
@@ -295,7 +318,10 @@ class _Copying:
 
 
 def _matcher(vhost: Vhost, wish: Wish) -> Matcher:
-    """As the exchange will route when the binding is there: alone, but where one of several gets each message."""
+    """Return a matcher that routes as the exchange will by this binding.
+
+    Other bindings are in it only where the exchange gives each message to one of several.
+    """
     exchange = vhost.exchanges[wish.source]
     matcher = TYPES[exchange.type](vhost.exchange_arguments(exchange))
     if isinstance(matcher, Spread):
