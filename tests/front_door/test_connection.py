@@ -511,3 +511,78 @@ async def test_counters_of_a_connection() -> None:
     report = play.connection.report()
     assert (report["channels"], report["state"], report["send_pend"]) == (2, "running", 0)
     assert report["recv_oct"] and report["send_oct"] == len(play.sock.taken)
+
+
+# -- more of the order of work -----------------------------------------------------------------------------------------
+
+
+async def test_many_binds_are_one_request_and_wait_for_their_turn() -> None:
+    play = Play()
+    play.open()
+    bind = method(1, commands.Queue.Bind(queue="a", exchange="direct", routing_key="k"))
+    play.read(bind * 3)
+    ((request, _),) = play.line.asked
+    assert len(request.binds) == 3
+    play.line.answer()
+    assert names(await play.settled()) == ["Queue.BindOk"] * 3
+
+
+async def test_a_mistake_of_ours_in_queued_work_ends_the_connection() -> None:
+    for is_late in (False, True):
+        play = Play()
+        play.open()
+
+        async def wait() -> None:
+            raise RuntimeError("a mistake")
+
+        def work(wait: Any = wait, is_late: bool = is_late) -> Any:
+            if is_late:
+                return wait()
+            raise RuntimeError("a mistake")
+
+        play.connection.work.do(play.connection.channels.by_number[1], work)
+        (close,) = await play.settled()
+        assert (close.name, close.reply_code) == ("Connection.Close", 541)
+
+
+async def test_a_method_that_does_not_exist_here_ends_the_connection() -> None:
+    play = Play()
+    play.open()
+    play.connection._on_channel_method(1, commands.Basic.Return())
+    (close,) = await play.settled()
+    assert (close.name, close.reply_code) == ("Connection.Close", 503)
+
+
+async def test_what_a_channel_that_was_closed_meanwhile_still_had_to_do_is_not_done() -> None:
+    play = Play()
+    play.open()
+    channel = play.connection.channels.by_number[1]
+    channel.running = True
+    play.read(
+        method(1, commands.Basic.Qos(prefetch_count=5))
+        + method(1, commands.Basic.Ack(1))
+        + method(1, commands.Exchange.Declare(exchange="new", exchange_type="direct"))
+    )
+    play.connection.channels.end(channel)
+    channel.running = False
+    play.connection.work.go_on(channel)
+    play.aio.run()
+    assert play.got() == [] and channel.consuming.prefetch == 0 and play.line.asked == []
+
+
+async def test_a_close_that_waits_is_forgotten_when_the_socket_ends_first() -> None:
+    play = Play()
+    play.open()
+    play.read(method(1, commands.Basic.Get(queue="a", no_ack=True)) + method(0, CLOSE))
+    await play.settled()
+    play.connection.disconnect()
+    play.shards.asked.clear()
+    await play.settled()
+    assert play.got() == [] and play.ended == [play.connection]
+
+
+async def test_what_is_said_on_a_channel_that_was_never_opened_is_an_error() -> None:
+    play = Play()
+    play.open()
+    (close,) = play.says(9, commands.Basic.Qos(prefetch_count=1))
+    assert (close.name, close.reply_code) == ("Connection.Close", 504)

@@ -11,10 +11,10 @@ from pamqp import commands
 from shardmq.broker.front_door.consume import group_consumer
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, ShardOf
 from shardmq.broker.shared.control import ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder, SeatPassed
 from shardmq.shardd.wire import messages as wire
-from tests.front_door.test_consume import STREAM, Consuming, names
+from tests.front_door.test_consume import STREAM, Consuming, message, names
 
 SEATS = SeatName(100, 0), SeatName(101, 0)
 
@@ -24,7 +24,10 @@ class Grouped(Consuming):
 
     def __init__(self, prefetch: int = 0, arguments: dict[str, Any] | None = None) -> None:
         super().__init__(prefetch=prefetch)
-        self.queues = tuple(QueuePut("/", f"s.{at}", 100 + at, at, arguments=arguments or {}) for at in (0, 1))
+        self.queues = tuple(
+            QueuePut("/", f"s.{at}", 100 + at, at, arguments=arguments or {}, part=ShardOf("s", at)) for at in (0, 1)
+        )
+        self.line.catalog.apply(ExchangePut("/", "s", "x-modulus-hash"))
         for queue in self.queues:
             self.line.catalog.apply(queue)
 
@@ -145,6 +148,32 @@ async def test_a_consumer_whose_virtual_queue_goes_is_cancelled_and_its_client_t
     assert play.names() == ["Basic.ConsumeOk", "Basic.Cancel"] and play.channel.consumers == {}
     await play.settled()
     assert play.channel.groups == {}
+
+
+async def test_a_client_consumes_a_virtual_queue_by_its_name() -> None:
+    play = Grouped(prefetch=3)
+    play.says(1, commands.Basic.Consume(queue="s", consumer_tag="tag"))
+    await play.settled()
+    assert isinstance(play.line.answer(), ConsumerJoin)
+    assert names(await play.settled()) == ["Basic.ConsumeOk"]
+
+
+async def test_who_may_not_read_a_virtual_queue_neither_consumes_nor_gets() -> None:
+    for what in (commands.Basic.Consume(queue="s"), commands.Basic.Get(queue="s")):
+        play = Grouped()
+        play.line.catalog.apply(PermissionPut("/", "guest", ".*", ".*", "none"))
+        play.says(1, what)
+        (close,) = await play.settled()
+        assert (close.name, close.reply_code) == ("Channel.Close", 403)
+
+
+async def test_a_client_gets_from_a_virtual_queue_by_its_name() -> None:
+    play = Grouped()
+    play.says(1, commands.Basic.Get(queue="s"))
+    await play.settled()
+    get = play.shards.answer(wire.Got(1, message(b"x"), 1, False, 0))
+    assert isinstance(get, wire.Get) and get.queue == 100
+    assert names(await play.settled())[0] == "Basic.GetOk"
 
 
 # -- assignments -------------------------------------------------------------------------------------------------------
