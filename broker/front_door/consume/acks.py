@@ -73,7 +73,8 @@ class Acks:
                 reading.give_back(run.first_number, last)
             if consumer.tag:  # what basic.get took does not count
                 consumer.channel.outstanding -= count
-                if isinstance(consumer, Assignment):
+                if consumer.group is not None:
+                    assert isinstance(consumer, Assignment)
                     self._groups.settled(consumer, count, run.epoch)
         for group in groups:
             self._grants.rotate(group, self._clock.now)

@@ -77,7 +77,8 @@ class Deliveries:
             self._counts.delivered_manual += count
             channel.unacked.add(tag, count, consumer, link.epoch, first_number, self._clock.now)
             channel.outstanding += count
-            if isinstance(consumer, Assignment):
+            if consumer.group is not None:
+                assert isinstance(consumer, Assignment)
                 consumer.held += count
                 consumer.group.outstanding += count
         if consumer.granted and not consumer.lent:
