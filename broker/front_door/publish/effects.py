@@ -97,7 +97,9 @@ class Published:
 
     def fail(self, number: int, error: AmqpError) -> None:
         self.is_plain = False
-        self.failed = {**self.failed, number: error}
+        failed = self.failed if isinstance(self.failed, dict) else {}
+        failed[number] = error
+        self.failed = failed
 
     def defer(self, number: int, event: Publishes) -> None:
         self.is_plain = False
