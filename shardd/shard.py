@@ -1,6 +1,6 @@
 """Batches of requests meet their queues; confirms are held until the batch is on stable storage.
 
-Publish path, 3 of 5. Before: broker/front_door/publish/publishing.py. After: shardd/queues/queue.py.
+Publish path, 3 of 5. Before: broker/front_door/publish/publish.py. After: shardd/queues/queue.py.
 
 Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. Syncs are begun here and run
 by the caller, one at a time; a batch is confirmed by a sync that began after its append, and never before an earlier

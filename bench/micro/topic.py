@@ -19,7 +19,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from shardmq.broker.amqp import Publishes, frames
-from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.publish.dedup_service import DedupService
+from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.publish.replies import Replies
+from shardmq.broker.front_door.publish.reservations import Reservations
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     BindingDelete,
@@ -71,17 +75,10 @@ class Client:
     vhost = "/"
 
     def __init__(self, publishing: Publishing) -> None:
-        self.scope = publishing.scope("/", "guest")
-        self._channel = SimpleNamespace(number=1, published=0, confirms=None, transaction=None, reply_to="")
-
-    def publishing_channel(self, number: int) -> Any:
-        return self._channel
-
-    def feeds(self, shards: int) -> None:
-        pass
-
-    def fail(self, error: Exception, channel: int) -> None:
-        raise error
+        self.route_cache = publishing.route_cache("/", "guest")
+        self.channels = {
+            1: SimpleNamespace(number=1, is_open=True, published=0, confirms=None, transaction=None, reply_to="")
+        }
 
 
 def patterns(count: int) -> list[str]:
@@ -149,7 +146,9 @@ def run(publishing: Publishing, links: Links, client: Client, data: list[bytes])
         while at < len(read):
             at, table, count, _, _ = frames.scan(read, at, len(read), STATES, 131072, 1 << 27)
             assert count
-            publishing.publishes(client, Publishes(read, table, count))  # type: ignore[arg-type]
+            now_ms = time.time_ns() // 1_000_000
+            done = publishing.publish(client, client.channels, Publishes(read, table, count), now_ms)  # type: ignore[arg-type]
+            assert not done.failed
         links.flush()
     return time.process_time() - started
 
@@ -161,7 +160,15 @@ def main() -> None:
     asked = arguments.parse_args()
     catalog = catalog_with(asked.bindings)
     links = Links()
-    publishing = Publishing(SimpleNamespace(catalog=catalog), links)  # type: ignore[arg-type]
+    counts = Counts()
+    publishing = Publishing(
+        SimpleNamespace(catalog=catalog),
+        links,
+        Reservations(links),  # type: ignore[arg-type]
+        DedupService(links),  # type: ignore[arg-type]
+        Replies(links, counts),  # type: ignore[arg-type]
+        counts,
+    )
     client = Client(publishing)
     random.seed(1)
     known = keys(asked.bindings, asked.bindings)

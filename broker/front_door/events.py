@@ -52,9 +52,7 @@ class ShardEvents:
         """Take note of a new process of the shard, which knows nobody."""
         self._alarm(shard, "")
         self._services.consuming.restarted(shard)
-        once = self._services.publishing.once
-        if once is not None:
-            once.restarted(shard)
+        self._services.publishing.dedup.restarted(shard)
 
     def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
         """Tell the reader of streams that publishes repeat what a queue had before."""
@@ -64,7 +62,7 @@ class ShardEvents:
 
     def told(self, shard: int, what: wire.Control) -> None:
         """Do what a control message says."""
-        consuming, once = self._services.consuming, self._services.publishing.once
+        consuming = self._services.consuming
         if isinstance(what, wire.Cancelled):
             consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
@@ -73,8 +71,8 @@ class ShardEvents:
             consuming.groups.passed(what.consumer, what.offset)
         elif isinstance(what, wire.Overdue):
             self._close_overdue(what)
-        elif isinstance(what, wire.OnceBecame) and once is not None:
-            once.told(shard, what)
+        elif isinstance(what, wire.OnceBecame):
+            self._services.publishing.dedup.told(shard, what)
         elif isinstance(what, wire.DeadLetters):
             self._dead_lettering.receive(shard, what)
             if not self._dead_letters_scheduled:
@@ -133,7 +131,8 @@ class ControllerEvents:
             return
         services.name_cluster()
         tracing = self._tracing.catalog_changed()
-        services.publishing.tracing = self._replies.tracing = tracing
+        self._replies.tracing = tracing
+        services.publishing.trace(tracing)
         services.consuming.trace(tracing)
         if changes is None:
             self.alarmed("")  # the controller says so again if there still is one
@@ -200,7 +199,7 @@ class ControllerEvents:
             **services.counts.report(),
             "unroutable_dropped": float(unroutable),
             "logins_refused_unseen": float(services.logins.refused_unseen),
-            "duplicates": float(services.publishing.duplicates),
+            "duplicates": float(services.publishing.dedup.duplicates),
             **self._connections.counters(),
             **dead_lettered,
             **services.loop.numbers(),

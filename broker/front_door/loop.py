@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sized
 from typing import Protocol
 
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
+from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.time_slices import TimeSlices
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
@@ -55,13 +55,12 @@ class Borrower(Protocol):
         """Copy what the client has not taken."""
 
 
-class Answers(Protocol):
-    """Publishing, as far as it has to be told that a pass ends."""
+class Confirming(Protocol):
+    """Publishing, as far as channels have acks and nacks for their publishers."""
 
-    @property
-    def answers_due(self) -> Sized: ...
-    def end_of_pass(self) -> None:
-        """Write the confirms that became due."""
+    confirms_due: list[Confirms]
+
+    def take_confirms_due(self) -> list[Confirms]: ...
 
 
 class PassLoop:
@@ -69,7 +68,7 @@ class PassLoop:
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_answers", "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass",
+        "_confirming", "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass",
         "_links", "_pace", "aio", "borrowers", "dirty", "now", "read_buffer", "reads", "slices",
     )  # fmt: skip
 
@@ -77,7 +76,7 @@ class PassLoop:
         self,
         aio: asyncio.AbstractEventLoop,
         links: ShardLinks,
-        answers: Answers,
+        confirming: Confirming,
         *,
         shards: int,
         tick_us: int,
@@ -90,7 +89,7 @@ class PassLoop:
         self.dirty: list[Writer] = []
         self.borrowers: list[Borrower] = []
         self._links = links
-        self._answers = answers
+        self._confirming = confirming
         self._pace = Pace(tick_us / 1e6)
         self._in_pass = False
         self._end_scheduled = False
@@ -141,8 +140,8 @@ class PassLoop:
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
         self._in_pass = self._end_scheduled = False
-        if self._answers.answers_due:
-            self._answers.end_of_pass()
+        if self._confirming.confirms_due:
+            self._answer_publishers()
         if self._fed:
             self._hold_feeders()
         if self.dirty:
@@ -153,6 +152,15 @@ class PassLoop:
         else:
             self.reads.held = 0
             self._links.flush()
+
+    def _answer_publishers(self) -> None:
+        """Write acks and nacks that are due, and end channels that lost a publish in sequence."""
+        for confirms in self._confirming.take_confirms_due():
+            client = confirms.client
+            client.write(confirms.answers())
+            if confirms.failure is not None:
+                client.fail(confirms.failure, confirms.channel)
+                confirms.failure = None  # later the number may be another channel's
 
     def _flush_held(self, held: int) -> None:
         """Send the batches that wait, unless another pass has begun or ended since."""

@@ -23,9 +23,10 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.listeners import Listeners
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.dead_letters import DeadLettering
-from shardmq.broker.front_door.publish.once import Once
-from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.front_door.publish.dedup_service import DedupService
+from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.publish.replies import Replies
+from shardmq.broker.front_door.publish.reservations import Reservations
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -64,10 +65,11 @@ class FrontDoor:
         publishing = self._publishing = Publishing(
             catalog_link,
             links,
+            Reservations(links),
+            DedupService(links),
+            replies,
             counts,
             set_timestamp=config.set_timestamp,
-            once=Once(links) if config.doors > 1 else None,
-            replies=replies,
         )
         self._loop = PassLoop(aio, links, publishing, shards=config.shards, tick_us=config.tick_us)
         self._services = services = Services(
@@ -128,8 +130,7 @@ class FrontDoor:
         while True:
             await asyncio.sleep(JOIN_S)
             self._links.tick()
-            if self._publishing.once is not None:
-                self._publishing.once.look_after(self._loop.aio.time())
+            self._publishing.dedup.tick(self._loop.aio.time())
 
     async def drain(self) -> None:
         """Take no new clients and tell those that are there to go."""

@@ -12,7 +12,7 @@ from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
-from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.amqp import Connection, Publishes
-from shardmq.broker.front_door.publish.publishing import Publishing
 from shardmq.broker.model.changes import BindingPut, ExchangeDelete, ExchangePut, QueuePut
 from shardmq.shardd.wire.routes import TARGETS, Published, Routes
 from tests.amqp.bytes_of import publish, received, shake_hands
-from tests.broker.test_time_slices import Links, Publisher, catalog, events_of
+from tests.support.fake_publishing import Links, Publisher, catalog, events_of, publishing_of
 
 ENDS = [
     ("", "a"), ("", "nobody"), ("direct", "k1"), ("direct", "k2"), ("direct", "k3"), ("headers", ""),
@@ -52,13 +50,13 @@ def exchange_of(stored: bytes) -> str:
 def test_what_is_counted_is_what_came_and_what_was_stored(messages: list[Any], overs: list[bool], size: int) -> None:
     """`size`: so many messages are read at once."""
     links = Links()
-    publishing = Publishing(SimpleNamespace(catalog=made()), links)  # type: ignore[arg-type]
+    publishing = publishing_of(made(), links)
     client, turns = Publisher(publishing), iter(overs * 100)
     for at in range(0, len(messages), size):
         for event in events_of(messages[at : at + size]):
             event.lasting = True
             while event.done < event.count:
-                publishing.publishes(client, event, lambda: next(turns))  # type: ignore[arg-type]
+                client.publish(event, lambda: next(turns))
     came, closed = Counter[str](), set()
     for channel, (exchange, _), properties, _ in messages:
         if properties.get("headers") == {"CC": 5}:
@@ -74,7 +72,7 @@ def test_what_is_counted_is_what_came_and_what_was_stored(messages: list[Any], o
 
 def test_large_messages_are_counted_though_their_bodies_stay_where_they_were_read() -> None:
     links = Links()
-    publishing = Publishing(SimpleNamespace(catalog=made()), links)  # type: ignore[arg-type]
+    publishing = publishing_of(made(), links)
     client = Publisher(publishing)
     for _ in range(2):  # the first is decided when its route is learnt
         for end in (("direct", "k1"), ("spread", "x"), ("direct", "k3")):
@@ -83,18 +81,18 @@ def test_large_messages_are_counted_though_their_bodies_stay_where_they_were_rea
             (event,) = received(connection, b"".join(publish(1, *end, LARGE)))
             assert isinstance(event, Publishes)
             event.lasting = True
-            publishing.publishes(client, event)  # type: ignore[arg-type]
+            client.publish(event)
     assert sorted(publishing.exchange_counts.report()) == [("/", "direct", 4, 4), ("/", "spread", 2, 2)]
 
 
 def test_the_counts_of_an_exchange_that_goes_go_with_it_and_others_stay() -> None:
     known, links = made(), Links()
-    publishing = Publishing(SimpleNamespace(catalog=known), links)  # type: ignore[arg-type]
+    publishing = publishing_of(known, links)
     client = Publisher(publishing)
 
     def play() -> list[tuple[str, str, int, int]]:
         for event in events_of([(1, end, {}, False) for end in (("all", ""), ("direct", "k1"), ("spread", "x"))]):
-            publishing.publishes(client, event)  # type: ignore[arg-type]
+            client.publish(event)
         return sorted(publishing.exchange_counts.report())
 
     assert play() == [("/", "all", 1, 2), ("/", "direct", 1, 2), ("/", "spread", 1, 1)]

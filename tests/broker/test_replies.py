@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.publish.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, Requester, Way
+from shardmq.broker.front_door.publish.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, ReplyPath, Requester
 from shardmq.broker.model.changes import QueuePut
 
 NONE, MUCH = 0, REPLIES_BYTES_MAX + 1
@@ -20,7 +20,7 @@ class Broker:
     before the deliveries of the same turn."""
 
     def __init__(self) -> None:
-        self.way = Way()
+        self.path = ReplyPath()
         self.published = 0
         self.taken: list[int] = []  # by the consumer
         self.to_shard: deque[int | None] = deque()  # None: how many are there
@@ -30,8 +30,8 @@ class Broker:
 
     def publish(self, unsent_bytes: int, wanted: bool = True) -> None:
         if not wanted:
-            self.way.go_far()
-        near = wanted and self.way.choose(unsent_bytes)
+            self.path.go_far()
+        near = wanted and self.path.choose(unsent_bytes)
         if near:
             self.taken.append(self.published)
         else:
@@ -42,7 +42,7 @@ class Broker:
         self.published += 1
 
     def look(self) -> None:
-        self.way.begin_look()
+        self.path.begin_count()
         self.to_shard.append(None)
 
     def turn(self, room: int) -> None:
@@ -71,7 +71,7 @@ class Broker:
         if what == "delivery":
             self.taken.append(number)
             return
-        self.way.saw(number)
+        self.path.counted(number)
         self.looking -= 1
         if self.looking:
             self.look()
@@ -99,7 +99,7 @@ def test_replies_stay_in_order_and_go_straight_again_when_the_queue_is_empty(ste
             broker.turn(3)
             broker.hear()
     assert broker.taken == list(range(broker.published))
-    assert not broker.way.far
+    assert not broker.path.far
 
 
 class Shards:
@@ -141,7 +141,7 @@ async def test_a_consumer_that_takes_nothing_gets_its_replies_by_its_queue_until
     consumer.pending = 0
     for expected in ([0, 0], []):  # two messages were there; then there were none, twice
         assert not who.takes()
-        while who._looking is not None:
+        while who._counting is not None:
             await asyncio.sleep(0)
         assert shards.counts == expected
     assert who.takes()
@@ -154,11 +154,11 @@ async def test_while_its_shard_is_away_a_consumer_keeps_the_way_it_had() -> None
     assert who.takes()
     assert not who.takes(wanted=False)
     assert not who.takes()
-    assert who._looking is None
+    assert who._counting is None
     shards.up = True
     assert not who.takes()
     shards.up = False  # by the time it is asked
-    while who._looking is not None:
+    while who._counting is not None:
         await asyncio.sleep(0)
     assert shards.counts == [0, 0]
     assert not who.takes()

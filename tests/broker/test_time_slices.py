@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,19 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.amqp import ChannelException, Connection, Event, Publishes, copies_by_channel, things_in
+from shardmq.broker.amqp import Event, Publishes, copies_by_channel, things_in
 from shardmq.broker.front_door.connection.connection import ClientConnection
-from shardmq.broker.front_door.publish import publishing as publishing_module
-from shardmq.broker.front_door.publish.confirms import Confirms
-from shardmq.broker.front_door.publish.once import Asked
-from shardmq.broker.front_door.publish.publishing import Publishing
+from shardmq.broker.front_door.publish.dedup_service import DedupAnswers
+from shardmq.broker.front_door.publish.effects import Published
+from shardmq.broker.front_door.publish.replies import Reply
 from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_MIN, TimeSlices
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import BindingPut, ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
-from shardmq.shardd.wire import codec, packer
-from tests.amqp.bytes_of import publish, received, shake_hands
-from tests.wire.test_spread import records_of
+from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
+from tests.support.fake_publishing import NOW_MS, Links, Publisher, catalog, events_of, publishing_of
 
 # -- the length of slices -------------------------------------------------------------------------------------------
 
@@ -99,95 +96,7 @@ def test_a_client_that_is_alone_again_has_long_slices_again() -> None:
 
 # -- what is published slice by slice -------------------------------------------------------------------------------
 
-NOW_NS = 1_700_000_000_000_000_000
-
-
-class Links:
-    """As much of the shard links as publishing needs."""
-
-    def __init__(self) -> None:
-        self.packer = packer.Packer(2)
-        self.vhost = "/"
-        self.waiting: list[Any] = []
-
-    def use_vhost(self, vhost: str) -> None:
-        assert vhost == "/"
-
-    def wait_for(self, shards: int, waiting: Any) -> None:
-        self.waiting += [waiting] * shards.bit_count()
-
-    def stored(self) -> list[tuple[int, tuple[int, ...], bytes]]:
-        """Return (shard, queue ids, message) of all that was packed, in order for each shard."""
-        found = []
-        for shard in (0, 1):
-            message = self.packer.take(shard, 0, 1, 1, 1)
-            for queues, messages in records_of(codec.read_publish(message).records) if message else ():
-                found += [(shard, tuple(queues), one) for one in messages]
-        return found
-
-
-class Publisher:
-    """A client with three channels, the second of which wants confirms."""
-
-    id = 9
-    user = "guest"
-    vhost = "/"
-    name = "client"
-    frame_bytes_max = 131072
-
-    def __init__(self, publishing: Publishing) -> None:
-        self.scope = publishing.scope("/", "guest")
-        self.said: list[bytes] = []
-        self.failed: list[tuple[int, str]] = []
-        self.channels = {
-            number: SimpleNamespace(number=number, published=0, confirms=None, transaction=None, reply_to="")
-            for number in (1, 2, 3)
-        }
-        self.channels[2].confirms = Confirms(self, 2, publishing.answers_due)
-        self.is_over: Callable[[], bool] = lambda: False
-        self.slices = 0
-        self.between: Callable[[], None] = lambda: None  # what others do before the next slice
-
-    def publishing_channel(self, number: int) -> Any:
-        return self.channels.get(number)
-
-    def feeds(self, shards: int) -> None:
-        pass
-
-    def begin_slice(self) -> None:
-        self.slices += 1
-
-    def slice_is_over(self) -> bool:
-        return self.is_over()
-
-    async def next_slice(self) -> None:
-        self.between()
-        await asyncio.sleep(0)
-        self.slices += 1
-
-    def write(self, data: bytes) -> None:
-        if data:
-            self.said.append(data)
-
-    def fail(self, error: Exception, channel: int) -> None:
-        assert isinstance(error, ChannelException)
-        self.failed.append((channel, str(error)))
-        self.channels.pop(channel, None)
-
-
-def catalog() -> Catalog:
-    made = Catalog()
-    for change in (
-        VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),
-        ExchangePut("/", "direct", "direct"), ExchangePut("/", "headers", "headers"),
-        QueuePut("/", "a", 1, 0, durable=True), QueuePut("/", "b", 2, 1),
-        BindingPut("/", "direct", "queue", "a", "k1"), BindingPut("/", "direct", "queue", "b", "k1"),
-        BindingPut("/", "direct", "queue", "b", "k2"),
-        BindingPut("/", "headers", "queue", "a", "", {"x-match": "any", "one": 1}),
-    ):  # fmt: skip
-        made.apply(change)
-    return made
-
+NOW_NS = NOW_MS * 1_000_000
 
 MESSAGE = st.tuples(
     st.sampled_from([1, 2, 3]),
@@ -197,39 +106,26 @@ MESSAGE = st.tuples(
 )
 
 
-def events_of(messages: list[tuple[int, tuple[str, str], dict[str, Any], bool]]) -> list[Publishes]:
-    data = b"".join(
-        frame if not (mandatory and at == 0) else frame[:-2] + bytes([frame[-2] | 1]) + frame[-1:]
-        for number, (channel, (exchange, key), props, mandatory) in enumerate(messages)
-        for at, frame in enumerate(publish(channel, exchange, key, str(number).encode(), **props))
-    )
-    connection = Connection(server_properties={})
-    shake_hands(connection, channels=3)
-    events = received(connection, data)
-    assert all(isinstance(event, Publishes) for event in events)
-    return events  # type: ignore[return-value]
-
-
 def outcome(messages: list[Any], is_over: Callable[[], bool] | None) -> tuple[Any, ...]:
     """Publish them, at once or in slices between which the bytes that were read are overwritten."""
     links = Links()
-    publishing = Publishing(SimpleNamespace(catalog=catalog()), links)  # type: ignore[arg-type]
+    publishing = publishing_of(catalog(), links)
     client = Publisher(publishing)
     for event in events_of(messages):
         read = bytearray(event.buffer)
         event = Publishes(memoryview(read), event.table, event.count)
         if is_over is None:
-            publishing.publishes(client, event)  # type: ignore[arg-type]
+            client.publish(event)
             continue
         while event.done < event.count:
             before = event.done
-            publishing.publishes(client, event, is_over)  # type: ignore[arg-type]
+            client.publish(event, is_over)
             assert event.done > before  # a slice that is over at once gets on all the same
             event.keep()
             read[:] = bytes(len(read))
     for waiting in links.waiting:
         waiting.confirmed()
-    publishing.end_of_pass()
+    client.answer_confirms()
     counts = publishing._counts
     published = [channel.published for channel in client.channels.values()]
     return links.stored(), client.said, client.failed, published, counts.received, counts.returned
@@ -239,7 +135,7 @@ def outcome(messages: list[Any], is_over: Callable[[], bool] | None) -> tuple[An
 @given(st.lists(MESSAGE, max_size=12), st.lists(st.booleans(), min_size=1, max_size=5))
 def test_what_is_published_in_slices_is_what_is_published_at_once(messages: list[Any], overs: list[bool]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing_module.time, "time_ns", lambda: NOW_NS)
+        patch.setattr(time, "time_ns", lambda: NOW_NS)
         turns = iter(overs * 100)
         whole, sliced = outcome(messages, None), outcome(messages, lambda: next(turns))
     stored, said, *rest = whole
@@ -254,13 +150,13 @@ def test_a_slice_ends_when_enough_went_to_many_queues() -> None:
     for number in range(200):
         made.apply(QueuePut("/", f"fan.{number}", 10 + number, number % 2))
         made.apply(BindingPut("/", "fan", "queue", f"fan.{number}", ""))
-    publishing = Publishing(SimpleNamespace(catalog=made), links)  # type: ignore[arg-type]
+    publishing = publishing_of(made, links)
     client = Publisher(publishing)
     (event,) = events_of([(1, ("fan", ""), {}, False)] * 500)
     slices = 0
     while event.done < event.count:
         before, slices = event.done, slices + 1
-        publishing.publishes(client, event, lambda: False)  # type: ignore[arg-type]
+        client.publish(event, lambda: False)
         assert 0 < event.done - before <= 1 + (64 << 10) // (4 * 2 * 99)
     assert slices >= 500 // 84
     assert len(links.stored()) == 2 * 500
@@ -295,21 +191,22 @@ def test_a_reply_that_goes_by_its_shard_goes_before_the_slice_ends_and_takes_no_
     """What another client publishes in between would go by the shard unasked, and be overtaken by its next reply."""
     links, handed_over = Links(), []
 
-    def hand_over(requester: Requester, event: Publishes, first: int, count: int) -> None:
+    def hand_over(requester: Requester, event: Publishes, first: int, count: int) -> Reply:
         handed_over.append((bytes(event.buffer).count(b"second"), first, count))
+        return Reply(requester, b"")  # type: ignore[arg-type]
 
     made = catalog()
     made.apply(QueuePut("/", REPLY_QUEUE, 3, 0))
     replies = SimpleNamespace(here={3: Requester(True, False, True)}, hand_over=hand_over)
-    publishing = Publishing(SimpleNamespace(catalog=made), links, replies=replies)  # type: ignore[arg-type]
+    publishing = publishing_of(made, links, replies=replies)
     clients = Publisher(publishing), Publisher(publishing)
     one_and_a_reply = [(1, ("direct", "k2"), {}, False), (1, ("", REPLY_QUEUE), {}, False)]
     (learnt,), (first,) = events_of(one_and_a_reply), events_of(one_and_a_reply)
     (second,) = events_of([(1, ("", REPLY_QUEUE), {"message_id": "second"}, False)])
-    publishing.publishes(clients[0], learnt)  # type: ignore[arg-type]
-    publishing.publishes(clients[0], first, lambda: True)  # type: ignore[arg-type]
-    assert (first.done, publishing._far_queue) == (2, 0)
-    publishing.publishes(clients[1], second, lambda: True)  # type: ignore[arg-type]
+    clients[0].publish(learnt)
+    clients[0].publish(first, lambda: True)
+    assert first.done == 2
+    clients[1].publish(second, lambda: True)
     assert handed_over == [(0, 1, 1), (1, 0, 1)]
     stored = [(queues, message) for _, queues, message in links.stored() if queues == (3,)]
     assert len(stored) == 1 and b"second" not in stored[0][1]
@@ -330,10 +227,11 @@ class Reader:
         self._begun: Publishes | None = None
         amqp = SimpleNamespace(next_event=iter([*events, None]).__next__)
         self.socket = SimpleNamespace(amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None)
+        self.channels = SimpleNamespace(by_number={})
         self.work = SimpleNamespace(waiting=set())
         self.begin_slice, self.slice_is_over = lambda: None, lambda: False
         self.services = SimpleNamespace(
-            publishing=SimpleNamespace(publishes=self.publishes, publish_once=None),
+            publishing=SimpleNamespace(publish=self.publish),
             alarms=SimpleNamespace(text=""),
             loop=SimpleNamespace(came=self._come),
         )
@@ -341,9 +239,11 @@ class Reader:
     def _come(self, things: int) -> None:
         self.came += things
 
-    def publishes(self, client: Any, event: Publishes, is_over: Callable[[], bool]) -> list[Any]:
+    def publish(self, session: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any) -> Published:
         event.done = min(event.count, event.done + self.messages)
-        return []
+        return Published()
+
+    def carry_out(self, published: Published) -> None: ...
 
     def _on_publishes(self, event: Publishes) -> None:
         ClientConnection._on_publishes(self, event)  # type: ignore[arg-type]
@@ -367,14 +267,14 @@ def test_what_comes_with_a_read_is_counted_once_however_often_it_is_cut(messages
 
 
 def test_what_waits_for_its_channel_is_counted_with_the_read_it_came_with_and_not_again() -> None:
-    publishing = Publishing(SimpleNamespace(catalog=catalog()), Links())  # type: ignore[arg-type]
+    publishing = publishing_of(catalog(), Links())
     client = Publisher(publishing)
     (event,) = events_of([(channel, ("direct", "k1"), {}, False) for channel in (1, 2, 1, 2, 2)])
     event.without = {2}  # its channel waits for another process
-    publishing.publishes(client, event)  # type: ignore[arg-type]
+    client.publish(event)
     (copy,) = copies_by_channel(event, {2}).values()
     assert copy.count == 3
-    publishing.publishes(client, copy)  # type: ignore[arg-type]
+    client.publish(copy)
     assert [channel.published for channel in client.channels.values()] == [2, 3, 0]
     assert publishing._counts.received == 5
     assert sum(publishing._counts.sizes.classes) == 5
@@ -404,12 +304,12 @@ class Transacting:
 
     def __init__(self, messages: list[Any]) -> None:
         self.links = Links()
-        self.publishing = Publishing(SimpleNamespace(catalog=catalog()), self.links)  # type: ignore[arg-type]
+        self.publishing = publishing_of(catalog(), self.links)
         self.client = Publisher(self.publishing)
         self.channel = self.client.channels[1]
         self.channel.transaction = Transaction()
         for event in events_of(messages):
-            self.publishing.publishes(self.client, event)  # type: ignore[arg-type]
+            self.client.publish(event)
         self.reservation = Reservation()
         self.stored: list[Any] = []
         self.client.between = self._let_others_go
@@ -422,7 +322,7 @@ class Transacting:
 
     async def commit(self) -> bool:
         held = self.channel.transaction.take().publishes
-        waits = await self.publishing.commit(self.client, self.channel, held, None, self.reservation)  # type: ignore[arg-type]
+        waits = await self.publishing.commit(self.client, self.channel, held, None, self.reservation, self.client)  # type: ignore[arg-type]
         self.stored += self.links.stored()
         assert not waits.done() or not self.links.waiting
         for waiting in self.links.waiting:
@@ -435,7 +335,7 @@ class Transacting:
 def test_what_is_committed_in_slices_is_what_is_committed_at_once(messages: list[Any], overs: list[bool]) -> None:
     messages = [(1, where, {}, False) for _, where, _, _ in messages]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing_module.time, "time_ns", lambda: NOW_NS)
+        patch.setattr(time, "time_ns", lambda: NOW_NS)
         whole, sliced = Transacting(messages), Transacting(messages)
         turns = iter(overs * 100)
         sliced.client.is_over = lambda: next(turns)
@@ -468,20 +368,20 @@ def test_a_commit_goes_on_to_its_end_when_its_client_leaves() -> None:
 
 def test_publishes_that_a_shard_is_asked_about_go_in_slices() -> None:
     async def publish_once(is_over: Callable[[], bool]) -> tuple[list[Any], int]:
-        async def ask(wants: list[Any]) -> Asked:
-            return Asked()
+        async def ask(wants: list[Any]) -> DedupAnswers:
+            return DedupAnswers()
 
         links = Links()
-        once = SimpleNamespace(ask=ask)
-        publishing = Publishing(SimpleNamespace(catalog=catalog()), links, once=once)  # type: ignore[arg-type]
+        dedup = SimpleNamespace(ask=ask)
+        publishing = publishing_of(catalog(), links, dedup=dedup)
         client = Publisher(publishing)
         client.is_over = is_over
         (event,) = events_of([(1, ("", "a"), {}, False)] * 10)
-        await publishing.publish_once(client, client.channels[1], event)  # type: ignore[arg-type]
+        await publishing.publish_deferred(client, client.channels, client.channels[1], event, client)
         return links.stored(), client.slices
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing_module.time, "time_ns", lambda: NOW_NS)
+        patch.setattr(time, "time_ns", lambda: NOW_NS)
         whole, few = asyncio.run(publish_once(lambda: False))
         sliced, many = asyncio.run(publish_once(lambda: True))
     assert sliced == whole and len(whole) == 10

@@ -100,7 +100,7 @@ class Commit:
         self.transaction: Transaction[Any, Any] = self.channel.transaction
         self.transaction.publish("publish", 1)
         self.transaction.settle((0, self.channel.consuming.unacked.take_through(2)))
-        publishing = SimpleNamespace(reserve=self.reserve, ask_once=self.ask_once, commit=self.commit)
+        publishing = SimpleNamespace(reserve=self.reserve, ask_duplicates=self.ask_duplicates, commit=self.commit)
         acks = SimpleNamespace(settle_runs=lambda kind, runs, at_once: self.done.append(runs))
         services = SimpleNamespace(
             publishing=publishing,
@@ -117,10 +117,12 @@ class Commit:
         await self._step("reserve", held)
         return SimpleNamespace(end=lambda: self.done.append("freed"))
 
-    async def ask_once(self, client: Any, held: Any) -> None:
-        await self._step("ask once", held)
+    async def ask_duplicates(self, client: Any, held: Any, task: Any) -> None:
+        await self._step("ask duplicates", held)
 
-    async def commit(self, client: Any, channel: Any, held: Any, asked: Any, reservation: Any) -> asyncio.Future[bool]:
+    async def commit(
+        self, client: Any, channel: Any, held: Any, answers: Any, reservation: Any, task: Any
+    ) -> asyncio.Future[bool]:
         await self._step("commit", held)
         self.done.append(held)
         reservation.end()
@@ -149,7 +151,7 @@ def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_
     async def run() -> None:
         made = Commit()
         committing = made.begin()
-        for step in ("reserve", "ask once", "commit"):
+        for step in ("reserve", "ask duplicates", "commit"):
             await made.until(step)
             assert made.first_unsettled == 11, f"while it waits: {step}"
             assert made.transaction.settle_count == 1
@@ -164,19 +166,19 @@ def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("step", ["reserve", "ask once"])
+@pytest.mark.parametrize("step", ["reserve", "ask duplicates"])
 def test_a_refused_commit_forgets_its_publishes_and_gives_its_deliveries_back(step: str) -> None:
     async def run() -> None:
         made = Commit()
         committing = made.begin()
-        if step == "ask once":
+        if step == "ask duplicates":
             await made.until("reserve")
             made.steps["reserve"].set_result(None)
         await made.until(step)
         made.steps[step].set_exception(ChannelException(406, "full", 90, 20))
         with pytest.raises(ChannelException, match="full"):
             await committing
-        assert made.done == (["freed"] if step == "ask once" else [])
+        assert made.done == (["freed"] if step == "ask duplicates" else [])
         assert made.transaction.take() == ([], [])
         assert made.first_unsettled == 11 and made.channel.consuming.unacked.count == 5
 

@@ -19,6 +19,7 @@ from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.confirms import Confirms
+from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
@@ -263,29 +264,35 @@ class Publishing:
     def __init__(self) -> None:
         self.at_once = 1 << 30
         self.published: list[tuple[int, int]] = []  # first and last of what each slice did
-        self.answers_due: list[Confirms] = []
+        self.confirms_due: list[Confirms] = []
         self.ended_passes = 0
         self.error: Exception | None = None
+        self.effects: list[Published] = []  # what the next calls return
+        self.deferred: list[tuple[int, int]] = []  # channel and messages
 
-    def publishes(self, client: Any, event: Publishes, is_over: Callable[[], bool]) -> list[tuple[int, Publishes]]:
+    def publish(self, session: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any) -> Published:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
         done, event.done = event.done, min(event.count, event.done + self.at_once)
         self.published.append((done, event.done))
-        return []
+        return self.effects.pop(0) if self.effects else Published()
 
-    async def publish_once(self, client: Any, channel: Any, event: Publishes) -> None: ...
+    async def publish_deferred(self, session: Any, channels: Any, channel: Any, event: Publishes, task: Any) -> None:
+        self.deferred.append((channel.number, event.count))
+        task.carry_out(Published())
 
-    def scope(self, vhost: str, user: str) -> Any:
+    def route_cache(self, vhost: str, user: str) -> Any:
         return (vhost, user)
 
     def confirms(self, client: Any, channel: int) -> Confirms:
-        return Confirms(client, channel, self.answers_due)
+        return Confirms(client, channel, self.confirms_due)
 
-    def end_of_pass(self) -> None:
+    def take_confirms_due(self) -> list[Confirms]:
         self.ended_passes += 1
-        self.answers_due.clear()
+        due = self.confirms_due.copy()
+        self.confirms_due.clear()
+        return due
 
 
 class Logins:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,15 @@ from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_ALARM, PAUSE_LOGIN, PAUSE_WORK
 from shardmq.broker.front_door.connection.work_queue import WORK_BYTES_MAX, WORK_MAX
 from shardmq.broker.front_door.login import TlsPeer
+from shardmq.broker.front_door.publish.confirms import ack_frame
+from shardmq.broker.front_door.publish.effects import Published
+from shardmq.broker.front_door.publish.replies import Reply
 from shardmq.broker.model.changes import ParameterPut
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import HEADER, method, publish
 from tests.front_door.connection_play import FD, WANTS_ALL, Play
+from tests.support.fake_publishing import events_of
 
 OPEN = method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(0, commands.Connection.Open("/"))
 CLOSE = commands.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0)
@@ -300,6 +305,54 @@ async def test_publishes_behind_a_method_that_waits_are_published_behind_it() ->
     play.shards.answer(wire.Got(1, b"", 0, False, 0))
     assert names(await play.settled()) == ["Basic.GetEmpty"]
     assert play.publishing.published == [(0, 2), (2, 3)]
+
+
+async def test_what_publishing_asks_for_is_carried_out_frames_first_and_failures_last() -> None:
+    play = Play()
+    play.open(channels=2)
+    play.got()
+    asked = Published()
+    asked.fed = 2
+    asked.write(ack_frame(2, 1, False))
+    asked.fail(1, ChannelException(404, "no exchange", 60, 40))
+    requester = SimpleNamespace(consumer=SimpleNamespace(client=play.connection), unwritten_bytes=5)
+    asked.reply(Reply(requester, ack_frame(2, 2, False), fed=1))  # type: ignore[arg-type]
+    play.connection.carry_out(asked)
+    assert play.loop._feeders == {play.connection.socket: 3}
+    play.aio.run()
+    assert names(play.got()) == ["Basic.Ack", "Basic.Ack", "Channel.Close"]
+    assert requester.unwritten_bytes == 0
+    assert not play.connection.channels.by_number[1].is_open
+
+
+async def test_publishes_that_wait_for_a_shard_come_before_what_their_channel_sends_later() -> None:
+    play = Play()
+    play.open()
+    (event,) = events_of([(1, ("", "a"), {}, False)] * 2)
+    asked = Published()
+    asked.defer(1, event)
+    play.publishing.effects.append(asked)
+    play.read(messages(3))
+    play.read(messages(1))
+    assert play.publishing.published == [(0, 3), (0, 1)] and not play.publishing.deferred
+    await play.settled()
+    assert play.publishing.deferred == [(1, 2)]
+    assert play.publishing.published[2:] == [(0, 1)]  # the copy of what came behind
+
+
+async def test_publishes_that_waited_for_their_channel_may_wait_for_a_shard_too() -> None:
+    play = Play()
+    play.open()
+    play.read(method(1, commands.Basic.Get(queue="a", no_ack=True)))
+    await play.settled()
+    play.read(messages(1))
+    (event,) = events_of([(1, ("", "a"), {}, False)])
+    asked = Published()
+    asked.defer(1, event)
+    play.publishing.effects.append(asked)
+    play.shards.answer(wire.Got(1, b"", 0, False, 0))
+    await play.settled()
+    assert play.publishing.deferred == [(1, 1)]
 
 
 async def test_a_mistake_of_ours_ends_the_connection_alone() -> None:

@@ -35,15 +35,16 @@ class Heard(Consuming):
             unroutable=2,
             published={"expired": 3},
         )
-        self.publishing.once = None  # type: ignore[attr-defined]
-        self.publishing.tracing = None  # type: ignore[attr-defined]
+        self.publishing.dedup = SimpleNamespace(duplicates=1, told=self._deduped, restarted=self._deduped)  # type: ignore[attr-defined]
+        self.publishing.trace = lambda tracing: setattr(self.publishing, "tracing", tracing)  # type: ignore[attr-defined]
         self.publishing.catalog_changed = lambda something_went: self.changed.append(something_went)  # type: ignore[attr-defined]
-        self.publishing.unroutable_dropped, self.publishing.duplicates = 5, 1  # type: ignore[attr-defined]
+        self.publishing.unroutable_dropped = 5  # type: ignore[attr-defined]
         self.publishing.exchange_counts = SimpleNamespace(report=lambda: ["row"])  # type: ignore[attr-defined]
         self.logins.refused_unseen = 0  # type: ignore[attr-defined]
         self.shards.numbers = lambda: {"ring_full.0": 0.0}  # type: ignore[attr-defined]
         self.shards.set_stalled = lambda shard, stalled: self.stalled.append((shard, stalled))  # type: ignore[attr-defined]
         self.changed: list[bool] = []
+        self.deduplicated: list[tuple[Any, ...]] = []
         self.stalled: list[tuple[int, bool]] = []
         self.tracer: Any = None
         self.shard_events, self.controller_events = ShardEvents(), ControllerEvents()
@@ -55,6 +56,9 @@ class Heard(Consuming):
             SimpleNamespace(tracing=None),  # type: ignore[arg-type]
             SimpleNamespace(catalog_changed=lambda: self.tracer),  # type: ignore[arg-type]
         )
+
+    def _deduped(self, *what: Any) -> None:
+        self.deduplicated.append(what)
 
     def _publish_next(self) -> bool:
         self.batches -= 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shardmq.broker.amqp import ChannelException
 from shardmq.broker.front_door.loop import BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN, PassLoop
 from tests.front_door.connection_play import Aio, Publishing, Shards
 
@@ -27,6 +29,12 @@ class Client:
     def give_up(self) -> None:
         self.log.append("give up")
 
+    def write(self, data: bytes) -> None:
+        self.log.append(("write", data))
+
+    def fail(self, error: ChannelException, number: int) -> None:
+        self.log.append(("fail", number))
+
     def pause(self, reason: int) -> None:
         self.log.append(("pause", reason))
 
@@ -39,27 +47,41 @@ class Made:
         self.aio, self.shards, self.publishing = Aio(), Shards(3), Publishing()
         self.loop = PassLoop(self.aio, self.shards, self.publishing, shards=3, tick_us=tick_us)  # type: ignore[arg-type]
 
+    def confirm(self, client: Client, failure: ChannelException | None = None) -> None:
+        """Let a channel have an ack for its publisher, and a failure."""
+        confirms = SimpleNamespace(client=client, channel=7, answers=lambda: b"ack", failure=failure)
+        self.publishing.confirms_due.append(confirms)  # type: ignore[arg-type]
+
 
 def test_what_a_pass_made_leaves_at_its_end_and_once() -> None:
     made, client = Made(), Client()
     made.loop.begin_pass()
     made.loop.begin_pass()  # the read of another client
     made.loop.dirty.append(client)
-    made.publishing.answers_due.append(None)  # type: ignore[arg-type] # confirms
+    made.confirm(client)
     made.loop.schedule_end_of_pass()
     assert client.log == [] and made.shards.flushed == []
     made.aio.run()
-    assert client.log == ["flush"] and made.shards.flushed == [()]
+    assert client.log == [("write", b"ack"), "flush"] and made.shards.flushed == [()]
     assert made.publishing.ended_passes == 1 and made.loop.dirty == []
 
 
 def test_confirms_are_written_before_their_clients_are_flushed() -> None:
     made, client = Made(), Client()
-    made.publishing.end_of_pass = lambda: client.log.append("confirms")  # type: ignore[method-assign]
-    made.publishing.answers_due.append(None)  # type: ignore[arg-type]
+    made.confirm(client)
     made.loop.dirty.append(client)
     made.loop.end_of_pass()
-    assert client.log == ["confirms", "flush"]
+    assert client.log == [("write", b"ack"), "flush"]
+
+
+def test_a_channel_that_lost_a_publish_in_sequence_ends_once() -> None:
+    made, client = Made(), Client()
+    made.confirm(client, ChannelException(406, "lost", 60, 40))
+    (confirms,) = made.publishing.confirms_due
+    for _ in range(2):
+        made.publishing.confirms_due = [confirms]
+        made.loop.end_of_pass()
+    assert client.log == [("write", b"ack"), ("fail", 7), ("write", b"ack")]
 
 
 def test_a_client_that_cannot_be_written_to_ends_and_the_others_are_written_to() -> None:

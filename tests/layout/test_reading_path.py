@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PATH = [
     "broker/front_door/connection/connection.py",
-    "broker/front_door/publish/publishing.py",
+    "broker/front_door/publish/publish.py",
     "shardd/shard.py",
     "shardd/queues/queue.py",
     "shardd/store/store.py",

@@ -11,7 +11,7 @@ from shardmq.broker.amqp import Binds
 from shardmq.broker.front_door.consume.consumers import ConsumingChannel, Receiver, Settle
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.confirms import Confirms
-from shardmq.broker.front_door.publish.publisher import Held
+from shardmq.broker.front_door.publish.effects import Decided
 from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.topology.pipeline import Pipeline
 
@@ -31,7 +31,7 @@ class Channel:
         self.published = 0  # messages, also those that reached no queue
         self.last_queue = ""  # the queue declared last: what an empty queue name means
         self.confirms: Confirms | None = None
-        self.transaction: Transaction[Held, Settle] | None = None
+        self.transaction: Transaction[Decided, Settle] | None = None
         self.consuming = ConsumingChannel(client, number)
         self.work: deque[Work] = deque()
         self.running = False  # some of its work waits for an answer

@@ -20,7 +20,8 @@ from shardmq.broker.front_door.consume.consumers import Unsent
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
-from shardmq.broker.front_door.publish.publisher import Publisher
+from shardmq.broker.front_door.publish.confirms import Answered
+from shardmq.broker.front_door.publish.effects import PublishingSession, SlicedTask
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
 from shardmq.broker.model import checks
@@ -30,7 +31,7 @@ TX_COMMIT = 20
 TX_ROLLBACK = 30
 
 
-class Caller(Publisher, Protocol):
+class Caller(PublishingSession, SlicedTask, Answered, Protocol):
     """The connection whose channel it is."""
 
     session: Session
@@ -186,14 +187,16 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
     reservation = None
     try:
         reservation = await publishing.reserve(caller, transaction.publishes)
-        asked = await publishing.ask_once(caller, transaction.publishes)
+        answers = await publishing.ask_duplicates(caller, transaction.publishes, caller)
     except BaseException as error:
         if reservation is not None:
             reservation.end()
         if isinstance(error, ChannelException):
             channel.consuming.put_back(transaction.drop())
         raise
-    stored = await publishing.commit(caller, channel, transaction.publishes, asked, reservation)
+    stored = await publishing.commit(
+        caller, channel, transaction.publishes, answers, reservation, caller
+    )
     held = transaction.take()
     for kind, runs in held.settles:
         caller.services.consuming.acks.settle_runs(kind, runs, at_once=True)

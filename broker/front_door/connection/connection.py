@@ -1,6 +1,6 @@
 """One connection: events to their handlers, and what comes of them to the client.
 
-Publish path, 1 of 5. Before: the socket. After: broker/front_door/publish/publishing.py.
+Publish path, 1 of 5. Before: the socket. After: broker/front_door/publish/publish.py.
 
 The AMQP library makes events of the bytes that were read. Each is given to what handles it; what it
 returns or raises is carried out here, and nowhere else: replies, failures, the end. A connection
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Protocol
@@ -48,7 +49,8 @@ from shardmq.broker.front_door.connection.socket import (
 )
 from shardmq.broker.front_door.connection.work_queue import WorkQueue
 from shardmq.broker.front_door.proxy import Peer
-from shardmq.broker.front_door.publish.scope import Scope
+from shardmq.broker.front_door.publish.effects import Published
+from shardmq.broker.front_door.publish.route_cache import RouteCache
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.topology import methods
 
@@ -76,14 +78,14 @@ class Registry(Protocol):
 class ClientConnection:
     """One connection of a client, or of the controller. `id` is used once in a front door's life.
 
-    It is the publisher for publishing (publish/publisher.py) and the receiver for consuming
+    It is the session for publishing (publish/effects.py) and the receiver for consuming
     (consume/consumers.py).
     """
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
         "_begun", "_opening", "_registry", "begin_slice", "blocked", "channels", "feeds", "gets",
-        "id", "next_slice", "published", "publishing_channel", "scope", "send", "services",
+        "id", "next_slice", "published", "route_cache", "send", "services",
         "session", "slice_is_over", "socket", "work", "write", "write_delivery",
     )  # fmt: skip
 
@@ -130,7 +132,8 @@ class ClientConnection:
         )
         self.work = WorkQueue(services, self.session, socket, self)
         self.channels = Channels(services, self.session, socket, self.work)
-        self.scope: Scope | None = None  # the routes this user may take, once the vhost is open
+        # The routes this user may take, once the vhost is open.
+        self.route_cache: RouteCache | None = None
         self.published = False
         self.blocked = False  # was told of an alarm
         self._begun: Publishes | None = None  # some of its messages are still to be published
@@ -140,7 +143,6 @@ class ClientConnection:
         self.write_delivery = socket.write_delivery
         self.next_slice = socket.next_slice
         self.begin_slice, self.slice_is_over = loop.slices.begin, loop.slices.is_over
-        self.publishing_channel = self.channels.opened
         # None when the connection is open: the two hold each other.
         self._opening: Opening | None = Opening(self, registry.connected)
         if tls is not None:  # its first bytes may have come with the end of the TLS handshake
@@ -235,7 +237,6 @@ class ClientConnection:
 
     def _on_publishes(self, event: Publishes) -> None:
         """Publish as many messages as the time slice lets; `_begun` has the others."""
-        publishing = self.services.publishing
         self.published = True
         if self.services.alarms.text:
             self._block()
@@ -243,8 +244,16 @@ class ClientConnection:
         busy = {each.number for each in waiting} if waiting and not event.done else frozenset()
         event.without = event.without or busy
         self._begun = None
-        for number, rest in publishing.publishes(self, event, self.slice_is_over):
-            self._publish_later(number, rest, publishing.publish_once)
+        published = self.services.publishing.publish(
+            self,
+            self.channels.by_number,
+            event,
+            time.time_ns() // 1_000_000,
+            self.slice_is_over,
+        )
+        self.carry_out(published)
+        for number, rest in published.deferred:
+            self._publish_later(number, rest, self._publish_deferred)
         if busy:
             for number, copy in copies_by_channel(event, busy).items():
                 self._publish_later(number, copy, self._publish_copy)
@@ -263,6 +272,31 @@ class ClientConnection:
             size = len(copy.buffer) + len(copy.table)
             self.work.do(channel, partial(publish, self, channel, copy), size)
 
+    def carry_out(self, published: Published) -> None:
+        """Do what publishing asks for, but for what is deferred: the caller sees to that."""
+        if published.fed:
+            self.services.loop.fed(self.socket, published.fed)
+        if published.is_plain:
+            return
+        for frames in published.frames:
+            self.write(frames)
+        for requester, frames, fed in published.replies:
+            client = requester.consumer.client
+            client.write(frames)
+            requester.unwritten_bytes = 0
+            if fed:
+                client.feeds(fed)
+        for number, error in published.failed.items():
+            self.fail(error, number)
+
+    @staticmethod
+    async def _publish_deferred(
+        client: ClientConnection, channel: Channel, event: Publishes
+    ) -> None:
+        """Publish messages that have to wait for the answer of a shard."""
+        by_number = client.channels.by_number
+        await client.services.publishing.publish_deferred(client, by_number, channel, event, client)
+
     @staticmethod
     async def _publish_copy(client: ClientConnection, channel: Channel, copy: Publishes) -> None:
         """Publish what waited for its channel, slice by slice.
@@ -272,8 +306,16 @@ class ClientConnection:
         publishing = client.services.publishing
         client.begin_slice()
         while channel.is_open:
-            for _, rest in publishing.publishes(client, copy, client.slice_is_over):
-                await publishing.publish_once(client, channel, rest)  # of this channel, all of it
+            published = publishing.publish(
+                client,
+                client.channels.by_number,
+                copy,
+                time.time_ns() // 1_000_000,
+                client.slice_is_over,
+            )
+            client.carry_out(published)
+            for _, rest in published.deferred:  # of this channel, all of it
+                await client._publish_deferred(client, channel, rest)
             if copy.done == copy.count:
                 return
             await client.next_slice()
@@ -341,7 +383,9 @@ class ClientConnection:
         """Take note that the session has a user and a vhost."""
         self.session.is_open = True
         self._opening = None
-        self.scope = self.services.publishing.scope(self.session.vhost, self.session.user)
+        self.route_cache = self.services.publishing.route_cache(
+            self.session.vhost, self.session.user
+        )
 
     def fail(self, error: ChannelException | ConnectionException, number: int) -> None:
         """Answer what the client did wrong: close the channel or the connection."""
@@ -398,7 +442,7 @@ class ClientConnection:
         self.channels.clear()
         self._say_down()
         self.work.close()
-        socket.close(shut=self.scope is None)
+        socket.close(shut=self.route_cache is None)
         self._registry.forget(self)
 
     def _say_down(self) -> None:

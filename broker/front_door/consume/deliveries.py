@@ -86,9 +86,10 @@ class Deliveries:
             if consumer.no_ack and channel.wanting:  # no ack will tell that there is room again
                 self._grants.share(channel)
         if self.tracing is not None:
-            self.tracing.delivered(
+            fed = self.tracing.delivered(
                 client, channel.number, consumer.queue_name, redelivered, count, blob
             )
+            client.feeds(fed)
         to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts
         data = to_frames(
             properties.with_delivery_count(blob, count, times) if times else blob,

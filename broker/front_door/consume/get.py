@@ -135,7 +135,10 @@ class Gets:
             channel.unacked.add(tag, 1, getter, epoch, got.number, self._clock.now)
         client = channel.client
         if self.tracing is not None:
-            self.tracing.delivered(client, channel.number, queue.name, redelivered, 1, message)
+            fed = self.tracing.delivered(
+                client, channel.number, queue.name, redelivered, 1, message
+            )
+            client.feeds(fed)
         return contents.get_ok(
             message,
             channel.number,

@@ -1,8 +1,10 @@
-"""Publisher confirms of one channel: numbers given out, batches waited for, acks and nacks in order.
+"""Publisher confirms of one channel: numbers, batches waited for, acks and nacks in order.
 
-One `Waiting` per channel and read stands for all its publishes of that read; it is done when every shard concerned has
-confirmed its batch. A channel answers for the longest finished beginning, with one cumulative ack; what was refused or
-lost is nacked one by one.
+One `Waiting` stands for all publishes of one channel in one read. It is done when every shard
+concerned has confirmed its batch. A channel answers for the longest finished beginning, with one
+cumulative ack; what was refused or lost is nacked one by one. Nothing is written here: a channel
+with something to say puts itself on the list `due`. At the end of a pass of the event loop the
+owner of that list writes `answers`, then ends the channel if there is a `failure`.
 """
 
 from __future__ import annotations
@@ -13,13 +15,36 @@ from typing import Protocol
 
 from shardmq.broker.amqp import ChannelException, ConnectionException
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.publish.message import PUBLISH
 
-PUBLISH = (60, 40)
 LOST = "a publish with x-sequence may be lost: publish again, in order, what was not confirmed"
 
 _ACK = struct.Struct(">BHIHHQBB")
 _REQUEUE = 2  # in the bits of basic.nack
 _KNOWN = struct.Struct(">BHIHHQQBB")
+
+
+def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
+    """Return basic.ack to the publisher."""
+    return _ACK.pack(1, channel, 13, 60, 80, tag, multiple, 0xCE)
+
+
+def nack_frame(channel: int, tag: int) -> bytes:
+    """Return basic.nack of one message to its publisher.
+
+    It has the bit `requeue`, which RabbitMQ sends and no publisher reads.
+    """
+    return _ACK.pack(1, channel, 13, 60, 120, tag, _REQUEUE, 0xCE)
+
+
+def known_frame(channel: int, first: int, last: int, altered: bool) -> bytes:
+    """Return the frame that says that publishes repeat what a queue had of their producer.
+
+    It comes before the ack. `altered` says that their bodies are others. A method of our own, in
+    the class of confirms: u64 first, u64 last, u8 altered. Only the reader of streams gets it,
+    which publishes what comes by HTTP.
+    """
+    return _KNOWN.pack(1, channel, 21, 85, 20, first, last, altered, 0xCE)
 
 
 class Answered(Protocol):
@@ -28,30 +53,14 @@ class Answered(Protocol):
     id: int
 
     def write(self, data: bytes) -> None: ...
-    def fail(self, error: ChannelException | ConnectionException, channel: int) -> None: ...
-
-
-def ack_frame(channel: int, tag: int, multiple: bool) -> bytes:
-    """basic.ack to the publisher."""
-    return _ACK.pack(1, channel, 13, 60, 80, tag, multiple, 0xCE)
-
-
-def nack_frame(channel: int, tag: int) -> bytes:
-    """basic.nack of one message to its publisher, with the bit `requeue` that RabbitMQ sends and no publisher reads."""
-    return _ACK.pack(1, channel, 13, 60, 120, tag, _REQUEUE, 0xCE)
-
-
-def known_frame(channel: int, first: int, last: int, altered: bool) -> bytes:
-    """Say before the ack that publishes repeat what some queue had of their producer; `altered`: with other bodies.
-
-    A method of our own, in the class of confirms: u64 first, u64 last, u8 altered. Only for the reader of streams,
-    which publishes what comes by HTTP.
-    """
-    return _KNOWN.pack(1, channel, 21, 85, 20, first, last, altered, 0xCE)
+    def fail(self, error: ChannelException | ConnectionException, number: int) -> None: ...
 
 
 class Waiting:
-    """Publishes first..last of one channel; `shards`: batches that must be confirmed before they are."""
+    """Publishes first..last of one channel.
+
+    `shards` counts the batches that must be confirmed before they are.
+    """
 
     __slots__ = ("confirms", "first", "last", "nacked", "shards")
 
@@ -63,7 +72,7 @@ class Waiting:
         self.nacked: bool = False
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        """The shard did not take these, if they are this channel's."""
+        """Hear that a shard refused publishes first..last of that channel, which may be another."""
         confirms = self.confirms
         if connection == confirms.client.id and channel == confirms.channel:
             confirms.refused.update(range(max(first, self.first), min(last, self.last) + 1))
@@ -80,34 +89,43 @@ class Waiting:
     def lost(self) -> None:
         self.nacked = True
         self.confirmed()
-        self.confirms.broken()
+        self.confirms.publish_lost()
 
 
 class Confirms:
     """Confirm mode of one channel: numbers given out, what waits, what was refused."""
 
     def __init__(
-        self, client: Answered, channel: int, dirty: list[Confirms], counts: Counts | None = None
+        self, client: Answered, channel: int, due: list[Confirms], counts: Counts | None = None
     ) -> None:
         self.client = client
         self.channel = channel
         self.next_seq = 1
         self.waiting: deque[Waiting] = deque()
         self.refused: set[int] = set()
-        self.closed = False  # the channel is gone: nobody is answered, the number may be another channel's now
-        self._dirty = dirty
-        self._counts = counts or Counts()
-        self._is_dirty = False
-        # What it sends says its place (x-producer-id, x-sequence).
+        # The channel is gone: nobody is answered, and the number may be another channel's now.
+        self.closed = False
+        # Some publish had x-producer-id and x-sequence: its place in the order of its producer.
         self.in_sequence = False
+        self.failure: ChannelException | None = None  # ends the channel, once
+        self._due = due
+        self._is_due = False
+        self._counts = counts or Counts()
 
-    def broken(self) -> None:
-        """A publish was lost, or nobody knows. What is stored behind a missing one would make it look like a
-        repetition, so the channel ends: whoever opens another begins with what was not confirmed."""
+    def publish_lost(self) -> None:
+        """Hear that a publish was lost, or may be.
+
+        What is stored behind a missing publish would make that one look like a repetition. So a
+        channel whose publishes are in sequence ends, without another answer: the next channel
+        begins with what was not confirmed.
+        """
         if self.in_sequence and not self.closed:
-            self.client.fail(ChannelException(406, LOST, *PUBLISH), self.channel)
+            self.closed = True
+            self.failure = ChannelException(406, LOST, *PUBLISH)
+            self.finished()
 
     def wait(self, count: int, shards: int) -> Waiting:
+        """Give the next `count` publishes their numbers; so many batches have them."""
         waiting = Waiting(self, self.next_seq, self.next_seq + count - 1, shards)
         self.next_seq += count
         self.waiting.append(waiting)
@@ -116,13 +134,13 @@ class Confirms:
         return waiting
 
     def finished(self) -> None:
-        if not self._is_dirty:
-            self._is_dirty = True
-            self._dirty.append(self)
+        if not self._is_due:
+            self._is_due = True
+            self._due.append(self)
 
     def answers(self) -> bytes:
-        """Acks and nacks for the longest finished beginning."""
-        self._is_dirty = False
+        """Return acks and nacks for the longest finished beginning."""
+        self._is_due = False
         if self.closed:
             self.waiting.clear()
             return b""

@@ -1,7 +1,7 @@
-"""What came to each exchange of each vhost at this front door, and how many queues it went to.
+"""Counters of each exchange at this front door: messages that came, messages to queues.
 
-The packer counts messages that take a learnt route, once for neighbours of the same line. The caller adds messages
-that were decided about one by one.
+The packer counts messages that take a learnt route, once for neighbours of the same line. The
+caller adds messages that were decided about one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class ExchangeCounts:
         return published
 
     def report(self) -> list[tuple[str, str, int, int]]:
-        """Return (vhost, exchange, messages that came, messages to queues) of exchanges that were published to."""
+        """Return a row for each exchange that was published to.
+
+        A row is vhost, exchange, messages that came, messages that went to queues.
+        """
         return [
             (vhost, exchange.decode(), came, left)
             for vhost, published in self._by_vhost.items()

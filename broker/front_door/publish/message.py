@@ -1,6 +1,7 @@
 """One publish that is decided about alone: what it says of itself, in its line and its properties.
 
-A *line* is what the method says after its class and method: exchange, routing key (short strings) and the bits.
+A *line* is the arguments of basic.publish behind the reserved word: exchange, routing key (short
+strings) and the bits.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from shardmq.broker.routing import delaying
 from shardmq.broker.routing.spreading import HASH_PROPERTIES
 from shardmq.shardd.wire import packer
 
-PUBLISH = (60, 40)
+PUBLISH = (60, 40)  # class and method
 NO_ROUTE = 312
-ROW = 48
-MANDATORY = 1
+ROW = 48  # bytes of a row of Publishes.table
+MANDATORY = 1  # in the bits of a line
 
 _LINE = struct.Struct("<IH")
-# ttl_ms, delivery mode, priority, flags (amqp/frames.pyx)
+# Of a row: ttl in ms, delivery mode, priority, flags. amqp/octets.pxd draws it.
 FACTS = struct.Struct("<32xIBBB")
 
 
 class ReplyChannel(Protocol):
     @property
     def reply_to(self) -> str:
-        """The name by which others reach its consumer of direct replies; "" if it has none."""
+        """Return the queue for direct replies to this channel, "" without one."""
 
 
 class Message:
-    """One publish that is decided about alone: its facts, read from the properties."""
+    """The facts of one publish, read from its line and its properties."""
 
     __slots__ = (
         "_properties",
@@ -63,11 +64,16 @@ class Message:
         self.headers: dict[str, Any] = self._properties.headers or {}
         self.keys = [key]
         self.in_sequence = False
-        self.late_ms = 0  # to be added to its time: its ttl is more than a record has room for
+        # Added to the message's time, because its ttl is more than a record has room for.
+        self.late_ms = 0
         self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
 
     def check(self, user: str, may_impersonate: bool) -> None:
-        """What only this message's properties tell: expiration, user_id, sequence, CC and BCC."""
+        """Raise ChannelException for a wrong expiration, user_id, sequence, CC or BCC.
+
+        Reads what these say of the message as well: its ttl, whether it is in sequence, more
+        routing keys.
+        """
         expiration = self._properties.expiration
         if self._row_flags & frames.BAD_EXPIRATION and expiration is not None:
             if (
@@ -94,26 +100,30 @@ class Message:
                     f'invalid message: {{unacceptable_type_in_header,"{name}",{type_name(more)}}}'
                 )
                 raise ChannelException(406, text, *PUBLISH)
-            self.keys += [
-                key for key in more if isinstance(key, str)
-            ]  # of what else is there RabbitMQ says nothing
+            # RabbitMQ ignores values of other types.
+            self.keys += [key for key in more if isinstance(key, str)]
 
     def check_delay(self, now_ms: int) -> None:
-        """Of one that is to wait: a time that cannot be is refused, for to come at once would be wrong."""
+        """Raise ChannelException when the message is to wait for a time that is not possible."""
         if not delaying.is_possible(self.delay_ms, now_ms):
             said = self.headers[delaying.HEADER]
-            text = f"invalid header '{delaying.HEADER}': {checks.erlang_term(said)} is no number of milliseconds"
+            term = checks.erlang_term(said)
+            text = f"invalid header '{delaying.HEADER}': {term} is no number of milliseconds"
             if self.delay_ms > 0:
                 text = f"invalid header '{delaying.HEADER}': {{value_too_big,{self.delay_ms}}}"
             raise ChannelException(406, text, *PUBLISH)
 
     def without_bcc(self) -> bytes:
-        """As anybody sees it. Where it lies its keys are still needed."""
+        """Return the stored message as clients see it.
+
+        A queue keeps BCC, for its keys route the dead letter.
+        """
         return (
             properties.without_header(self.stored, "BCC") if "BCC" in self.headers else self.stored
         )
 
     def routable(self) -> Routable:
+        """Return what exchanges look at."""
         found = self._properties
         said = {
             name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None
@@ -122,14 +132,14 @@ class Message:
         return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 
     def direct_replies_to(self, channel: ReplyChannel) -> None:
-        """A reply_to that means the publisher's channel gets the name by which others reach it."""
+        """Replace a reply_to that means the publisher's channel by the name of its queue."""
         if self._row_flags & frames.DIRECT_REPLY_TO:
             if not channel.reply_to:
                 raise ChannelException(406, "fast reply consumer does not exist", *PUBLISH)
             self.stored = properties.with_reply_to(self.stored, channel.reply_to)
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
-        """basic.return of this message."""
+        """Return the frames of basic.return."""
         exchange, key, props, body = contents.read_stored(self.without_bcc())
         payload = (
             struct.pack(">HHHB", 60, 50, NO_ROUTE, 8)
@@ -143,7 +153,7 @@ class Message:
 
 
 def _bad_expiration(value: str) -> str:
-    """RabbitMQ's words for what is no number of milliseconds."""
+    """Return RabbitMQ's words for an expiration that is no number of milliseconds."""
     if value.startswith("-") and value[1:].isdigit():
         return f"invalid expiration '{value}': {{value_negative,{value}}}"
     if value.isascii() and value.isdigit():
@@ -155,11 +165,13 @@ def _bad_expiration(value: str) -> str:
 
 
 def line_of(event: Publishes, at: int) -> bytes:
+    """Return the line of the event's message with this index."""
     offset, length = _LINE.unpack_from(event.table, at * ROW)
     return bytes(event.buffer[offset : offset + length])
 
 
 def exchange_and_key(line: bytes) -> tuple[str, str]:
+    """Return exchange and routing key of a line."""
     n = line[0]
     m = line[n + 1]
     return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode(

@@ -1,47 +1,48 @@
-"""Direct replies past the shard: who asked and who answers are clients of this front door.
+"""Direct replies past the shard, where both clients are at this front door.
 
-The queue of a direct reply-to consumer lies in a shard like any other and takes what comes from elsewhere. What a
-client of this front door publishes to it is written to the consumer at once: nothing of it would outlive this process
-anyway.
+The queue of a direct reply-to consumer lies in a shard like any other, and takes what comes from
+other front doors. What a client of this front door publishes to it goes to the consumer at once:
+nothing of the queue would outlive this process anyway. A reply comes back as a `Reply`, whose
+frames the caller writes.
 
-A consumer that does not take its replies must not fill the memory: past REPLIES_BYTES_MAX of what it has not taken they
-go to the queue, and so does all behind them until the queue is known to be empty; so replies of one publisher stay in
-order.
+A consumer that does not take its replies must not fill the memory. While more than
+REPLIES_BYTES_MAX of its output is unsent its replies go to the queue, and so do all behind them
+until the queue is known to be empty; so the replies of one publisher stay in order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
 from shardmq.broker.amqp import Publishes, contents
 from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
-from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model.changes import QueuePut
-
-if TYPE_CHECKING:
-    from shardmq.broker.front_door.publish.tracing import Tracing
 
 # With one read's replies on top a client still has less unsent than would keep it from being read.
 REPLIES_BYTES_MAX = OUT_BYTES_MAX // 2
-# How often in a row its queue must be found empty: an answer may overtake what was handed out with it, but not what was
-# handed out before it was asked for.
+# How often in a row the queue must be found empty: an answer may overtake deliveries of the same
+# turn of the shard, but not those of the turn before.
 FOUND_EMPTY = 2
 
 
-class Way:
-    """Which way one consumer's replies go: near is straight to it, far by its shard. The caller says what happens."""
+class ReplyPath:
+    """Which path one consumer's replies take: near is straight to it, far by its shard.
+
+    The caller says what happens.
+    """
 
     __slots__ = ("_found", "_sent", "far")
 
     def __init__(self) -> None:
         self.far = False
         self._sent = False  # something went far since the queue was first found empty
-        self._found = 0  # times in a row
+        self._found = 0  # times in a row that the queue was found empty
 
     def choose(self, unsent_bytes: int) -> bool:
-        """Whether the next reply goes near."""
+        """Return whether the next reply goes near."""
         if unsent_bytes > REPLIES_BYTES_MAX:
             self.go_far()
         elif self.far:
@@ -49,72 +50,141 @@ class Way:
         return not self.far
 
     def go_far(self) -> None:
-        """The next reply does, and those behind it."""
+        """Send the next reply far, and those behind it."""
         self.far = self._sent = True
 
-    def begin_look(self) -> None:
-        """The queue is about to be looked at: behind all that was sent far."""
+    def begin_count(self) -> None:
+        """Note that the queue's messages are about to be counted, behind all that was sent far."""
         if self._sent:
             self._sent, self._found = False, 0
 
-    def saw(self, messages: int) -> None:
-        """How many there were."""
+    def counted(self, messages: int) -> None:
+        """Note how many messages the queue had."""
         self._found = 0 if messages or self._sent else self._found + 1
         if self._found == FOUND_EMPTY:
             self.far, self._found = False, 0
 
 
+class Output(Protocol):
+    """What a client has not taken: `pending` bytes."""
+
+    pending: int
+
+
+class ReplyClient(Protocol):
+    """The client of a direct reply-to consumer."""
+
+    id: int
+
+    @property
+    def user(self) -> str: ...
+    @property
+    def vhost(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def output(self) -> Output: ...
+    @property
+    def frame_bytes_max(self) -> int: ...
+
+    # What the publisher's connection does with a Reply.
+    def write(self, data: bytes) -> None: ...
+    def feeds(self, shards: int) -> None: ...
+
+
+class ReplyChannel(Protocol):
+    """The channel of a direct reply-to consumer."""
+
+    number: int
+    next_tag: int
+    delivered_auto: int
+
+
+class ReplyConsumer(Protocol):
+    """A consumer of direct replies."""
+
+    queue_id: int
+    queue_name: str
+    tag_bytes: bytes
+
+    @property
+    def channel(self) -> ReplyChannel: ...
+    @property
+    def client(self) -> ReplyClient: ...
+
+
 class Queues(Protocol):
-    """The door's way to the shards."""
+    """The front door's way to the shards."""
 
     def is_up(self, shard: int) -> bool: ...
     async def count(self, queue: QueuePut) -> tuple[int, int]:
-        """Ready messages and consumers."""
+        """Return the numbers of ready messages and of consumers."""
+
+
+class Reply(NamedTuple):
+    """Frames of direct replies, to be written to the consumer's client.
+
+    `fed`: bit mask of the shards that got copies of these for the firehose, on behalf of that
+    client.
+    """
+
+    requester: Requester
+    frames: bytes
+    fed: int = 0
 
 
 class Requester:
-    """A direct reply-to consumer of this front door."""
+    """A direct reply-to consumer of this front door.
 
-    __slots__ = ("_looking", "_queue", "_queues", "_way", "consumer")
+    `unwritten_bytes`: replies handed over whose frames are not written yet; who writes them sets it
+    to 0.
+    """
 
-    def __init__(self, consumer: Consumer, queue: QueuePut, queues: Queues) -> None:
+    __slots__ = ("_counting", "_path", "_queue", "_queues", "consumer", "unwritten_bytes")
+
+    def __init__(self, consumer: ReplyConsumer, queue: QueuePut, queues: Queues) -> None:
         self.consumer = consumer
+        self.unwritten_bytes = 0
         self._queue = queue
         self._queues = queues
-        self._way = Way()
-        self._looking: asyncio.Task[None] | None = None
+        self._path = ReplyPath()
+        self._counting: asyncio.Task[None] | None = None
 
     def takes(self, wanted: bool = True) -> bool:
-        """Whether the next reply is given to it here. Else, and if that is not `wanted`, it has to go to its queue."""
-        unsent_bytes = self.consumer.client.output.pending
+        """Return whether the next reply is to be handed over.
+
+        It must go to the queue if that is not `wanted`.
+        """
+        unsent_bytes = self.consumer.client.output.pending + self.unwritten_bytes
         if not wanted:
-            self._way.go_far()
-        elif self._way.choose(unsent_bytes):
+            self._path.go_far()
+        elif self._path.choose(unsent_bytes):
             return True
-        # Asked for with half the bytes unsent that make it go far, so that it does not go to and fro.
+        # The limit for coming back is half of that for going far, so that replies do not go to and
+        # fro.
         if (
-            self._looking is None
+            self._counting is None
             and unsent_bytes <= REPLIES_BYTES_MAX // 2
             and self._queues.is_up(self._queue.shard)
         ):
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+            self._counting = asyncio.get_running_loop().create_task(self._count())
         return False
 
-    async def _look(self) -> None:
-        """Before the next one may go near again."""
+    async def _count(self) -> None:
+        """Find out whether the queue is empty, and replies may go near again."""
         try:
             for _ in range(FOUND_EMPTY):
                 if not self._queues.is_up(self._queue.shard):
-                    return  # what is asked now would overtake what waits for the shard
-                self._way.begin_look()
+                    return  # a question would overtake the replies that wait for the shard
+                self._path.begin_count()
                 messages, _ = await self._queues.count(self._queue)
-                self._way.saw(messages)
+                self._path.counted(messages)
         finally:
-            self._looking = None
+            self._counting = None
 
     def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._counting is not None:
+            self._counting.cancel()
 
 
 class Replies:
@@ -124,51 +194,57 @@ class Replies:
         self.here: dict[int, Requester] = {}
         self._queues = queues
         self._counts = counts or Counts()
-        self.tracing: Tracing | None = None  # nothing is traced
+        self.tracing: Tracing | None = None  # None: no vhost is traced
 
-    def add(self, consumer: Consumer, queue: QueuePut) -> None:
-        """consume-ok is said next: before, nobody knows the queue's name."""
+    def add(self, consumer: ReplyConsumer, queue: QueuePut) -> None:
+        """Hand replies over to a consumer from now on.
+
+        Nobody knows the queue's name before consume-ok.
+        """
         self.here[queue.id] = Requester(consumer, queue, self._queues)
 
-    def remove(self, consumer: Consumer | None) -> None:
-        """From here on what still comes for it goes to its queue, which goes too."""
+    def remove(self, consumer: ReplyConsumer | None) -> None:
+        """Send what still comes for a consumer to its queue, which goes too."""
         requester = self.here.pop(consumer.queue_id, None) if consumer is not None else None
         if requester is not None:
             requester.close()
 
-    def hand_over(self, requester: Requester, event: Publishes, first: int, count: int) -> None:
-        """These messages of a read, from `first` on."""
+    def hand_over(self, requester: Requester, event: Publishes, first: int, count: int) -> Reply:
+        """Return `count` messages of a read, from the one with index `first` on, as deliveries."""
         consumer = requester.consumer
         channel, client = consumer.channel, consumer.client
         tag = channel.next_tag
         channel.next_tag += count
         self._counts.delivered_auto += count
         channel.delivered_auto += count
-        client.write(
-            contents.passed_on(
-                event.buffer,
-                event.table,
-                first,
-                count,
-                channel.number,
-                consumer.tag_bytes,
-                tag,
-                client.frame_bytes_max,
-            )
+        frames = contents.passed_on(
+            event.buffer,
+            event.table,
+            first,
+            count,
+            channel.number,
+            consumer.tag_bytes,
+            tag,
+            client.frame_bytes_max,
         )
+        requester.unwritten_bytes += len(frames)
+        return Reply(requester, frames)
 
-    def hand_over_one(self, requester: Requester, stored: bytes) -> None:
-        """A stored message."""
+    def hand_over_one(self, requester: Requester, stored: bytes) -> Reply:
+        """Return a stored message as a delivery."""
         consumer = requester.consumer
         channel, client = consumer.channel, consumer.client
         tag = channel.next_tag
         channel.next_tag += 1
         self._counts.delivered_auto += 1
         channel.delivered_auto += 1
+        fed = 0
         if self.tracing is not None:
-            self.tracing.delivered(client, channel.number, consumer.queue_name, False, 1, stored)
-        client.write(
-            contents.deliveries(
-                stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max
+            fed = self.tracing.delivered(
+                client, channel.number, consumer.queue_name, False, 1, stored
             )
+        frames = contents.deliveries(
+            stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max
         )
+        requester.unwritten_bytes += len(frames)
+        return Reply(requester, frames, fed)

@@ -1,7 +1,9 @@
-"""Copies of what clients publish and are given, to amq.rabbitmq.trace, where a vhost's tracing is on: the firehose.
+"""The firehose: copies of what clients publish and get go to amq.rabbitmq.trace.
 
-A copy has the message's body; its routing key is publish.EXCHANGE or deliver.QUEUE, its headers say what the message
-was and whose. It goes where the bindings of that exchange lead, nobody waits for it, and a crash may lose it.
+A copy has the message's body; its routing key is publish.EXCHANGE or deliver.QUEUE, its headers say
+what the message was and whose. It goes where the bindings of that exchange lead, nobody waits for
+it, and a crash may lose it. Whoever traces is told which shards got copies: the client on whose
+behalf they were made is not read while those have too much.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any, Protocol
 
 from shardmq.broker.amqp import ConnectionException, contents, properties
 from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.routing import Message, hidden, route_message
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -24,13 +27,13 @@ NO_PRIORITY = 0xFF
 
 
 class Holder(Protocol):
-    """The copy of the catalog that is in force."""
+    """Holds the copy of the catalog that is in force."""
 
     catalog: Catalog
 
 
 class Client(Protocol):
-    """Whose message it is."""
+    """The connection whose message is traced."""
 
     id: int
 
@@ -40,18 +43,18 @@ class Client(Protocol):
     def vhost(self) -> str: ...
     @property
     def name(self) -> str: ...
-    def feeds(self, shards: int) -> None:
-        """Bit mask of shards that got something on its behalf: it is not read while they have too much."""
 
 
 class Tracing:
+    """Makes copies for the vhosts that are traced."""
+
     def __init__(self, holder: Holder, links: ShardLinks) -> None:
         self._holder = holder
         self._links = links
-        self.vhosts: frozenset[str] = frozenset()  # whose tracing is on
+        self.vhosts: frozenset[str] = frozenset()  # names of vhosts that are traced
 
     def catalog_changed(self) -> Tracing | None:
-        """Itself, while there is anything to trace."""
+        """Return this object, or None when no vhost is traced any more."""
         self.vhosts = frozenset(
             vhost.name for vhost in self._holder.catalog.vhosts.values() if vhost.put.is_traced
         )
@@ -59,14 +62,17 @@ class Tracing:
 
     def published(
         self, client: Client, channel: int, stored: bytes, keys: list[str], queues: Iterable[str]
-    ) -> None:
-        """A publish, when it was routed to `queues`."""
+    ) -> int:
+        """Copy a publish that was routed to `queues`.
+
+        Return a bit mask of the shards that got copies.
+        """
         if client.vhost not in self.vhosts:
-            return
+            return 0
         exchange, _, props, body = contents.read_stored(stored)
         headers = self._headers(client, channel, exchange, keys, props)
         headers["routed_queues"] = [name for name in queues if not hidden.is_of_exchange(name)]
-        self._send(client, f"publish.{exchange.decode(errors='replace')}", headers, body)
+        return self._send(client, f"publish.{exchange.decode(errors='replace')}", headers, body)
 
     def delivered(
         self,
@@ -76,10 +82,16 @@ class Tracing:
         redelivered: bool,
         count: int,
         blob: bytes | memoryview,
-    ) -> None:
-        """Stored messages that go to a consumer, or to who asked for one; copies themselves are not copied."""
+    ) -> int:
+        """Copy stored messages that go to a client.
+
+        Return a bit mask of the shards that got copies.
+
+        The copies themselves are not copied.
+        """
         if client.vhost not in self.vhosts:
-            return
+            return 0
+        fed = 0
         for names, props, body in contents.split(blob, count):
             exchange, key = names[1 : names[0] + 1], names[names[0] + 2 :]
             if exchange != TRACE_EXCHANGE.encode():
@@ -87,7 +99,8 @@ class Tracing:
                     client, channel, exchange, [key.decode(errors="replace")], props
                 )
                 headers["redelivered"] = int(redelivered)
-                self._send(client, f"deliver.{queue}", headers, body)
+                fed |= self._send(client, f"deliver.{queue}", headers, body)
+        return fed
 
     def _headers(
         self, client: Client, channel: int, exchange: bytes, keys: list[str], props: bytes
@@ -95,7 +108,7 @@ class Tracing:
         return {
             "exchange_name": exchange.decode(errors="replace"),
             "routing_keys": list(keys),
-            "properties": _said(props),
+            "properties": _properties(props),
             "node": cluster_name(self._holder.catalog),
             "vhost": client.vhost,
             "connection": client.name,
@@ -103,30 +116,28 @@ class Tracing:
             "user": client.user,
         }
 
-    def _send(self, client: Client, key: str, headers: dict[str, Any], body: bytes) -> None:
+    def _send(self, client: Client, key: str, headers: dict[str, Any], body: bytes) -> int:
         vhost = self._holder.catalog.vhost(client.vhost)
         if vhost is None:
-            return
+            return 0
         key_bytes = key.encode()[:ROUTING_KEY_BYTES_MAX]
         key = key_bytes.decode(errors="ignore")
-        by_shard: dict[int, list[int]] = {}
-        for name in route_message(vhost.table, TRACE_EXCHANGE, Message(key, headers)).queues:
-            queue = vhost.queues[name]
-            by_shard.setdefault(queue.shard, []).append(queue.id)
-        if not by_shard:
-            return
+        names = route_message(vhost.table, TRACE_EXCHANGE, Message(key, headers)).queues
+        groups = by_shard(existing(vhost, names))
+        if not groups:
+            return 0
         stored = properties.stored_with(TRACE_EXCHANGE.encode(), key.encode(), headers, body)
         self._links.use_vhost(client.vhost)
         now_ms = time.time_ns() // 1_000_000
-        for shard, ids in by_shard.items():
+        for shard, ids, _ in groups:
             self._links.packer.add_stored(
                 shard, ids, stored, client.id, 0, 0, now_ms, NO_TTL, NO_PRIORITY, False, False
             )
-        client.feeds(self._links.packer.take_touched())
+        return self._links.packer.take_touched()
 
 
-def _said(props: bytes) -> dict[str, Any]:
-    """The properties that are there, as a table; none if they are broken: what is in a table nobody looked at yet."""
+def _properties(props: bytes) -> dict[str, Any]:
+    """Return the properties that are set; none if they are broken, which nobody has checked."""
     try:
         read = properties.read(props)
     except ConnectionException:

@@ -1,8 +1,9 @@
 """What a transactional channel holds back until commit: publishes and settles, in their order.
 
-Pure bookkeeping of one channel: what is held is opaque here. The caller sends what `take` gives and answers commit-ok
-once every shard concerned has it on stable storage. RabbitMQ's guarantees: publishes first, then settles; all or
-nothing only per queue; after rollback the deliveries are unacknowledged as before.
+Pure bookkeeping of one channel: what is held is opaque here. The caller sends what `take` returns,
+and answers commit-ok once every shard concerned has it on stable storage. The guarantees are
+RabbitMQ's: publishes come first, then settles; all or nothing holds for each queue only; after a
+rollback the deliveries are unacknowledged as before.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shardmq.broker.amqp.errors import ChannelException
 
-HELD_BYTES_MAX = (
-    512 << 20
-)  # of one channel's publishes: a transaction lives in memory until it is committed
+# Limits of one channel: a transaction lives in memory until it is committed.
+HELD_BYTES_MAX = 512 << 20
 HELD_SETTLES_MAX = 1_000_000
 
 PRECONDITION_FAILED = 406
@@ -23,16 +23,18 @@ CONFIRM = 85
 SELECT, COMMIT, ROLLBACK = 10, 20, 30
 
 P = TypeVar("P")  # a publish, as the caller keeps it
-S = TypeVar("S")  # a settle: range of delivery tags and what becomes of them
+S = TypeVar("S")  # a settle, as the caller keeps it
 
 
 class Held(NamedTuple, Generic[P, S]):
+    """All that a transaction held back."""
+
     publishes: list[P]
     settles: list[S]
 
 
 class Transaction(Generic[P, S]):
-    """One channel's open transaction; after commit or rollback the next one is open at once."""
+    """One channel's open transaction. After commit or rollback the next one is open at once."""
 
     def __init__(self) -> None:
         self._publishes: list[P] = []
@@ -40,6 +42,7 @@ class Transaction(Generic[P, S]):
         self.held_bytes = 0
 
     def publish(self, publish: P, stored_bytes: int) -> None:
+        """Hold a publish back. Raises ChannelException when the transaction has too many bytes."""
         if self.held_bytes + stored_bytes > HELD_BYTES_MAX:
             raise ChannelException(
                 PRECONDITION_FAILED, f"more than {HELD_BYTES_MAX} bytes in one transaction", TX, 0
@@ -48,6 +51,7 @@ class Transaction(Generic[P, S]):
         self._publishes.append(publish)
 
     def settle(self, settle: S) -> None:
+        """Hold a settle back. Raises ChannelException when the transaction has too many."""
         if len(self._settles) >= HELD_SETTLES_MAX:
             text = f"more than {HELD_SETTLES_MAX} acknowledgements in one transaction"
             raise ChannelException(PRECONDITION_FAILED, text, TX, 0)
@@ -60,7 +64,7 @@ class Transaction(Generic[P, S]):
 
     @property
     def settles(self) -> Sequence[S]:
-        """What is held of settles, in order."""
+        """Return the settles that are held, in order."""
         return self._settles
 
     @property
@@ -72,13 +76,16 @@ class Transaction(Generic[P, S]):
         return len(self._settles)
 
     def take(self) -> Held[P, S]:
-        """Commit: everything held, in order. A new transaction begins."""
+        """Return everything held, in order, and begin a new transaction: tx.commit."""
         held = Held(self._publishes, self._settles)
         self._begin()
         return held
 
     def drop(self) -> list[S]:
-        """Rollback: publishes are forgotten; gives the settles back, whose deliveries are unacknowledged again."""
+        """Forget the publishes and begin a new transaction: tx.rollback.
+
+        Returns the settles. Their deliveries are unacknowledged again.
+        """
         settles = self._settles
         self._begin()
         return settles
@@ -88,7 +95,7 @@ class Transaction(Generic[P, S]):
 
 
 def select(current: Transaction[P, S] | None, *, confirming: bool) -> Transaction[P, S]:
-    """tx.select: may be said again, and then keeps what is held."""
+    """Return the transaction after tx.select. A repeated tx.select keeps what is held."""
     if confirming:
         raise ChannelException(
             PRECONDITION_FAILED, "cannot switch from confirm to tx mode", TX, SELECT
@@ -97,14 +104,14 @@ def select(current: Transaction[P, S] | None, *, confirming: bool) -> Transactio
 
 
 def opened(current: Transaction[P, S] | None, method_id: int) -> Transaction[P, S]:
-    """The transaction that tx.commit or tx.rollback (`method_id`) speaks of."""
+    """Return the transaction for tx.commit or tx.rollback (`method_id`), which need one."""
     if current is None:
         raise ChannelException(PRECONDITION_FAILED, "channel is not transactional", TX, method_id)
     return current
 
 
 def check_confirm_select(current: Transaction[P, S] | None) -> None:
-    """confirm.select: not on a channel that is transactional."""
+    """Raise ChannelException for confirm.select on a channel that is transactional."""
     if current is not None:
         raise ChannelException(
             PRECONDITION_FAILED, "cannot switch from tx to confirm mode", CONFIRM, SELECT

@@ -1,8 +1,9 @@
-"""Room for a transaction, set aside at the shards of queues that may refuse it, before anything of it leaves.
+"""Room for a transaction at the queues that may refuse it, before anything of it leaves.
 
-Queues with a length limit and `x-overflow` reject-publish refuse what does not fit. Each shard that has such queues
-among the targets is asked first; only when all of them have set room aside the transaction is published, and its
-queues then take all of it. So it is refused as a whole, over any number of shards.
+Queues with a length limit and `x-overflow` reject-publish refuse what does not fit. Each shard that
+has such queues among the targets is asked first; only when all of them have set room aside the
+transaction is published, and its queues then take all of it. So it is refused as a whole, over any
+number of shards.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from shardmq.shardd.wire import messages as wire
 
 COMMIT = (90, 20)
 PRECONDITION_FAILED = 406
-# A shard that does not answer for so long has the transaction refused.
+# A transaction is refused when a shard does not answer for this time.
 RESERVE_S_MAX = 10.0
 
 # By shard: for each queue that may refuse, its id and the body bytes of its messages.
-Wanted = dict[int, dict[int, list[int]]]
+Needs = dict[int, dict[int, list[int]]]
 
 
 class Links(Protocol):
@@ -37,7 +38,7 @@ class Links(Protocol):
 
 
 class Reservation:
-    """Room at these shards, until `end`."""
+    """Room that is set aside at these shards, until `end`."""
 
     def __init__(self, links: Links, number: int, shards: Iterable[int]) -> None:
         self._links = links
@@ -55,13 +56,13 @@ class Reservation:
             self._links.tell(shard, wire.Redeem(0))
 
     def end(self) -> None:
-        """Free what was not used. May be said again."""
+        """Free what was not used. Further calls do nothing."""
         shards, self._shards = self._shards, ()
         for shard in shards:
             self._links.tell(shard, wire.Unreserve(self._number))
 
 
-class Reserving:
+class Reservations:
     """All reservations of this front door."""
 
     def __init__(self, links: Links, wait_s_max: float = RESERVE_S_MAX) -> None:
@@ -69,12 +70,12 @@ class Reserving:
         self._wait_s_max = wait_s_max
         self._numbers = itertools.count(1)
 
-    async def reserve(self, wanted: Wanted) -> Reservation:
-        """Set room aside for all; raises the refusal of the commit when some queue has none."""
-        reservation = Reservation(self._links, number := next(self._numbers), wanted)
+    async def reserve(self, needs: Needs) -> Reservation:
+        """Set room aside at all shards; raise ChannelException when some queue has none."""
+        reservation = Reservation(self._links, number := next(self._numbers), needs)
         asked: list[asyncio.Future[wire.Control]] = []
         try:
-            asked += [self._ask(shard, number, queues) for shard, queues in wanted.items()]
+            asked += [self._ask(shard, number, queues) for shard, queues in needs.items()]
             await asyncio.wait_for(asyncio.gather(*asked), self._wait_s_max)
         except ShardRefused:
             raise refused("a queue is full") from None
@@ -84,8 +85,10 @@ class Reserving:
             kept, reservation = reservation, Reservation(self._links, number, ())
             return kept
         finally:
+            # Else the next process of a shard that is away would be asked, and nobody would end
+            # that reservation.
             for each in asked:
-                each.cancel()  # or the next process of a shard that is away would be asked, and nobody end that
+                each.cancel()
             reservation.end()
 
     def _ask(
@@ -103,9 +106,9 @@ def refused(why: str) -> ChannelException:
     )
 
 
-def wanted(vhost: Vhost, held: Iterable[tuple[Message, tuple[str, ...]]]) -> Wanted:
+def needs_of(vhost: Vhost, held: Iterable[tuple[Message, tuple[str, ...]]]) -> Needs:
     """Return what a transaction needs of the queues that may refuse some of it."""
-    found: Wanted = {}
+    found: Needs = {}
     may_refuse: dict[str, bool] = {}
     for message, targets in held:
         size = -1

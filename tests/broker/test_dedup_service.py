@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.front_door.publish import once as asking
-from shardmq.broker.front_door.publish.once import Asked, Once, Wanted, digest, home_of
+from shardmq.broker.front_door.publish import dedup_service
+from shardmq.broker.front_door.publish.dedup_service import DedupAnswers, DedupId, DedupService, digest, home_of
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
-from shardmq.broker.shared.deduplication import HEADER, Rule
+from shardmq.broker.shared.deduplication import HEADER, DedupRule
 from shardmq.shardd.wire import messages as wire
 from tests.support.answered import Answered
 
 EXCHANGE = ExchangePut("/", "x", "fanout")
-RULE = Rule(HEADER, 10, None)
+RULE = DedupRule(HEADER, 10, None)
 
 
 class FakeLinks:
@@ -43,23 +43,23 @@ class FakeLinks:
         future.set_result(wire.ToldOnce(what.request, bytes(verdicts)))
 
 
-def door() -> tuple[Once, FakeLinks]:
+def door() -> tuple[DedupService, FakeLinks]:
     links: Any = FakeLinks()
-    return Once(links), links
+    return DedupService(links), links
 
 
-def want(id: str) -> Wanted:
-    return Wanted.of(EXCHANGE, RULE, ("str", id), None)
+def want(id: str) -> DedupId:
+    return DedupId.of(EXCHANGE, RULE, ("str", id), None)
 
 
-async def asked_about(once: Once, links: FakeLinks, ids: str, *verdicts: int) -> Asked:
-    task = asyncio.ensure_future(once.ask([want(id) for id in ids]))
+async def asked_about(service: DedupService, links: FakeLinks, ids: str, *verdicts: int) -> DedupAnswers:
+    task = asyncio.ensure_future(service.ask([want(id) for id in ids]))
     await asyncio.sleep(0)
     links.answer(*verdicts)
     return await task
 
 
-def followed(asked: Asked, id: str) -> Answered:
+def followed(asked: DedupAnswers, id: str) -> Answered:
     copy, again = asked.take(EXCHANGE, ("str", id))
     assert copy is not None and again
     follower = Answered()
@@ -68,8 +68,8 @@ def followed(asked: Asked, id: str) -> Answered:
 
 
 async def test_the_first_is_accounted_for_when_it_is_stored_and_when_it_is_not() -> None:
-    once, links = door()
-    asked = await asked_about(once, links, "abc", wire.FIRST, wire.FIRST, wire.FIRST)
+    service, links = door()
+    asked = await asked_about(service, links, "abc", wire.FIRST, wire.FIRST, wire.FIRST)
     for id, stored in (("a", True), ("b", False)):
         copy, again = asked.take(EXCHANGE, ("str", id))
         assert copy is not None and not again
@@ -82,40 +82,40 @@ async def test_the_first_is_accounted_for_when_it_is_stored_and_when_it_is_not()
 
 
 async def test_another_is_answered_as_the_first_whenever_that_is_known() -> None:
-    once, links = door()
-    asked = await asked_about(once, links, "abc", wire.AGAIN, wire.FOLLOWS, wire.FOLLOWS)
+    service, links = door()
+    asked = await asked_about(service, links, "abc", wire.AGAIN, wire.FOLLOWS, wire.FOLLOWS)
     shard = home_of(EXCHANGE, 2)
     assert followed(asked, "a").said == ["ack"]
     early = followed(asked, "b")
     assert early.said == []
-    once.told(shard, wire.OnceBecame([2], [3]))
+    service.told(shard, wire.OnceBecame([2], [3]))
     assert early.said == ["ack"]
     assert followed(asked, "c").said == ["nack"]
     assert asked.take(EXCHANGE, ("str", "a")) == (None, False)
 
 
 async def test_what_is_told_before_the_answer_is_looked_at_counts() -> None:
-    once, links = door()
-    task = asyncio.ensure_future(once.ask([want("a")]))
+    service, links = door()
+    task = asyncio.ensure_future(service.ask([want("a")]))
     await asyncio.sleep(0)
     links.answer(wire.FOLLOWS)
-    once.told(home_of(EXCHANGE, 2), wire.OnceBecame([], [1]))
+    service.told(home_of(EXCHANGE, 2), wire.OnceBecame([], [1]))
     assert followed(await task, "a").said == ["nack"]
 
 
 async def test_a_shard_that_is_away_is_not_asked_and_the_message_passes() -> None:
-    once, links = door()
+    service, links = door()
     links.links[home_of(EXCHANGE, 2)].up = False
-    asked = await once.ask([want("a")])
+    asked = await service.ask([want("a")])
     assert links.asked == [] and asked.take(EXCHANGE, ("str", "a")) == (None, False)
 
 
 async def test_a_shard_that_does_not_answer_is_not_waited_for_and_hears_that_nothing_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S_MAX", 0)
-    once, links = door()
-    asked = await once.ask([want("a"), want("b")])
+    monkeypatch.setattr(dedup_service, "ANSWER_S_MAX", 0)
+    service, links = door()
+    asked = await service.ask([want("a"), want("b")])
     assert asked.take(EXCHANGE, ("str", "a")) == (None, False)
     links.answer(wire.FIRST, wire.AGAIN)
     await asyncio.sleep(0)
@@ -124,8 +124,8 @@ async def test_a_shard_that_does_not_answer_is_not_waited_for_and_hears_that_not
 
 
 async def test_a_client_that_leaves_meanwhile_has_published_nothing() -> None:
-    once, links = door()
-    task = asyncio.ensure_future(once.ask([want("a")]))
+    service, links = door()
+    task = asyncio.ensure_future(service.ask([want("a")]))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -138,36 +138,36 @@ async def test_a_client_that_leaves_meanwhile_has_published_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["restarted", "away", "silent"])
 async def test_who_follows_what_nobody_knows_any_more_is_told_no(how: str) -> None:
-    once, links = door()
+    service, links = door()
     shard, now = home_of(EXCHANGE, 2), asyncio.get_running_loop().time()
-    asked = await asked_about(once, links, "a", wire.FOLLOWS)
+    asked = await asked_about(service, links, "a", wire.FOLLOWS)
     follower = followed(asked, "a")
-    task = asyncio.ensure_future(once.ask([want("b")]))  # asked again: it waits
+    task = asyncio.ensure_future(service.ask([want("b")]))  # asked again: it waits
     await asyncio.sleep(0)
-    once.look_after(now)
+    service.tick(now)
     assert follower.said == []
     if how == "restarted":
-        once.restarted(shard)
+        service.restarted(shard)
     elif how == "away":
         links.links[shard].up = False
-        once.look_after(now)
+        service.tick(now)
     else:
-        once.look_after(now + asking.FOLLOW_S_MAX + 1)
+        service.tick(now + dedup_service.FOLLOW_S_MAX + 1)
     assert follower.said == ["nack"]
     links.answer(wire.FOLLOWS)
     late = followed(await task, "b")
-    once.told(shard, wire.OnceBecame([2], []))
+    service.told(shard, wire.OnceBecame([2], []))
     assert late.said == ["ack"]
 
 
 async def test_many_ids_are_several_questions_and_all_are_answered() -> None:
-    once, links = door()
-    count = asking.QUESTION_IDS_MAX + 1
-    task = asyncio.ensure_future(once.ask([want(str(n)) for n in range(count)]))
+    service, links = door()
+    count = dedup_service.QUESTION_IDS_MAX + 1
+    task = asyncio.ensure_future(service.ask([want(str(n)) for n in range(count)]))
     await asyncio.sleep(0)
-    assert [len(what.ids) for _, what, _ in links.asked] == [asking.QUESTION_IDS_MAX, 1]
-    assert [what.first for _, what, _ in links.asked] == [1, asking.QUESTION_IDS_MAX + 1]
-    links.answer(*[wire.AGAIN] * asking.QUESTION_IDS_MAX)
+    assert [len(what.ids) for _, what, _ in links.asked] == [dedup_service.QUESTION_IDS_MAX, 1]
+    assert [what.first for _, what, _ in links.asked] == [1, dedup_service.QUESTION_IDS_MAX + 1]
+    links.answer(*[wire.AGAIN] * dedup_service.QUESTION_IDS_MAX)
     links.answer(wire.FIRST)
     asked = await task
     assert asked.take(EXCHANGE, ("str", "0"))[1] is True
@@ -175,11 +175,11 @@ async def test_many_ids_are_several_questions_and_all_are_answered() -> None:
 
 
 async def test_an_exchange_that_is_deleted_begins_anew() -> None:
-    once, links = door()
-    await asked_about(once, links, "a", wire.AGAIN)
+    service, links = door()
+    await asked_about(service, links, "a", wire.AGAIN)
     catalog = Catalog()
-    once.catalog_changed(catalog)
-    once.catalog_changed(catalog)
+    service.catalog_changed(catalog)
+    service.catalog_changed(catalog)
     assert links.told == [(home_of(EXCHANGE, 2), wire.ForgetOnce("//x"))]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.publish.scope import Alone
+from shardmq.broker.front_door.publish.route_cache import KeyExchange
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut, VhostPut
 from shardmq.broker.routing import goes_by_key, route
@@ -40,7 +40,7 @@ def test_an_exchange_that_is_alone_chooses_the_queues_that_routing_finds(
     kind: str, arguments: dict[str, Any], bindings: list[tuple[str, str, str]], keys: list[str]
 ) -> None:
     vhost = made(kind, arguments, bindings)
-    alone = Alone.of(vhost, "e")
+    alone = KeyExchange.of(vhost, "e")
     if alone is None:
         assert kind in ("headers", "x-random") or arguments or ("e", "f") in {each[:2] for each in bindings}
         return
@@ -51,5 +51,5 @@ def test_an_exchange_that_is_alone_chooses_the_queues_that_routing_finds(
 
 
 def test_the_default_exchange_is_alone() -> None:
-    alone = Alone.of(made("direct", {}, []), "")
+    alone = KeyExchange.of(made("direct", {}, []), "")
     assert alone is not None and [alone.queues(key) for key in ("q1", "none")] == [("q1",), ()]

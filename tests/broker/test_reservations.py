@@ -9,7 +9,7 @@ import pytest
 
 from shardmq.broker.amqp import ChannelException
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
-from shardmq.broker.front_door.publish.reserving import Reserving
+from shardmq.broker.front_door.publish.reservations import Reservations
 from shardmq.shardd.wire import messages as wire
 
 
@@ -44,7 +44,7 @@ def test_what_was_reserved_is_redeemed_and_ended_at_every_shard_once() -> None:
     links = FakeLinks()
 
     async def run() -> None:
-        reservation = await Reserving(links).reserve(WANTED)
+        reservation = await Reservations(links).reserve(WANTED)
         reservation.redeem()
         reservation.end()
         reservation.end()
@@ -57,7 +57,7 @@ def test_what_is_published_while_a_reservation_rests_is_not_of_it() -> None:
     links = FakeLinks()
 
     async def run() -> None:
-        reservation = await Reserving(links).reserve(WANTED)
+        reservation = await Reservations(links).reserve(WANTED)
         reservation.redeem()
         reservation.rest()
         reservation.redeem()
@@ -74,7 +74,7 @@ def test_a_refusal_frees_what_other_shards_have_set_aside(
 ) -> None:
     links = FakeLinks(refuse, silent)
     with pytest.raises(ChannelException, match=why) as refused:
-        asyncio.run(Reserving(links, wait_s_max=0.01).reserve(WANTED))
+        asyncio.run(Reservations(links, wait_s_max=0.01).reserve(WANTED))
     assert (refused.value.code, refused.value.class_id, refused.value.method_id) == (406, 90, 20)
     assert links.said == [*ASKED, *FREED]
 
@@ -83,7 +83,7 @@ def test_a_client_that_goes_while_shards_are_asked_leaves_no_room_behind() -> No
     links = FakeLinks(silent=(0, 2))
 
     async def run() -> None:
-        task = asyncio.create_task(Reserving(links).reserve(WANTED))
+        task = asyncio.create_task(Reservations(links).reserve(WANTED))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -99,5 +99,5 @@ def test_a_shard_that_is_away_is_not_asked_again_for_a_transaction_that_was_refu
     """What nobody ends would be set aside for ever."""
     links = FakeLinks(refuse=(2,), silent=(0,))
     with pytest.raises(ChannelException, match="a queue is full"):
-        asyncio.run(Reserving(links).reserve(WANTED))
+        asyncio.run(Reservations(links).reserve(WANTED))
     assert all(future.done() for future in links.futures)

@@ -1,0 +1,136 @@
+"""The publishes of one transaction on their way to the shards, slice by slice.
+
+What a transaction keeps until then: transactions.py. Room that queues set aside for it:
+reservations.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from shardmq.broker.front_door.publish.dedup_service import Copy, DedupAnswers
+from shardmq.broker.front_door.publish.effects import (
+    Decided,
+    Published,
+    PublishingChannel,
+    PublishingSession,
+    SlicedTask,
+)
+from shardmq.broker.front_door.publish.reservations import Reservation
+from shardmq.broker.front_door.publish.single_message import Batches, SingleMessages
+from shardmq.shardd.wire.messages import SOME
+
+# Publishes that leave together at the most, in bytes of stored messages.
+COMMIT_BYTES = 8 << 20
+
+
+class Committed:
+    """Hears what becomes of a transaction's publishes. `future` tells whether all are stored."""
+
+    # The commit is answered: a client that hears that it failed has sent nothing behind it.
+    in_sequence = False
+
+    def __init__(self, connection: int, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.shards = 1  # batches to wait for, and the commit itself while it is being packed
+        self._stored = True
+
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
+        """Hear that a shard had no room for publishes of that channel.
+
+        `first` is 0 for those without confirm.
+        """
+        if (connection, channel & ~SOME, first) == (self.connection, self.channel, 0):
+            self._stored = False
+
+    def confirmed(self) -> None:
+        self.shards -= 1
+        if not self.shards and not self.future.done():
+            self.future.set_result(self._stored)
+
+    def lost(self) -> None:
+        self._stored = False
+        self.confirmed()
+
+
+class Commit:
+    """One commit. What its messages need was decided about when they were published."""
+
+    def __init__(
+        self,
+        messages: SingleMessages,
+        batches: Batches,
+        session: PublishingSession,
+        channel: PublishingChannel,
+        held: Sequence[Decided],
+        answers: DedupAnswers | None,
+        reservation: Reservation | None,
+    ) -> None:
+        """Begin with `answers`, what shards said about ids. The commit ends the reservation."""
+        self._messages = messages
+        self._batches = batches
+        self._session = session
+        self._channel = channel
+        self._held = held
+        self._answers = answers
+        self._reservation = reservation
+        self._committed = Committed(session.id, channel.number)
+        self._done = 0
+
+    async def run(self, task: SlicedTask) -> asyncio.Future[bool]:
+        """Publish all of the transaction; the future tells whether all shards have all of it."""
+        self._channel.published += len(self._held)
+        task.begin_slice()
+        try:
+            task.carry_out(self.step(time.time_ns() // 1_000_000, task.slice_is_over))
+            while self._done < len(self._held):
+                if self._reservation is not None:
+                    self._reservation.rest()
+                await task.next_slice()
+                task.carry_out(self.step(time.time_ns() // 1_000_000, task.slice_is_over))
+            self._committed.confirmed()
+            return self._committed.future
+        finally:
+            if self._answers is not None:
+                self._answers.release()
+            if self._reservation is not None:
+                self._reservation.end()
+
+    def step(self, now_ms: int, is_over: Callable[[], bool]) -> Published:
+        """Pack messages until the time slice is over or enough leave together, at least one.
+
+        While the reservation is redeemed nothing else may be packed.
+        """
+        begun, size = self._done, 0
+        published = Published()
+        first: list[Copy] = []
+        if self._reservation is not None:
+            self._reservation.redeem()
+        try:
+            while self._done < len(self._held):
+                decided = self._held[self._done]
+                copies = self._messages.pack(
+                    self._session, self._channel, decided, now_ms, published, self._answers
+                )
+                self._done += 1
+                first += copies.first
+                self._committed.shards += len(copies.again)
+                for copy in copies.again:
+                    copy.follow(self._committed)
+                size += len(decided.message.stored)
+                if size > COMMIT_BYTES or is_over():
+                    break
+        finally:  # also of what was packed before something went wrong
+            touched = self._batches.packer.take_touched()
+            published.fed |= touched
+            self._committed.shards += touched.bit_count()
+            self._batches.wait_for(touched, self._committed)
+            for copy in first:
+                self._messages.watch(copy, touched)
+        for decided in self._held[begun : self._done]:
+            self._messages.trace(self._session, self._channel, decided, published)
+        return published
