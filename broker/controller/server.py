@@ -17,9 +17,10 @@ from typing import Any
 
 from shardmq.broker.controller import memory, without_effect
 from shardmq.broker.controller.access import hash_new_password
-from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.authority import Authority, server_name
 from shardmq.broker.controller.config import ControllerConfig, read_config
-from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.decisions.decision import Decision
+from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.groups.memberships import Memberships
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
@@ -319,7 +320,7 @@ def load_or_begin(
     decisions = Decisions(
         catalog,
         definitions.new_queue_id,
-        Authority.server_name,
+        server_name,
         lambda vhost, name: place(vhost, name, config.shards),
         config.shards,
     )
@@ -426,7 +427,7 @@ async def start_http(controller: Controller) -> Any:
         None if certificates is None else certificates.http_context(),
         controller.memberships.groups,
         controller.memory,
-        controller.resharding.settling,
+        controller.resharding.progress,
         controller.ended_streams,
     )
 

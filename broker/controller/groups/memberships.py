@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat, Terms
 from shardmq.broker.controller.resharding import cuts, shard_sets
-from shardmq.broker.controller.resharding.settling import BREAK_ORDER
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut, QueuePut
 from shardmq.broker.shared.control import (
@@ -226,7 +225,7 @@ class Memberships:
             wait_ms, choice = (
                 shard_sets.deadline(vhost, name.exchange) if vhost is not None else (None, "")
             )
-            if wait_ms is None or choice != BREAK_ORDER:
+            if wait_ms is None or choice != shard_sets.BREAK_ORDER:
                 continue
             given_up, orders = self.groups.overdue(name, loop.time(), wait_ms)
             if given_up:

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from shardmq.broker.controller.authority import ShardSilent
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -37,6 +36,10 @@ RECEIVE_BURST = 64
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 log = logging.getLogger(__name__)
+
+
+class ShardSilent(Exception):
+    """A shard did not answer in time."""
 
 
 class Handler(Protocol):
