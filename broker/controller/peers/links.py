@@ -366,7 +366,7 @@ class DoorLinks:
                 )
                 door.cut()
 
-    # -- questions to the front doors ------------------------------------------------------------
+    # -- questions to the front doors ----------------------------------------------------------
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         """Return what front doors say of their connections and channels.
@@ -414,7 +414,7 @@ class DoorLinks:
             del self._fences[number]
         return not fence.broken
 
-    # -- from one front door ---------------------------------------------------------------------
+    # -- from one front door -------------------------------------------------------------------
 
     def enter(self, message: AnyControl, transport: asyncio.Transport) -> FrontDoorLink:
         """Take the first message of a front door, and send it all that exists."""
