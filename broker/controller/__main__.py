@@ -1,4 +1,4 @@
-"""python -m shardmq.broker.controller --config fd:N, or the JSON itself"""
+"""The command `python -m shardmq.broker.controller --config fd:N`, or with the JSON itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uvloop
 
 from shardmq.broker.controller.config import ControllerConfig, read_config
 from shardmq.broker.controller.server import serve
-from shardmq.broker.controller.stored.definitions import DefinitionsError
+from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.shared.config import ConfigError
 from shardmq.shardd.wire.memory import collect_seldom
 from shardmq.shardd.wire.precedence import messages_first

@@ -1,4 +1,4 @@
-"""Making password hashes. Checking them is `shardmq.broker.model.passwords` and `shardmq.broker.shared.logins`."""
+"""Makes password hashes; `model/passwords.py` and `shared/logins.py` check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardmq.broker.model.passwords import DEFAULT_ALGORITHM, HASHES, encode
 def hash_password(
     password: str, salt: bytes | None = None, algorithm: str = DEFAULT_ALGORITHM
 ) -> str:
-    """base64(salt + digest). The salt is an argument where the result must be known beforehand."""
+    """Return base64(salt + digest); a caller that must know the result gives the salt."""
     return encode(
         password,
         secrets.token_bytes(HASHES[algorithm].salt_bytes) if salt is None else salt,
@@ -19,5 +19,5 @@ def hash_password(
 
 
 def hash_new_password(password: str, algorithm: str) -> tuple[str, str]:
-    """Hash and algorithm."""
+    """Return the hash of a new password, and the algorithm."""
     return hash_password(password, algorithm=algorithm), algorithm

@@ -1,4 +1,4 @@
-"""The controller's settings: one JSON argument from the supervisor, checked once, then read only."""
+"""The settings of the controller: one JSON argument from the supervisor, checked once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the ports of HTTP and of metrics together. `deploy/broker.toml` says what each is for."""
+    """Bounds of the ports of HTTP and of metrics together; `deploy/broker.toml` explains them."""
 
     connections_max: Count = 1000
     connections_per_address_max: Count = 400
@@ -32,10 +32,19 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """`boot` names one life of the broker: what is not durable outlives a restart of the controller within it.
+    """The settings; keys of other processes are ignored.
 
-    `http_fds`, `https_fds` and `metrics_fds` are listening sockets the supervisor opened. Keys of other processes are
-    passed over.
+    boot: names one life of the broker, in which the controller may restart and keeps what is not
+        durable.
+    http_fds, https_fds, metrics_fds: listening sockets that the supervisor opened.
+    hashing: the algorithm of new passwords.
+    channel_max_per_node, connections_max: over all front doors; 0 for no limit.
+    load_definitions: a file of RabbitMQ's JSON, taken in at each start.
+    http_hosts: names that callers of the API may use besides those of this machine; [] for any.
+    listen_names: addresses and names that the broker listens at, which count as this machine's.
+    http_without_tls: whether passwords may come from other hosts by plain HTTP.
+    memory_high_watermark: a part of the memory of this machine or control group; 0: no alarm.
+    memory_high_watermark_bytes: used instead if it is not 0.
     """
 
     data_dir: str
@@ -51,23 +60,17 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     http: HttpLimits = HttpLimits()
     default_user: str = "guest"
     default_pass: str = "guest"
-    hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"  # of new passwords
+    hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
     default_vhost: str = "/"
     loopback_users: list[str] = msgspec.field(default_factory=lambda: ["guest"])
-    channel_max_per_node: Annotated[int, msgspec.Meta(ge=0)] = (
-        0  # over all front doors; 0: no limit
-    )
-    load_definitions: str = ""  # a file of RabbitMQ's JSON, taken in at each start
-    http_hosts: list[
-        str
-    ] = []  # names by which alone the API is called, beside those of this machine; none: any
-    listen_names: list[str] = []  # addresses and names that are listened at: names of this machine
-    http_without_tls: bool = False  # passwords from other hosts by plain HTTP
-    connections_max: int = 0  # open at once, over all front doors; 0: no limit
-    memory_high_watermark: float = (
-        0.0  # of this machine's memory, or our control group's; 0: no alarm
-    )
-    memory_high_watermark_bytes: int = 0  # if not 0, this instead
+    channel_max_per_node: Annotated[int, msgspec.Meta(ge=0)] = 0
+    load_definitions: str = ""
+    http_hosts: list[str] = []
+    listen_names: list[str] = []
+    http_without_tls: bool = False
+    connections_max: int = 0
+    memory_high_watermark: float = 0.0
+    memory_high_watermark_bytes: int = 0
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -78,5 +81,5 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def read_config(text: str | bytes) -> ControllerConfig:
-    """Raises msgspec.ValidationError with the key's path."""
+    """Decode the settings. Raises msgspec.ValidationError with the path of the wrong key."""
     return msgspec.json.decode(text, type=ControllerConfig)

@@ -1,6 +1,7 @@
-"""How much memory the broker's processes hold that the kernel cannot take back, and how much is too much.
+"""The memory that the broker's processes hold, and the alarm when it is too much.
 
-Pages of files (segments, code) are not counted: they go when others need them.
+Only memory that the kernel cannot take back counts. Pages of files (segments, code) do not: they go
+when others need them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LOW_ON_MEMORY = "low on memory"
-OVER_BELOW = 0.95  # of the limit: else an alarm would come and go with every message
+# An alarm ends below this part of the limit, so that it does not come and go with every message.
+OVER_BELOW = 0.95
 COUNTED = ("RssAnon:", "RssShmem:")
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -20,13 +22,14 @@ log = logging.getLogger(__name__)
 
 
 class MemoryWatch:
-    """`alarm`: "" while there is enough. Limits as of the last `look`."""
+    """The alarm of the broker; `alarm` is "" while there is enough memory."""
 
     def __init__(self) -> None:
         self.used_bytes = self.limit_bytes = 0
         self.alarm = ""
 
     def look(self, pids: Iterable[int], watermark: float, absolute_bytes: int) -> None:
+        """Measure these processes, and begin or end the alarm; see `limit_bytes`."""
         self.used_bytes = used_bytes(pids)
         self.limit_bytes = limit_bytes(watermark, absolute_bytes)
         before, self.alarm = self.alarm, alarm(self.used_bytes, self.limit_bytes, self.alarm)
@@ -38,7 +41,10 @@ class MemoryWatch:
 
 
 def limit_bytes(watermark: float, absolute_bytes: int) -> int:
-    """Of all processes together; 0: none. `absolute_bytes` wins over `watermark`, a part of `total_bytes`."""
+    """Return the limit of all processes together; 0 for none.
+
+    `absolute_bytes` counts if it is not 0, else `watermark`, which is a part of `total_bytes`.
+    """
     return absolute_bytes or int(watermark * total_bytes())
 
 
@@ -49,7 +55,7 @@ def alarm(used_bytes: int, limit: int, before: str) -> str:
 
 
 def total_bytes() -> int:
-    """What the machine has, or the smallest of what our control groups may use."""
+    """Return the memory of the machine, or what our control groups may use if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_allowed(_control_group())])
 
@@ -81,12 +87,12 @@ def _held(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return 0  # gone
+        return 0  # the process is gone
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(COUNTED))
 
 
 def pids(runtime_dir: str) -> list[int]:
-    """Of all processes, as the supervisor tells; our own without one."""
+    """Return the ids of all processes of the broker; without a supervisor, our own."""
     try:
         found = json.loads((Path(runtime_dir) / "status.json").read_bytes())
         known = [int(found["pid"]), *(int(child["pid"]) for child in found["children"])]

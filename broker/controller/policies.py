@@ -1,7 +1,8 @@
-"""Whether a parameter may be set: policies, operator policies, limits, with RabbitMQ's words. Pure.
+"""Checks parameters before they are set: policies, operator policies, limits and others.
 
-`check_parameter` raises Refusal with status 400 and the text RabbitMQ gives, where it gives one. What the value of a
-policy key may be is in `shardmq.broker.model.arguments`, what policies then do in `shardmq.broker.model.policies`.
+`check_parameter` raises Refusal with status 400, and with RabbitMQ's text where there is one.
+`model/arguments.py` says what the values of policy keys may be, `model/policies.py` what policies
+do.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ LIMIT_WORDS: Final = {VHOST_LIMITS: "limits", USER_LIMITS: "user-limits"}
 PATTERN_CHARS_MAX = 4096
 JSON_DEPTH_MAX = 64
 
-STREAM = "stream"  # the component of parameters that say what stream definitions leave open
-SHARDS = "shards"  # the component of parameters, named as exchanges, that say their number of shard queues
-MERGED = "merged"  # in such a value: nothing else makes it a stream exchange any more
-# Components whose values nobody here reads, but others' tools set and definitions carry.
+# The component of parameters for settings that stream definitions leave open.
+STREAM = "stream"
+# The component of parameters that set the number of shard queues of the exchange they name.
+SHARDS = "shards"
+# A key in their values: the exchange is a stream exchange by this parameter alone.
+MERGED = "merged"
+# Components whose values the broker does not read. Other tools set them, and definitions have them.
 FREE_COMPONENTS: Final = frozenset(
     ("shovel", "federation-upstream", "federation-upstream-set", "federation", STREAM)
 )
@@ -69,8 +73,8 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
     if not isinstance(apply_to, str) or apply_to not in APPLY_TO:
         shown = apply_to if isinstance(apply_to, str) else term(apply_to)
         raise invalid(
-            f"apply-to '{shown}' unrecognised; should be one of: 'queues', 'classic_queues', 'quorum_queues', "
-            "'streams', 'exchanges', or 'all'"
+            f"apply-to '{shown}' unrecognised; should be one of: 'queues', 'classic_queues', "
+            "'quorum_queues', 'streams', 'exchanges', or 'all'"
         )
     _check_definition(value["definition"], keys)
 
@@ -164,7 +168,7 @@ def _check_pattern(pattern: Any) -> None:
 
 
 def check_limits(component: str, value: Any) -> None:
-    """An empty list is an empty object to RabbitMQ, and exported as one."""
+    """Check limits; [] stands for no limits, because RabbitMQ exports an empty object so."""
     if value == []:
         return
     if not isinstance(value, dict):
@@ -195,7 +199,7 @@ def key_missing(keys: list[str]) -> str:
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:
-    """What is nested deeper could not be told to front doors."""
+    """Refuse a value that is nested too deep to be sent to front doors."""
     if depth > JSON_DEPTH_MAX:
         raise bad(f"nested deeper than {JSON_DEPTH_MAX}")
     for item in (

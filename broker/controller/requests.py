@@ -1,5 +1,7 @@
-"""What is asked of the catalog's one writer by the controller itself: after what links report, at the steps of a stream
-exchange, for operators. What clients ask comes from front doors (control.py), in the same line.
+"""Requests to the authority that the controller itself makes.
+
+They follow from what links report, from the steps of a reshard, and from calls of operators. The
+requests of clients come from front doors (`shared/control.py`) and wait in the same inbox.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import ClassVar
 
 @dataclass(slots=True)
 class Removal:
-    """Queues that must go, asked for by no client: their shard or their connection said so.
+    """Delete queues: no client asks for it, but their shard or the end of their connection.
 
-    `at_shard`: they are already gone there (it was asked first), with so many messages.
+    at_shard: their shard was asked first, and has deleted them with `messages` messages.
     """
 
     queues: list[int]
@@ -22,7 +24,7 @@ class Removal:
 
 @dataclass(slots=True)
 class Pause:
-    """A queue is to give no messages, or to give them again."""
+    """Have a queue give no messages, or give them again."""
 
     vhost: str
     name: str
@@ -31,14 +33,14 @@ class Pause:
 
 @dataclass(slots=True)
 class OwnerGone:
-    """A connection ended: the queues it held exclusively go."""
+    """Delete the exclusive queues of a connection that has ended."""
 
     connection: str
 
 
 @dataclass(slots=True)
 class Drained:
-    """A shard queue that is to go when it is empty was found so. Its shard has the last word, if it still is to go."""
+    """Delete a draining shard queue that was found empty, if its shard finds it empty too."""
 
     queue: int
     if_unused: ClassVar = False
@@ -47,7 +49,10 @@ class Drained:
 
 @dataclass(slots=True)
 class Restore:
-    """The shard queues of one exchange, as they are to be: behind a Drained, which may have crossed a change."""
+    """Give one exchange the shard queues that it is to have.
+
+    This comes behind a Drained, which may have crossed another change, and at steps of a reshard.
+    """
 
     vhost: str
     exchange: str
@@ -55,7 +60,7 @@ class Restore:
 
 @dataclass(slots=True)
 class CutOff:
-    """What these streams, shard queues of one exchange, have before they gain keys: offsets by queue id."""
+    """Put cuts into streams of one exchange that are about to gain keys; offsets by queue id."""
 
     vhost: str
     exchange: str
@@ -65,7 +70,7 @@ class CutOff:
 
 @dataclass(slots=True)
 class Closed:
-    """These shard queues of one exchange keep back what arrives: their shards have said so."""
+    """Note that shard queues of one exchange hold back what arrives, as their shards have said."""
 
     vhost: str
     exchange: str
@@ -74,8 +79,11 @@ class Closed:
 
 @dataclass(slots=True)
 class Settled:
-    """What one exchange's shard queues kept back may go: what was to go before it has gone, or is not waited for.
-    `offsets`: of those that may have lost keys and are streams, the end of what came before, by queue id."""
+    """Let go what the shard queues of one exchange have held back.
+
+    What was to come before it is settled, or is not waited for. `offsets` holds the cuts of streams
+    that may have lost keys, by queue id.
+    """
 
     vhost: str
     exchange: str

@@ -1,7 +1,7 @@
-"""Starts the controller's parts in order, carries news between them, and drains: the only file that starts things.
+"""The process of the controller: it starts its parts, carries news between them, and drains.
 
-Order: what exists is read from disk, the links listen, HTTP opens, then the supervisor is told READY. At the end:
-HTTP and links close, the definitions are synced.
+First what exists is read from disk, then the links listen, HTTP opens, and the supervisor is told
+READY. At the end HTTP and the links close, and the definitions are synced.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardmq.broker.controller import memory, without_effect
+from shardmq.broker.controller import memory
 from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig, read_config
-from shardmq.broker.controller.decisions import Decision, Decisions
 from shardmq.broker.controller.groups.memberships import Memberships
+from shardmq.broker.controller.loading import load_or_begin, read_given, warn_of_no_effect
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence, door_of
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -28,14 +28,13 @@ from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.controller.stored import imported
-from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model import checks
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
+from shardmq.broker.model.changes import AnyChange
 from shardmq.broker.model.checks import Refusal
-from shardmq.broker.routing.placement import place
 from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import (
@@ -57,9 +56,10 @@ from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
 WATCHDOG_S = 1.0
-# After a restart of the controller: front doors that have not come back by then are gone with their connections.
+# A front door that has not come back so long after a restart of the controller is gone, with its
+# connections.
 DOORS_RETURN_S_MAX = 30.0
-# Requests that change nothing of what exists.
+# Requests that do not change the catalog.
 NOT_OF_THE_CATALOG = frozenset(
     (ConnectionOpen, ConsumerJoin, VirtualLook, ChannelOpen, ChannelClose)
 )
@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Carries news between links, presence and authority."""
+    """The parts of the controller, and the news that goes between them."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
@@ -104,7 +104,7 @@ class Controller:
         self.shards.fence = self.links.fence
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Until `stop`; the exit status."""
+        """Run until `stop` is set, and return the exit status."""
         runtime_dir = Path(self.config.runtime_dir)
         writer = asyncio.create_task(self.authority.run())
         writer.add_done_callback(lambda _: stop.set())
@@ -144,7 +144,7 @@ class Controller:
         return status
 
     def reload(self) -> None:
-        """Settings, as the supervisor tells them anew; certificates and given definitions, as they are on disk now."""
+        """Take new settings from the supervisor, and read certificates and definitions again."""
         if (section := notify.new_section()) is not None:
             self.config = read_config(section)
             self.presence.connections_max = self.config.connections_max
@@ -160,7 +160,10 @@ class Controller:
             self._reloading = asyncio.create_task(self._load_given_anew())
 
     async def _load_given_anew(self) -> None:
-        """Like at the start: what is there stays, users, permissions, policies and parameters are replaced."""
+        """Load the file of `load_definitions` as at the start.
+
+        What exists stays, but users, permissions, policies and parameters are replaced.
+        """
         try:
             document = await asyncio.to_thread(read_given, self.config)
             hashed = partial(hash_new_password, algorithm=self.config.hashing_algorithm)
@@ -177,8 +180,8 @@ class Controller:
             log.info("load_definitions: %s taken in", self.config.load_definitions)
             warn_of_no_effect(stages)
 
-    def look_at_memory(self) -> None:
-        """Publishers are held back before the kernel has to choose which process to kill."""
+    def _check_memory(self) -> None:
+        """Hold publishers back before the kernel has to choose which process to kill."""
         config = self.config
         pids = memory.pids(config.runtime_dir)
         self.memory.look(pids, config.memory_high_watermark, config.memory_high_watermark_bytes)
@@ -189,10 +192,10 @@ class Controller:
         while True:
             notify.watchdog()
             after_bursts.look(self.authority.catalog.version)
-            self.look_at_memory()
+            self._check_memory()
             await asyncio.sleep(WATCHDOG_S)
 
-    # -- news from front doors (links.Handler) -----------------------------------------------------------
+    # -- news from front doors (links.Handler) -------------------------------------------------
 
     def snapshot(self) -> tuple[int, list[AnyChange]]:
         return self.authority.catalog.version, self.authority.catalog.changes()
@@ -228,7 +231,7 @@ class Controller:
             answer(0, "", {})
 
     def _may_open(self, ask: ConnectionOpen, owner: str) -> tuple[int, str]:
-        """By the catalog as it is: a limit that is being set holds for whoever comes after its answer."""
+        """Check the limits for a new connection, by the catalog as it is."""
         connected = self.presence.before(owner)
         try:
             most = self.presence.connections_max
@@ -251,7 +254,7 @@ class Controller:
                 NODE,
             )
         except Refusal as refusal:
-            self.presence.has_channels(owner, 0)  # it ends the connection
+            self.presence.has_channels(owner, 0)  # the refusal ends the connection
             return refusal.code, refusal.text
         self.presence.has_channels(owner, ask.channels)
         return 0, ""
@@ -284,133 +287,8 @@ class Controller:
             self._drop_exclusive_of_absent(door)
 
 
-def load_or_begin(
-    definitions: Definitions, config: ControllerConfig, needs_given: bool = False
-) -> Catalog:
-    """What exists; at the first start one vhost and one user who may do everything in it. Then what the file of
-    `load_definitions` adds; one that has users replaces that first user.
-
-    Raises DefinitionsError, naming the entry, where one is refused; then nothing of the file is kept, and a first start
-    leaves a directory that the next start takes for new. `needs_given`: also where only room is wanting, as at a first
-    start; a later one goes on with what exists.
-    """
-    begin = definitions.is_new
-    if begin and (stored := next(Path(config.data_dir).glob("shard-*/*/msgs.*"), None)) is not None:
-        raise DefinitionsError(
-            f"{config.data_dir} has no definitions, but messages ({stored}): put the definitions back"
-        )
-    given = read_given(config)
-    catalog = definitions.load()
-    changes: list[AnyChange] = []
-    if begin and not given.users:
-        user, vhost = config.default_user, config.default_vhost
-        changes = [
-            VhostPut(vhost, "Default virtual host"),
-            UserPut(
-                user,
-                *hash_new_password(config.default_pass, config.hashing_algorithm),
-                ["administrator"],
-            ),
-            PermissionPut(vhost, user, ".*", ".*", ".*"),
-        ]
-    for change in changes:
-        definitions.add(change, catalog)
-        catalog.apply(change)
-    decisions = Decisions(
-        catalog,
-        definitions.new_queue_id,
-        Authority.server_name,
-        lambda vhost, name: place(vhost, name, config.shards),
-        config.shards,
-    )
-    load_given(given, decisions, definitions, catalog, config, needs_all=begin or needs_given)
-    restored = decisions.restore()
-    _apply(restored, definitions, catalog)
-    definitions.flush()
-    job = definitions.sync_job(catalog)
-    if job is not None:
-        job()
-    definitions.complete()
-    return catalog
-
-
-def warn_of_no_effect(stages: list[list[imported.Ask]]) -> None:
-    """Log what of a file of definitions is kept and does nothing."""
-    for warning in without_effect.sentences(ask for stage in stages for ask in stage):
-        log.warning("load_definitions: %s", warning)
-
-
-def read_given(config: ControllerConfig) -> imported.Document:
-    """The file of `load_definitions`; an empty document without one."""
-    if not config.load_definitions:
-        return imported.Document()
-    try:
-        return imported.read(Path(config.load_definitions).read_bytes())
-    except OSError as error:
-        raise DefinitionsError(
-            f"load_definitions: {config.load_definitions}: {error.strerror}"
-        ) from None
-    except Refusal as refusal:
-        raise DefinitionsError(
-            f"load_definitions: {config.load_definitions}: {refusal.text}"
-        ) from None
-
-
-def load_given(
-    document: imported.Document,
-    decisions: Decisions,
-    definitions: Definitions,
-    catalog: Catalog,
-    config: ControllerConfig,
-    needs_all: bool,
-) -> None:
-    """Before anybody is connected: shards get their queues when they say hello, front doors their snapshot.
-
-    `needs_all`: where there is no room for an entry this raises, too. Without it the entries before stay.
-    """
-    try:
-        stages = imported.stages(
-            document, None, partial(hash_new_password, algorithm=config.hashing_algorithm)
-        )
-        for stage in stages:
-            for ask in stage:
-                if imported.needed(ask, catalog):
-                    _decide(ask, decisions, definitions, catalog)
-    except Refusal as refusal:
-        if (
-            refusal.code == checks.NO_ROOM and not needs_all
-        ):  # the start of a broker that exists needs no room
-            log.error("load_definitions: not taken in to its end: %s", refusal.text)
-            return
-        raise DefinitionsError(
-            f"load_definitions: {config.load_definitions}: {refusal.text}"
-        ) from None
-    warn_of_no_effect(stages)
-
-
-def _decide(
-    ask: imported.Ask, decisions: Decisions, definitions: Definitions, catalog: Catalog
-) -> None:
-    try:
-        decision = decisions.decide(ask, "")
-    except Refusal as refusal:
-        raise Refusal(refusal.code, imported.refused(ask, refusal.text)) from None
-    lacking = definitions.lacks_room(decision.changes)
-    if lacking:
-        raise Refusal(checks.NO_ROOM, imported.refused(ask, lacking))
-    _apply(decision, definitions, catalog)
-
-
-def _apply(decision: Decision, definitions: Definitions, catalog: Catalog) -> None:
-    for change in decision.changes:
-        definitions.add(change, catalog)
-        catalog.apply(change)
-    for note in decision.notes:
-        log.warning("%s", note)
-
-
 async def start_http(controller: Controller) -> Any:
-    """The HTTP API, imported only when there is a socket for it; None without."""
+    """Start the HTTP API, which is imported only if there is a socket for it."""
     config = controller.config
     if not config.http_fds and not config.https_fds and not config.metrics_fds:
         return None
@@ -426,7 +304,7 @@ async def start_http(controller: Controller) -> Any:
         None if certificates is None else certificates.http_context(),
         controller.memberships.groups,
         controller.memory,
-        controller.resharding.settling,
+        controller.resharding.progress,
         controller.ended_streams,
     )
 
@@ -440,7 +318,7 @@ def _status_of(writer: asyncio.Task[None]) -> int:
 
 
 async def serve(config: ControllerConfig) -> int:
-    """The whole process: until SIGTERM, SIGINT or the supervisor's end."""
+    """Run the controller until SIGTERM, SIGINT or the end of the supervisor."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

@@ -1,11 +1,11 @@
-"""What is accepted and kept, since definitions of other brokers carry it, and has no effect here. Pure.
+"""Names that are accepted and kept, because definitions of other brokers have them, without effect.
 
-Why an argument or a policy key has no effect is in its row of `shardmq.broker.model.arguments`; the
-rest is said here. The sentences are told wherever such a name comes in: an import answers and logs
-them; a declare that makes something new (AMQP or HTTP), a policy, a parameter and a vhost log them
-(`Lines`); the HTTP API answers them in the header `Warning`, which shardctl and the page show. The
-page lists them for all that exists (`things`). To give one of these an effect: take its reason away,
-or tests/broker/test_without_effect.py fails.
+The row of an argument or a policy key in `model/arguments.py` says why it has no effect. The
+reasons of other names are here. Wherever such a name comes in, a sentence about it is shown. An
+import answers and logs them. A declare that makes something new (AMQP or HTTP), a policy, a
+parameter and a vhost log them (`Lines`). The HTTP API answers them in the header `Warning`, which
+shardctl and the page show. The page lists them for all that exists (`things`). Whoever gives a
+name an effect takes its reason away, or tests/broker/test_without_effect.py fails.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
 from shardmq.broker.shared.failures import Budget
 
-LINES_MAX: Final = 100  # in the log at once for what is declared and set one by one ...
-LINE_S: Final = 0.6  # ... and after that one more for each so many seconds
+# So many lines are logged at once, and after that one more each LINE_S seconds.
+LINES_MAX: Final = 100
+LINE_S: Final = 0.6
 
 PARAMETER, KEY, ARGUMENT, TYPE = "parameter", "policy key", "argument", "queue type"
 
@@ -43,7 +44,7 @@ GLOBAL_PARAMETERS: Final = {
 
 
 class Found(NamedTuple):
-    """One row of a table that something asked for meets. `thing`: the object that carries the name."""
+    """A name without effect in a request or an object; `thing` is the object that has it."""
 
     kind: str
     name: str
@@ -52,12 +53,12 @@ class Found(NamedTuple):
 
 
 def found_in(ask: Any) -> Iterator[Found]:
-    """What of this request, or of this thing that exists, has no effect."""
+    """Yield the names without effect in a request, or in an object that exists."""
     match ask:
         case ParameterPut():
             yield from _in_parameter(ask)
         case QueuePut() if ask.part is not None:
-            pass  # its exchange says what its shards have
+            pass  # the exchange has the arguments of its shards
         case QueueDeclare() | QueuePut():
             yield from _in_queue(ask.arguments, f"queue '{ask.name}' in vhost '{ask.vhost}'")
         case ExchangeDeclare() | ExchangePut():
@@ -72,7 +73,7 @@ def found_in(ask: Any) -> Iterator[Found]:
 
 
 def things(catalog: Catalog) -> Iterator[Any]:
-    """All that exists and may meet a row. The catalog may change between two of them."""
+    """Yield all objects that may have such names; the catalog may change in between."""
     yield from list(catalog.parameters.values())
     for vhost in list(catalog.vhosts.values()):
         yield vhost.put
@@ -81,7 +82,7 @@ def things(catalog: Catalog) -> Iterator[Any]:
 
 
 class Summary:
-    """One sentence for each row that anything added meets: no more than there are rows, however much is added."""
+    """One sentence for each name without effect, however many requests with it are added."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], Found] = {}
@@ -98,7 +99,7 @@ class Summary:
 
 
 def sentences(asks: Iterable[Any]) -> list[str]:
-    """Return one sentence for each row that any of the requests meets."""
+    """Return one sentence for each name without effect in any of the requests."""
     summary = Summary()
     for ask in asks:
         summary.add(ask)
@@ -106,14 +107,17 @@ def sentences(asks: Iterable[Any]) -> list[str]:
 
 
 class Lines:
-    """What the log is told of requests that come one by one: all of it, but in a flood no more than LINES_MAX lines."""
+    """The lines for the log about requests that come one by one, bounded in a flood of them."""
 
     def __init__(self) -> None:
         self._budget = Budget(LINES_MAX, LINE_S, keys_max=1)
         self._left_out = 0
 
     def of(self, asks: Iterable[Any], now: float) -> list[str]:
-        """Return the lines for one request, or for what it made. `now`: seconds of a clock that does not go back."""
+        """Return the lines for one request, or for what it made.
+
+        `now` is in seconds of a clock that only goes forward.
+        """
         lines = []
         for sentence in sentences(asks):
             if self._budget.left("", now) < 1:

@@ -9,7 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from shardmq.broker.controller.decisions.decision import Decision
+from shardmq.broker.controller.resharding.reshard_progress import step_of
 from shardmq.broker.controller.resharding.resharding import Name, Resharding
+from shardmq.broker.controller.resharding.states import STEPS, Step
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, QueuePut
 from shardmq.broker.routing import route
@@ -38,6 +41,8 @@ class ReshardingPlay(ABC):
         for change in self.world.catalog.changes():
             self.door.apply(change)
         self.carrier = self.new_carrier()
+        self.seen_step = Step.NONE
+        self.world.ask = self._watched(self.world.ask)  # type: ignore[method-assign]
 
     def _noted(self, apply: Callable[[AnyChange], None]) -> Callable[[AnyChange], None]:
         def noted(change: AnyChange) -> None:
@@ -46,8 +51,24 @@ class ReshardingPlay(ABC):
 
         return noted
 
+    def _watched(self, ask: Callable[[Any], Decision]) -> Callable[[Any], Decision]:
+        def watched(request: Any) -> Decision:
+            self.note_step()
+            decision = ask(request)
+            self.note_step()
+            return decision
+
+        return watched
+
     def new_carrier(self) -> Resharding:
         return Resharding(self.world.catalog, self, self, self)
+
+    def note_step(self) -> None:
+        """Check that the reshard came here from a step that the table names."""
+        parts = self.world.vhost.parts("e")
+        step = step_of(parts, self.carrier.progress.get(NAME))
+        assert step == self.seen_step or step in STEPS[self.seen_step], (self.seen_step, step)
+        self.seen_step = step
 
     # -- what the carrier sees of the others
 
@@ -55,7 +76,7 @@ class ReshardingPlay(ABC):
     async def ask(self, request: Any) -> Answer: ...
 
     @abstractmethod
-    async def told(self, queues: list[QueuePut]) -> list[QueuePut]: ...
+    async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]: ...
 
     @abstractmethod
     async def fence(self) -> bool: ...
@@ -87,6 +108,7 @@ class ReshardingPlay(ABC):
 
     def step(self) -> None:
         asyncio.run(self.carrier.step(NAME))
+        self.note_step()
 
     def run(self, steps: list[tuple[str, int]]) -> None:
         for step, number in steps:

@@ -15,13 +15,24 @@ import pytest_asyncio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shardmq.broker.controller.access import hash_new_password
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import ParameterDelete, ParameterPut, ShardOf, VhostPut
+from shardmq.broker.model.changes import (
+    ParameterDelete,
+    ParameterPut,
+    PermissionPut,
+    ShardOf,
+    UserDelete,
+    UserPut,
+    VhostDelete,
+    VhostPut,
+)
+from shardmq.broker.model.passwords import DEFAULT_ALGORITHM
 from shardmq.broker.shared.control import (
     Answer,
     Bind,
@@ -342,29 +353,30 @@ async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(w
 
 
 async def test_deleting_a_vhost_drops_it_at_every_shard(world: World) -> None:
-    await world.authority.put_vhost(VhostPut("v"))
-    await world.authority.declare_queue("v", "q")
-    assert (await world.authority.delete_vhost("v")).code == 0
+    await world.ask(VhostPut("v"), "")
+    await world.ask(QueueDeclare("v", "q", True, False, False, {}), "")
+    assert (await world.ask(VhostDelete("v"), "")).code == 0
     drops = [shard for shard, sent in world.shards.received if isinstance(sent, wire.DropVhost)]
     assert drops == [0, 1]
     assert not world.shards.queues
-    assert (await world.authority.delete_vhost("v")).code == 404
+    assert (await world.ask(VhostDelete("v"), "")).code == 404
 
 
 async def test_users_and_permissions_are_in_force_when_answered(world: World) -> None:
-    assert (await world.authority.put_user("u", "secret", tags=["management"])).code == 0
-    assert (await world.authority.put_permission("/", "u", "^a", "", ".*")).code == 0
+    user = UserPut("u", *hash_new_password("secret", DEFAULT_ALGORITHM), ["management"])
+    assert (await world.ask(user, "")).code == 0
+    assert (await world.ask(PermissionPut("/", "u", "^a", "", ".*"), "")).code == 0
     assert passwords.matches(world.doors.copy.users.get("u"), "secret")
     assert world.doors.copy.permissions.may("u", "/", "configure", "abc")
-    assert (await world.authority.put_permission("/", "u", "(", "", "")).code == 400
-    assert (await world.authority.put_permission("/", "nobody", "", "", "")).code == 400
-    assert (await world.authority.delete_user("u")).code == 0
+    assert (await world.ask(PermissionPut("/", "u", "(", "", ""), "")).code == 400
+    assert (await world.ask(PermissionPut("/", "nobody", "", "", ""), "")).code == 400
+    assert (await world.ask(UserDelete("u"), "")).code == 0
     assert not world.doors.copy.permissions.may("u", "/", "configure", "abc")
 
 
 @pytest.mark.row("A4.12")
 async def test_a_vhosts_queue_limit_is_kept(world: World) -> None:
-    await world.authority.put_parameter("/", "vhost-limits", "limits", {"max-queues": 1})
+    await world.ask(ParameterPut("/", "vhost-limits", "limits", {"max-queues": 1}), "")
     assert (await world.ask(declare("a"))).code == 0
     refused = await world.ask(declare("b"))
     assert (refused.code, refused.text) == (406, "queue limit in vhost '/' (1) is reached")

@@ -202,11 +202,11 @@ async def test_a_door_that_takes_in_all_there_is_may_take_longer_than_for_a_chan
     reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
     writer.write(encode(DoorHello(0, 1, 123, "", 0)))
     snapshot = await read(reader)
-    world.controller.links._look_for_laggards()
+    world.controller.links._cut_laggards()
     writer.write(encode(Applied(snapshot.version)))
     writer.write(encode(Ask(5, QueueDeclare("/", "q", True, False, True, {}), "0.1.9", "guest")))
     assert isinstance(await read(reader), Changes)
-    world.controller.links._look_for_laggards()
+    world.controller.links._cut_laggards()
     assert await asyncio.wait_for(reader.read(), 5) == b""
     writer.close()
 

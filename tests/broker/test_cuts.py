@@ -88,7 +88,7 @@ class Play(ReshardingPlay):
         self.orders += self.groups.reshard(VIRTUAL, self._ids())
         self.orders += self.groups.cross(VIRTUAL, cuts.moves(self.world.vhost.parts("e")))
 
-    async def told(self, queues: list[QueuePut]) -> list[QueuePut]:
+    async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]:
         self._happen(2)
         return queues
 

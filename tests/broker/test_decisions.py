@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.decisions import BINDINGS_AT_ONCE_MAX, Decisions
+from shardmq.broker.controller.decisions.bindings import BINDINGS_AT_ONCE_MAX
+from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingPut, ExchangePut, QueuePut, VhostPut
 from shardmq.broker.model.checks import Refusal

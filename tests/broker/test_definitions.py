@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.peers.method_frames import decode_method, encode_method
-from shardmq.broker.controller.server import load_or_begin
-from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Definitions, DefinitionsError
+from shardmq.broker.controller.stored.definitions import DEAD_RECORDS_MAX, Definitions
+from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,

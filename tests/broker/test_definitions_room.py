@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.requests import Pause
-from shardmq.broker.controller.server import load_or_begin
-from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     ParameterDelete,

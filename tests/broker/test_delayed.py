@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.decisions.decision import Decision
+from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     BindingPut,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.resharding import draining
-from shardmq.broker.controller.resharding.draining import LOOK_S_FIRST, LOOK_S_MAX, Looks
+from shardmq.broker.controller.resharding.draining import POLL_S_FIRST, POLL_S_MAX, Polls
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import DRAINING, QueuePut, ShardOf, VhostPut
 from shardmq.broker.shared.control import Answer
@@ -21,7 +21,7 @@ QUEUES = [QueuePut("/", f"q{i}", i, 0, part=ShardOf("e", i, "", DRAINING)) for i
 
 @given(st.lists(st.dictionaries(st.integers(0, 2), st.integers(0, 2)), max_size=12))
 def test_what_goes_was_seen_empty_twice_in_a_row(history: list[dict[int, int]]) -> None:
-    looks, before = Looks(), dict[int, int]()
+    looks, before = Polls(), dict[int, int]()
     for found in history:
         for queue in looks.seen(QUEUES, found):
             assert found[queue.id] == before[queue.id] == 0
@@ -29,7 +29,7 @@ def test_what_goes_was_seen_empty_twice_in_a_row(history: list[dict[int, int]]) 
 
 
 def test_an_empty_queue_goes_at_the_second_look_and_a_full_one_stays() -> None:
-    looks = Looks()
+    looks = Polls()
     assert looks.seen(QUEUES, {0: 0, 1: 5}) == []
     assert looks.seen(QUEUES, {0: 0, 1: 5}) == [QUEUES[0]]
     assert looks.seen(QUEUES[1:], {1: 0}) == []
@@ -37,18 +37,18 @@ def test_an_empty_queue_goes_at_the_second_look_and_a_full_one_stays() -> None:
 
 
 def test_where_nothing_happens_looks_become_rare() -> None:
-    looks = Looks()
+    looks = Polls()
     waits = []
     for _ in range(10):
         looks.seen(QUEUES, {1: 5})
         waits.append(looks.wait_s)
-    assert waits[0] == LOOK_S_FIRST
-    assert waits[-1] == LOOK_S_MAX
+    assert waits[0] == POLL_S_FIRST
+    assert waits[-1] == POLL_S_MAX
     looks.seen(QUEUES, {1: 4})
-    assert looks.wait_s == LOOK_S_FIRST
+    assert looks.wait_s == POLL_S_FIRST
     for _ in range(3):
         looks.seen([], {})
-    assert looks.wait_s == LOOK_S_FIRST  # to look at nothing costs nothing
+    assert looks.wait_s == POLL_S_FIRST  # to look at nothing costs nothing
 
 
 class World:
@@ -95,8 +95,8 @@ class World:
 async def test_a_queue_goes_only_when_what_front_doors_had_routed_has_arrived(
     arrived: list[bool], gone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "LOOK_S_FIRST", 0)
-    monkeypatch.setattr(draining, "LOOK_S_MAX", 0)
+    monkeypatch.setattr(draining, "POLL_S_FIRST", 0)
+    monkeypatch.setattr(draining, "POLL_S_MAX", 0)
     world = World(arrived)
     running = asyncio.create_task(draining.run(world.catalog, world, world, world, world))
     await asyncio.wait_for(world.through.wait(), 60)
@@ -109,8 +109,8 @@ async def test_a_queue_goes_only_when_what_front_doors_had_routed_has_arrived(
 async def test_a_queue_of_which_nothing_can_be_kept_stays_and_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(draining, "LOOK_S_FIRST", 0)
-    monkeypatch.setattr(draining, "LOOK_S_MAX", 0)
+    monkeypatch.setattr(draining, "POLL_S_FIRST", 0)
+    monkeypatch.setattr(draining, "POLL_S_MAX", 0)
     world = World([True] * 10)
     world.may_go = False
     running = asyncio.create_task(draining.run(world.catalog, world, world, world, world))

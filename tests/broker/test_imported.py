@@ -12,10 +12,11 @@ import pytest
 
 from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.management.resources.definitions import definitions, definitions_of
-from shardmq.broker.controller.server import load_or_begin
 from shardmq.broker.controller.stored import imported, offline
-from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.checks import Refusal

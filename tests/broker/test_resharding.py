@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.resharding.settling import Question, Settling, losers
-from shardmq.broker.controller.resharding.shard_sets import held_of
+from shardmq.broker.controller.resharding.reshard_progress import Question, ReshardProgress
+from shardmq.broker.controller.resharding.states import hold_of, queues_losing_keys
 from shardmq.broker.model.changes import OPEN, ParameterPut, QueuePut, ShardOf
 from shardmq.broker.shared.control import Answer
 from shardmq.shardd.wire import messages as wire
@@ -64,7 +64,7 @@ class Play(ReshardingPlay):
         self.door_applies()
         return Answer(0)
 
-    async def told(self, queues: list[QueuePut]) -> list[QueuePut]:
+    async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]:
         self._happen(2)
         self._told(queues)
         return queues
@@ -94,7 +94,7 @@ class Play(ReshardingPlay):
 
     def _told(self, queues: list[QueuePut]) -> None:
         for put in queues:
-            self.queues.setdefault(put.id, Kept()).tell(held_of(put) != OPEN)
+            self.queues.setdefault(put.id, Kept()).tell(hold_of(put) != OPEN)
 
     def _happen(self, most: int) -> None:
         for _ in range(self.random.randrange(most + 1)):
@@ -165,7 +165,7 @@ QUEUES = [QueuePut("/", f"q{i}", i + 1, 0, part=ShardOf("e", i)) for i in range(
 
 
 def test_a_mark_of_a_former_life_is_set_anew() -> None:
-    change = Settling(0.0)
+    change = ReshardProgress(0.0)
     change.passed = True
     for question in change.questions(QUEUES):
         change.answered(question, 1, 50, 3)
@@ -178,16 +178,16 @@ def test_a_mark_of_a_former_life_is_set_anew() -> None:
 
 
 def test_nothing_is_asked_before_what_was_routed_by_the_old_bindings_has_arrived() -> None:
-    change = Settling(0.0)
+    change = ReshardProgress(0.0)
     assert change.questions(QUEUES) == []
     assert not change.is_settled([])
 
 
 @pytest.mark.parametrize(("deadline_ms", "overdue"), [(None, False), (1000, True), (1001, False), (0, True)])
 def test_the_deadline_counts_from_the_change_of_the_bindings(deadline_ms: int | None, overdue: bool) -> None:
-    assert Settling(5.0).is_overdue(6.0, deadline_ms) == overdue
+    assert ReshardProgress(5.0).is_overdue(6.0, deadline_ms) == overdue
 
 
 def test_queues_that_keep_back_are_not_waited_for() -> None:
     held = QueuePut("/", "q", 9, 0, part=ShardOf("e", 2, held=3))
-    assert losers([*QUEUES, held]) == QUEUES
+    assert queues_losing_keys([*QUEUES, held]) == QUEUES

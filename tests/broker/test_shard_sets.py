@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.controller.decisions import Decision, Decisions
+from shardmq.broker.controller.decisions.decision import Decision
+from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.requests import Closed, Settled
-from shardmq.broker.controller.resharding.shard_sets import NODE, held_of
+from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.controller.resharding.states import hold_of
 from shardmq.broker.model.catalog import Catalog, Vhost
 from shardmq.broker.model.changes import (
     ACTIVE,
@@ -72,7 +74,7 @@ class World:
     def carry_through(self, decision: Decision) -> None:
         """What resharding.py does when shards and front doors answer at once."""
         for exchange in self.vhost.part_exchanges():
-            while any(held_of(queue) for queue in self.vhost.parts(exchange)):
+            while any(hold_of(queue) for queue in self.vhost.parts(exchange)):
                 ids = frozenset(queue.id for queue in self.vhost.parts(exchange))
                 for step in (self.ask(Closed("/", exchange, ids)), self.ask(Settled("/", exchange))):
                     decision.notes += step.notes

@@ -18,12 +18,12 @@ from yarl import URL
 
 from shardmq.broker.controller.authority import Authority
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.management.app import api_app
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.http_connections import SERVER
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.peers.presence import Presence
-from shardmq.broker.controller.server import load_or_begin
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.model.changes import AnyChange, QueuePut
 from shardmq.broker.shared.control import ConnectionInfo, DoorReport

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from shardmq.broker.controller.authority import ShardSilent
 from shardmq.broker.controller.management.metrics import stats_collector
 from shardmq.broker.controller.management.metrics.message_stats import (
     all_message_stats,
@@ -18,6 +17,7 @@ from shardmq.broker.controller.management.metrics.message_stats import (
 from shardmq.broker.controller.management.metrics.stats import RATE_S_MAX, STATS_FRESH_S, Rates, Stats
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.management.resources import channels
+from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import DoorReport
 from shardmq.shardd.wire import messages as wire

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.stored import definitions
+from shardmq.broker.controller.stored import definitions, records
 from shardmq.shardd.store import acks, manifest, positions, producers, recovery, returns, segment, stream_segment
 from shardmq.shardd.store.record import crc32c
 from shardmq.supervisor import formats
@@ -100,7 +100,7 @@ def test_the_latest_formats_are_those_of_the_modules_that_write_them() -> None:
         stream_segment.MAGIC: stream_segment.FORMAT,
         stream_segment.INDEX_MAGIC: stream_segment.FORMAT,
         positions.MAGIC: positions.FORMAT,
-        definitions.MAGIC: definitions.FORMAT,
+        records.MAGIC: records.FORMAT,
     }
 
 

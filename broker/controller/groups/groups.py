@@ -1,18 +1,22 @@
-"""Virtual queues: which consumer owns which shard of a stream exchange. Decides only; who carries it out is told.
+"""Virtual queues: which consumer reads which shard of a stream exchange.
 
-A *member* is one consumer of a virtual queue. Members that name the same group share its shards: each shard has one
-owner, and owners of the group's highest priority that is there differ by one shard at the most; members of lower
-priority stand by. A change moves as few shards as that allows.
+A *member* is one consumer of a virtual queue. Members that name the same group share its shards,
+and each shard has one holder. Only the members with the highest priority in the group get shards,
+and their numbers of shards differ by one at most; members with lower priority stand by. A change
+moves as few shards as this allows.
 
-A shard moves in two steps, so that messages of one key never overtake each other: its holder is told to give it up
-(TAKE), and the next is told to have it (GIVE) only when the holder has said that it did: when it is stopped there, and
-what it held is settled or requeued. So `assigned` (who is to have it) is balanced at once, `held` (who has it) follows.
+A shard moves in two steps, so that messages of one key never overtake each other. Its holder is
+told to give it up (TAKE). The next member is told to have it (GIVE) when the holder has said that
+it gave the shard up: its consumer there is stopped, and what it held is settled or requeued. So
+`assigned` (who is to have a shard) is balanced at once, and `held` (who has it) follows.
 
-Where members ask for key affinity, and are more than shards, the ones left over share shards: a shard has *seats* then,
-and the queue itself keeps each key with one consumer.
+If members ask for key affinity, and there are more of them than shards, several members share a
+shard. Such a shard has several *seats*, and the shard queue itself keeps each key with one member.
 
-Where the shards are streams, whose number has changed, who holds one may be bound to read on only when the group has
-got over the change (cuts.py).
+If the shards are streams and their number has changed, the holder of a seat may be bound to stop at
+an offset until the group has crossed the change (`cuts.py`).
+
+Nothing here sends anything: each method returns orders, which `memberships.py` sends.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
 class Member(NamedTuple):
-    """One consumer: `number` of front door `door`, used once in that process's life."""
+    """One consumer; its front door uses each `number` once in the life of its process."""
 
     door: int
     incarnation: int
@@ -37,35 +41,42 @@ class Member(NamedTuple):
 
 
 class Name(NamedTuple):
-    """Of a virtual queue."""
+    """The name of a virtual queue."""
 
     vhost: str
     exchange: str
 
 
 class Terms(NamedTuple):
-    """What a member asked for."""
+    """What a member asked for; the connection (`owner`), channel and tag are for listings."""
 
     group: str = ""
     assignment: str = GROUP
     exclusive: bool = False
     priority: int = 0
     affinity: bool = False
-    owner: str = ""  # for listings: connection, channel and tag
+    owner: str = ""
     channel: int = 0
     tag: str = ""
 
 
 class Seat(NamedTuple):
-    """A place at a shard queue, by its id; all but the first (0) are for consumers with key affinity."""
+    """A place for a consumer at a shard queue, which is named by its id.
+
+    Places other than 0 are for consumers with key affinity.
+    """
 
     queue: int
     place: int = 0
 
 
 class Order(NamedTuple):
-    """To the front door of `member`. `kind`: GIVE or TAKE a seat, BOUND its reading there, or CLOSE: the virtual queue
-    is no more. `bounds`, with GIVE and BOUND. `fresh`, with GIVE: the shard came when the group was there already."""
+    """An order to the front door of `member`.
+
+    kind: GIVE or TAKE a seat, BOUND how far it is read, or CLOSE because the virtual queue is gone.
+    bounds: with GIVE and BOUND.
+    fresh: with GIVE, the shard came when the group was there already.
+    """
 
     kind: str
     member: Member
@@ -75,44 +86,52 @@ class Order(NamedTuple):
 
 
 class InUse(Exception):
-    """Somebody is, or wants to be, the only consumer."""
+    """A consumer is, or asks to be, the only one."""
 
 
 class Group:
-    """The members of one group of one virtual queue."""
+    """The members of one group of one virtual queue.
+
+    begun: until then nothing is given or taken.
+    moves: the changes of the number of shards, if those are streams.
+    members: in the order of arrival.
+    """
 
     def __init__(
         self, shards: Sequence[int], begun: bool = True, moves: tuple[Move, ...] = ()
     ) -> None:
         self.shards = tuple(shards)
-        self.begun = begun  # until then nothing is given or taken
-        self.moves = moves  # changes of the number of shards that are streams
+        self.begun = begun
+        self.moves = moves
         self.crossing = Crossing()
-        self.members: dict[Member, Terms] = {}  # by arrival
+        self.members: dict[Member, Terms] = {}
         self.assigned: dict[Seat, Member] = {}
         self.held: dict[Seat, Member] = {}
         self._asked_back: set[Seat] = set()
-        self._fresh: set[int] = set()  # shards that came when somebody was there
-        self._bounds: dict[Seat, Bounds] = {}  # as holders know them
+        self._fresh: set[int] = set()  # shards that came when the group had members
+        self._bounds: dict[Seat, Bounds] = {}  # what the holders were told
 
     def join(self, member: Member, terms: Terms) -> list[Order]:
         self.members.setdefault(member, terms)
         return self.plan()
 
     def restore(self, member: Member, terms: Terms | None, held: Iterable[Seat]) -> list[Order]:
-        """As its front door says it is; `terms` None: it has left, and holds these still."""
+        """Take a member and its seats as its front door reports them after a start.
+
+        `terms` is None for a member that has left and has not given up its seats yet.
+        """
         if terms is not None:
             self.members[member] = terms
         orders = []
         for seat in held:
             if self.held.setdefault(seat, member) != member:
-                orders.append(Order(TAKE, member, seat))  # its front door came too late
+                orders.append(Order(TAKE, member, seat))  # its front door has reported too late
             elif terms is not None:
                 self.assigned.setdefault(seat, member)
         return orders + self.plan()
 
     def leave(self, member: Member) -> list[Order]:
-        """No member any more; it holds what it holds until it gives it up, or somebody wants it."""
+        """End a membership; the seats stay until they are given up or others need them."""
         return self.plan() if self.members.pop(member, None) is not None else []
 
     def gave_up(self, member: Member, seat: Seat) -> list[Order]:
@@ -127,7 +146,7 @@ class Group:
         self._bounds.pop(seat, None)
 
     def gone(self, member: Member) -> list[Order]:
-        """It holds nothing any more, whatever it had."""
+        """End a membership and take all its seats as given up."""
         self.members.pop(member, None)
         for seat in [seat for seat, holder in self.held.items() if holder == member]:
             self._let_go(seat)
@@ -140,24 +159,24 @@ class Group:
         return self.plan()
 
     def cross(self, moves: tuple[Move, ...]) -> list[Order]:
-        """These changes there are."""
+        """Take the changes of the number of shards that there are now."""
         self.moves = moves
-        self.crossing.open(moves, self.shards)  # what is there no more is forgotten
+        self.crossing.open(moves, self.shards)  # forgets changes that are not there any more
         return self._bound()
 
     def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
-        """It has settled all below."""
+        """Note that a member has settled all below this offset of the stream at its seat."""
         if self.held.get(seat) != member:
             return []
         self.crossing.passed(seat.queue, offset)
         return self._bound()
 
     def open(self) -> list[Move]:
-        """Changes it has not crossed: it waits for the rest of what came before."""
+        """Return the changes that the group has not crossed."""
         return self.crossing.open(self.moves, self.shards) if self.moves else []
 
     def give_up(self, numbers: Iterable[int]) -> list[Order]:
-        """The order of keys over these changes."""
+        """Give up the order of keys over these changes."""
         self.crossing.given_up.update(numbers)
         return self._bound()
 
@@ -166,12 +185,12 @@ class Group:
         return not self.members and not self.held
 
     def active(self) -> list[Member]:
-        """Those that own shards, by arrival; the others stand by."""
+        """Return the members that are to have shards, by arrival; the others stand by."""
         highest = max((terms.priority for terms in self.members.values()), default=0)
         return [member for member, terms in self.members.items() if terms.priority == highest]
 
     def plan(self) -> list[Order]:
-        """Assign all seats anew, moving as few as possible; what has to be done for it now."""
+        """Assign all seats anew, and return the orders that can be given now."""
         if not self.begun:
             return []
         active = self.active()
@@ -180,7 +199,8 @@ class Group:
         orders = []
         for seat, holder in self.held.items():
             wanted = self.assigned.get(seat)
-            # Who left keeps it while nobody else wants it: what it has not settled need not be delivered again.
+            # A member that has left keeps a seat that nobody else is to have: then what it has not
+            # settled need not be delivered again.
             stays = wanted == holder or (wanted is None and seat in seats)
             if not stays and seat not in self._asked_back:
                 self._asked_back.add(seat)
@@ -195,7 +215,7 @@ class Group:
         return orders + self._bound()
 
     def _bound(self) -> list[Order]:
-        """What has changed for those who hold seats; who held them before a start of ours is told again."""
+        """Return orders for holders whose bounds have changed or are not known since a start."""
         if not self.moves or not self.begun:
             return []
         open, orders = self.open(), []
@@ -218,8 +238,11 @@ class Group:
 def assign(
     seats: Sequence[Seat], members: Sequence[Member], before: dict[Seat, Member]
 ) -> dict[Seat, Member]:
-    """A member for each seat (none without members): numbers of seats differ by one at the most, and as few as that
-    allows go to another than `before`."""
+    """Assign a member to each seat; without members no seat is assigned.
+
+    The numbers of seats differ by one at most, and as few seats as this allows get another member
+    than `before`.
+    """
     if not members:
         return {}
     own: dict[Member, list[Seat]] = {member: [] for member in members}
@@ -227,7 +250,7 @@ def assign(
     for seat in seats:
         own.get(before.get(seat, _NOBODY), free).append(seat)
     fewest, more = divmod(len(seats), len(members))
-    # The larger shares go to those that have most: each of them keeps one that would move otherwise.
+    # The larger shares go to the members with most seats: each of them keeps one that would move.
     by_load = sorted(members, key=lambda member: -len(own[member]))
     shares = {member: fewest + (at < more) for at, member in enumerate(by_load)}
     for member, mine in own.items():
@@ -244,7 +267,11 @@ _NOBODY = Member(-1, 0, 0)
 
 
 class VirtualQueue:
-    """All consumers of one name: its groups, and those that have one shard for good."""
+    """All consumers of one virtual queue.
+
+    groups: by name.
+    fixed: the consumers that have one shard for good.
+    """
 
     def __init__(self, shards: Sequence[int], begun: bool, moves: tuple[Move, ...] = ()) -> None:
         self.shards = tuple(shards)
@@ -254,18 +281,18 @@ class VirtualQueue:
         self.fixed: dict[Member, tuple[Terms, Seat]] = {}
 
     def terms(self) -> dict[Member, Terms]:
-        """Of all who consume it."""
+        """Return the terms of all consumers."""
         found = {member: terms for member, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
             found |= group.members
         return found
 
     def held(self) -> int:
-        """Seats that are taken: as many consumers the shard queues have by it."""
+        """Return how many consumers the shard queues have by this virtual queue."""
         return len(self.fixed) + sum(len(group.held) for group in self.groups.values())
 
     def loads(self) -> dict[int, int]:
-        """Consumers of each shard, by its queue's id."""
+        """Return the number of consumers of each shard, by the id of its queue."""
         loads = dict.fromkeys(self.shards, 0)
         seats = [seat for _, seat in self.fixed.values()]
         for group in self.groups.values():
@@ -276,7 +303,7 @@ class VirtualQueue:
         return loads
 
     def fix(self, member: Member, terms: Terms, choose: Callable[[int], int]) -> Seat:
-        """One shard for good: any, or the one with the fewest consumers, the first of several."""
+        """Give a consumer one shard for good: a random one, or the first with fewest consumers."""
         if terms.assignment == RANDOM:
             queue = self.shards[choose(len(self.shards))]
         else:
@@ -298,19 +325,20 @@ class VirtualQueue:
 
 
 class Groups:
-    """All virtual queues that have consumers. `choose(n)` gives one of 0..n-1.
+    """All virtual queues that have consumers.
 
     Until `begin` nothing is given or taken: after a start, front doors first say who holds what.
     """
 
     def __init__(self, choose: Callable[[int], int]) -> None:
+        """Prepare; `choose(n)` returns one of 0 to n - 1."""
         self._choose = choose
         self._begun = False
         self.queues: dict[Name, VirtualQueue] = {}
         self._names: dict[Member, Name] = {}
 
     def begin(self) -> list[Order]:
-        """All who were there before have said what they hold."""
+        """Begin to assign shards: all front doors have said what their consumers hold."""
         self._begun = True
         orders = []
         for queue in self.queues.values():
@@ -331,7 +359,10 @@ class Groups:
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
     ) -> list[Order]:
-        """Raises InUse. One that is a member already asks again because it did not hear the answer."""
+        """Take a new consumer. Raises InUse.
+
+        A front door that has not heard the answer asks again for the same member.
+        """
         queue = self._queue(name, shards, moves)
         known = queue.terms()
         if member in known:
@@ -354,7 +385,10 @@ class Groups:
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
     ) -> list[Order]:
-        """What its front door says after a start of ours; no more shards for that name: it is closed."""
+        """Take a consumer as its front door reports it after a start.
+
+        If the virtual queue has no shards any more, its consumers are closed.
+        """
         self._names[member] = name
         orders = self._restored(self._queue(name, shards, moves), member, terms, left, list(held))
         return orders if shards else orders + self.reshard(name, shards)
@@ -380,7 +414,7 @@ class Groups:
         return self._of(member, lambda group: group.passed(member, seat, offset), stays=True)
 
     def cross(self, name: Name, moves: tuple[Move, ...]) -> list[Order]:
-        """These changes of the number of shards there are."""
+        """Take the changes of the number of shards that there are now."""
         queue = self.queues.get(name)
         if queue is None or queue.moves == moves:
             return []
@@ -388,7 +422,10 @@ class Groups:
         return [order for group in queue.groups.values() for order in group.cross(moves)]
 
     def overdue(self, name: Name, now: float, wait_ms: int) -> tuple[list[str], list[Order]]:
-        """Groups that have waited longer than that to get over a change wait no more; their names."""
+        """Have groups give up the order over changes they have waited for longer than `wait_ms`.
+
+        Returns their names, and the orders.
+        """
         given_up, orders = [], []
         for key, group in self.queues[name].groups.items():
             if numbers := group.crossing.overdue(group.open(), now, wait_ms):
@@ -397,7 +434,7 @@ class Groups:
         return given_up, orders
 
     def gone(self, members: Iterable[Member]) -> list[Order]:
-        """They hold nothing any more, and are no members."""
+        """End memberships, and take all their seats as given up."""
         orders: list[Order] = []
         for member in members:
             orders += self._of(member, partial(Group.gone, member=member))
@@ -407,7 +444,10 @@ class Groups:
         return [member for member in self._names if member.door == door]
 
     def reshard(self, name: Name, shards: Sequence[int]) -> list[Order]:
-        """The shard queues are these now. Without any there is no virtual queue: its consumers are closed."""
+        """Take the ids of the shard queues that there are now.
+
+        Without any there is no virtual queue, and its consumers are closed.
+        """
         queue = self.queues.get(name)
         if queue is None or (queue.shards == tuple(shards) and shards):
             return []
@@ -437,7 +477,10 @@ class Groups:
     def _of(
         self, member: Member, act: Callable[[Group], list[Order]], stays: bool = False
     ) -> list[Order]:
-        """`act` on the groups of that member, and forget what nobody needs. `stays`: it is a member still, perhaps."""
+        """Call `act` with the groups of the member's virtual queue, and forget what is empty.
+
+        `stays` is false when the member leaves: then it loses the shard that it had for good.
+        """
         name = self._names.get(member)
         if name is None:
             return []

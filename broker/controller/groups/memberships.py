@@ -1,8 +1,9 @@
-"""The consumers of virtual queues at all front doors: carries news to `Groups`, its orders back, and fences the dead.
+"""Carries news of the consumers of virtual queues to `Groups`, and its orders to front doors.
 
-A front door that ended still counts as the holder of its seats until each shard has put back what it held there: the
-question asked behind `Gone` is answered then. After a start of the controller nothing moves until every front door has
-said what its consumers hold, or RETURN_S_MAX have passed.
+A front door that has ended still counts as the holder of its seats until each shard has put back
+what it held there. A question that is asked of the shard behind `Gone` is answered then. After a
+start of the controller nothing moves until every front door has said what its consumers hold, or
+RETURN_S_MAX have passed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any, Protocol
 
 from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat, Terms
 from shardmq.broker.controller.resharding import cuts, shard_sets
-from shardmq.broker.controller.resharding.settling import BREAK_ORDER
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut, QueuePut
 from shardmq.broker.shared.control import (
@@ -37,7 +37,7 @@ from shardmq.shardd.wire import messages as wire
 
 # After a start: how long a front door that has not come back holds up the assignment of shards.
 RETURN_S_MAX = 3.0
-LOOK_S = 0.5  # between two looks whether a deadline is over
+POLL_S = 0.5  # between two looks whether a deadline is over
 
 log = logging.getLogger(__name__)
 
@@ -47,38 +47,42 @@ NOT_FOUND = 404
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 
 
-class Doors(Protocol):
+class FrontDoors(Protocol):
+    """The methods of the links to the front doors that are used here."""
+
     def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None: ...
 
 
 class Shards(Protocol):
+    """The methods of the links to the shards that are used here."""
+
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]: ...
 
 
 class Memberships:
-    """`doors`: how many are expected, numbered from 0."""
+    """The consumers of virtual queues at all front doors."""
 
-    def __init__(self, catalog: Catalog, links: Doors, shards: Shards, doors: int) -> None:
+    def __init__(self, catalog: Catalog, links: FrontDoors, shards: Shards, doors: int) -> None:
+        """Prepare for so many front doors, numbered from 0."""
         self._catalog = catalog
         self._links = links
         self._shards = shards
         self._awaited = set(range(doors))
-        self._told = max(
-            (queue.id for queue in catalog.index.all()), default=0
-        )  # newest queue that doors know
+        # The newest queue that front doors know.
+        self._told = max((queue.id for queue in catalog.index.all()), default=0)
         self.groups = Groups(random.randrange)
         self._return: asyncio.TimerHandle | None = None
-        self._looking: asyncio.TimerHandle | None = None
+        self._poll: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._return = loop.call_later(RETURN_S_MAX, self._begin)
-        self._looking = loop.call_later(LOOK_S, self._look)
+        self._poll = loop.call_later(POLL_S, self._look_at_deadlines)
 
     def stop(self) -> None:
         self._all_are_here()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._poll is not None:
+            self._poll.cancel()
 
     def _all_are_here(self) -> None:
         if self._return is not None:
@@ -88,10 +92,10 @@ class Memberships:
         self._awaited.clear()
         self._carry_out(self.groups.begin())
 
-    # -- what front doors say ------------------------------------------------------------------------------
+    # -- what front doors say ------------------------------------------------------------------
 
     def asked(self, ask: Ask, answer: AnswerTo) -> None:
-        """A ConsumerJoin or VirtualLook."""
+        """Answer a ConsumerJoin or VirtualLook."""
         what = ask.what
         if isinstance(what, VirtualLook):
             queue = self.groups.queues.get(Name(what.vhost, what.exchange))
@@ -157,7 +161,10 @@ class Memberships:
                 self._begin()
 
     def door_gone(self, door: int, incarnation: int) -> None:
-        """To be called when the shards have been sent the news of it."""
+        """Take the seats of a front door that has ended.
+
+        The caller has sent the shards the news of it.
+        """
         members = [
             member for member in self.groups.of_door(door) if member.incarnation == incarnation
         ]
@@ -167,13 +174,14 @@ class Memberships:
         if not shards:
             self._carry_out(self.groups.gone(members))
             return
-        # Asked of the shards that they had anything at; the queue does not matter, only the answer.
+        # The question goes to the shards at which they had seats. Only the answer matters, so it is
+        # about a queue that does not exist.
         fences = [self._shards.request(shard, lambda n: wire.Count(n, 0)) for shard in shards]
         waiting = len(fences)
 
         def passed(fence: Future[Any]) -> None:
             nonlocal waiting
-            fence.exception()  # a shard that does not answer is gone, and all consumers of its life with it
+            fence.exception()  # a shard that does not answer is gone, with its consumers
             waiting -= 1
             if not waiting:
                 self._carry_out(self.groups.gone(members))
@@ -182,7 +190,7 @@ class Memberships:
             fence.add_done_callback(passed)
 
     def _shards_of(self, members: Iterable[Member]) -> set[int]:
-        """Processes at which they hold seats."""
+        """Return the shard processes at which these members hold seats."""
         wanted, queues = set(members), set()
         for virtual in self.groups.queues.values():
             for group in virtual.groups.values():
@@ -190,10 +198,10 @@ class Memberships:
         found = (self._catalog.queue_by_id(queue) for queue in queues)
         return {queue.shard for queue in found if queue is not None}
 
-    # -- what exists ---------------------------------------------------------------------------------------
+    # -- what exists ---------------------------------------------------------------------------
 
     def changed(self, changes: list[AnyChange]) -> None:
-        """To be called when the front doors are told."""
+        """Follow changes of the catalog, when the front doors have been told of them."""
         self._told = max(
             [self._told, *(change.id for change in changes if isinstance(change, QueuePut))]
         )
@@ -206,7 +214,10 @@ class Memberships:
             self._carry_out(self.groups.cross(name, self._moves(name)))
 
     def _shard_queues(self, name: Name) -> tuple[int, ...]:
-        """Their ids: one that is deleted and declared again is another. Those that front doors know: ids rise."""
+        """Return the ids of the shard queues that front doors know already.
+
+        A queue that is deleted and declared again has another id; ids rise.
+        """
         vhost = self._catalog.vhost(name.vhost)
         if vhost is None:
             return ()
@@ -217,23 +228,27 @@ class Memberships:
         vhost = self._catalog.vhost(name.vhost)
         return cuts.moves(vhost.parts(name.exchange)) if vhost is not None else ()
 
-    def _look(self) -> None:
-        """Whether a group has waited too long to get over a change of the number of shards."""
+    def _look_at_deadlines(self) -> None:
+        """Have groups that have waited too long to cross a change give up the order of keys."""
         loop = asyncio.get_running_loop()
-        self._looking = loop.call_later(LOOK_S, self._look)
+        self._poll = loop.call_later(POLL_S, self._look_at_deadlines)
         for name in [name for name, queue in self.groups.queues.items() if queue.moves]:
             vhost = self._catalog.vhost(name.vhost)
             wait_ms, choice = (
                 shard_sets.deadline(vhost, name.exchange) if vhost is not None else (None, "")
             )
-            if wait_ms is None or choice != BREAK_ORDER:
+            if wait_ms is None or choice != shard_sets.BREAK_ORDER:
                 continue
             given_up, orders = self.groups.overdue(name, loop.time(), wait_ms)
             if given_up:
                 log.warning(
-                    "shards of exchange '%s' in vhost '%s': %s ms are over, groups give up the order of keys: %s",
-                    name.exchange, name.vhost, wait_ms, given_up,
-                )  # fmt: skip
+                    "shards of exchange '%s' in vhost '%s': %s ms are over, "
+                    "groups give up the order of keys: %s",
+                    name.exchange,
+                    name.vhost,
+                    wait_ms,
+                    given_up,
+                )
             self._carry_out(orders)
 
     def _carry_out(self, orders: list[Order]) -> None:

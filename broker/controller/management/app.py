@@ -78,7 +78,7 @@ from shardmq.broker.controller.memory import MemoryWatch
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
-from shardmq.broker.controller.resharding.settling import Settling
+from shardmq.broker.controller.resharding.reshard_progress import ReshardProgress
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.shared import rights
 
@@ -148,7 +148,7 @@ async def start(
     tls: ssl.SSLContext | None = None,
     groups: Groups | None = None,
     memory: MemoryWatch | None = None,
-    settling: Mapping[tuple[str, str], Settling] | None = None,
+    reshard_progress: Mapping[tuple[str, str], ReshardProgress] | None = None,
     ended: EndedStreams | None = None,
 ) -> Servers:
     config = config_now()
@@ -163,7 +163,7 @@ async def start(
         stats,
         groups,
         memory or MemoryWatch(),
-        settling={} if settling is None else settling,  # the same dict, which changes
+        resharding={} if reshard_progress is None else reshard_progress,  # the same dict, which changes
         ended=ended,
     )
     runners = []

@@ -19,7 +19,7 @@ from shardmq.broker.controller.memory import MemoryWatch
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
-from shardmq.broker.controller.resharding.settling import Settling
+from shardmq.broker.controller.resharding.reshard_progress import ReshardProgress
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model.catalog import Catalog
@@ -50,7 +50,7 @@ class Context:
     streams: StreamRanges = field(default_factory=StreamRanges)
     ended: EndedStreams | None = None  # streams of shard queues that are gone
     # Changes of the number of shards under way, by vhost and exchange.
-    settling: Mapping[tuple[str, str], Settling] = field(default_factory=dict)
+    resharding: Mapping[tuple[str, str], ReshardProgress] = field(default_factory=dict)
     imports: Imports = field(default_factory=Imports)
     http_connections: HttpConnections = field(default_factory=HttpConnections)
     long_responses: LongResponses = field(default_factory=LongResponses)

@@ -284,7 +284,7 @@ class Session:
         answer = await self._next()
         return answer if isinstance(answer, Message) else None
 
-    # -- events ------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     async def expect(self, answer: Event) -> None:
         """Wait for an event; those that come before it are dropped."""

@@ -1,10 +1,11 @@
 """The control link to front doors: a server on RUNTIME_DIR/control.sock.
 
-Says to each door what exists (a snapshot, then each batch of changes), takes its requests and its news of
-connections, and knows how far each door has come: `when_in_force` is the one place where "every front door routes by
-it" is decided. After a restart that includes doors that are still to come back: they route by the copy they have. A
-door that does not apply changes in time, or does not read, loses its link and gets a snapshot when
-it is back.
+The links tell each front door what exists: a snapshot, then each batch of changes. They take its
+requests and its news of connections, and know which version of the catalog it has applied.
+`when_in_force` alone decides whether every front door routes by a version. After a restart of the
+controller that includes the front doors that have not come back yet, because they route by the copy
+they have. A front door that does not apply changes in time, or does not read, loses its link, and
+gets a snapshot when it comes back.
 """
 
 from __future__ import annotations
@@ -52,25 +53,26 @@ from shardmq.broker.shared.control import (
 
 SOCKET_NAME = "control.sock"
 SNAPSHOT_PART_CHANGES = 4096
-UNREAD_BYTES_MAX = 256 << 20  # of one door; then its link is cut
-APPLY_S_MAX = 10.0  # a door that has not applied changes after that long holds up nobody any more
-SNAPSHOT_S_MAX = (
-    60.0  # ... and to take in everything there is: 100,000 queues, on a machine that is busy
-)
-FENCE_S_MAX = 5.0  # then it is asked again: a shard may be away
+UNREAD_BYTES_MAX = 256 << 20  # sent to one front door and not read; then its link is cut
+# The longest that a front door may take to apply changes, and to take in a snapshot of 100,000
+# queues on a busy machine. After that it holds up nobody any more.
+APPLY_S_MAX = 10.0
+SNAPSHOT_S_MAX = 60.0
+FENCE_S_MAX = 5.0  # a shard may be away; whoever wants a fence asks again
 REPORT_S_MAX = 2.0
-RETURN_S_MAX = 3.0  # after a start, how long a front door that is not here yet holds up what the others ask for
+# How long after a start a front door that has not come back holds up what the others ask for.
+RETURN_S_MAX = 3.0
 PREFIX = struct.Struct("<I")
 
 log = logging.getLogger(__name__)
 
 
 class ProtocolError(Exception):
-    """A front door says what it must not: its link ends."""
+    """A front door sent what it must not send, so its link ends."""
 
 
 class Handler(Protocol):
-    """What the links tell the controller."""
+    """The controller, as the links call it."""
 
     def snapshot(self) -> tuple[int, list[AnyChange]]: ...
 
@@ -90,19 +92,24 @@ class Handler(Protocol):
         incarnation: int,
         news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
     ) -> None:
-        """Of the consumers of virtual queues there."""
+        """Take news of the consumers of virtual queues at a front door."""
 
     def handed_out(self, changes: list[AnyChange]) -> None:
-        """These changes are on their way to every front door: what is said to one now comes behind them."""
+        """Note that changes are on their way to every front door; what is said now comes behind."""
 
     def has_room(self) -> bool:
-        """Whether more may be asked. Else no more is read until room() returns."""
+        """Return whether more may be asked; if not, nothing is read until room() returns."""
 
     async def room(self) -> None: ...
 
 
-class Door:
-    """One connected front door."""
+class FrontDoorLink:
+    """One connected front door.
+
+    told: the newest version that was sent.
+    applied: the newest version that the front door has applied.
+    behind_since: the loop time of the oldest change not applied; 0 if there is none.
+    """
 
     def __init__(self, hello: DoorHello, transport: asyncio.Transport) -> None:
         self.number = hello.door
@@ -110,7 +117,7 @@ class Door:
         self.pid = hello.pid
         self.told = 0
         self.applied = 0
-        self.behind_since = 0.0  # loop time of the oldest change not applied; 0 when none
+        self.behind_since = 0.0
         self._transport = transport
         self._out: list[bytes] = []
         self._flush_planned = False
@@ -119,14 +126,14 @@ class Door:
         self.send_bytes(encode(message))
 
     def send_bytes(self, data: bytes) -> None:
-        """Leaves with everything else said in this turn of the loop: thousands of answers are one write."""
+        """Send bytes with all that is sent in this pass of the loop, in one write."""
         self._out.append(data)
         if not self._flush_planned:
             self._flush_planned = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def gather(self) -> None:
-        """Whoever calls this will call flush() when it has said all it has to say now."""
+        """Hold back what is sent until the caller calls flush()."""
         self._flush_planned = True
 
     def flush(self) -> None:
@@ -150,22 +157,21 @@ class Door:
 
 
 class _TakenForGone(Exception):
-    """Its link was cut, though the process went on: what it holds was given to others."""
+    """A front door whose link was cut comes back: what it holds was given to others meanwhile."""
 
 
 class _Stream(asyncio.Protocol):
-    """The bytes of one front door. What it says is handled as it comes, in the turn of the loop that has read it."""
+    """The bytes from one front door, handled in the pass of the loop that has read them."""
 
     def __init__(self, links: DoorLinks) -> None:
         self._links = links
         self._unread = bytearray()
-        self._door: Door | None = None
-        self._waiting: asyncio.Task[None] | None = None  # for room
+        self._door: FrontDoorLink | None = None
+        self._waiting: asyncio.Task[None] | None = None  # waits for room in the inbox
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's have its methods, not its class
+        # uvloop's transports have the methods of asyncio.Transport, and another class.
+        self.transport = cast(asyncio.Transport, transport)
         self._links.streams.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -218,18 +224,16 @@ class _Stream(asyncio.Protocol):
 
 
 class DoorLinks:
-    """All connected front doors. `handler` is set before `start`."""
+    """The links to all connected front doors; set `handler` before `start`."""
 
     def __init__(self, boot: str, doors: int = 0) -> None:
+        """Prepare for so many front doors, numbered from 0."""
         self.alarm = ""
-        """`doors`: how many are expected, numbered from 0."""
         self.handler: Handler | None = None
         self._boot = boot
-        self._doors: dict[int, Door] = {}
-        self._gone: dict[
-            int, int
-        ] = {}  # incarnations that were taken for gone, the last of each number
-        self._expected = set(range(doors))  # and not seen since the start
+        self._doors: dict[int, FrontDoorLink] = {}
+        self._gone: dict[int, int] = {}  # by number, the last incarnation that was taken for gone
+        self._expected = set(range(doors))  # front doors not seen since the start
         self._handed_out = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._reports: dict[int, _Gathering] = {}
@@ -242,14 +246,14 @@ class DoorLinks:
         self.streams: set[_Stream] = set()
 
     async def start(self, runtime_dir: Path, version: int = 0) -> None:
-        """Listen. `version`: of the catalog as it was loaded, which is in force as it stands."""
+        """Listen. `version` is that of the catalog as it was loaded, which is in force already."""
         self._handed_out = version
         path = runtime_dir / SOCKET_NAME
         path.unlink(missing_ok=True)
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Stream(self), path, backlog=128
         )
-        self._look_for_laggards()
+        self._cut_laggards()
         self._return = asyncio.get_running_loop().call_later(RETURN_S_MAX, self._expect_no_more)
 
     def _expect_no_more(self) -> None:
@@ -263,24 +267,28 @@ class DoorLinks:
             self._return.cancel()
         if self._server is not None:
             self._server.close()
-        # They outlive this process with all they hold: the shards are not to be told that they are gone.
+        # Front doors outlive this process with all they hold, so nobody is told that they are gone.
         self._doors.clear()
         for stream in list(self.streams):
             stream.transport.abort()
         while self.streams:
             await asyncio.sleep(0)
 
-    def doors(self) -> list[Door]:
+    def doors(self) -> list[FrontDoorLink]:
         return list(self._doors.values())
 
-    # -- changes out -----------------------------------------------------------------------------------
+    # -- to the front doors --------------------------------------------------------------------
 
     def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
+        """Send the changes that lead to `version` to every front door.
+
+        `waited` says that `when_in_force` will be called for the version.
+        """
         self._handed_out = version
         data = encode(Changes(version, changes, waited)) if self._doors else b""
         now = asyncio.get_running_loop().time()
         for door in list(self._doors.values()):
-            if door.told < version:  # else its snapshot held them
+            if door.told < version:  # otherwise its snapshot had the changes
                 door.told = version
                 door.behind_since = door.behind_since or now
                 door.send_bytes(data)
@@ -289,7 +297,7 @@ class DoorLinks:
         self._settle()
 
     def say_together(self, say: Callable[[], None]) -> None:
-        """What `say` says to front doors leaves at once, in one write to each."""
+        """Call `say`, and send what it says to front doors in one write to each."""
         doors = self.doors()
         for door in doors:
             door.gather()
@@ -300,13 +308,16 @@ class DoorLinks:
                 door.flush()
 
     def heard_by(self, owner: str) -> bool:
-        """Whether this connection's front door is the only one: an answer to it comes behind all changes."""
+        """Return whether this connection's front door is the only one.
+
+        An answer to the connection then comes behind all changes.
+        """
         if len(self._doors) != 1 or self._expected or not owner:
             return False
         return int(owner.partition(".")[0]) in self._doors
 
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
-        """Calls come with versions that never fall."""
+        """Call `then` once every front door has applied `version`, which never falls."""
         self._waiting.append((version, then))
         self._settle()
 
@@ -321,13 +332,13 @@ class DoorLinks:
             door.send(CancelConsumer(owner, channel, tag))
 
     def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
-        """To a front door that is gone there is nothing to say."""
+        """Send orders about consumers of virtual queues, if that front door is still there."""
         found = self._doors.get(door)
         if found is not None and found.incarnation == incarnation:
             found.send(SeatOrders(orders))
 
     def set_alarm(self, reason: str) -> None:
-        """Of the whole broker; each door is told, and those that come."""
+        """Tell each front door, and those that come, the alarm of the broker; "" ends it."""
         if reason != self.alarm:
             self.alarm = reason
             for door in self._doors.values():
@@ -341,9 +352,10 @@ class DoorLinks:
         while self._waiting and self._waiting[0][0] <= in_force:
             self._waiting.popleft()[1]()
 
-    def _look_for_laggards(self) -> None:
+    def _cut_laggards(self) -> None:
+        """Cut the links of front doors that have not applied changes in time, once per second."""
         loop = asyncio.get_running_loop()
-        self._check = loop.call_later(1.0, self._look_for_laggards)
+        self._check = loop.call_later(1.0, self._cut_laggards)
         for door in list(self._doors.values()):
             allowed_s = APPLY_S_MAX if door.applied else SNAPSHOT_S_MAX
             if door.behind_since and loop.time() - door.behind_since > allowed_s:
@@ -354,14 +366,17 @@ class DoorLinks:
                 )
                 door.cut()
 
-    # -- reports ---------------------------------------------------------------------------------------
+    # -- questions to the front doors ----------------------------------------------------------
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
-        """What the doors say of their connections and channels; those that are silent for REPORT_S_MAX are left out."""
+        """Return what front doors say of their connections and channels.
+
+        Front doors that do not answer within REPORT_S_MAX are left out.
+        """
         return await self._gather(totals_only=totals_only)
 
     async def unacked(self, queue_id: int) -> list[dict[str, Any]]:
-        """Deliveries of its consumers that wait for their ack."""
+        """Return the deliveries of a queue that wait for their acks."""
         return [row for report in await self._gather(unacked_of=queue_id) for row in report.unacked]
 
     async def _gather(self, **what: Any) -> list[DoorReport]:
@@ -379,8 +394,11 @@ class DoorLinks:
         return gathering.reports
 
     async def fence(self) -> bool:
-        """Whether within FENCE_S_MAX the shards have taken in what any front door routed by what was in force before
-        this call. A front door that is away may still route by what it knew: then no."""
+        """Wait until the shards have all that front doors routed by what was in force before.
+
+        Returns False when this takes longer than FENCE_S_MAX, and when a front door is away: it may
+        still route by what it knew.
+        """
         if not self._all <= self._doors.keys():
             return False
         self._query += 1
@@ -396,15 +414,16 @@ class DoorLinks:
             del self._fences[number]
         return not fence.broken
 
-    # -- one door ----------------------------------------------------------------------------------------
+    # -- from one front door -------------------------------------------------------------------
 
-    def enter(self, message: AnyControl, transport: asyncio.Transport) -> Door:
+    def enter(self, message: AnyControl, transport: asyncio.Transport) -> FrontDoorLink:
+        """Take the first message of a front door, and send it all that exists."""
         if not isinstance(message, DoorHello):
             raise ProtocolError(f"{type(message).__name__} before DoorHello")
         assert self.handler is not None
         if message.incarnation <= self._gone.get(message.door, -1):
             raise _TakenForGone(message.door)
-        door = Door(message, transport)
+        door = FrontDoorLink(message, transport)
         old = self._doors.get(door.number)
         if old is not None:
             old.cut()
@@ -424,13 +443,13 @@ class DoorLinks:
         log.info("front door %d (pid %d) is here", door.number, door.pid)
         return door
 
-    def leave(self, door: Door) -> None:
-        """Once per door; a newer one of its number stays."""
+    def leave(self, door: FrontDoorLink) -> None:
+        """Forget a link that has ended, if its front door has no newer one."""
         if self._doors.get(door.number) is door:
             self._forget(door, back=False)
 
-    def _forget(self, door: Door, back: bool) -> None:
-        """`back`: the same process has a new link already, and nothing of what it holds is anybody else's."""
+    def _forget(self, door: FrontDoorLink, back: bool) -> None:
+        """Forget a link. `back`: the same process has a new link, and keeps what it holds."""
         del self._doors[door.number]
         assert self.handler is not None
         if not back:
@@ -440,7 +459,8 @@ class DoorLinks:
             fence.lost(door.number)
         self._settle()
 
-    def receive(self, door: Door, message: AnyControl) -> None:
+    def receive(self, door: FrontDoorLink, message: AnyControl) -> None:
+        """Handle a message of a front door that has entered. Raises ProtocolError."""
         assert self.handler is not None
         match message:
             case Ask():
@@ -472,7 +492,7 @@ class DoorLinks:
 
 
 class _Fence:
-    """Front doors whose word is missing."""
+    """A fence, and the front doors that have not passed it yet."""
 
     def __init__(self, doors: set[int]) -> None:
         self._doors = doors
@@ -485,12 +505,14 @@ class _Fence:
             self.complete.set()
 
     def lost(self, door: int) -> None:
-        """Whether it, or who comes after it, had routed all by the new bindings is not known."""
+        """Break the fence: nobody knows any more by which bindings that front door has routed."""
         self.broken = True
         self.complete.set()
 
 
 class _Gathering:
+    """The reports of front doors, as far as they have come."""
+
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
         self.reports: list[DoorReport] = []
@@ -514,7 +536,7 @@ def encode(message: ControlMessage) -> bytes:
 
 
 def take_messages(unread: bytearray) -> list[AnyControl]:
-    """The whole messages at the front of `unread`, which are removed from it."""
+    """Remove the whole messages at the front of `unread`, and return them."""
     messages: list[AnyControl] = []
     at = 0
     with memoryview(unread) as view:

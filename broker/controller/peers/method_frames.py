@@ -1,9 +1,10 @@
-"""Exchanges, queues and bindings as the AMQP 0-9-1 method frames that declare, bind and delete them.
+"""Exchanges, queues and bindings as the AMQP method frames that declare, bind and delete them.
 
-The frames are what `definitions.amqp` keeps: a log that any AMQP tool can read. Written by hand, since twenty
-thousand bindings a second go through here; the tests hold them against pamqp. Tables are written here, since pamqp
-would write a float in 4 bytes and an integer in the smallest of six types, so that what comes back is not what was
-declared; what they may hold says tables.py.
+`definitions.amqp` keeps these frames, so any AMQP tool can read that log. They are encoded by hand,
+because twenty thousand bindings a second go through here; tests compare them with pamqp. Tables are
+encoded here too, because pamqp writes a float in 4 bytes and an integer in the smallest of six
+types, and then what comes back is not what was declared. `model/tables.py` says what a table may
+hold.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ BIND_EXCHANGE, UNBIND_EXCHANGE = 30, 40
 
 # Bits of exchange.declare and queue.declare (0-9-1, sections 1.6.2.1 and 1.7.2.1).
 PASSIVE, DURABLE, BIT_2, BIT_3, BIT_4 = 1, 2, 4, 8, 16
-# Of queue.declare, where AMQP has none: the queue is paused.
+# A bit of queue.declare that AMQP does not use: the queue is paused.
 PAUSED = 128
 
 _HEAD: Final = struct.Struct(">BHI HHH")  # type, channel, payload bytes, class, method, ticket
@@ -46,7 +47,10 @@ Definition = ExchangePut | ExchangeDelete | QueuePut | QueueDelete | BindingPut 
 
 
 def encode_method(change: Definition) -> bytes:
-    """The frame that makes this change. A queue's id, shard, owner and part, and the vhost, are not in it."""
+    """Return the frame that makes a change.
+
+    The vhost is not in it, nor the id, shard, owner and part of a queue.
+    """
     match change:
         case BindingPut() | BindingDelete():
             return _encode_binding(change)
@@ -82,11 +86,11 @@ def _encode_binding(change: BindingPut | BindingDelete) -> bytes:
     key, table = _short(change.routing_key), encode_table(change.arguments)
     if change.kind == "exchange":
         return _frame(EXCHANGE, UNBIND_EXCHANGE, ends + key + b"\0" + table)
-    return _frame(QUEUE, UNBIND_QUEUE, ends + key + table)  # it alone has no no-wait bit
+    return _frame(QUEUE, UNBIND_QUEUE, ends + key + table)  # the only one without a no-wait bit
 
 
 def encode_bindings(puts: list[BindingPut]) -> Iterator[bytes]:
-    """The frames of bindings between the same two."""
+    """Yield the frames of bindings that have the same ends."""
     ends = _short(puts[0].destination) + _short(puts[0].source)
     ids = (EXCHANGE, BIND_EXCHANGE) if puts[0].kind == "exchange" else (QUEUE, BIND_QUEUE)
     for put in puts:
@@ -103,7 +107,7 @@ def encode_bindings(puts: list[BindingPut]) -> Iterator[bytes]:
 def decode_method(
     frame: bytes, vhost: str, queue_id: int, shard: int, owner: str, part: ShardOf | None = None
 ) -> AnyChange:
-    """Back again. Raises ValueError for a frame that is none of ours."""
+    """Return the change that a frame makes. Raises ValueError for a frame that makes none."""
     _, _, payload_bytes, class_id, method_id = _INT.unpack_from(frame)
     if len(frame) != payload_bytes + 8 or frame[-1] != FRAME_END:
         raise ValueError("not one whole method frame")
@@ -191,7 +195,7 @@ def _field(value: Any) -> bytes:
         case bool():
             return b"t\1" if value else b"t\0"
         case int():
-            if value >= 1 << 63:  # a timestamp no calendar has
+            if value >= 1 << 63:  # a timestamp beyond any calendar
                 return struct.pack(">cQ", b"T", value)
             small = -(1 << 31) <= value < 1 << 31
             return struct.pack(">ci", b"I", value) if small else struct.pack(">cq", b"l", value)

@@ -1,4 +1,4 @@
-"""Who is connected, as front doors report it: for listing, limits and closing. Holds no sockets and decides nothing."""
+"""The connections of all front doors, as they report them: for listings, limits and closing."""
 
 from __future__ import annotations
 
@@ -11,26 +11,33 @@ from shardmq.broker.shared.control import ConnectionInfo
 
 
 class Connected(NamedTuple):
+    """Numbers of connections."""
+
     of_vhost: int
     of_user: int
     of_all: int
 
 
 class Presence:
-    """Connections by owner ("door.incarnation.connection")."""
+    """Connections by owner, which is "door.incarnation.connection".
+
+    connections_max: the most connections of the broker; 0 for no limit.
+    channels_max: the most channels of the broker; 0 for no limit.
+    opened: connections since the controller's start, and those that it found open then.
+    """
 
     def __init__(self) -> None:
-        self.connections_max = 0  # of the broker; 0: no limit
-        self.channels_max = 0  # the same
+        self.connections_max = 0
+        self.channels_max = 0
         self._connections: dict[str, ConnectionInfo] = {}
-        self.opened = 0  # since the controller's start, those it found open among them
+        self.opened = 0
 
     def up(self, info: ConnectionInfo) -> None:
         self.opened += info.owner not in self._connections
         self._connections[info.owner] = info
 
     def channels_beside(self, owner: str, user: str) -> tuple[int, int]:
-        """Channels of all other connections: in all, and of this user."""
+        """Return the numbers of channels of all other connections, and of this user's others."""
         others = [info for info in self._connections.values() if info.owner != owner]
         return sum(info.channels for info in others), sum(
             info.channels for info in others if info.user == user
@@ -45,14 +52,14 @@ class Presence:
         self._connections.pop(owner, None)
 
     def door_up(self, door: int, connections: Iterable[ConnectionInfo]) -> None:
-        """What the door has is what it says now."""
+        """Take the connections of a front door that is here: it has those that it says now."""
         known = set(self.door_gone(door))
         for info in connections:
             self.up(info)
             self.opened -= info.owner in known
 
     def door_gone(self, door: int) -> list[str]:
-        """The owners that went with it."""
+        """Forget the connections of a front door, and return their owners."""
         gone = [owner for owner in self._connections if door_of(owner) == door]
         for owner in gone:
             del self._connections[owner]
@@ -65,7 +72,7 @@ class Presence:
         return self._connections.get(owner)
 
     def by_name(self, name: str) -> ConnectionInfo | None:
-        """By the name clients see: "peer:port -> host:port"."""
+        """Return a connection by the name that clients see: "peer:port -> host:port"."""
         return next((info for info in self._connections.values() if info.name == name), None)
 
     def owners(self, user: str | None = None, vhost: str | None = None) -> list[str]:
@@ -76,7 +83,7 @@ class Presence:
         ]
 
     def before(self, owner: str) -> Connected:
-        """How many of the same vhost, of the same user, and in all, came up before this one."""
+        """Return how many connections came up before this one."""
         own = self._connections.get(owner)
         of_vhost = of_user = of_all = 0
         for info in self._connections.values():

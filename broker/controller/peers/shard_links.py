@@ -1,9 +1,10 @@
-"""The links to shards: ZeroMQ messages out and in, requests that outlive a shard's restart.
+"""The links to shards: ZeroMQ messages out and in, and requests that outlive a shard's restart.
 
-One PULL socket for all shards' news, one PUSH socket to each shard. A shard that starts says Hello(ready=False) and
-is given all its queues (Assign); a shard that was there before this controller says Hello(ready=True) and is brought
-in line with the catalog. A request is sent when its shard is ready, and again to each new process of the shard, until
-it is answered or its time is up: all requests of the wire may come twice.
+There is one PULL socket for the news of all shards, and one PUSH socket to each shard. A shard that
+starts says Hello(ready=False) and is given all its queues (Assign). A shard that was there before
+this controller says Hello(ready=True) and is brought in line with the catalog. A request is sent
+when its shard is ready, and again to each new process of the shard, until it is answered or its
+time is up. So a shard may get every request twice.
 """
 
 from __future__ import annotations
@@ -18,29 +19,31 @@ from typing import Any, Protocol
 
 import zmq
 
-from shardmq.broker.controller.authority import ShardSilent
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 
-ANSWER_S_MAX = 15.0  # a shard that restarts has this long to recover before declares on it fail
+ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on it fail
 STATS_S_MAX = 2.0
 JOIN_AGAIN_S = 1.0
 ASSIGN_PART_QUEUES = 4096
-# Front doors attach their consumers to a new process of a shard as soon as they hear of it; what has none after this
-# long, and when each front door has said that it has heard of it, has lost them.
+# Front doors attach their consumers to a new process of a shard as soon as they hear of it. A queue
+# without consumers has lost them when this long has passed and each front door has heard of it.
 ABANDONED_S = 5.0
-WAITING_MAX = 100_000  # requests one shard has not answered
-# Received messages handled before other events of the loop get their turn.
-RECEIVE_BURST = 64
-# zmq's own are enums: each `&` with one costs as much as a call.
+WAITING_MAX = 100_000  # requests that one shard has not answered
+RECEIVE_BURST = 64  # messages handled before other events of the loop
+# zmq's own constants are enums, and each `&` with an enum costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 log = logging.getLogger(__name__)
 
 
+class ShardSilent(Exception):
+    """A shard did not answer in time."""
+
+
 class Handler(Protocol):
-    """What the links tell the controller."""
+    """The authority, as the links call it."""
 
     def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]: ...
 
@@ -67,9 +70,8 @@ class Shard:
         self.ready = False
         self.alarm = ""
         self.waiting: dict[int, _Waiting] = {}
-        self.used: set[int] = (
-            set()
-        )  # auto-delete queues that have had a consumer, whatever process it was
+        # Auto-delete queues that have had a consumer, in any process of the shard.
+        self.used: set[int] = set()
 
 
 async def _no_doors() -> bool:
@@ -77,7 +79,10 @@ async def _no_doors() -> bool:
 
 
 class ShardLinks:
-    """All shards. `handler` is set before `start`; `fence` as of the links to front doors."""
+    """The links to all shards.
+
+    Set `handler` before `start`; `fence` is that of the links to the front doors.
+    """
 
     def __init__(self, count: int, incarnation: int) -> None:
         self.count = count
@@ -89,13 +94,13 @@ class ShardLinks:
         self._number = 0
         self._context = zmq.Context()
         self._inbox: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it listens
+        self._loop: asyncio.AbstractEventLoop | None = None  # None while it does not listen
         self._joiner: asyncio.TimerHandle | None = None
-        self._looking: set[asyncio.Task[None]] = set()
+        self._watching: set[asyncio.Task[None]] = set()
 
     async def start(self, runtime_dir: Path) -> None:
         self._endpoint = f"ipc://{runtime_dir}/controller.sock"
-        # What may pile up is bounded by WAITING_MAX and by what shards may say unasked, not by messages.
+        # What may pile up is bounded by WAITING_MAX and by what shards say unasked.
         self._inbox.set_hwm(0)
         self._inbox.bind(self._endpoint)
         for number in range(self.count):
@@ -114,7 +119,7 @@ class ShardLinks:
     async def stop(self) -> None:
         if self._joiner is not None:
             self._joiner.cancel()
-        for task in self._looking:
+        for task in self._watching:
             task.cancel()
         if self._loop is not None:
             self._loop.remove_reader(self._inbox.fileno())
@@ -126,12 +131,16 @@ class ShardLinks:
         self._inbox.close()
         self._context.term()
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def request(
         self, shard: int, message: Callable[[int], wire.Message], wait_s: float = ANSWER_S_MAX
     ) -> Future[Any]:
-        """The shard's Done, Refused, StatsReply or Queues; ShardSilent when none comes in time."""
+        """Send the message made with the request's number, and return its answer to come.
+
+        The answer is Done, Refused, StatsReply, Queues, Marked, Attached or Released. It raises
+        ShardSilent when none comes within `wait_s`.
+        """
         to, loop = self.shards[shard], asyncio.get_running_loop()
         reply: Future[Any] = loop.create_future()
         if len(to.waiting) >= WAITING_MAX:
@@ -146,7 +155,10 @@ class ShardLinks:
         return reply
 
     async def messages(self, queues: Iterable[QueuePut]) -> dict[int, int]:
-        """Ready and held ones, by queue id; nothing of queues whose shard does not answer within STATS_S_MAX."""
+        """Return how many messages queues have, ready and held by consumers, by queue id.
+
+        Queues whose shard does not answer within STATS_S_MAX are left out.
+        """
         parts: dict[tuple[int, int], list[int]] = {}
         for number, queue in enumerate(queues):
             if self.shards[queue.shard].ready:
@@ -161,12 +173,12 @@ class ShardLinks:
         found: dict[int, int] = {}
         for ids, reply in asked:
             if reply.exception() is None:
-                found |= dict.fromkeys(ids, 0)  # what is not used is not told of
+                found |= dict.fromkeys(ids, 0)  # shards do not report queues that are not used
                 found |= {each.id: each.ready + each.unacked for each in reply.result().queues}
         return found
 
     def door_gone(self, door: int, incarnation: int) -> None:
-        """Shards put back in order what that front door held."""
+        """Have shards put back in order what the front door's consumers held."""
         for shard in self.shards:
             if shard.ready:
                 self._send(shard, wire.Gone(door, incarnation))
@@ -185,24 +197,27 @@ class ShardLinks:
         shard.socket.send(data, AT_ONCE)
 
     def epoch(self, shard: int) -> int:
-        """Which life of its process it is in."""
+        """Return the number of the shard's life: each process of the shard has another one."""
         return self.shards[shard].epoch
 
-    # -- news ------------------------------------------------------------------------------------------
+    # -- news of shards ------------------------------------------------------------------------
 
     def _join_unknown(self) -> None:
-        """Until each shard has said Hello: its process may not have been there to hear the first Join."""
+        """Send Join until each shard has said Hello: it may not have been there for the first."""
         for shard in self.shards:
             if shard.epoch == 0:
                 self._send(shard, wire.Join(self._endpoint))
         self._joiner = asyncio.get_running_loop().call_later(JOIN_AGAIN_S, self._join_unknown)
 
     def _heard(self) -> None:
-        """The socket's descriptor tells of a change only once: take all that is there, or come back by oneself."""
+        """Take all messages that are there, or plan to be called again.
+
+        The descriptor of a ZeroMQ socket tells of a change only once.
+        """
         if self._loop is None:
             return
         for _ in range(RECEIVE_BURST):
-            # Cheaper to ask than to be told by an exception.
+            # To ask is cheaper than to be told by an exception.
             if not self._inbox.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
                 return
             try:
@@ -222,13 +237,18 @@ class ShardLinks:
             self._hello(shard, head.epoch, message)
             return
         if head.epoch != shard.epoch or head.incarnation != self._incarnation:
-            return  # of a process that is gone, or to one
+            return  # from a former process of the shard, or to a former controller
         assert self.handler is not None
         match message:
             case (
-                wire.Done() | wire.Refused() | wire.Released() | wire.StatsReply() | wire.Queues() | wire.Attached()
+                wire.Done()
+                | wire.Refused()
+                | wire.Released()
+                | wire.StatsReply()
+                | wire.Queues()
+                | wire.Attached()
                 | wire.Marked()
-            ):  # fmt: skip
+            ):
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
                     waiting.timer.cancel()
@@ -259,9 +279,9 @@ class ShardLinks:
             log.info("shard %d (pid %d) is ready", shard.number, hello.pid)
             if new:
                 self._reconcile(shard)
-            task = asyncio.create_task(self._look_for_abandoned(shard, epoch))
-            self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
+            task = asyncio.create_task(self._watch_for_abandoned(shard, epoch))
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
             for waiting in shard.waiting.values():
                 self._send(shard, waiting.message)
 
@@ -271,20 +291,24 @@ class ShardLinks:
             self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
         self._send(shard, wire.Assign(queues[last:]))
 
-    async def _look_for_abandoned(self, shard: Shard, epoch: int) -> None:
+    async def _watch_for_abandoned(self, shard: Shard, epoch: int) -> None:
+        """Wait until front doors have attached their consumers to a new process of a shard."""
         arrived = False
         while not arrived:
             await asyncio.sleep(ABANDONED_S)
             if shard.epoch != epoch:
                 return
-            # Twice: a front door that is asked before it hears of the new process answers when it does, and attaches
-            # its consumers then.
+            # Two fences: a front door that gets the first before it hears of the new process
+            # answers when it does, and attaches its consumers then.
             arrived = not shard.used or (await self.fence() and await self.fence())
         self._let_abandoned_go(shard, epoch)
 
     def _let_abandoned_go(self, shard: Shard, epoch: int) -> None:
-        """Auto-delete queues whose last consumer left while their shard was away, or died with its front door: for the
-        new process they have never had one. A consumer of ours comes and leaves, so that it counts."""
+        """Delete auto-delete queues whose last consumer left while their shard was away.
+
+        The consumer may also have died with its front door. The new process of the shard takes such
+        a queue for one that never had a consumer. So a consumer of ours comes and leaves.
+        """
         if shard.epoch != epoch or self.handler is None:
             return
         known = {spec.id for spec in self.handler.queues_of_shard(shard.number) if spec.auto_delete}
@@ -299,7 +323,10 @@ class ShardLinks:
                 self.request(shard.number, ask).add_done_callback(_log_failure)
 
     def _reconcile(self, shard: Shard) -> None:
-        """A shard that ran before this controller may have missed the last changes of the one before."""
+        """Bring a shard that ran before this controller in line with the catalog.
+
+        It may have missed the last changes of the controller before.
+        """
         assert self.handler is not None
         specs = self.handler.queues_of_shard(shard.number)
         newest = max((spec.id for spec in specs), default=0)
@@ -314,22 +341,31 @@ class ShardLinks:
                 _log_failure(reply)
                 return
             for id in reply.result().ids:
-                # Ids rise: one beyond the newest was made after this was asked.
+                # Ids rise: a queue beyond the newest was made after the question.
                 if id not in known and id < newest:
-                    self._drop(shard.number, id)
+                    self.request(
+                        shard.number, partial(wire.DeleteQueue, queue=id)
+                    ).add_done_callback(_log_failure)
 
         self.request(shard.number, wire.ListQueues).add_done_callback(drop_strays)
 
-    def _drop(self, shard: int, queue: int) -> None:
-        self.request(shard, lambda n: wire.DeleteQueue(n, queue)).add_done_callback(_log_failure)
-
 
 def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
-    """Takes no message: it is given none without a Grant."""
+    """Return the attach of a consumer that takes no messages: without a Grant it is given none."""
     return wire.Attach(
-        request=request, queue=queue, consumer=consumer, connection=0, channel=0, tag="", no_ack=False,
-        exclusive=False, priority=0, prefetch=0, granted=True, resumed=True,
-    )  # fmt: skip
+        request=request,
+        queue=queue,
+        consumer=consumer,
+        connection=0,
+        channel=0,
+        tag="",
+        no_ack=False,
+        exclusive=False,
+        priority=0,
+        prefetch=0,
+        granted=True,
+        resumed=True,
+    )
 
 
 def _log_failure(reply: Future[Any]) -> None:

@@ -1,14 +1,19 @@
-"""Order of keys over a change of the number of shards that are streams: what of each stream lies before it. Pure.
+"""Cuts: where a reshard cuts the streams of an exchange, so that consumers read keys in order.
 
-A stream is read again and again, so nobody can wait until it is empty: a change leaves a *cut* in each stream of its
-exchange (`changes.Cut`, in the catalog with the queue), an offset. What was routed by the old bindings lies below the
-cut of a stream that loses keys; what was routed by the new ones lies at or above that of a stream that gains some. So
-keys stay in order for a group of consumers if it reads no stream that gains beyond its cut before it has read and
-settled all that lose up to theirs (`Crossing`), change after change: a key may have moved twice, and nothing of it have
-come between. Since the cuts of a stream rise nobody waits for what he is kept from.
+A stream is read again and again, so nobody can wait until it is empty. Instead each reshard leaves
+a cut in each stream of the exchange: an offset (`changes.Cut`, in the catalog with the queue). What
+was routed by the old bindings lies below the cut of a stream that loses keys. What was routed by
+the new bindings lies at or above the cut of a stream that gains keys.
 
-While a change is under way the cuts of those that lose are not known: until then nobody reads those that gain beyond
-theirs.
+So a group of consumers gets each key in order if it reads no stream that gains keys beyond its cut
+before it has settled all streams that lose keys up to theirs (`Crossing`). This holds for one
+reshard after the other, because a key may move twice without a message in between. The cuts of one
+stream rise, so no group waits for what it is kept from.
+
+While a reshard is under way the cuts of the streams that lose keys are not known. Until then no
+group reads beyond the cuts of the streams that gain keys.
+
+Nothing here waits or reads a clock.
 """
 
 from __future__ import annotations
@@ -18,14 +23,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from shardmq.broker.model.changes import OPEN, Cut, QueuePut
+from shardmq.broker.controller.resharding.states import hold_of
+from shardmq.broker.model.changes import Cut, QueuePut
 
-# Of each stream; the oldest are forgotten: then who reads that far back may meet keys that have moved out of order.
+# The most cuts that a stream keeps. The oldest are forgotten: a consumer that reads so far back may
+# meet keys that have moved out of order.
 CUTS_MAX: Final = 256
 
 
 class Move(NamedTuple):
-    """One change: cuts by queue id. `losing` None: it is under way."""
+    """The cuts of one reshard, by queue id; `losing` is None while the reshard is under way."""
 
     number: int
     gaining: Mapping[int, int]
@@ -33,7 +40,11 @@ class Move(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of a reader: it gets nothing from offset `stop` on, and says when all below `mark` is settled."""
+    """How far a consumer may read a stream.
+
+    stop: the consumer gets nothing from this offset on.
+    mark: the consumer's front door reports when everything below this offset is settled.
+    """
 
     stop: int | None = None
     mark: int | None = None
@@ -50,56 +61,77 @@ def cuts_of(queue: QueuePut) -> tuple[Cut, ...]:
     return queue.part.cuts if queue.part is not None else ()
 
 
-def with_cut(queue: QueuePut, cut: Cut) -> QueuePut:
-    """Of each change one: who lost after all did not gain."""
+def with_cuts(queue: QueuePut, cuts: tuple[Cut, ...]) -> QueuePut:
     assert queue.part is not None
-    others = tuple(each for each in queue.part.cuts if each.number != cut.number)
-    part = msgspec.structs.replace(queue.part, cuts=(*others, cut)[-CUTS_MAX:])
-    return msgspec.structs.replace(queue, part=part)
+    return msgspec.structs.replace(queue, part=msgspec.structs.replace(queue.part, cuts=cuts))
+
+
+def with_cut(queue: QueuePut, cut: Cut) -> QueuePut:
+    """Add a cut, in place of the cut that the same reshard has left before.
+
+    A stream that loses keys after all did not gain any.
+    """
+    others = tuple(each for each in cuts_of(queue) if each.number != cut.number)
+    return with_cuts(queue, (*others, cut)[-CUTS_MAX:])
+
+
+def cut_at(
+    parts: Iterable[QueuePut], number: int, offsets: Mapping[int, int], gains: bool
+) -> list[QueuePut]:
+    """Return the shard queues that have an offset here, by queue id, with a cut at that offset."""
+    return [
+        with_cut(queue, Cut(number, offsets[queue.id], gains))
+        for queue in parts
+        if queue.id in offsets and queue.part is not None
+    ]
 
 
 def moves(parts: Sequence[QueuePut]) -> tuple[Move, ...]:
-    """All changes that left cuts in these shard queues of one exchange, the oldest first."""
+    """Return the reshards that left cuts in the shard queues of one exchange, the oldest first."""
     cuts = [(cut, queue.id) for queue in parts for cut in cuts_of(queue)]
     if not cuts:
         return ()
-    open = number_under_way(parts)
+    under_way = number_under_way(parts)
     found = []
     for number in sorted({cut.number for cut, _ in cuts}):
         gaining = {id: cut.offset for cut, id in cuts if cut.number == number and cut.gains}
         losing = {id: cut.offset for cut, id in cuts if cut.number == number and not cut.gains}
-        found.append(Move(number, gaining, None if number == open else losing))
+        found.append(Move(number, gaining, None if number == under_way else losing))
     return tuple(found)
 
 
 def number_under_way(parts: Sequence[QueuePut]) -> int | None:
-    """Of the change that is; None: none is, or it has left no cut yet. One that was given up before the bindings
-    changed left cuts to those that would have gained, and none to others: nothing is waited for."""
+    """Return the number of the reshard under way; None if there is none or it has left no cut yet.
+
+    A reshard that was called off before the bindings changed left cuts in streams that would have
+    gained keys, and none in others. Nothing is waited for then.
+    """
     latest = max((cut.number for queue in parts for cut in cuts_of(queue)), default=0)
     of_latest = [(cut, queue) for queue in parts for cut in cuts_of(queue) if cut.number == latest]
     lost = any(not cut.gains for cut, _ in of_latest)
-    held = any(queue.part is not None and queue.part.held != OPEN for _, queue in of_latest)
-    return latest if held and not lost else None
+    holds = any(hold_of(queue) for _, queue in of_latest)
+    return latest if holds and not lost else None
 
 
 def number_of(parts: Sequence[QueuePut]) -> int:
-    """Of the change that is under way, also if it has left no cut yet."""
+    """Return the number of the reshard under way, also if it has left no cut yet."""
     latest = max((cut.number for queue in parts for cut in cuts_of(queue)), default=0)
     return number_under_way(parts) or latest + 1
 
 
 def begun(queue: QueuePut, parts: Iterable[QueuePut]) -> QueuePut:
-    """It is about to gain keys: without cuts of changes that came to nothing, which this one must not be taken for."""
+    """Return a queue that is about to gain keys without the cuts of reshards that were called off.
+
+    Otherwise such a cut would be taken for one of the reshard that begins.
+    """
     if not cuts_of(queue):
         return queue
-    assert queue.part is not None
     lost = {cut.number for each in parts for cut in cuts_of(each) if not cut.gains}
-    kept = tuple(cut for cut in queue.part.cuts if cut.number in lost)
-    return msgspec.structs.replace(queue, part=msgspec.structs.replace(queue.part, cuts=kept))
+    return with_cuts(queue, tuple(cut for cut in cuts_of(queue) if cut.number in lost))
 
 
 def without_cut(parts: Sequence[QueuePut], closing: Iterable[QueuePut]) -> list[QueuePut]:
-    """Those of the streams that are about to gain keys where the change has left no cut yet."""
+    """Return the streams among `closing` in which the reshard under way has left no cut yet."""
     number = number_under_way(parts)
     return [
         queue
@@ -110,59 +142,68 @@ def without_cut(parts: Sequence[QueuePut], closing: Iterable[QueuePut]) -> list[
 
 
 class Crossing:
-    """How far one group of consumers is on its way over the changes of its exchange."""
+    """How far one group of consumers is on its way over the reshards of its exchange."""
 
     def __init__(self) -> None:
-        self.given_up: set[int] = set()  # changes whose order is not waited for any more
-        self._passed: dict[int, int] = {}  # by queue id: below that offset all is settled
-        self._over: set[int] = set()  # changes that need no look any more
-        self._since: dict[int, float] = {}  # when changes were first seen to be waited for, s
+        self.given_up: set[int] = set()  # reshards whose order is not waited for any more
+        self._settled: dict[int, int] = {}  # by queue id: all below this offset is settled
+        self._crossed: set[int] = set()  # reshards that the group has crossed
+        self._since: dict[int, float] = {}  # when a reshard was first seen to be waited for, in s
 
     def passed(self, queue: int, offset: int) -> None:
-        self._passed[queue] = max(offset, self._passed.get(queue, 0))
+        """Note that the group has settled everything in a stream below this offset."""
+        self._settled[queue] = max(offset, self._settled.get(queue, 0))
 
     def waits_for(self, move: Move, queues: Collection[int]) -> dict[int, int] | None:
-        """Queues, of those that are there, that it has to read on up to an offset; None: they are not known yet."""
+        """Return which of the existing `queues` the group has to settle first, and up to where.
+
+        The answer is None while the cuts of the streams that lose keys are not known.
+        """
         if move.losing is None:
             return None
         return {
             id: offset
             for id, offset in move.losing.items()
-            if id in queues and self._passed.get(id, 0) < offset
+            if id in queues and self._settled.get(id, 0) < offset
         }
 
     def open(self, moves: Sequence[Move], queues: Collection[int]) -> list[Move]:
-        """Those which it has not crossed."""
+        """Return the reshards that the group has not crossed.
+
+        One that is not crossed keeps all later ones open.
+        """
         found: list[Move] = []
-        there = {
-            move.number for move in moves
-        }  # the number of a change that came to nothing is used again
-        self._over &= there
-        self.given_up &= there
+        # The number of a reshard that was called off is used again.
+        numbers = {move.number for move in moves}
+        self._crossed &= numbers
+        self.given_up &= numbers
         for move in moves:
-            if move.number in self._over or move.number in self.given_up:
+            if move.number in self._crossed or move.number in self.given_up:
                 continue
             waits_for = self.waits_for(move, queues)
             if found or waits_for is None or waits_for:
                 found.append(move)
             else:
-                self._over.add(move.number)
+                self._crossed.add(move.number)
         return found
 
     def bounds(self, open: Iterable[Move], queue: int) -> Bounds:
+        """Return how far the group may read a stream while these reshards are not crossed."""
         stops = [move.gaining[queue] for move in open if queue in move.gaining]
         losing = [
             move.losing[queue] for move in open if move.losing is not None and queue in move.losing
         ]
-        marks = [offset for offset in losing if self._passed.get(queue, 0) < offset]
+        marks = [offset for offset in losing if self._settled.get(queue, 0) < offset]
         return Bounds(min(stops, default=None), min(marks, default=None))
 
     def overdue(self, open: Sequence[Move], now: float, wait_ms: int) -> set[int]:
-        """Changes it waits for longer than that, counted from the first call that saw so; seconds, of any clock that
-        only goes forward."""
-        first = [
-            move.number for move in open[:1] if move.losing is not None
-        ]  # the others are not kept by theirs alone
+        """Return the reshards that the group has waited for longer than `wait_ms`.
+
+        The time counts from the first call that saw the group wait. `now` is in seconds of a clock
+        that only goes forward.
+        """
+        # Only the first: what keeps the group from crossing a later one may be the first alone.
+        first = [move.number for move in open[:1] if move.losing is not None]
         since = {number: self._since.get(number, now) for number in first}
         self._since = since
         return {number for number, at in since.items() if (now - at) * 1000 >= wait_ms}

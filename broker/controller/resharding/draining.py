@@ -1,7 +1,8 @@
-"""Shard queues that are to go when they are empty: looked at from time to time, and let go.
+"""Deletes shard queues that are to go once they are empty.
 
-Such a queue is unbound. Before each look all front doors are asked whether what they had routed has arrived, however
-late a front door is; so it goes when two looks in a row found nothing in it, neither ready nor held by a consumer.
+Such a queue is unbound. Before each poll all front doors are asked whether what they had routed has
+arrived, however late a front door is. So a queue goes when two polls in a row found nothing in it,
+neither ready nor held by a consumer.
 """
 
 from __future__ import annotations
@@ -12,69 +13,89 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from shardmq.broker.controller.requests import Drained, Restore
-from shardmq.broker.controller.resharding.shard_sets import draining
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import QueuePut
+from shardmq.broker.model.changes import DRAINING, QueuePut
 from shardmq.broker.shared.control import Answer
 
-LOOK_S_FIRST = 2.0
-LOOK_S_MAX = 20.0  # between looks at queues in which nothing happens
+POLL_S_FIRST = 2.0
+POLL_S_MAX = 20.0  # between polls of queues in which nothing happens
 
 log = logging.getLogger(__name__)
 
 
-class Asked(Protocol):
-    """What is needed of the authority."""
+class Authority(Protocol):
+    """The methods of the authority that are used here."""
 
     async def ask(self, request: Drained | Restore) -> Answer: ...
 
 
 class Shards(Protocol):
+    """The methods of the links to the shards that are used here."""
+
     async def messages(self, queues: list[QueuePut]) -> dict[int, int]: ...
 
 
-class Ends(Protocol):
+class EndedStreams(Protocol):
+    """The methods of the list of ended streams that are used here."""
+
     def note(self, queue: QueuePut) -> bool:
-        """Keep what is to be known of a queue that goes; whether it may go."""
+        """Keep what must be known of a queue that goes, and return whether it may go."""
 
 
-class Doors(Protocol):
+class FrontDoors(Protocol):
+    """The methods of the links to the front doors that are used here."""
+
     async def fence(self) -> bool: ...
 
 
-class Looks:
-    """What was found so far. Pure: `seen` takes one look and says which queues may go."""
+class Polls:
+    """What the polls have found so far."""
 
     def __init__(self) -> None:
-        self._found: dict[int, int] = {}  # messages by queue id, as of the last look
-        self.wait_s = LOOK_S_FIRST
+        self._found: dict[int, int] = {}  # messages by queue id in the last poll
+        self.wait_s = POLL_S_FIRST
 
     def seen(self, queues: list[QueuePut], messages: Mapping[int, int]) -> list[QueuePut]:
-        """`messages`: of the queues whose shards answered, ready ones and held ones."""
+        """Take one poll and return the queues that may go.
+
+        `messages` counts the ready messages and those held by consumers, by queue id. Queues whose
+        shard did not answer are not in it.
+        """
         found = {queue.id: messages[queue.id] for queue in queues if queue.id in messages}
         empty_twice = [
             queue for queue in queues if found.get(queue.id) == self._found.get(queue.id) == 0
         ]
         idle = found == self._found and found
-        self.wait_s = min(2 * self.wait_s, LOOK_S_MAX) if idle else LOOK_S_FIRST
+        self.wait_s = min(2 * self.wait_s, POLL_S_MAX) if idle else POLL_S_FIRST
         self._found = {} if empty_twice else found
         return empty_twice
 
 
-async def run(catalog: Catalog, shards: Shards, doors: Doors, authority: Asked, ends: Ends) -> None:
-    """Until cancelled."""
-    looks = Looks()
+async def run(
+    catalog: Catalog,
+    shards: Shards,
+    front_doors: FrontDoors,
+    authority: Authority,
+    ended_streams: EndedStreams,
+) -> None:
+    """Poll the draining queues until cancelled."""
+    polls = Polls()
     while True:
-        await asyncio.sleep(looks.wait_s)
-        queues = [queue for vhost in catalog.vhosts.values() for name in vhost.part_exchanges()
-                  for queue in draining(vhost.parts(name))]  # fmt: skip
-        arrived = bool(queues) and await doors.fence()
+        await asyncio.sleep(polls.wait_s)
+        queues = [
+            queue
+            for vhost in catalog.vhosts.values()
+            for name in vhost.part_exchanges()
+            for queue in vhost.parts(name)
+            if queue.part is not None and queue.part.state == DRAINING
+        ]
+        arrived = bool(queues) and await front_doors.fence()
         messages = await shards.messages(queues) if arrived else {}
-        for queue in looks.seen(queues, messages):
-            if not ends.note(queue):
+        for queue in polls.seen(queues, messages):
+            if not ended_streams.note(queue):
                 continue
             await authority.ask(Drained(queue.id))
-            assert queue.part is not None  # of all that drain
+            assert queue.part is not None  # all queues that drain are shard queues
             await authority.ask(Restore(queue.vhost, queue.part.exchange))
             if catalog.queue_by_id(queue.id) is None:
                 log.info(

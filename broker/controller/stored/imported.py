@@ -1,8 +1,9 @@
-"""Definitions as RabbitMQ's JSON, to the requests that make them: what `exported` writes, read back. Pure.
+"""Turns a document of definitions, RabbitMQ's JSON, into the requests that make them.
 
-An import adds: what exists stays, exchanges and queues even if they were declared otherwise; users, permissions,
-policies and parameters of the same name are replaced. The document's form is checked before anything is done; what is
-refused then for its content stops the import there, as in RabbitMQ.
+An import adds. Exchanges and queues that exist stay, even if they were declared otherwise. Users,
+permissions, policies and parameters of the same name are replaced. The form of the document is
+checked before anything is done. A request that is refused for its content stops the import there,
+as in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Ask = (
     | QueueDeclare
     | Bind
 )
-HashPassword = Callable[[str], tuple[str, str]]  # to hash and algorithm
+HashPassword = Callable[[str], tuple[str, str]]  # returns hash and algorithm
 
 
 class User(msgspec.Struct):
@@ -132,7 +133,7 @@ class Binding(msgspec.Struct):
 
 
 class Document(msgspec.Struct):
-    """Other keys (versions, metadata) are passed over."""
+    """A document of definitions; other keys (versions, metadata) are ignored."""
 
     users: list[User] = []
     vhosts: list[Vhost] = []
@@ -147,8 +148,10 @@ class Document(msgspec.Struct):
 
 
 def read(data: bytes) -> Document:
-    """Raises Refusal (400) with the path of what is wrong. Item by item: decoding holds up every thread, and there may
-    be 100,000."""
+    """Decode a document. Raises Refusal (400) with the path of what is wrong.
+
+    Items are decoded one by one: decoding holds up every thread, and there may be 100,000 items.
+    """
     path = "$"
     found: dict[str, list[Any]] = {}
     try:
@@ -172,20 +175,16 @@ _KINDS = {field.name: get_args(field.type)[0] for field in msgspec.structs.field
 
 
 def _at(path: str, text: str) -> str:
-    """msgspec's message, with where in the whole document it was."""
-    return (
-        text.replace("`$", f"`{path}", 1)
-        if "`$" in text
-        else text
-        if path == "$"
-        else f"{text} - at `{path}`"
-    )
+    """Return the text of a msgspec error with the path in the whole document."""
+    if "`$" in text:
+        return text.replace("`$", f"`{path}", 1)
+    return text if path == "$" else f"{text} - at `{path}`"
 
 
 def stages(document: Document, vhost: str | None, hash_password: HashPassword) -> list[list[Ask]]:
-    """What to ask for, each stage after the one before; within a stage nothing needs another.
+    """Return the requests in stages: those of one stage do not need each other.
 
-    `vhost`: of a document that is one vhost's, which names none; users and vhosts in it are passed over.
+    `vhost` is the vhost to import into; users and vhosts in the document are then ignored.
     """
     made: list[list[Ask]] = []
     if vhost is None:
@@ -228,9 +227,12 @@ def stages(document: Document, vhost: str | None, hash_password: HashPassword) -
 
 
 def needed(ask: Ask, catalog: Catalog) -> bool:
-    """Whether it is to be asked at all: what is there stays, what cannot be bound any more is left out."""
+    """Return whether a request is to be made.
+
+    What exists stays, and a binding whose ends do not exist is left out.
+    """
     match ask:
-        case VhostPut():  # files of some versions do not tell what a vhost is about: that is no reason to forget it
+        case VhostPut():  # files of some versions have only the name, so the settings stay
             return ask.name not in catalog.vhosts or msgspec.structs.replace(
                 ask, name=""
             ) != VhostPut("")
@@ -248,7 +250,7 @@ def needed(ask: Ask, catalog: Catalog) -> bool:
 
 
 def named(ask: Ask) -> str:
-    """What was refused, for the one who imports: "vhost/name" as RabbitMQ puts it."""
+    """Return the name of what a request makes, "vhost/name" as RabbitMQ writes it."""
     vhost = getattr(ask, "vhost", "")
     name = getattr(ask, "name", "") or getattr(ask, "user", "") or getattr(ask, "destination", "")
     return f"{vhost}/{name}" if vhost else name
@@ -259,7 +261,7 @@ def refused(ask: Ask, text: str) -> str:
 
 
 def _vhost(own: str | None, into: str | None, thing: str) -> str:
-    """Return the vhost a thing is made in: the one that is imported into, whatever the document says."""
+    """Return the vhost to make a thing in: `into` if there is one, else its own."""
     vhost = into if into is not None else own
     if vhost is None:
         raise bad(f"{thing}: no vhost is named")
@@ -283,7 +285,10 @@ def _user_put(user: User, hash_password: HashPassword) -> UserPut:
 
 
 def _vhost_put(vhost: Vhost) -> VhostPut:
-    """What some versions keep in metadata is taken from there; a default type that is none ("undefined") is not."""
+    """Return the request for a vhost.
+
+    Some versions keep settings in metadata. A default type that is none ("undefined") is ignored.
+    """
     tags = vhost.tags or vhost.metadata.get("tags") or []
     tags = tags.split(",") if isinstance(tags, str) else tags
     description = vhost.description or vhost.metadata.get("description") or ""

@@ -1,4 +1,4 @@
-"""Who this broker is: an id made at its first start, which stays in its data directory."""
+"""The id of this broker, made at its first start and kept in its data directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ NAME = "installation"
 
 
 def installation_id(directory: Path) -> uuid.UUID:
-    """It is on stable storage when this returns. OSError or ValueError when it cannot be read or made."""
+    """Return the id, which is on stable storage then.
+
+    Raises OSError or ValueError when it cannot be read or made.
+    """
     path = directory / NAME
     try:
         return uuid.UUID(path.read_text().strip())

@@ -2,9 +2,9 @@
 
 The command is `python -m shardmq.broker.controller.stored.offline export|import DIR [FILE]`.
 
-`export` writes RabbitMQ's JSON to FILE or standard output and changes nothing; `import` takes a file of it in, as a
-start with `load_definitions` would. Exit status 0, or 2 with the reason in one line. Whoever runs it holds the
-directory's lock.
+`export` writes RabbitMQ's JSON to FILE or standard output and changes nothing. `import` takes such
+a file in, as a start with `load_definitions` would. The exit status is 0, or 2 with the reason in
+one line. Whoever runs the command holds the directory's lock.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, BinaryIO
 import orjson
 
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.loading import load_or_begin
 from shardmq.broker.controller.management.resources.definitions import definitions as exported
-from shardmq.broker.controller.server import load_or_begin
-from shardmq.broker.controller.stored.definitions import Definitions, DefinitionsError
+from shardmq.broker.controller.stored.definitions import Definitions
+from shardmq.broker.controller.stored.errors import DefinitionsError
 
 FAILED = 2
-OWNER_ONLY = 0o600  # password hashes are in it
+MODULE = "shardmq.broker.controller.stored.offline"
+OWNER_ONLY = 0o600  # the file has password hashes
 
 
 def export(directory: Path, out: BinaryIO) -> None:
-    definitions = Definitions(
-        directory, boot=""
-    )  # no life of a broker: what is not durable is gone
+    definitions = Definitions(directory, boot="")  # in no boot: what is not durable is left out
     if definitions.is_new:
         raise DefinitionsError(f"{directory}: no definitions there")
     out.write(
@@ -42,7 +42,7 @@ def export(directory: Path, out: BinaryIO) -> None:
 
 
 def take_in(directory: Path, file: Path) -> None:
-    """A queue goes to a shard that there is; where there is none yet, to the first."""
+    """Import a file; queues go to the shards that have directories, or to the first shard."""
     shards = len(list(directory.glob("shard-[0-9]*"))) or 1
     config = ControllerConfig(
         data_dir=str(directory),
@@ -79,9 +79,7 @@ def main(arguments: list[str]) -> int:
             case ["import", directory, file]:
                 take_in(Path(directory), Path(file))
             case _:
-                raise DefinitionsError(
-                    f"usage: {(__doc__ or '').partition(':')[0]} export|import DIR [FILE]"
-                )
+                raise DefinitionsError(f"usage: python -m {MODULE} export|import DIR [FILE]")
     except (DefinitionsError, OSError) as error:
         print(f"definitions: {error}", file=sys.stderr)
         return FAILED

@@ -1,9 +1,10 @@
-"""Files whose room on the disk is set aside before it is needed: a log that grows, small files that are replaced.
+"""Files whose room on the disk is set aside before it is needed.
 
-Room is set aside by fallocate(2) behind the end of a file (FALLOC_FL_KEEP_SIZE): the blocks belong to the file,
-its size stays. A replaced file keeps a second file beside it, `NAME.new`, with blocks for the next content;
-renameat2(2) exchanges the two, so that the old content's blocks and inode serve the next time. A file system
-without one of the calls is used as it is: room there is looked for when it is needed.
+There is a log that grows, and small files that are replaced. Room is set aside by fallocate(2)
+behind the end of a file (FALLOC_FL_KEEP_SIZE): the file has more blocks, and its size stays. A
+replaced file keeps a second file beside it, `NAME.new`, with blocks for the next content.
+renameat2(2) exchanges the two, so the blocks and the inode of the old content serve the next time.
+On a file system without one of the calls, room is looked for when it is needed.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import os
 from pathlib import Path
 from typing import Final
 
-# Set aside behind the end of the log, again when less than LOG_ROOM_MIN is left.
+# How much is set aside behind the end of the log, whenever less than LOG_ROOM_MIN is left.
 LOG_ROOM_BYTES: Final = 1 << 20
 LOG_ROOM_MIN: Final = 768 << 10
-# Of that, for what cannot be refused: removals, and what follows from a decision.
+# The part of it for what cannot be refused: removals, and what follows from a decision.
 LOG_KEPT_BYTES: Final = 512 << 10
-# Beyond the present size of a file that is replaced.
+# How much is set aside beyond the present size of a file that is replaced.
 FILE_ROOM_BYTES: Final = 64 << 10
-# A disk with less than this left is full for whoever wants to add something.
+# With less than this left on the disk, nothing may be added.
 FREE_BYTES_MIN: Final = 1 << 20
-MODE: Final = 0o600  # password hashes are in some of them
+MODE: Final = 0o600  # some of the files have password hashes
 
 _KEEP_SIZE: Final = 1
 _EXCHANGE: Final = 2
 _AT_CWD: Final = -100
 _UNKNOWN: Final = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_BLOCK_BYTES: Final = 512  # of st_blocks
+_BLOCK_BYTES: Final = 512  # the unit of st_blocks
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -40,7 +41,10 @@ def is_full(error: OSError) -> bool:
 
 
 def is_full_disk(directory: Path) -> bool:
-    """Whether there is next to nothing left, of bytes or of inodes (a file system without a number of them says 0)."""
+    """Return whether next to no bytes or no inodes are left.
+
+    A file system without a fixed number of inodes says that it has 0.
+    """
     try:
         found = os.statvfs(directory)
     except OSError:
@@ -53,7 +57,7 @@ def free_bytes(found: os.statvfs_result) -> int:
 
 
 def has_bytes(directory: Path, size: int) -> bool:
-    """Whether there seems to be room for a file of that size."""
+    """Return whether there seems to be room for a file of that size."""
     try:
         return free_bytes(os.statvfs(directory)) > size
     except OSError:
@@ -61,7 +65,10 @@ def has_bytes(directory: Path, size: int) -> bool:
 
 
 def set_aside(fd: int, start: int, size: int) -> None:
-    """Give the file blocks for the bytes from `start` on, behind its end too. Raises OSError when there is no room."""
+    """Give the file blocks for `size` bytes from `start` on, behind its end too.
+
+    Raises OSError when there is no room.
+    """
     call = _libc.fallocate
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     if call(fd, _KEEP_SIZE, start, size) == 0:
@@ -87,7 +94,7 @@ def sync_directory(directory: Path) -> None:
 
 
 class GrowingLog:
-    """Appended to; replaced whole now and then. `size`: where the next record goes."""
+    """A log that is appended to, and replaced whole now and then; it ends at `size`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +107,7 @@ class GrowingLog:
         return self._room_end - self.size
 
     def open(self, size: int) -> None:
-        """Go on with the file that is there, whose records end at `size`. What lies behind is cut off."""
+        """Go on with an existing file whose records end at `size`; what lies behind is cut off."""
         self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         if os.fstat(self._fd).st_size > size:
             os.ftruncate(self._fd, size)
@@ -108,7 +115,7 @@ class GrowingLog:
         self.set_aside()
 
     def set_aside(self, wanted: int = 0) -> None:
-        """See that there is room for what comes next, at least `wanted` bytes, as far as the disk has some."""
+        """Set room aside for what comes next, `wanted` bytes or more, as far as the disk has it."""
         if self.room >= max(LOG_ROOM_MIN, wanted):
             return
         size = max(LOG_ROOM_BYTES, wanted)
@@ -118,17 +125,20 @@ class GrowingLog:
         except OSError as error:
             if not is_full(error):
                 raise
-            # What the file has: a former life may have set it aside.
+            # A former process may have set room aside.
             self._room_end = max(self.size, os.fstat(self._fd).st_blocks * _BLOCK_BYTES)
 
     def append(self, data: bytes) -> None:
-        """All of it, or OSError: then the next append begins where this one did."""
+        """Append bytes. After an OSError the next append begins where this one did."""
         write_at(self._fd, data, self.size)
         self.size += len(data)
         self._room_end = max(self._room_end, self.size)
 
     def write_head(self, head: bytes) -> None:
-        """Over the present one, which is as long: within one sector, so it is never torn."""
+        """Replace the header by one of the same length.
+
+        It lies within one sector, so it is never torn.
+        """
         write_at(self._fd, head, 0)
         self.sync()
 
@@ -136,7 +146,10 @@ class GrowingLog:
         os.fdatasync(self._fd)
 
     def replace(self, data: bytes) -> None:
-        """The log is this from now on, on stable storage, with room behind it; with OSError it is as it was."""
+        """Replace the whole log, on stable storage, and set room aside behind it.
+
+        After an OSError the log is as it was.
+        """
         fresh = self.path.with_name(self.path.name + ".new")
         fd = os.open(fresh, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, MODE)
         try:
@@ -165,7 +178,7 @@ class GrowingLog:
 
 
 class ReplacedFile:
-    """A small file that is replaced whole, never with less room than `room` bytes."""
+    """A small file that is replaced whole, and has room for `room` bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -173,7 +186,10 @@ class ReplacedFile:
         self._spare = path.with_name(path.name + ".new")
 
     def set_aside(self, wanted: int = 0) -> None:
-        """See that there is room for `wanted` bytes and for more than the present content, as far as there is."""
+        """Set room aside for `wanted` bytes, and for more than the present content.
+
+        `room` says how much the disk had.
+        """
         try:
             fd = os.open(self._spare, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, MODE)
         except OSError as error:
@@ -200,7 +216,7 @@ class ReplacedFile:
             return 0
 
     def replace(self, data: bytes) -> None:
-        """The file has this content, whole or not at all, on stable storage. Raises OSError: it is as it was."""
+        """Replace the content, on stable storage. After an OSError the file is as it was."""
         fd = os.open(self._spare, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, MODE)
         try:
             write_at(fd, data, 0)
@@ -223,4 +239,4 @@ class ReplacedFile:
         ]
         spare, path = os.fsencode(self._spare), os.fsencode(self.path)
         if call(_AT_CWD, spare, _AT_CWD, path, _EXCHANGE) != 0:
-            os.rename(self._spare, self.path)  # there was none before, or no such call
+            os.rename(self._spare, self.path)  # the first content, or a system without the call

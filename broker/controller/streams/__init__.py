@@ -1,1 +1,1 @@
-"""What the controller knows of streams: their ranges, those that ended, their reader."""
+"""Streams as the controller knows them: their ranges, ended ones, calls to their reader."""

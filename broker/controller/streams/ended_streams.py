@@ -1,10 +1,10 @@
-"""Where streams ended that are not shards of their exchange any more: for whoever goes on reading where they stopped.
+"""The ends of streams that are not shards of their exchange any more.
 
-A stream that is one too many goes when nothing is in it. A reader that keeps its own offsets (Spark, over HTTP) then
-finds it gone, and has lost nothing if it had read the stream to its end. The file is JSON, written as a whole before
-the stream goes:
+A stream that is one too many goes when nothing is in it. A reader that keeps its own offsets
+(Spark, over HTTP) then finds the stream gone. It has lost nothing if it had read the stream to the
+end that is kept here. The file is JSON, the oldest first, and is written before the stream goes:
 
-    {"format": 1, "streams": [{"vhost", "exchange", "shard", "id", "next"}, ...]}      the oldest first
+    {"format": 1, "streams": [{"vhost", "exchange", "shard", "id", "next"}, ...]}
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shardmq.broker.model.changes import QueuePut
 
 NAME: Final = "ended_streams.json"
 FORMAT: Final = 1
-# The oldest are forgotten: then a reader that was away since then is told that its stream does not exist any more.
+# The oldest are forgotten. A reader of such a stream is told that it does not exist any more.
 ENDED_MAX: Final = 1000
 
 log = logging.getLogger(__name__)
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A stream that was a shard; `next`: the offset behind the last message that it ever had."""
+    """A stream that was a shard; `next` is the offset behind the last message that it ever had."""
 
     vhost: str
     exchange: str
@@ -46,6 +46,8 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class EndedStreams:
+    """The list of ended streams, and its file."""
+
     def __init__(self, ranges: StreamRanges, config_now: Callable[[], ControllerConfig]) -> None:
         self._ranges = ranges
         self._config_now = config_now
@@ -59,7 +61,10 @@ class EndedStreams:
         return [{"shard": ended.shard, "id": ended.id, "next": ended.next} for ended in found]
 
     def note(self, queue: QueuePut) -> bool:
-        """Note where a shard that is about to go ends. Returns whether it may go: what it has is known and written."""
+        """Keep where a shard ends that is about to go.
+
+        Returns whether it may go, because its end is known and on stable storage.
+        """
         if not is_stream(queue) or queue.part is None:
             return True
         config = self._config_now()

@@ -1,4 +1,7 @@
-"""Which streams there are below a name, and where they begin and end by what their shards say on their boards."""
+"""The streams that a name stands for, and where they begin and end.
+
+The shards write the ranges on their boards (`shardd/wire/board.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,45 +18,49 @@ from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import hidden
 from shardmq.shardd.wire.board import BoardView, Range, path_of
 
-# How late somebody who waits hears that a stream goes on.
-LOOK_EACH_S = 0.005
+POLL_S = 0.005  # how late `wait_until` returns
 
 
 class Part(NamedTuple):
-    """One stream: a queue, or a part of a stream exchange."""
+    """One stream: a queue, or a shard of a stream exchange.
 
-    number: int  # among the parts; 0 of a queue
+    number: the index of the shard; 0 for a queue.
+    """
+
+    number: int
     queue: QueuePut
 
 
 class StreamRanges:
+    """The ranges of streams, read from the boards of their shards."""
+
     def __init__(self) -> None:
         self._boards: dict[int, BoardView] = {}
         self._installation: uuid.UUID | None = None
 
     def range_of(self, config: ControllerConfig, queue: QueuePut) -> Range | None:
-        """None: its shard has not said."""
+        """Return the range of a stream; None if its shard has not said it."""
         board = self._boards.get(queue.shard)
         if board is None:
             board = self._boards[queue.shard] = BoardView(path_of(config.runtime_dir, queue.shard))
         return board.look(queue.id)
 
     def id_of(self, config: ControllerConfig, queue: QueuePut) -> str:
-        """The same as long as the stream is the same: ids of queues are never used again."""
+        """Return an id that no other stream ever has: ids of queues are never used again."""
         if self._installation is None:
             self._installation = installation_id(Path(config.data_dir))
         return str(uuid.uuid5(self._installation, str(queue.id)))
 
     async def wait_until(self, met: Callable[[], bool], wait_s: float) -> None:
-        """Or until the time is up."""
+        """Wait until `met` returns true, but at most `wait_s` seconds."""
         loop = asyncio.get_running_loop()
         end = loop.time() + wait_s
         while not met() and loop.time() < end:
-            await asyncio.sleep(min(LOOK_EACH_S, max(end - loop.time(), 0)))
+            await asyncio.sleep(min(POLL_S, max(end - loop.time(), 0)))
 
 
 def is_stream(queue: QueuePut) -> bool:
-    """Whether anybody may read it as a stream: what an exchange keeps for itself is nobody's to see."""
+    """Return whether users may read the queue as a stream; hidden queues are not theirs."""
     return queue.arguments.get("x-queue-type") == "stream" and not hidden.is_of_exchange(queue.name)
 
 
@@ -64,7 +71,7 @@ def exchange_of(vhost: Vhost, queue: QueuePut) -> str | None:
 
 
 def parts_of(vhost: Vhost, name: str) -> list[Part]:
-    """By index; empty when the name is of no stream."""
+    """Return the streams that a name stands for, by index; none if it names no stream."""
     queue = vhost.queues.get(name)
     if queue is not None:
         return [Part(0, queue)] if is_stream(queue) else []
@@ -75,7 +82,7 @@ def parts_of(vhost: Vhost, name: str) -> list[Part]:
 
 
 def names_of(vhost: Vhost) -> list[str]:
-    """Of all streams: queues, then exchanges."""
+    """Return the names of all streams: of queues, then of exchanges."""
     queues = [queue.name for queue in vhost.queues.values() if is_stream(queue)]
     exchanges = [
         name

@@ -1,4 +1,7 @@
-"""The controller's calls to the reader of streams: one connection each; `shardd/wire/reading.py` draws what is said."""
+"""The controller's calls to the reader of streams, with one connection for each.
+
+`shardd/wire/reading.py` draws the protocol.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from shardmq.shardd.wire.reading import (
     socket_path,
 )
 
-# A turn may be waited for, and a publish for its confirms.
+# A call may wait until it is its turn, and a publish for its confirms.
 ANSWER_S_MAX = 90.0
 PART_BYTES_MAX = 256 << 10
 NO_ARROW = (
@@ -33,18 +36,18 @@ _calls = msgspec.json.Encoder()
 
 
 class CutOff(Exception):
-    """The reader ended before it had said all."""
+    """The reader ended before its answer was complete."""
 
 
 class Connection:
-    """One call. `ask`, then after 200 to a scan either `hand_over` or `parts`."""
+    """One call. Use `ask`; after status 200 to a scan use either `hand_over` or `parts`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
 
     async def ask(self, call: Call) -> Answer:
-        """Raises CutOff, OSError or TimeoutError."""
+        """Send a call and return the answer. Raises CutOff, OSError or TimeoutError."""
         await self.send(call)
         return await self.answer()
 
@@ -63,13 +66,13 @@ class Connection:
             return _answers.decode(await self._exactly(length))
 
     async def hand_over(self, client: int) -> None:
-        """The reader writes to the client's socket itself. Returns when all is written."""
+        """Have the reader write to the client's socket itself; return when all is written."""
         socket.send_fds(self._sock, [DIRECT], [client])
         if await self._exactly(len(DONE)) != DONE:
             raise CutOff
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """What the client is to get, in pieces."""
+        """Yield what the client is to get, in pieces."""
         await self._loop.sock_sendall(self._sock, PROXY)
         while left := await self._length():
             while left:
@@ -95,7 +98,7 @@ class Connection:
 
 @asynccontextmanager
 async def connected(runtime_dir: str) -> AsyncIterator[Connection]:
-    """Raises OSError when the reader is not there."""
+    """Connect to the reader. Raises OSError when it is not there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -106,7 +109,7 @@ async def connected(runtime_dir: str) -> AsyncIterator[Connection]:
 
 
 def absence() -> tuple[int, str]:
-    """Status and reason when nobody listens."""
+    """Return HTTP status and reason for calls while the reader is not there."""
     if importlib.util.find_spec("pyarrow") is None:
         return 501, NO_ARROW
     return (

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from msgspec.structs import astuple
 
-from shardmq.broker.controller.authority import ShardSilent
 from shardmq.broker.controller.management.metrics.stats import (
     COUNTERS,
     SIZES,
@@ -29,7 +28,7 @@ from shardmq.broker.controller.management.responses.cpu_budget import (
     SlicedWork,
 )
 from shardmq.broker.controller.peers.links import DoorLinks
-from shardmq.broker.controller.peers.shard_links import ShardLinks
+from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying
 from shardmq.broker.shared.control import DoorReport

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from shardmq.broker.controller import purging
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import (
     Arguments,
@@ -26,6 +27,7 @@ from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses import queue_sort_keys
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing
+from shardmq.broker.controller.requests import Pause
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import is_hidden_queue
@@ -280,20 +282,21 @@ async def restart(call: Call) -> None:
 async def _set_paused(call: Call, paused: bool) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Configure(vhost.name, queue.name))
-    check(await call.context.authority.pause_queue(vhost.name, queue.name, paused))
+    check(await call.context.authority.ask(Pause(vhost.name, queue.name, paused)))
 
 
 async def purge(call: Call) -> None:
     """Purge all ready messages, or with ?count= so many of a classic queue, the next ones first."""
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Read(vhost.name, queue.name))
-    authority, count = call.context.authority, call.request.query.get("count")
+    shards, count = call.context.shards, call.request.query.get("count")
     if count is None:
-        check(await authority.purge_queue(vhost.name, queue.name))
+        check(await purging.purge(call.catalog, shards, vhost.name, queue.name))
         return
     if is_stream(queue.arguments):
         raise bad_request("count: a stream is purged as a whole")
-    check(await authority.purge_first(vhost.name, queue.name, number("count", count, 1)))
+    wanted = number("count", count, 1)
+    check(await purging.purge_first(call.catalog, shards, vhost.name, queue.name, wanted))
 
 
 ROUTES = [

@@ -15,13 +15,14 @@ from shardmq.broker.controller.management.api_error import bad_request, not_foun
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.policies import SHARDS
-from shardmq.broker.controller.resharding import settling, shard_sets
+from shardmq.broker.controller.resharding import shard_sets
+from shardmq.broker.controller.resharding.reshaping import Reshaping
+from shardmq.broker.controller.resharding.reshard_progress import step_of
+from shardmq.broker.controller.resharding.states import HOLD_NAMES, queues_losing_keys
 from shardmq.broker.model.arguments import NUMBER
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ACTIVE, ExchangePut, ParameterPut, QueuePut
 from shardmq.broker.model.values import SHARDS_PER_EXCHANGE_MAX, shards_fault
-
-STATES = ("open", "closing", "closed", "settling")
 
 
 class NumberBody(msgspec.Struct):
@@ -33,15 +34,15 @@ class NumberBody(msgspec.Struct):
 async def status(call: Call) -> dict[str, Any]:
     vhost, exchange = _stream_exchange(call)
     parts = vhost.parts(exchange.name)
-    change = call.context.settling.get((vhost.name, exchange.name))
-    left = change.left(settling.losers(parts)) if change is not None else {}
+    change = call.context.resharding.get((vhost.name, exchange.name))
+    left = change.left(queues_losing_keys(parts)) if change is not None else {}
     waiting = await call.context.shards.messages(parts)
     deadline_ms, choice = shard_sets.deadline(vhost, exchange.name)
     return {
         "exchange": exchange.name,
         "vhost": vhost.name,
         "keeps_order": shard_sets.keeps_order(vhost, exchange),
-        "step": settling.step_of(parts, change) or "none",
+        "step": step_of(parts, change),
         "to_settle": sum(count for count in left.values() if count is not None),
         "to_settle_at_first": change.total if change is not None else 0,
         "unknown": sum(count is None for count in left.values()),
@@ -79,7 +80,7 @@ async def plan(call: Call) -> dict[str, Any]:
     assert want is not None
     want = shard_sets.set_to(want, number, call.context.shards.count)
     room = _room(call, vhost)
-    reshaping = shard_sets.Reshaping(vhost, exchange, want, call.context.shards.count)
+    reshaping = Reshaping(vhost, exchange, want, call.context.shards.count)
     names = {want.name(exchange.name, index) for index in reshaping.indexes(room)}
     parts = [
         queue
@@ -152,7 +153,7 @@ def _shown(vhost: Vhost, queue: QueuePut, messages: int | None, left: int | None
         "shard": queue.shard,
         "state": queue.part.state,
         "bound": shard_sets.is_bound(vhost, queue),
-        "held": STATES[queue.part.held],
+        "held": HOLD_NAMES[queue.part.held],
         "messages": messages,
         "to_settle": left,
     }

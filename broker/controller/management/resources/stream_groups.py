@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.authority import ShardSilent
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
 from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
+from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.streams.stream_ranges import Part
 from shardmq.shardd.wire import messages as wire
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 
+from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import Call, Route, check, put_status
 from shardmq.broker.controller.management.resources.limits import limits_of
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import PermissionPut, TopicPermissionPut, UserPut
+from shardmq.broker.model.changes import (
+    PermissionDelete,
+    PermissionPut,
+    TopicPermissionDelete,
+    TopicPermissionPut,
+    UserDelete,
+    UserPut,
+)
 from shardmq.broker.model.passwords import HASHES, is_base64
 
 # The algorithm of a hash for which none is given.
@@ -113,14 +122,12 @@ async def put(call: Call) -> Any:
     existed = name in call.catalog.users
     # As in RabbitMQ an empty password is no password: nobody may log in with it.
     fallback = call.context.authority.hashing_algorithm if body.password else RABBITMQ_DEFAULT
-    answer = await call.context.authority.put_user(
-        name,
-        password=body.password or None,
-        password_hash=body.password_hash or "",
-        tags=tags_of(body.tags),
-        hashing_algorithm=body.hashing_algorithm or fallback,
-    )
-    check(answer)
+    algorithm, hashed = body.hashing_algorithm or fallback, body.password_hash or ""
+    if body.password:
+        loop = asyncio.get_running_loop()
+        hashed = await loop.run_in_executor(None, hash_password, body.password, None, algorithm)
+    put = UserPut(name, hashed, algorithm, tags_of(body.tags))
+    check(await call.context.authority.ask(put))
     return put_status(existed)
 
 
@@ -131,14 +138,14 @@ def tags_of(tags: list[str] | str) -> list[str]:
 
 
 async def delete(call: Call) -> None:
-    check(await call.context.authority.delete_user(_user(call).name))
+    check(await call.context.authority.ask(UserDelete(_user(call).name)))
 
 
 async def delete_many(call: Call) -> None:
     """Delete several users; those that do not exist are ignored."""
     for name in (await call.body(NamesBody)).users:
         if name in call.catalog.users:
-            check(await call.context.authority.delete_user(name))
+            check(await call.context.authority.ask(UserDelete(name)))
 
 
 async def permissions_of_user(call: Call) -> Listing:
@@ -172,8 +179,8 @@ async def put_permission(call: Call) -> Any:
     vhost, user = call.part("vhost"), call.part("user")
     existed = (vhost, user) in call.catalog.permissions.puts
     check(
-        await call.context.authority.put_permission(
-            vhost, user, body.configure, body.write, body.read
+        await call.context.authority.ask(
+            PermissionPut(vhost, user, body.configure, body.write, body.read)
         )
     )
     return put_status(existed)
@@ -181,7 +188,7 @@ async def put_permission(call: Call) -> Any:
 
 async def delete_permission(call: Call) -> None:
     put = _permission(call)
-    check(await call.context.authority.delete_permission(put.vhost, put.user))
+    check(await call.context.authority.ask(PermissionDelete(put.vhost, put.user)))
 
 
 # -- topic permissions -----------------------------------------------------------------------------
@@ -226,8 +233,8 @@ async def put_topic_permission(call: Call) -> Any:
     body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
     existed = bool(_topic_rows(call, vhost, user))
     check(
-        await call.context.authority.put_topic_permission(
-            vhost, user, body.exchange, body.write, body.read
+        await call.context.authority.ask(
+            TopicPermissionPut(vhost, user, body.exchange, body.write, body.read)
         )
     )
     return put_status(existed)
@@ -242,8 +249,8 @@ async def delete_topic_permission(call: Call) -> None:
         raise not_found()
     _topic_permissions(call)
     check(
-        await call.context.authority.delete_topic_permission(
-            call.part("vhost"), call.part("user"), exchange
+        await call.context.authority.ask(
+            TopicPermissionDelete(call.part("vhost"), call.part("user"), exchange)
         )
     )
 
@@ -253,7 +260,7 @@ async def delete_topic_permission_of(call: Call) -> None:
     _topic_permissions(call)
     vhost, user, exchange = call.part("vhost"), call.part("user"), call.part("exchange")
     if _topic_rows(call, vhost, user, exchange):
-        check(await call.context.authority.delete_topic_permission(vhost, user, exchange))
+        check(await call.context.authority.ask(TopicPermissionDelete(vhost, user, exchange)))
 
 
 ONE_TOPIC = "/api/topic-permissions/{vhost}/{user}/{exchange}"

@@ -16,7 +16,7 @@ from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.model.changes import VhostPut
+from shardmq.broker.model.changes import PermissionPut, VhostDelete, VhostPut
 
 CLASSIC = "classic"
 SLICE_QUEUES = 128  # counted before the processor is offered
@@ -97,12 +97,14 @@ async def put(call: Call) -> Any:
     await call.ask_without_rights(put)
     if not existed and not call.is_local:
         # As in RabbitMQ a user may use the vhosts it makes. shardctl is no user.
-        check(await call.context.authority.put_permission(name, call.user.name, ".*", ".*", ".*"))
+        check(
+            await call.context.authority.ask(PermissionPut(name, call.user.name, ".*", ".*", ".*"))
+        )
     return put_status(existed)
 
 
 async def delete(call: Call) -> None:
-    check(await call.context.authority.delete_vhost(call.vhost().name))
+    check(await call.context.authority.ask(VhostDelete(call.vhost().name)))
 
 
 async def protect(call: Call) -> None:
@@ -115,7 +117,7 @@ async def unprotect(call: Call) -> None:
 
 async def _protect(call: Call, wanted: bool) -> None:
     put = msgspec.structs.replace(call.vhost().put, is_protected=wanted)
-    check(await call.context.authority.put_vhost(put))
+    check(await call.context.authority.ask(put))
 
 
 async def permissions(call: Call) -> Listing:

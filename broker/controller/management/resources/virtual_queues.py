@@ -11,7 +11,9 @@ from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, check
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.purging import purge as purge_queue
 from shardmq.broker.model.catalog import Vhost
+from shardmq.broker.shared.control import QueueRemove
 from shardmq.broker.shared.rights import Configure, Read
 
 NOBODY = Terms()  # of a member that has left and still holds shard queues
@@ -63,14 +65,17 @@ async def get(call: Call) -> dict[str, Any]:
 async def delete(call: Call) -> None:
     """Delete all shard queues with their messages; the exchange gets new ones at once."""
     vhost, shards = _to_change(call, Configure)
-    answers = [call.context.authority.delete_queue(vhost.name, shard) for shard in shards]
+    asks = [QueueRemove(vhost.name, shard, False, False) for shard in shards]
+    answers = [call.context.authority.ask(ask) for ask in asks]
     for answer in await asyncio.gather(*answers):
         check(answer)
 
 
 async def purge(call: Call) -> None:
     vhost, shards = _to_change(call, Read)
-    answers = [call.context.authority.purge_queue(vhost.name, shard) for shard in shards]
+    answers = [
+        purge_queue(call.catalog, call.context.shards, vhost.name, shard) for shard in shards
+    ]
     for answer in await asyncio.gather(*answers):
         check(answer)
 

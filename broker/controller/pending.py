@@ -1,0 +1,88 @@
+"""A request to the authority on its way from its owner to its answer."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable
+from typing import Any
+
+from shardmq.broker.controller.decisions.decision import Decision
+from shardmq.broker.controller.requests import (
+    Closed,
+    CutOff,
+    Drained,
+    OwnerGone,
+    Pause,
+    Removal,
+    Restore,
+    Settled,
+)
+from shardmq.broker.model.changes import AnyChange
+from shardmq.broker.shared.control import AnyRequest
+from shardmq.shardd.wire import messages as wire
+
+INTERNAL_ERROR = 541
+
+AnyAsk = (
+    AnyRequest
+    | AnyChange
+    | Removal
+    | OwnerGone
+    | Pause
+    | Drained
+    | Restore
+    | CutOff
+    | Closed
+    | Settled
+)
+AnswerTo = Callable[[int, str, dict[str, Any]], None]  # code (0 if done), text, result
+
+UNDECIDED = Decision()  # never changed
+
+
+def no_answer(code: int, text: str, result: dict[str, Any]) -> None:
+    """Take an answer that nobody waits for."""
+
+
+class Pending:
+    """One request, then what was decided about it, and how many answers it still waits for."""
+
+    __slots__ = ("answer", "code", "decision", "missed", "owner", "request", "text", "waits")
+
+    def __init__(self, request: AnyAsk, owner: str, answer: AnswerTo, missed: int = 0) -> None:
+        """Begin with a request of the connection `owner` ("" for none).
+
+        `missed` is the id of a queue that the catalog had and its shard had no more.
+        """
+        self.request = request
+        self.owner = owner
+        self.answer = answer
+        self.decision = UNDECIDED
+        self.code = 0
+        self.text = ""
+        self.waits = 0
+        self.missed = missed
+
+    def refuse(self, code: int, text: str) -> None:
+        self.code, self.text = code, text
+
+    def one_came(self) -> None:
+        """Note that one of the awaited answers came, and answer the request after the last."""
+        self.waits -= 1
+        if self.waits == 0:
+            self.answer(
+                self.code, self.text, {} if self.code == INTERNAL_ERROR else self.decision.result
+            )
+
+    def shard_came(self, reply: Future[Any]) -> None:
+        """Note that a shard has answered, or that it will not: then the request says why."""
+        error = reply.exception()
+        if error is not None:
+            self.refuse(INTERNAL_ERROR, str(error))
+        elif isinstance(reply.result(), wire.Done):
+            done = reply.result()
+            if "messages" in self.decision.result:
+                self.decision.result["messages"] += done.messages
+            if "consumers" in self.decision.result:
+                self.decision.result["consumers"] += done.consumers
+        self.one_came()
