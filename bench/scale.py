@@ -6,7 +6,7 @@ divided many shards.
     is named
 
 Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
-1 when something was lost. Nothing here says whether a figure is good: the bars are in bench/README.md.
+1 when something was lost. Nothing here says whether a figure is good: the bars are in bench/COSTS.md.
 """
 
 from __future__ import annotations

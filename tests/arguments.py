@@ -83,16 +83,16 @@ def document(table: Table) -> str:
     made = [
         "# Arguments of queues and exchanges\n\n",
         f"Written by `make arguments` from [{SOURCE}](model/arguments.py).\n\n",
-        "A policy sets an argument by its policy key. An operator policy may have the keys that say\n",
-        "so. Where an argument and a policy differ, the column *in force* says which value is: the\n",
-        "argument's, or the lower one. Where a policy and an operator policy differ, it is the lower\n",
-        "one too, or the operator policy's.\n\n",
+        "A policy sets an argument by its policy key. An operator policy may have only the keys that\n",
+        "are marked *operator*. If a policy and the argument of a queue or exchange differ, the column\n",
+        "*in force* says which one counts: the argument, or the lower value. If a policy and an operator\n",
+        "policy differ, the operator policy counts, or the lower value.\n\n",
         "## Queues\n\n",
         *_rows(table.queue.values()),
         "\n## Exchanges\n\n",
         *_rows(table.exchange.values()),
         "\n## Accepted and without effect\n\n",
-        "Definitions of other brokers carry these. Whoever sets one is told so.\n\n",
+        "Definitions of other brokers may have these names. The broker warns when one is set.\n\n",
         "| argument | policy key | why |\n| --- | --- | --- |\n",
     ]
     idle = [row for row in table.queue.values() if row.no_effect]

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the connector: starting one takes seconds, and a JVM."""
+"""One Spark session for all tests of the connector, since a session takes seconds and a JVM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def missing() -> str | None:
-    """What Spark lacks here, in one line."""
+    """Return what Spark needs and this machine lacks, in one line, or None."""
     from pyspark_shardmq.setup import java_home
 
     for name in ("pyspark", "pyarrow"):

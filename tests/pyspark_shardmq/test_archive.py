@@ -1,4 +1,4 @@
-"""What a manifest names is there, whole, with its offsets; what none names counts for nothing. No Spark."""
+"""An archive holds exactly the rows that its manifests name. These tests need no Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def row(queue: str, shard: int, offset: int) -> dict[str, Any]:
 
 
 class Written:
-    """An archive written as the job does it, epoch by epoch."""
+    """An archive that is written epoch by epoch, as the job writes it."""
 
     def __init__(self, path: Path) -> None:
         from pyspark_shardmq.archive import Archive
@@ -82,7 +82,7 @@ def test_the_first_row_since_a_time_is_found_in_few_files(tmp_path: Path, monkey
     monkeypatch.setattr(pq, "ParquetFile", lambda name: opened.append(name) or parquet_file(name))
     for offset in (0, 1, 9, 10, 317, 639):
         opened.clear()
-        assert written.archive.find(("orders", 0), "one", offset, 1000) == offset  # row n is of millisecond n
+        assert written.archive.find(("orders", 0), "one", offset, 1000) == offset  # row n was stored in millisecond n
         assert len(opened) <= 8
     assert written.archive.find(("orders", 0), "one", 640, 1000) is None
     assert written.archive.find(("orders", 0), "one", 317, 317) is None
@@ -114,7 +114,7 @@ def test_half_an_epoch_counts_for_nothing_and_is_removed(tmp_path: Path) -> None
 
 
 def test_an_epoch_without_rows_still_says_how_far_it_went(tmp_path: Path) -> None:
-    """Rows that were damaged at the broker are missing in a range; it is archived all the same."""
+    """Rows that were damaged at the broker are missing in a range that is archived all the same."""
     from pyspark_shardmq.archive import pieces_of
 
     (piece,) = pieces_of([], {("orders", 0): Position("one", 5)}, {("orders", 0): Position("one", 9)})

@@ -1,4 +1,4 @@
-"""The jobs' command lines: what is missing or wrong is one line and an exit status. No Spark."""
+"""The jobs' command lines answer each error with one line and an exit status, without Spark."""
 
 from __future__ import annotations
 

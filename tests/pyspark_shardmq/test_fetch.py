@@ -1,4 +1,4 @@
-"""Rows on their way from the broker into Arrow, without a JVM."""
+"""Rows come from the broker into Arrow. These tests need no JVM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_shardmq.options import read_options
 from tests.support.fake_streams import FakeStreams
 
 ROWS = 2500
-ROW_BYTES = 300  # a batch is many times what one call may take in
+ROW_BYTES = 300  # a batch is many times larger than one system call may receive
 
 
 def scanned(url: str, one: Range) -> list[bytes]:
@@ -35,7 +35,10 @@ def scanned(url: str, one: Range) -> list[bytes]:
 def test_no_call_of_the_kernel_takes_in_a_whole_batch(
     streams: FakeStreams, url: str, cut_off: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others on the host wait that long; and nothing is lost between the pieces, also where an answer is cut off."""
+    """Check that no row is lost between the pieces either, also if an answer is cut off.
+
+    Other processes of the host may have to wait while a system call copies.
+    """
     (shard,) = streams.declare("orders")
     streams.append("orders", ROWS)
     chosen = random.Random(cut_off)
@@ -55,11 +58,11 @@ def test_no_call_of_the_kernel_takes_in_a_whole_batch(
     assert max(asked) <= fetch.RECEIVE_BYTES_MAX < sum(map(len, found)) / 4
 
 
-# -- what is not asked again -------------------------------------------------------------------------------
+# -- errors that are not tried again -------------------------------------------------------------------------------
 
 
 class Answering:
-    """A server that does with each connection what it is told, and counts the connections."""
+    """A server that handles each connection by a given function and counts the connections."""
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer

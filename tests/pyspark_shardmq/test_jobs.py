@@ -1,6 +1,4 @@
-"""The jobs, as functions of one session: streams into an archive and out again, SQL in between, and what they say of
-it.
-"""
+"""The jobs, as functions of one session: archive, replay, SQL and the summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters over archived rows mean what they mean at the broker."""
+"""Filters select the same rows of an archive as at the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATTERNS = st.lists(st.sampled_from(["a", "b", "*", "#", "", "a+"]), min_size=1,
 
 
 def model(pattern: list[str], words: list[str]) -> bool:
-    """Slow and obvious."""
+    """Match a pattern in a slow and obvious way."""
     if not pattern:
         return not words
     if pattern[0] == "#":

@@ -1,4 +1,4 @@
-"""Every row is read once: nothing between two triggers is left out or comes twice, and what is lost is said."""
+"""Each row is read once, between two triggers none is skipped or repeated, and losses are reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def state(
 
 @st.composite
 def spans(draw: st.DrawFn) -> tuple[Positions, Positions]:
-    """A start and an end not before it; some places of the end are new."""
+    """Draw a start, and an end that is not before it and has some new places."""
     places = draw(st.lists(PLACES, unique=True, max_size=8))
     start, end = {}, {}
     for place in places:
@@ -143,7 +143,7 @@ def test_a_query_that_is_to_end_reads_nothing_that_came_later() -> None:
     assert at_most(now, target) == target
 
 
-# -- where it begins ---------------------------------------------------------------------------------------
+# -- the first positions ---------------------------------------------------------------------------------------
 
 
 def test_a_start_is_what_was_said_and_else_the_default() -> None:
@@ -166,7 +166,7 @@ def test_a_start_by_time_is_the_first_row_not_older() -> None:
     assert [position.next for position in some.values()] == [6, 4]
 
 
-# -- what is lost ------------------------------------------------------------------------------------------
+# -- losses ------------------------------------------------------------------------------------------
 
 
 def test_rows_that_retention_took_are_an_error_that_says_which() -> None:
@@ -201,7 +201,7 @@ def test_a_shard_that_went_away_is_an_error_and_one_that_came_is_read_from_its_b
 
 @given(OFFSETS, OFFSETS, st.booleans())
 def test_of_a_shard_that_went_only_what_was_not_read_is_lost(read: int, end: int, anew: bool) -> None:
-    """Be its number another stream's since or not."""
+    """Check this whether another stream has the number of the removed shard or not."""
     start = {("orders", 1): Position("one", read)}
     states = [state(0, 0, 5, id_="zero"), *([state(1, 2, 9, id_="two")] if anew else [])]
     expected = {("orders", s.shard): Position(s.id, s.first) for s in states}

@@ -1,4 +1,4 @@
-"""What is said in options is taken as it was meant or refused in one line; nothing is guessed."""
+"""Options are accepted with their plain meaning or refused in one line; nothing is guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a job is, as it is drawn: the numbers are those of the query, whatever Spark forgets meanwhile. No JVM."""
+"""The progress of a job has the numbers of the query, whatever Spark forgets meanwhile, without a JVM."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pyspark_shardmq.jobs.progress import CELLS, Epochs, bar, epoch_line, tasks
 from pyspark_shardmq.offsets import Position, encode
 
-REMEMBERED = 100  # epochs, by Spark
+REMEMBERED = 100  # Spark remembers the progress of so many epochs
 
 
 class Query:
-    """Says of its epochs what a StreamingQuery says, by the one call that is asked."""
+    """A query that answers the one call of StreamingQuery that the code uses."""
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
@@ -27,7 +27,7 @@ class Query:
         return [SimpleNamespace(json=lambda one=one: json.dumps(one)) for one in self.told[-REMEMBERED:]]
 
     def tell(self, rows: int | None, epoch: int, end: int = 0, latest: int = 0) -> None:
-        """`rows` None: a look that found nothing."""
+        """Add a report of an epoch; `rows` is None for a report without new rows."""
         ends = [encode({("orders", 0): Position("id", offset)}) for offset in (end, latest)]
         one = {"timestamp": f"2026-11-20T12:{len(self.told) // 60:02}:{len(self.told) % 60:02}.000Z", "batchId": epoch}
         one |= {"numInputRows": rows or 0, "durationMs": {} if rows is None else {"addBatch": 1}}

@@ -1,4 +1,4 @@
-"""A filter that is handed on leaves out no row the query wants, and what Spark need not look at again is exact."""
+"""A filter that is pushed down keeps every wanted row, and is exact if Spark does not filter again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOLDS = {
 
 
 def filter_(kind: str, column: str, value: Any = None) -> Any:
-    """As Spark's filter classes are, by their names and fields; told apart by the name of their class."""
+    """Make a filter with the class name and the fields of one of Spark's filter classes."""
     return type(kind, (SimpleNamespace,), {})(attribute=(column,), value=value)
 
 

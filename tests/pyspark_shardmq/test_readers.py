@@ -1,4 +1,4 @@
-"""The readers, called as Spark calls them but without its JVM: what is to be read is read, or an error says why not."""
+"""The readers, called as Spark calls them but without a JVM, read all rows or raise an error."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ pa = pytest.importorskip("pyarrow")
 if TYPE_CHECKING:
     from tests.support.fake_streams import FakeStreams
 
-FIRST_MS = 1_700_000_000_000  # when the fake's row 0 was stored; each further one a millisecond later
+FIRST_MS = 1_700_000_000_000  # when row 0 of the fake was stored; each row is a millisecond later
 
 
 def values(reader: Any, tasks: Iterable[Any]) -> list[int]:
-    """The bodies of all rows, which are numbers."""
+    """Return the bodies of all rows, which are numbers."""
     batches = [batch for task in tasks for batch in reader.read(task)]
     return sorted(int(value) for batch in batches for value in batch["value"].to_pylist())
 
@@ -36,7 +36,7 @@ def batch(url: str, **options: object) -> list[int]:
 
 
 class Stream:
-    """A query with Trigger.AvailableNow: epoch after epoch, until nothing is new."""
+    """A query with Trigger.AvailableNow, which runs epochs until there are no new rows."""
 
     def __init__(self, url: str, **options: object) -> None:
         self._given = {"shardmq.url": url, "pollTimeoutMs": "0", **{n: str(value) for n, value in options.items()}}
@@ -61,7 +61,7 @@ class Stream:
 
 @pytest.fixture
 def archived(tmp_path: Path, streams: FakeStreams) -> Callable[[str], str]:
-    """Archives all that the shards of a stream hold, as the job does it; returns where."""
+    """Archive all rows of the shards of a stream as the job does, and return the path."""
 
     def archive(name: str) -> str:
         import pyarrow.parquet as pq
@@ -86,7 +86,7 @@ def archived(tmp_path: Path, streams: FakeStreams) -> Callable[[str], str]:
 
 @pytest.fixture
 def cold(streams: FakeStreams, archived: Callable[[str], str]) -> str:
-    """400 rows archived, of which the log of each of two shards has lost the first 170; then 50 more."""
+    """Archive 400 rows of two shards, let each log lose its first 170 rows, and add 50 rows."""
     streams.declare("orders", 2)
     streams.append("orders", 400)
     path = archived("orders")
@@ -166,7 +166,7 @@ def test_an_archive_that_is_not_there_is_an_error_that_names_it(
 
 
 def test_archived_rows_of_a_shard_that_went_are_read_too(url: str, streams: FakeStreams, cold: str) -> None:
-    """All of them in a batch and in a new stream; by one that was in the middle of them, the rest."""
+    """Check that a batch and a new stream read all of them, and a running stream reads the rest."""
     running = Stream(url, subscribe="orders", archivePath=cold, startingOffsets="earliest", maxOffsetsPerTrigger=100)
     shards = streams.streams["orders"]
     running.checkpoint = encode({("orders", i): Position(shard.id, 10) for i, shard in enumerate(shards)})
@@ -213,7 +213,7 @@ def test_a_pattern_without_a_match_is_an_error_in_a_batch(url: str, streams: Fak
 
 
 def test_a_query_goes_on_when_shards_go_that_it_had_read(url: str, streams: FakeStreams) -> None:
-    """Also when the number of one that went is another stream's since."""
+    """Check this also when another stream has the number of a removed shard."""
     streams.declare("orders", 3)
     streams.append("orders", 300)
     query = Stream(url, subscribe="orders", startingOffsets="earliest")
@@ -274,7 +274,7 @@ def test_a_shard_that_goes_between_plan_and_scan_is_a_loss_that_may_be_allowed(u
 def test_rows_that_the_broker_cannot_read_are_a_loss_that_may_be_allowed(
     url: str, streams: FakeStreams, cut_off: int, more: dict[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where an answer was cut off behind them: only the end of one tells of gaps."""
+    """Check this also if an answer is cut off behind the gaps, since only its end names them."""
     streams.declare("orders", 2)
     streams.append("orders", 6000)
     streams.damaged = [(100, 110), (2990, 2995)]

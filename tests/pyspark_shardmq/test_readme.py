@@ -35,7 +35,7 @@ def test_the_session_of_the_readme_shows_what_it_says(spark: Any, tmp_path: Path
     pytest.importorskip("pyarrow")
     try:
         play(spark, tmp_path / "once")
-    except Exception as error:  # a Python worker has ten seconds to start, and no setting gives it more
+    except Exception as error:  # a Python worker has ten seconds to start, and no setting makes this longer
         if STARTS_SLOWLY not in str(error):
             raise
         play(spark, tmp_path / "again")

@@ -1,6 +1,4 @@
-"""Every row that Spark writes is published and confirmed, once, however often a task, an epoch or a request is
-repeated.
-"""
+"""Each row of Spark is published and confirmed once, however often a task, epoch or request repeats."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ def test_a_batch_with_a_name_may_be_run_again(spark: Any, url: str, streams: Fak
 
 
 def test_what_is_stored_and_what_was_known_is_said(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
-    """A line of JSON for each write: the second one brings 50 rows that are new, the third one's nobody can tell."""
+    """Check a line of JSON for each write: the second has 50 new rows, of the third it is not known."""
     metrics = tmp_path / "metrics"
     more: dict[str, Any] = {"metricsPath": str(metrics)}
     for rows in (100, 150):
@@ -100,8 +98,9 @@ def test_what_goes_nowhere_or_says_too_little_is_an_error(spark: Any, url: str, 
 def test_an_epoch_that_is_repeated_is_published_once(
     spark: Any, url: str, streams: FakeStreams, tmp_path: Path
 ) -> None:
-    """The task of an epoch fails behind its last row, twice: the first time it is repeated, then the query is started
-    again.
+    """Let the task of an epoch fail after its last row, so that it is repeated.
+
+    Then let the epoch fail, so that the query is started again.
     """
     streams.declare("orders", 2)
     streams.append("orders", 500)
@@ -114,7 +113,9 @@ def test_an_epoch_that_is_repeated_is_published_once(
     )
     writer = frame.writeStream.format("shardmq").option("shardmq.url", url).option("exchange", "out")
     writer = writer.option("checkpointLocation", str(tmp_path)).option("fetchOffset.numRetries", 0)
-    streams.faults = {"/exchanges/": 5}  # 2 tasks, 3 attempts each: the first epoch fails, all its rows were taken
+    streams.faults = {
+        "/exchanges/": 5
+    }  # 2 tasks with 3 attempts each: the first epoch fails although all its rows were stored
     query = start(writer.trigger(availableNow=True).start)
     with pytest.raises(Exception, match="tried 1 times"):
         query.awaitTermination(100)

@@ -1,4 +1,4 @@
-"""Spark reads what the streams hold: each row once, in its shard's order, whatever breaks on the way."""
+"""Spark reads each row of the streams once and in the order of its shard, whatever breaks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def flat(epochs: list[list[int]]) -> list[int]:
 
 
 class Query:
-    """A query with Trigger.AvailableNow into a list, by the values of its epochs."""
+    """Run a query with Trigger.AvailableNow and return the values of its epochs."""
 
     def __init__(self, spark: Any, url: str, checkpoint: Path, **options: Any) -> None:
         self.spark, self.url, self.checkpoint, self.options = spark, url, checkpoint, options
@@ -186,7 +186,7 @@ def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
 
 
 def test_what_a_query_has_finished_is_reported_under_its_group(url: str, streams: FakeStreams) -> None:
-    """A report that cannot be made stops no query: the next one makes up for it. Said once, not at each look."""
+    """Check that the query goes on, that the next report makes up for it, and that it is logged once."""
     pytest.importorskip("pyspark")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 

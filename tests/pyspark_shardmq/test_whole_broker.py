@@ -1,4 +1,4 @@
-"""Over a whole broker: what stream exchanges hold comes through Spark exactly once, whoever is killed on the way."""
+"""Spark reads the rows of a whole broker exactly once, whichever process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def channel(broker: RealBroker) -> Iterator[Any]:
-    # Nobody answers heartbeats while Spark works.
+    # The client answers no heartbeats while Spark works.
     connection = pika.BlockingConnection(pika.URLParameters(f"{broker.url}?heartbeat=0"))
     channel = connection.channel()
     channel.confirm_delivery()
@@ -63,7 +63,10 @@ def stream_exchange(channel: Any, name: str, shards: int) -> None:
 
 
 def publish(broker: RealBroker, channel: Any, exchange: str, numbers: range) -> None:
-    """Until the stream has them on stable storage; a confirm for each would take minutes on a slow disk."""
+    """Publish messages and wait until the stream has them on stable storage.
+
+    A confirm for each message would take minutes on a slow disk.
+    """
     before = ends(broker, exchange)
     quick = channel.connection.channel()
     for number in numbers:
@@ -102,7 +105,7 @@ def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicPropertie
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a job beside the test; what is left of any at the end is killed."""
+    """Give a function that starts a job beside the test; kill what is left of the jobs at the end."""
     begun = []
 
     def begin_one(job: str, *words: str) -> subprocess.Popen[bytes]:
@@ -120,7 +123,7 @@ def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def children(pid: int) -> list[int]:
-    """All that descend from a process: Spark's JVM and the Python workers, whatever groups they put themselves into."""
+    """Return all descendants of a process: Spark's JVM and the Python workers, in any process group."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended
@@ -130,7 +133,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_driver(process: subprocess.Popen[bytes]) -> None:
-    """The job and its JVM die at once; workers may live on and publish what they have, for a while."""
+    """Kill the job and its JVM at once; workers may live on and publish their rows for a while."""
     family = children(process.pid)
     for pid in [process.pid, *family]:
         with contextlib.suppress(OSError):  # an idle worker ends by itself
@@ -141,7 +144,7 @@ def kill_driver(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
-    """As soon as there is one: idle ones end by themselves."""
+    """Kill a worker as soon as there is one, since idle workers end by themselves."""
 
     def workers() -> list[int]:
         found = []
@@ -159,8 +162,9 @@ def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
 def test_a_stream_processor_publishes_each_row_once_through_kills(
     broker: RealBroker, channel: Any, spark: Any, tmp_path: Path, begin: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    """Killed: a shard, a Python worker, the driver with its JVM; then it runs to its end. What it publishes goes to a
-    queue and to a stream exchange.
+    """Kill a shard, a Python worker, and the driver with its JVM; then let the job run to its end.
+
+    The job publishes to a queue and to a stream exchange.
     """
     total, step = 8000, 300
     stream_exchange(channel, "orders", 2)

@@ -1,0 +1,45 @@
+"""Documents keep to 100 columns, and the files and links that they name are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("bench", "broker", "deploy", "pyspark_shardmq", "shardd", "supervisor", "tests")
+FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
+    str(path.relative_to(ROOT))
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.*")
+    if "node_modules" not in path.parts
+]
+DOCUMENTS = [path for path in FILES if path.endswith(".md") and not path.startswith("bench/results/")]
+WIDE = {"CHANGELOG.md", "broker/FRONT-DOOR.md"}  # this list only gets shorter
+COLUMNS_MAX = 100
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
+# A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for any.
+FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pyi|h|c|js|toml))`")
+# Files that a reader writes.
+NOT_OURS = {"NAME.py", "jobs/NAME.py"}
+
+
+@pytest.mark.parametrize("document", sorted(set(DOCUMENTS) - WIDE))
+def test_prose_keeps_to_its_columns(document: str) -> None:
+    lines = (ROOT / document).read_text().splitlines()
+    assert [line for line in lines if len(line) > COLUMNS_MAX and not line.lstrip().startswith("|")] == []
+
+
+@pytest.mark.parametrize("document", sorted(DOCUMENTS))
+def test_links_lead_to_files(document: str) -> None:
+    folder = (ROOT / document).parent
+    links = LINK.findall((ROOT / document).read_text())
+    assert [link for link in links if not (folder / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", sorted(set(DOCUMENTS) - {"CHANGELOG.md"}))
+def test_files_in_backticks_are_there(document: str) -> None:
+    named = set(FILE.findall((ROOT / document).read_text())) - NOT_OURS
+    there = [f"/{path}" for path in FILES]
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
