@@ -368,9 +368,7 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
     try:
         return await handler(request)
     except health.Unhealthy as error:
-        return json_response(
-            {"status": "failed", "reason": error.reason, **error.more}, error.status
-        )
+        return json_response({"status": "failed", "reason": error.reason, **error.more}, 503)
     except ApiError as error:
         headers = (
             {"WWW-Authenticate": 'Basic realm="shardmq Management"'}

@@ -63,14 +63,14 @@ async def get(call: Call) -> dict[str, Any]:
 async def delete(call: Call) -> None:
     """Delete all shard queues with their messages; the exchange gets new ones at once."""
     vhost, shards = _to_change(call, Configure)
-    answers = [call.context.authority.delete_queue(vhost.name, shard) for shard in shards]
+    answers = [call.authority.delete_queue(vhost.name, shard) for shard in shards]
     for answer in await asyncio.gather(*answers):
         check(answer)
 
 
 async def purge(call: Call) -> None:
     vhost, shards = _to_change(call, Read)
-    answers = [call.context.authority.purge_queue(vhost.name, shard) for shard in shards]
+    answers = [call.authority.purge_queue(vhost.name, shard) for shard in shards]
     for answer in await asyncio.gather(*answers):
         check(answer)
 
