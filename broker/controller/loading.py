@@ -17,7 +17,7 @@ from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import PermissionPut, UserPut, VhostPut
+from shardmq.broker.model.changes import AnyChange, PermissionPut, UserPut, VhostPut
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.routing.placement import place
 
@@ -46,12 +46,12 @@ def load_or_begin(
     if begin and not given.users:
         user, vhost = config.default_user, config.default_vhost
         hashed = hash_new_password(config.default_pass, config.hashing_algorithm)
-        first = [
+        first: list[AnyChange] = [
             VhostPut(vhost, "Default virtual host"),
             UserPut(user, *hashed, ["administrator"]),
             PermissionPut(vhost, user, ".*", ".*", ".*"),
         ]
-        _apply(Decision([*first]), definitions, catalog)
+        _apply(Decision(first), definitions, catalog)
     decisions = Decisions(
         catalog,
         definitions.new_queue_id,

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from shardmq.broker.controller.management.app import RESOURCES
-from shardmq.broker.controller.management.responses import openapi
-from shardmq.broker.controller.management.responses.openapi import BODIES, CHANGE_SHOWS, PART, SHOWS
+from shardmq.broker.controller.management.responses.openapi import PART
 from shardmq.broker.controller.management.responses.schemas import ROWS
 from tests.management.conftest import Api
 from tests.management.test_api import READS, make
+
+SHOWS = {
+    PART.sub(r"{\1}", route.path): route.shows
+    for resource in RESOURCES
+    for route in resource.ROUTES
+    if route.method == "GET" and route.shows is not None
+}
 
 # Of the 59 paths that both RabbitMQ and LavinMQ serve.
 SHARED = """
@@ -41,8 +47,6 @@ async def test_every_route_is_described_and_nothing_else(api: Api) -> None:
     api.login = None  # none is needed
     described = {(m.upper(), path) for path, operations in (await document(api))["paths"].items() for m in operations}
     assert described == {(r.method, PART.sub(r"{\1}", r.path)) for m in RESOURCES for r in m.ROUTES}
-    assert BODIES.keys() | {("GET", path) for path in SHOWS} <= described
-    assert all({("POST", path), ("PUT", path)} & described for path in CHANGE_SHOWS)
 
 
 @pytest.mark.row("G1.1", "G1.2", "G1.3", "G1.4", "G1.5", "G1.6", "G1.7")
@@ -86,7 +90,7 @@ async def test_what_is_shown_has_all_the_fields_that_are_promised(made: Api) -> 
 
 def _is(path: str, of: str) -> bool:
     parts, wanted = path.split("/"), of.removeprefix("/api/").split("/")
-    literal = [one for one in openapi.SHOWS if one == f"/api/{path}"]
+    literal = [one for one in SHOWS if one == f"/api/{path}"]
     if literal:
         return of == literal[0]
     return len(parts) == len(wanted) and all(w.startswith("{") or w == p for p, w in zip(parts, wanted, strict=True))

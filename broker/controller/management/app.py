@@ -163,7 +163,8 @@ async def start(
         stats,
         groups,
         memory or MemoryWatch(),
-        resharding={} if reshard_progress is None else reshard_progress,  # the same dict, which changes
+        # The dictionary itself: it changes while the server runs.
+        resharding={} if reshard_progress is None else reshard_progress,
         ended=ended,
     )
     runners = []
@@ -368,9 +369,7 @@ async def json_errors(request: web.Request, handler: Endpoint) -> web.StreamResp
     try:
         return await handler(request)
     except health.Unhealthy as error:
-        return json_response(
-            {"status": "failed", "reason": error.reason, **error.more}, error.status
-        )
+        return json_response({"status": "failed", "reason": error.reason, **error.more}, 503)
     except ApiError as error:
         headers = (
             {"WWW-Authenticate": 'Basic realm="shardmq Management"'}

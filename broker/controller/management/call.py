@@ -26,7 +26,9 @@ from shardmq.broker.controller.management.api_error import (
 )
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import LOCAL
+from shardmq.broker.controller.management.responses.schemas import Schema
 from shardmq.broker.controller.policies import key_missing
+from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.model import tables
 from shardmq.broker.model.catalog import Vhost
@@ -104,6 +106,7 @@ def _unpacked(body: bytes, encoding: str, bytes_max: int) -> bytes:
 class Call:
     def __init__(self, context: Context, request: web.Request, user: UserPut) -> None:
         self.context = context
+        self.authority = context.authority
         self.catalog = context.catalog
         self.request = request
         self.user = user
@@ -113,6 +116,11 @@ class Call:
     def part(self, name: str) -> str:
         """Return a part of the path, by its name in the Route."""
         return self.request.match_info[name]
+
+    def check_node(self) -> None:
+        """Raise 404 if the path names another node than this one."""
+        if self.request.match_info.get("node", NODE) != NODE:
+            raise not_found()
 
     def flag(self, name: str) -> bool:
         """Return a condition in the query, False if there is none.
@@ -197,10 +205,10 @@ class Call:
     async def ask_without_rights(self, request: Any) -> Answer:
         """Do the same as `ask` without checking rights."""
         makes_something = imported.needed(request, self.catalog)
-        answer = check(await self.context.authority.ask(request))
+        answer = check(await self.authority.ask(request))
         self.warnings += without_effect.sentences([request])
         if makes_something:
-            self.context.authority.warn_of(request)
+            self.authority.warn_of(request)
         return answer
 
     def must(self, act: Any) -> None:
@@ -237,9 +245,7 @@ class Call:
 
     def vhost(self) -> Vhost:
         """Return the vhost in the path, if this user may see it."""
-        vhost = self.catalog.vhost(self.part("vhost"))
-        if vhost is None:
-            raise not_found()
+        vhost = existing(self.catalog.vhost(self.part("vhost")))
         if not self.sees(vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
@@ -250,6 +256,13 @@ class Call:
         if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
+
+
+def existing(thing: T | None) -> T:
+    """Return the thing, or raise 404 if there is none."""
+    if thing is None:
+        raise not_found()
+    return thing
 
 
 def with_keys(body: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -268,7 +281,9 @@ class Route(NamedTuple):
 
     `tag`: the tag that users need. `query`: all known parameters of the query, others are refused;
     None: others are ignored, except by DELETE, which then knows none. `is_long`: the response may
-    be long, and is made and sent as `long_responses.py` says.
+    be long, and is made and sent as `long_responses.py` says. For the OpenAPI description `body`
+    is the type, schema, or name of a schema of the request's body; `shows` is the name of a row in
+    `schemas.py`, or [name] for a list of such rows.
     """
 
     method: str
@@ -277,6 +292,8 @@ class Route(NamedTuple):
     tag: str = "management"
     query: tuple[str, ...] | None = None
     is_long: bool = False
+    body: type[msgspec.Struct] | Schema | str | None = None
+    shows: str | list[str] | None = None
 
     @property
     def destroys(self) -> bool:

@@ -1,8 +1,8 @@
-// The HTTP API as this page uses it: who is logged in, calls, and errors in words.
+// Calls of the HTTP API, the login, and errors as texts.
 //
-// The login is kept in this tab alone (sessionStorage) and sent in a header by our own calls: unlike a cookie, or what a
-// browser remembers of its own password dialog, nothing another site makes the browser do carries it. It ends with the
-// tab. `credentials: "omit"` also keeps the browser's dialog away when a password is wrong.
+// The login is kept in this tab only (sessionStorage) and sent in a header by this page's calls. Requests that another
+// site's page makes the browser send do not have it, unlike a cookie or a password that the browser remembers. It ends
+// with the tab. `credentials: "omit"` also keeps the browser from asking for a password after a wrong one.
 
 const BASE = new URL("../api/", document.baseURI);
 const KEY = "shardmq.login";
@@ -16,7 +16,7 @@ export class ApiError extends Error {
 }
 
 let login = sessionStorage.getItem(KEY);
-/** {name, tags}, once logged in. */
+/** The user that is logged in, {name, tags}, or null. */
 export let user = null;
 let onLogout = () => {};
 let onWarning = () => {};
@@ -25,7 +25,7 @@ export function whenLoggedOut(then) {
   onLogout = then;
 }
 
-/** `then(text)`: of each thing that the broker took and that has no effect there. */
+/** Call `then(text)` for each warning of the broker about things that have no effect. */
 export function whenWarned(then) {
   onWarning = then;
 }
@@ -41,7 +41,7 @@ export async function logIn(name, password) {
   sessionStorage.setItem(KEY, login);
 }
 
-/** Whoever logged in before in this tab; raises ApiError when that does not hold any more. */
+/** Log in again as the user that logged in before in this tab. Throws ApiError if this is refused. */
 export async function resume() {
   try {
     user = await get("whoami");
@@ -68,18 +68,18 @@ const RANKS = {
   administrator: ["administrator"],
 };
 
-/** Whether the user's tags let it do what `tag` lets. */
+/** Return whether the user has the tag, or a higher one. */
 export function has(tag) {
   return user !== null && RANKS[tag].some((one) => user.tags.includes(one));
 }
 
-/** Names, put together to a path. The default exchange has a name there. */
+/** Return a path made of quoted names. For the default exchange use `exchangePart`. */
 export function path(...parts) {
   return parts.map(quoted).join("/");
 }
 
 function quoted(part) {
-  // A browser takes these for directories, also when they are quoted: another thing would be meant.
+  // A browser resolves these as directories, even when they are quoted, and would call another path.
   if (part === "." || part === "..") throw new ApiError(400, `A browser cannot ask for a thing called "${part}"; shardctl can.`);
   return encodeURIComponent(part);
 }
@@ -93,13 +93,13 @@ export const put = (where, body, options) => call("PUT", where, { ...options, bo
 export const post = (where, body, options) => call("POST", where, { ...options, body });
 export const remove = (where, options) => call("DELETE", where, options);
 
-/** The decoded answer, null for none. `query`: names and values; those that are "", null or undefined are left out. */
+/** Return the decoded response, null without a body. Values of `query` that are "", null or undefined are left out. */
 async function call(method, where, { body, query, signal, timeoutMs = TIMEOUT_MS } = {}) {
   const answer = await send(method, where, { body, query, signal, timeoutMs });
   const text = await answer.text();
   const found = text && answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;
   if (answer.ok) {
-    // Each value of the header ends with a string of JSON; a browser puts the values into one.
+    // Each value of the header ends with a string of JSON. A browser joins the values.
     for (const [text] of (answer.headers.get("Warning") ?? "").matchAll(/"(?:[^"\\]|\\.)*"/g)) onWarning(JSON.parse(text));
     return found;
   }
@@ -107,7 +107,7 @@ async function call(method, where, { body, query, signal, timeoutMs = TIMEOUT_MS
   throw new ApiError(answer.status, reason(found, answer));
 }
 
-/** The answer as a file. */
+/** Return the response as a file. */
 export async function file(where, options) {
   const answer = await send("GET", where, { timeoutMs: 10 * TIMEOUT_MS, ...options });
   if (!answer.ok) throw new ApiError(answer.status, reason(await answer.json().catch(() => null), answer));

@@ -1,4 +1,4 @@
-// The frame: login, navigation, theme, and the view the address names.
+// The frame: login, navigation, theme, and the view that the address names.
 
 import * as api from "./api.js";
 import { fill, h } from "./dom.js";
@@ -41,7 +41,7 @@ const ROUTES = [
   ["logs", logs],
 ];
 
-// Name of the first part of the address, label, and the tag it takes.
+// For each view: the first part of its address, its label, and the tag that users need.
 const MENU = [
   ["Broker", [["", "Overview", "management"], ["shards", "Shards", "monitoring"], ["streams", "Stream exchanges", "management"], ["logs", "Logs", "administrator"]]],
   ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"]]],
@@ -111,7 +111,7 @@ function showView(isFirst = false) {
     if (!(error instanceof api.ApiError)) throw error;
     page.show("Not shown", h("p", null, error.message));
   }
-  // A screen reader says where one is; the focus of who goes by keyboard is at the beginning of what is new.
+  // Focus the heading: a screen reader then reads it, and the keyboard goes on from the top of the new view.
   if (!isFirst) {
     window.scrollTo(0, 0);
     document.querySelector("#view h1")?.focus({ preventScroll: true });

@@ -1,4 +1,4 @@
-// Charts as SVG, drawn by hand: lines over time, heat maps, rings, bars. Colours are the theme's (classes, no values).
+// Charts as SVG: lines over time, heat maps, rings, bars. Colours are classes of the theme.
 
 import { h, svg, fill } from "./dom.js";
 
@@ -10,9 +10,9 @@ const BOTTOM = 22;
 const TICKS = 4;
 export const COLOURS = 8;
 const HEAT_STEPS = 8;
-const SPAN_MS_MIN = 60_000; // a chart that has just begun is not all empty
+const SPAN_MS_MIN = 60_000; // the shortest span, for a chart that has just begun
 
-/** A round number not below `most`, and the step between `TICKS` lines. */
+/** Return a round number that is at least `most`, and the step between `TICKS` lines. */
 function scale(most) {
   const rough = Math.max(most, 1e-9) / TICKS;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -22,7 +22,7 @@ function scale(most) {
 
 /**
  * Lines over time. `series`: {name, colour, of(sample)}; `samples`: {at (ms), ...}, oldest first; `show(value)` a text.
- * Gives an element with `draw(samples)`. It shows `spanMsMax` at most, less while there is less.
+ * Returns an element with `draw(samples)`. It shows the last `spanMsMax`, or less if the samples span less.
  */
 export function lineChart(title, series, show, spanMsMax) {
   const plot = h("div", { class: "plot" });
@@ -85,7 +85,7 @@ function pathOf(samples, x, y) {
   return samples.map((sample, i) => `${i ? "L" : "M"}${x(sample).toFixed(1)} ${y(sample).toFixed(1)}`).join("");
 }
 
-/** Rows by columns of values: darker is more. `rows`: {name, href, values (oldest first), now}. */
+/** A heat map, darker for larger values. `rows`: {name, href, values (oldest first), now}. */
 export function heatMap(title, rows, show, columns) {
   const most = Math.max(0, ...rows.flatMap((row) => row.values.filter(Number.isFinite)));
   const heat = (value) => (!Number.isFinite(value) ? "unknown" : value <= 0 || most <= 0 ? "h0" : `h${Math.max(1, Math.ceil((value / most) * HEAT_STEPS))}`);
@@ -100,7 +100,7 @@ export function heatMap(title, rows, show, columns) {
     h("div", { class: "heatkey" }, h("span", null, "0"), Array.from({ length: HEAT_STEPS + 1 }, (_, i) => h("i", { class: `h${i}` })), h("span", null, show(most))));
 }
 
-/** Parts of a whole, as arcs of a circle. `arcs`: {name, share (0..1), colour}. */
+/** A ring of shares. `arcs`: {name, share (0..1), colour}. */
 export function ring(title, arcs, middle) {
   const size = 260;
   const centre = size / 2;
@@ -124,7 +124,7 @@ function arcPath(centre, radius, from, to) {
   return `M${point(from + gap)}A${radius} ${radius} 0 ${end - from > 0.5 ? 1 : 0} 1 ${point(Math.max(end, from + gap + 0.0005))}`;
 }
 
-/** How full something is; above `warn` it is said by colour. `part`: 0..1. */
+/** A bar filled to `part`, 0..1. Above `warn` it has another colour. */
 export function bar(label, part, text, warn = 0.9) {
   const filled = Math.min(1, Math.max(0, Number.isFinite(part) ? part : 0));
   const kind = filled >= warn ? "bar full" : "bar";

@@ -1,14 +1,14 @@
-// Elements, made and brought up to date. The only place that makes any: text goes in as text nodes, never as markup,
-// so a name that looks like HTML is shown as it is written.
+// Makes and updates elements. No other file makes any: text goes in as text nodes, never as markup, so a name that
+// looks like HTML is shown as it is written.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element: attributes, `on` for listeners, `data` for data-*, true and false for flags; null children are left out. */
+/** Make an element. `on`: listeners, `data`: data-* attributes, true and false: flags. Null children are left out. */
 export function h(tag, props = null, ...children) {
   return filled(document.createElement(tag), props, children);
 }
 
-/** The same of SVG. */
+/** Make an element of SVG. */
 export function svg(tag, props = null, ...children) {
   return filled(document.createElementNS(SVG, tag), props, children);
 }
@@ -33,7 +33,7 @@ function add(element, children) {
   }
 }
 
-/** Replace what is in `element`. */
+/** Replace the children of `element`. */
 export function fill(element, ...children) {
   element.replaceChildren();
   add(element, children);
@@ -41,16 +41,16 @@ export function fill(element, ...children) {
 }
 
 /**
- * Make what is in `element` the same as `children`, keeping nodes that are there: focus and selection stay where they
- * are while numbers change. A node stays for one of the same tag and the same data-key; its listeners stay with it, so
- * what listens to one thing needs that thing's key.
+ * Make the children of `element` equal to `children`, and keep existing nodes: focus and selection stay where they are
+ * while numbers change. A node is kept for one with the same tag and the same data-key. Its listeners are kept, too, so
+ * an element that listens for one object needs a key of that object.
  */
 export function update(element, ...children) {
   const wanted = document.createElement("div");
   add(wanted, children);
   const focused = document.activeElement;
   bringUp(element, [...wanted.childNodes]);
-  // What is moved among its neighbours loses the focus, and a keyboard would begin again at the top of the page.
+  // An element that is moved loses the focus, and the keyboard would begin again at the top of the page.
   if (focused !== document.activeElement && element.contains(focused)) focused.focus({ preventScroll: true });
 }
 

@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them. "–" for what is not known.
+// Numbers, sizes and times as texts; "–" for an unknown value.
 
 const NONE = "–";
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -9,13 +9,13 @@ export function count(value) {
   return Number.isFinite(value) ? whole.format(value) : NONE;
 }
 
-/** At most five characters or so. */
+/** Return a number as a text of about five characters at the most. */
 export function compact(value) {
   if (!Number.isFinite(value)) return NONE;
   return Math.abs(value) < 10_000 ? (Math.abs(value) < 10 ? fine.format(value) : whole.format(value)) : short.format(value);
 }
 
-/** Of IPv6 in brackets, as in URLs. */
+/** Return host and port, with IPv6 in brackets as in URLs. */
 export function address(ip, port) {
   return ip.includes(":") ? `[${ip}]:${port}` : `${ip}:${port}`;
 }
@@ -54,7 +54,7 @@ export function moment(milliseconds) {
   return Number.isFinite(milliseconds) ? new Date(milliseconds).toLocaleString() : NONE;
 }
 
-/** Any value of a table of arguments or properties. */
+/** Return a value in a table of arguments or properties as a text. */
 export function value(any) {
   if (any === null || any === undefined || any === "") return NONE;
   return typeof any === "object" ? JSON.stringify(any) : String(any);

@@ -1,11 +1,11 @@
-// What the broker said of itself while this page was open: the charts' memory. Kept over changes of view.
+// The numbers of the last minutes, for charts. They are kept while views change.
 
 import * as api from "./api.js";
 
 export const EVERY_MS = 2_000;
 export const SPAN_MS = 600_000;
 
-/** Samples, the oldest first: `at` in ms, and what was said. */
+/** Samples, the oldest first: `at` in ms, and `said`, the response. */
 export const overviews = [];
 export const loads = [];
 const listeners = new Set();
@@ -23,7 +23,7 @@ export function stop() {
   overviews.length = loads.length = 0;
 }
 
-/** Called after each new sample until `signal` ends. */
+/** Call a function after each new sample, until `signal` is aborted. */
 export function follow(listener, signal) {
   listeners.add(listener);
   signal.addEventListener("abort", () => listeners.delete(listener));
@@ -45,7 +45,7 @@ async function sample(where, into, mine) {
     into.push({ at, said });
     while (into.length && into[0].at < at - SPAN_MS) into.shift();
   } catch (error) {
-    // A gap in the chart; the views tell why.
+    // The chart gets a gap; the views show the error.
     if (!(error instanceof api.ApiError)) throw error;
   }
 }

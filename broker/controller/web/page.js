@@ -1,4 +1,4 @@
-// What is shown just now: its place on the screen, and what it asks for again and again until another is shown.
+// A view on the screen, and the calls that it repeats until another view is shown.
 
 import * as api from "./api.js";
 import { h, fill } from "./dom.js";

@@ -1,6 +1,6 @@
-// Which view is shown, by what is behind the # of the address: "#/queues/%2F/orders?page=2".
+// Chooses the view by the part of the address behind #, as in "#/queues/%2F/orders?page=2".
 
-/** An address of this page, of names that may hold anything. */
+/** Return an address of this page with these parts, which are quoted. */
 export function to(...parts) {
   return `#/${parts.map(encodeURIComponent).join("/")}`;
 }
@@ -19,7 +19,7 @@ function decoded(part) {
   }
 }
 
-/** Keep what a table shows in the address, without a step in the history. */
+/** Keep the state of a table in the address, without a step in the history. */
 export function remember(values) {
   const { query } = here();
   for (const [name, value] of Object.entries(values)) {
@@ -30,7 +30,7 @@ export function remember(values) {
   history.replaceState(null, "", query.size ? `${path}?${query}` : path);
 }
 
-/** The view for these parts: rows of [pattern, view], where ":name" takes any part. */
+/** Return the view for these parts. `rows`: [pattern, view], where ":name" matches any part. */
 export function match(routes, parts) {
   for (const [pattern, view] of routes) {
     const wanted = pattern.split("/").filter(Boolean);

@@ -1,4 +1,4 @@
-// Lists: pages, order and search are the server's work, so that a hundred thousand rows are as quick as ten.
+// Lists: the server makes pages, sorts and searches, so that 100,000 rows are as quick as ten.
 
 import { fill, h, update } from "./dom.js";
 import * as format from "./format.js";
@@ -8,8 +8,8 @@ const PAGE_ROWS = 50;
 const TYPING_MS = 300;
 
 /**
- * Rows that are here already. `columns`: {label, cell(row), number, minor}, minor ones not on a phone; `key(row)` tells
- * rows apart.
+ * A table of the given rows. `columns`: {label, cell(row), number, minor}; minor ones are hidden on a phone. `key(row)`
+ * identifies a row.
  */
 export function plainTable(caption, columns, rows, key = (row) => JSON.stringify(row), nothing = "none") {
   if (!rows.length) return h("p", { class: "faint", data: { key: `none ${caption}` } }, nothing);
@@ -32,8 +32,8 @@ function line(columns, row, key) {
 }
 
 /**
- * A list of the API at `where()`, asked for by page. Columns may have `sort`: the field the server sorts by. Gives the
- * element; it lives as long as `page`.
+ * A list of the API at `where()`, fetched page by page. Columns may have `sort`, the field that the server sorts by.
+ * Returns the element, which is updated as long as `page` is shown.
  */
 export function listTable(page, { caption, where, columns, key, nothing = "There are none.", search = true, everyMs = 5_000, onRows = () => {}, tools = null }) {
   const shown = {
@@ -78,7 +78,7 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
     pager);
 }
 
-/** A page that is behind the last, since rows went, becomes the first. */
+/** Go to the first page if this one is behind the last, as rows were removed. */
 async function askFor(page, where, asked, shown) {
   try {
     return await page.get(where, asked);
@@ -98,7 +98,7 @@ function heading({ label, sort, number, minor }, shown, change) {
   if (!sort) return h("th", props, label);
   const isThis = shown.sort === sort;
   const order = !isThis ? "none" : shown.reverse ? "descending" : "ascending";
-  // Numbers first by the largest: that is what one looks for.
+  // Numbers are sorted in descending order at first: users look for the largest.
   const click = () => change(shown.sort === sort ? { reverse: !shown.reverse } : { sort, reverse: Boolean(number) });
   return h("th", { ...props, "aria-sort": order }, h("button", { type: "button", class: "sort", on: { click } }, label));
 }
@@ -117,7 +117,7 @@ function pages({ page, page_count: last }, go) {
   ];
 }
 
-/** Choose a vhost; what is chosen stays for all lists of this tab. */
+/** A field to choose a vhost for all lists of this tab. */
 export function vhostChoice(page, onChange) {
   const chosen = sessionStorage.getItem("shardmq.vhost") ?? "";
   const select = h("select", { "aria-label": "Virtual host" }, h("option", { value: "" }, "All virtual hosts"));

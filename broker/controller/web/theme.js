@@ -1,11 +1,11 @@
-// Before the first paint, so that nothing flashes: the theme chosen here last time, else the system's.
-// A script of its own, and no module: those run after the page is drawn.
+// Sets the theme that was chosen last, else the system's, before the first paint, so that nothing flashes.
+// This is no module, as modules run after the page is drawn.
 (function () {
   let chosen = null;
   try {
     chosen = localStorage.getItem("shardmq.theme");
   } catch {
-    // Storage may be forbidden; the system's theme it is.
+    // Without storage the system's theme is used.
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();

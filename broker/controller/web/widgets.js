@@ -1,4 +1,4 @@
-// Small pieces all views share: notes, badges, lists of facts, buttons that ask first, forms.
+// Pieces that all views share: notes, badges, lists of facts, buttons with confirmation, forms.
 
 import { h } from "./dom.js";
 import * as format from "./format.js";
@@ -7,7 +7,7 @@ import { to } from "./router.js";
 const NOTICE_MS = 6_000;
 const NOTICES_MAX = 4;
 
-/** Said once, and read out by screen readers. */
+/** Show a notice, which screen readers read out. */
 export function notice(text) {
   say("notices", "notice", text, NOTICE_MS);
 }
@@ -25,7 +25,7 @@ function say(where, kind, text, forMs) {
   if (forMs) setTimeout(() => box.remove(), forMs);
 }
 
-/** Do something that may be refused; the reason is shown. Gives whether it was done. */
+/** Do something that may be refused, and show the reason. Return whether it was done. */
 export async function attempt(act, done = "") {
   try {
     await act();
@@ -45,20 +45,20 @@ export function badge(text, kind = "") {
   return h("span", { class: `badge ${kind}` }, text);
 }
 
-/** [name, value] pairs; a value may be an element. */
+/** A list of [name, value] pairs; a value may be an element. */
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined);
   return h("dl", { class: "facts" }, shown.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
 }
 
-/** A table of arguments, properties or whatever an object holds. */
+/** A table of the fields of an object, such as arguments or properties. */
 export function entries(object) {
   const rows = Object.entries(object ?? {});
   if (!rows.length) return h("span", { class: "faint" }, "none");
   return h("ul", { class: "entries" }, rows.map(([name, value]) => h("li", null, h("code", null, name), " = ", h("code", null, format.value(value)))));
 }
 
-/** Big numbers beside each other: [label, value, detail]. */
+/** Large numbers beside each other: [label, value, detail]. */
 export function figures(rows) {
   return h("dl", { class: "figures" }, rows.map(([label, value, detail]) =>
     h("div", null, h("dt", null, label), h("dd", null, value, detail ? h("small", null, detail) : null))));
@@ -84,12 +84,12 @@ export function button(text, click, kind = "") {
   return h("button", { type: "button", class: kind, on: { click } }, text);
 }
 
-/** Asks first. `act` is done when it is meant. */
+/** A button that asks for confirmation before `act`. */
 export function dangerous(text, question, act, label = null) {
   return h("button", { type: "button", class: "danger", "aria-label": label, on: { click: async () => (await confirmed(question, text)) && act() } }, text);
 }
 
-/** A question in a dialog; Escape is no. */
+/** Ask a question in a dialog. Escape means no. */
 export function confirmed(question, yes) {
   return new Promise((resolve) => {
     const dialog = h("dialog", { "aria-labelledby": "question" },
@@ -157,7 +157,7 @@ function input({ name, type = "text", value = "", options = [], required = false
   }
 }
 
-/** Buttons that write the names of well-known arguments, for those who do not know them by heart. */
+/** Buttons that insert the names of known arguments. */
 function hints({ hints: names = [] }, control) {
   if (!names.length) return null;
   const write = (name) => () => {
@@ -174,7 +174,7 @@ function read({ type = "text", label }, control) {
   return type === "arguments" ? argumentsOf(control.value, label) : control.value;
 }
 
-/** Lines "name = value" to an object: a value that is JSON is that, any other a string. */
+/** Parse lines "name = value" into an object. A value that is no JSON is a string. */
 function argumentsOf(text, label = "Arguments") {
   const found = {};
   for (const line of text.split("\n").filter((one) => one.trim())) {
@@ -190,12 +190,12 @@ function argumentsOf(text, label = "Arguments") {
   return found;
 }
 
-/** Something that opens. */
+/** A section that can be opened. */
 export function fold(title, ...children) {
   return h("details", { class: "card fold" }, h("summary", null, h("h2", null, title)), children);
 }
 
-/** Inside a section. */
+/** A section inside a section, which can be opened. */
 export function inner(title, ...children) {
   return h("details", { class: "inner" }, h("summary", null, title), children);
 }

@@ -33,8 +33,9 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\"", "%": "%%"
 _SPECIAL: Final = frozenset('\\\n"%')
 
 
-# Returns the objects of some vhosts, each with the values of its labels.
-Objects = Callable[[Context, Stats, list[Vhost]], Iterable[tuple[tuple[str, ...], Any]]]
+# The values of the labels of an object, and what its metrics are made of.
+Row = tuple[tuple[str, ...], Any]
+Objects = Callable[[Context, Stats, list[Vhost]], Iterable[Row]]  # of some vhosts
 
 
 class Metric(NamedTuple):
@@ -107,7 +108,7 @@ async def lines(
             yield b"".join(parts)
 
 
-def _block(names: tuple[str, ...], rows: list[tuple[tuple[str, ...], Any]]) -> _Block:
+def _block(names: tuple[str, ...], rows: list[Row]) -> _Block:
     row = "\n{" + ",".join([f'{name}="%s"' for name in names]) + "} %%s"
     values = [values for values, _ in rows]
     if not _SPECIAL.isdisjoint(itertools.chain.from_iterable(map("".join, values))):
@@ -118,9 +119,7 @@ def _block(names: tuple[str, ...], rows: list[tuple[tuple[str, ...], Any]]) -> _
 # -- objects ---------------------------------------------------------------------------------------
 
 
-def _queues(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _queues(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             known = stats.queue(queue)
@@ -128,9 +127,7 @@ def _queues(
                 yield (vhost.name, queue.name), known
 
 
-def _stream_groups(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _stream_groups(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             stream = stats.streams.get(queue.id)
@@ -139,9 +136,7 @@ def _stream_groups(
                 yield (vhost.name, queue.name, name), behind(stream, offset)  # type: ignore[arg-type]
 
 
-def _exchanges(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     for vhost in vhosts:
         for exchange in list(vhost.exchanges.values()):
             yield (
@@ -150,15 +145,11 @@ def _exchanges(
             )
 
 
-def _vhosts(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _vhosts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     return (((vhost.name,), 1) for vhost in vhosts)
 
 
-def _connections(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
     for info in context.presence.connections():
         report = stats.connections.get(info.owner)
@@ -166,9 +157,7 @@ def _connections(
             yield (info.vhost, info.name), report
 
 
-def _channels(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
     for report in stats.channels:
         info = context.presence.connection(report["owner"])
@@ -176,25 +165,19 @@ def _channels(
             yield (info.vhost, channel_name(info, report["number"])), report
 
 
-def _node(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _node(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     return (
         ((), values) for values in [node_metrics.values(context, stats, processes.rows(context))]
     )
 
 
-def _attempts(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _attempts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     return (
         ((protocol,), counts) for protocol, counts in login_attempts.logins(context, stats).items()
     )
 
 
-def _churn(
-    context: Context, stats: Stats, vhosts: list[Vhost]
-) -> Iterable[tuple[tuple[str, ...], Any]]:
+def _churn(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     return (((), values) for values in [churn(context, stats)])
 
 

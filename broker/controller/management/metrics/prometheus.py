@@ -35,59 +35,53 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 AMQP = {"protocol": "amqp091"}
 CLASSIC = {**AMQP, "queue_type": "rabbit_classic_queue"}
 LETTERS = {"queue_type": CLASSIC["queue_type"], "dead_letter_strategy": "at_least_once"}
-# Metrics of front doors (`Stats.counters`) and of queues (`Stats.totals`): for each name the
-# counter, the labels and the help.
-DOOR_METRICS = {
-    "received": ("received", AMQP, "Messages received"),
-    "received_confirm": (
-        "received_confirm",
-        AMQP,
-        "Messages received on channels that want confirms",
-    ),
-    "unroutable_returned": ("returned", AMQP, "Mandatory messages without a route, returned"),
-    "unroutable_dropped": ("unroutable_dropped", AMQP, "Messages without a route, dropped"),
-    "confirmed": ("confirmed", AMQP, "Messages confirmed to their publishers"),
-    "delivered_consume_manual_ack": (
-        "delivered_manual",
-        CLASSIC,
-        "Messages given to consumers that acknowledge",
-    ),
-    "delivered_consume_auto_ack": (
-        "delivered_auto",
-        CLASSIC,
-        "Messages given to consumers that do not acknowledge",
-    ),
-    "delivered_get_manual_ack": (
-        "got_manual",
-        CLASSIC,
-        "Messages fetched by basic.get, to be acknowledged",
-    ),
-    "delivered_get_auto_ack": (
-        "got_auto",
-        CLASSIC,
-        "Messages fetched by basic.get, not to be acknowledged",
-    ),
-    "get_empty": ("got_empty", CLASSIC, "Times that basic.get found nothing"),
+# The help for the counters of front doors (`Stats.counters`) and queues (`Stats.totals`).
+HELP = {
+    "received": "Messages received",
+    "received_confirm": "Messages received on channels that want confirms",
+    "returned": "Mandatory messages without a route, returned",
+    "unroutable_dropped": "Messages without a route, dropped",
+    "confirmed": "Messages confirmed to their publishers",
+    "delivered_manual": "Messages given to consumers that acknowledge",
+    "delivered_auto": "Messages given to consumers that do not acknowledge",
+    "got_manual": "Messages fetched by basic.get, to be acknowledged",
+    "got_auto": "Messages fetched by basic.get, not to be acknowledged",
+    "got_empty": "Times that basic.get found nothing",
+    "published": "Messages put into queues",
+    "delivered": "Messages delivered to consumers and gets",
+    "redelivered": "Messages delivered again",
+    "acked": "Messages acknowledged",
 }
-QUEUE_METRICS = {
-    "routed": ("published", AMQP, "Messages put into queues"),
-    "delivered": ("delivered", CLASSIC, "Messages delivered to consumers and gets"),
-    "redelivered": ("redelivered", CLASSIC, "Messages delivered again"),
-    "acknowledged": ("acked", CLASSIC, "Messages acknowledged"),
+# The counters and labels of metrics.
+GLOBAL_METRICS = {
+    "received": ("received", AMQP),
+    "received_confirm": ("received_confirm", AMQP),
+    "unroutable_returned": ("returned", AMQP),
+    "unroutable_dropped": ("unroutable_dropped", AMQP),
+    "confirmed": ("confirmed", AMQP),
+    "delivered_consume_manual_ack": ("delivered_manual", CLASSIC),
+    "delivered_consume_auto_ack": ("delivered_auto", CLASSIC),
+    "delivered_get_manual_ack": ("got_manual", CLASSIC),
+    "delivered_get_auto_ack": ("got_auto", CLASSIC),
+    "get_empty": ("got_empty", CLASSIC),
+    "routed": ("published", AMQP),
+    "delivered": ("delivered", CLASSIC),
+    "redelivered": ("redelivered", CLASSIC),
+    "acknowledged": ("acked", CLASSIC),
 }
-# Further names for some of these metrics.
+# Further metrics of the same counters, without labels.
 CHANNEL_METRICS = {
-    "messages_published": (DOOR_METRICS, "received"),
-    "messages_confirmed": (DOOR_METRICS, "confirmed"),
-    "messages_unroutable_returned": (DOOR_METRICS, "returned"),
-    "messages_unroutable_dropped": (DOOR_METRICS, "unroutable_dropped"),
-    "messages_delivered_ack": (DOOR_METRICS, "delivered_manual"),
-    "messages_delivered": (DOOR_METRICS, "delivered_auto"),
-    "get_ack": (DOOR_METRICS, "got_manual"),
-    "get": (DOOR_METRICS, "got_auto"),
-    "get_empty": (DOOR_METRICS, "got_empty"),
-    "messages_redelivered": (QUEUE_METRICS, "redelivered"),
-    "messages_acked": (QUEUE_METRICS, "acked"),
+    "messages_published": "received",
+    "messages_confirmed": "confirmed",
+    "messages_unroutable_returned": "returned",
+    "messages_unroutable_dropped": "unroutable_dropped",
+    "messages_delivered_ack": "delivered_manual",
+    "messages_delivered": "delivered_auto",
+    "get_ack": "got_manual",
+    "get": "got_auto",
+    "get_empty": "got_empty",
+    "messages_redelivered": "redelivered",
+    "messages_acked": "acked",
 }
 SLICE_METRICS = 8  # written before the processor is offered
 # Metrics that /metrics/per-object has for each object under the same name as their sum here.
@@ -166,53 +160,36 @@ async def detailed(
 def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
     ready, unacked = stats.totals["ready"], stats.totals["unacked"]
     ready_bytes, unacked_bytes = stats.totals["ready_bytes"], stats.totals["unacked_bytes"]
+    queues = sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values())
+    channels = stats.counters.get("channels", 0)
     for name, what, value in (
-        ("rabbitmq_connections", "Connections open", len(context.presence.connections())),
-        ("rabbitmq_channels", "Channels open", stats.counters.get("channels", 0)),
-        ("rabbitmq_consumers", "Consumers", len(stats.consumers)),
-        (
-            "rabbitmq_queues",
-            "Queues",
-            sum(len(v.queues) - v.hidden_queues for v in context.catalog.vhosts.values()),
-        ),
-        (
-            "shardmq_messages_delayed",
-            "Messages that exchanges keep until they are due",
-            sum(stats.delayed.values()),
-        ),
-        ("rabbitmq_queue_messages", "Messages ready and unacknowledged", ready + unacked),
-        ("rabbitmq_queue_messages_ready", "Messages ready", ready),
-        ("rabbitmq_queue_messages_unacked", "Messages unacknowledged", unacked),
-        ("rabbitmq_queue_messages_bytes", "Bytes of messages", ready_bytes + unacked_bytes),
-        ("rabbitmq_queue_messages_ready_bytes", "Bytes of messages ready", ready_bytes),
-        (
-            "rabbitmq_queue_messages_unacked_bytes",
-            "Bytes of messages unacknowledged",
-            unacked_bytes,
-        ),
-        ("rabbitmq_queue_consumers", "Consumers of queues", stats.totals["consumers"]),
-        ("rabbitmq_channel_consumers", "Consumers of channels", len(stats.consumers)),
-        ("rabbitmq_channel_messages_unacked", "Deliveries not acknowledged", unacked),
-        (
-            "rabbitmq_connection_channels",
-            "Channels of connections",
-            stats.counters.get("channels", 0),
-        ),
+        ("connections", "Connections open", len(context.presence.connections())),
+        ("channels", "Channels open", channels),
+        ("consumers", "Consumers", len(stats.consumers)),
+        ("queues", "Queues", queues),
+        ("queue_messages", "Messages ready and unacknowledged", ready + unacked),
+        ("queue_messages_ready", "Messages ready", ready),
+        ("queue_messages_unacked", "Messages unacknowledged", unacked),
+        ("queue_messages_bytes", "Bytes of messages", ready_bytes + unacked_bytes),
+        ("queue_messages_ready_bytes", "Bytes of messages ready", ready_bytes),
+        ("queue_messages_unacked_bytes", "Bytes of messages unacknowledged", unacked_bytes),
+        ("queue_consumers", "Consumers of queues", stats.totals["consumers"]),
+        ("channel_consumers", "Consumers of channels", len(stats.consumers)),
+        ("channel_messages_unacked", "Deliveries not acknowledged", unacked),
+        ("connection_channels", "Channels of connections", channels),
     ):
-        yield GaugeMetricFamily(name, what, value=value)
-    for table, counters in ((DOOR_METRICS, stats.counters), (QUEUE_METRICS, stats.totals)):
-        for name, (counter, labels, what) in table.items():
-            yield _labelled(
-                CounterMetricFamily,
-                f"global_messages_{name}",
-                what,
-                labels,
-                counters.get(counter, 0),
-            )
-    for name, (source, counter) in CHANNEL_METRICS.items():
-        counters = stats.counters if source is DOOR_METRICS else stats.totals
-        what = next(what for known, _, what in source.values() if known == counter)
-        yield CounterMetricFamily(f"rabbitmq_channel_{name}", what, value=counters.get(counter, 0))
+        yield GaugeMetricFamily(f"rabbitmq_{name}", what, value=value)
+    what = "Messages that exchanges keep until they are due"
+    yield GaugeMetricFamily("shardmq_messages_delayed", what, value=sum(stats.delayed.values()))
+    counters = stats.counters | stats.totals
+    for name, (counter, labels) in GLOBAL_METRICS.items():
+        count = counters.get(counter, 0)
+        yield _labelled(
+            CounterMetricFamily, f"global_messages_{name}", HELP[counter], labels, count
+        )
+    for name, counter in CHANNEL_METRICS.items():
+        count = counters.get(counter, 0)
+        yield CounterMetricFamily(f"rabbitmq_channel_{name}", HELP[counter], value=count)
     connected = {
         "publishers": stats.counters.get("publishers", 0),
         "consumers": len(stats.consumers),

@@ -1,6 +1,6 @@
 """Metrics of the traffic between front doors and shards: batches, syncs, windows and rings.
 
-Each metric has one series for each shard.
+Most of them have one series for each shard, the others one for all front doors.
 """
 
 from __future__ import annotations

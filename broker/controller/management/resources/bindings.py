@@ -165,17 +165,18 @@ async def delete(call: Call) -> None:
 ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 ROUTES = [
-    Route("GET", "/api/bindings", get_all, is_long=True),
-    Route("GET", "/api/bindings/{vhost}", get_all, is_long=True),
-    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue, is_long=True),
+    Route("GET", "/api/bindings", get_all, is_long=True, shows=["Binding"]),
+    Route("GET", "/api/bindings/{vhost}", get_all, is_long=True, shows=["Binding"]),
+    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue, is_long=True, shows=["Binding"]),
     Route(
         "GET",
         "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}",
         of_exchange,
         is_long=True,
+        shows=["Binding"],
     ),
-    Route("GET", ENDS, between, is_long=True),
-    Route("POST", ENDS, post),
-    Route("GET", ENDS + "/{properties}", get),
+    Route("GET", ENDS, between, is_long=True, shows=["Binding"]),
+    Route("POST", ENDS, post, body=BindingBody),
+    Route("GET", ENDS + "/{properties}", get, shows="Binding"),
     Route("DELETE", ENDS + "/{properties}", delete),
 ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.call import Call, Route, existing
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
@@ -69,8 +69,7 @@ async def get_all(call: Call) -> Listing:
 
 async def of_connection(call: Call) -> Listing:
     name = call.part("connection")
-    if call.context.presence.by_name(name) is None:
-        raise not_found()
+    existing(call.context.presence.by_name(name))
     stats = await call.context.stats.now()
     return Listing(row for row in rows(call, stats) if row["connection_details"]["name"] == name)
 
@@ -99,8 +98,14 @@ def _consumers(call: Call, stats: Stats, channel: dict[str, Any]) -> list[dict[s
 
 
 ROUTES = [
-    Route("GET", "/api/channels", get_all, is_long=True),
-    Route("GET", "/api/channels/{channel}", get),
-    Route("GET", "/api/vhosts/{vhost}/channels", get_all, is_long=True),
-    Route("GET", "/api/connections/{connection}/channels", of_connection, is_long=True),
+    Route("GET", "/api/channels", get_all, is_long=True, shows=["Channel"]),
+    Route("GET", "/api/channels/{channel}", get, shows="Channel"),
+    Route("GET", "/api/vhosts/{vhost}/channels", get_all, is_long=True, shows=["Channel"]),
+    Route(
+        "GET",
+        "/api/connections/{connection}/channels",
+        of_connection,
+        is_long=True,
+        shows=["Channel"],
+    ),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.management.api_error import bad_request
 from shardmq.broker.controller.management.call import Call, Route, with_keys
+from shardmq.broker.controller.management.responses.schemas import STRING, object_of
 from shardmq.broker.model.changes import CLUSTER_NAME, GLOBAL, ParameterPut
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 
@@ -59,7 +60,7 @@ async def hashed_of_body(call: Call) -> Any:
 
 
 async def _hash(call: Call, password: str) -> str:
-    algorithm = call.context.authority.hashing_algorithm
+    algorithm = call.authority.hashing_algorithm
     # In a thread, since it takes a while.
     return await asyncio.get_running_loop().run_in_executor(
         None, hash_password, password, None, algorithm
@@ -68,7 +69,13 @@ async def _hash(call: Call, password: str) -> str:
 
 ROUTES = [
     Route("GET", "/api/cluster-name", get_cluster_name),
-    Route("PUT", "/api/cluster-name", put_cluster_name, "administrator"),
+    Route(
+        "PUT",
+        "/api/cluster-name",
+        put_cluster_name,
+        "administrator",
+        body=object_of(name={"type": "string", "minLength": 1}),
+    ),
     Route("GET", "/api/version", version),
     Route("GET", "/api/extensions", nothing),
     Route("GET", "/api/feature-flags", nothing, "administrator"),
@@ -78,5 +85,12 @@ ROUTES = [
     Route("GET", "/api/deprecated-features/used", nothing, "administrator"),
     Route("GET", "/api/auth", auth),
     Route("GET", "/api/auth/hash_password/{password}", hashed, "administrator"),
-    Route("PUT", "/api/auth/hash_password", hashed_of_body, "administrator"),
+    Route(
+        "PUT",
+        "/api/auth/hash_password",
+        hashed_of_body,
+        "administrator",
+        body=object_of(password=STRING),
+        shows="Hashed",
+    ),
 ]

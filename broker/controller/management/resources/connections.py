@@ -100,7 +100,7 @@ async def delete(call: Call) -> None:
     if info.user != call.user.name and not call.has("administrator"):
         raise not_found()
     reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
-    call.context.authority.close_connection(info.owner, reason)
+    call.authority.close_connection(info.owner, reason)
 
 
 def _of_user(call: Call) -> list[ConnectionInfo]:
@@ -117,14 +117,16 @@ async def delete_of_user(call: Call) -> None:
         raise not_authorised("Not administrator user")
     reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
     for info in _of_user(call):
-        call.context.authority.close_connection(info.owner, reason)
+        call.authority.close_connection(info.owner, reason)
 
 
 ROUTES = [
-    Route("GET", "/api/connections", get_all, is_long=True),
-    Route("GET", "/api/connections/username/{user}", get_of_user, is_long=True),
+    Route("GET", "/api/connections", get_all, is_long=True, shows=["Connection"]),
+    Route(
+        "GET", "/api/connections/username/{user}", get_of_user, is_long=True, shows=["Connection"]
+    ),
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
-    Route("GET", "/api/connections/{connection}", get),
+    Route("GET", "/api/connections/{connection}", get, shows="Connection"),
     Route("DELETE", "/api/connections/{connection}", delete),
-    Route("GET", "/api/vhosts/{vhost}/connections", get_all, is_long=True),
+    Route("GET", "/api/vhosts/{vhost}/connections", get_all, is_long=True, shows=["Connection"]),
 ]

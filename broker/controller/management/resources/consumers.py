@@ -104,6 +104,6 @@ async def delete(call: Call) -> None:
 
 ROUTES = [
     Route("DELETE", "/api/consumers/{vhost}/{connection}/{channel}/{tag}", delete),
-    Route("GET", "/api/consumers", get_all, is_long=True),
-    Route("GET", "/api/consumers/{vhost}", get_all, is_long=True),
+    Route("GET", "/api/consumers", get_all, is_long=True, shows=["Consumer"]),
+    Route("GET", "/api/consumers/{vhost}", get_all, is_long=True, shows=["Consumer"]),
 ]

@@ -34,6 +34,7 @@ from shardmq.broker.controller.management.resources.vhosts import metadata_of
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.json_body import Document
 from shardmq.broker.controller.management.responses.listing import columns_of
+from shardmq.broker.controller.management.responses.schemas import DOCUMENT
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.model.catalog import PREDECLARED, Catalog, Vhost
@@ -59,10 +60,7 @@ def definitions(catalog: Catalog, data_dir: str) -> dict[str, Any]:
     vhosts = list(catalog.vhosts.values())
     puts = list(catalog.parameters.values())
     return {
-        "rabbit_version": RABBITMQ_VERSION,
-        "rabbitmq_version": RABBITMQ_VERSION,
-        "product_name": "shardmq",
-        "product_version": product_version(),
+        **_versions(),
         "users": [users.row(user, catalog) for user in catalog.users.values()],
         "vhosts": [
             {"name": vhost.name, **metadata_of(vhost.put), "metadata": metadata_of(vhost.put)}
@@ -83,13 +81,19 @@ def definitions_of(vhost: Vhost, catalog: Catalog) -> dict[str, Any]:
     """Return the definitions of one vhost without its name, to be imported into any vhost."""
     puts = [put for put in catalog.parameters.values() if put.vhost == vhost.name]
     return {
+        **_versions(),
+        "metadata": metadata_of(vhost.put),
+        "description": f"Definitions of virtual host '{vhost.name}'",
+        **_inside([vhost], puts, lambda row: _without(row, "vhost")),
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {
         "rabbit_version": RABBITMQ_VERSION,
         "rabbitmq_version": RABBITMQ_VERSION,
         "product_name": "shardmq",
         "product_version": product_version(),
-        "metadata": metadata_of(vhost.put),
-        "description": f"Definitions of virtual host '{vhost.name}'",
-        **_inside([vhost], puts, lambda row: _without(row, "vhost")),
     }
 
 
@@ -199,7 +203,7 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
     loop = asyncio.get_running_loop()
     try:
         # In a thread, since it takes long: passwords in the document are hashed.
-        algorithm = call.context.authority.hashing_algorithm
+        algorithm = call.authority.hashing_algorithm
         hashed = partial(hash_new_password, algorithm=algorithm)
         stages = await loop.run_in_executor(
             None, lambda: imported.stages(imported.read(data), vhost, hashed)
@@ -211,7 +215,7 @@ async def _do_import(call: Call, vhost: str | None, data: bytes, progress: Impor
         for start in range(0, len(stage), REQUESTS_MAX):
             part = stage[start : start + REQUESTS_MAX]
             asks = [ask for ask in part if imported.needed(ask, call.catalog)]
-            answers = await asyncio.gather(*(call.context.authority.ask(ask) for ask in asks))
+            answers = await asyncio.gather(*(call.authority.ask(ask) for ask in asks))
             for ask, answer in zip(asks, answers, strict=True):
                 if answer.code:
                     raise ApiError(*refusal_status(answer.code), imported.refused(ask, answer.text))
@@ -250,14 +254,28 @@ async def kept_without_effect(call: Call) -> dict[str, list[str]]:
 
 
 ROUTES = [
-    Route("GET", "/api/without-effect", kept_without_effect, "administrator", is_long=True),
-    Route("GET", "/api/imports", imports, "administrator"),
-    Route("GET", "/api/all-configuration", get, "administrator", is_long=True),
-    Route("POST", "/api/all-configuration", post, "administrator"),
-    Route("GET", "/api/definitions", get, "administrator", is_long=True),
-    Route("POST", "/api/definitions", post, "administrator"),
+    Route(
+        "GET",
+        "/api/without-effect",
+        kept_without_effect,
+        "administrator",
+        is_long=True,
+        shows="Warned",
+    ),
+    Route("GET", "/api/imports", imports, "administrator", shows=["Import"]),
+    Route("GET", "/api/all-configuration", get, "administrator", is_long=True, shows="Definitions"),
+    Route("POST", "/api/all-configuration", post, "administrator", body=DOCUMENT),
+    Route("GET", "/api/definitions", get, "administrator", is_long=True, shows="Definitions"),
+    Route("POST", "/api/definitions", post, "administrator", body=DOCUMENT),
     Route("POST", "/api/definitions/upload", post, "administrator"),
-    Route("GET", "/api/definitions/{vhost}", get_vhost, "administrator", is_long=True),
-    Route("POST", "/api/definitions/{vhost}", post_vhost, "administrator"),
+    Route(
+        "GET",
+        "/api/definitions/{vhost}",
+        get_vhost,
+        "administrator",
+        is_long=True,
+        shows="Definitions",
+    ),
+    Route("POST", "/api/definitions/{vhost}", post_vhost, "administrator", body=DOCUMENT),
     Route("POST", "/api/definitions/{vhost}/upload", post_vhost, "administrator"),
 ]

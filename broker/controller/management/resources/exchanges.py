@@ -7,8 +7,14 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Arguments, Call, Route, put_status, table_of
+from shardmq.broker.controller.management.call import (
+    Arguments,
+    Call,
+    Route,
+    existing,
+    put_status,
+    table_of,
+)
 from shardmq.broker.controller.management.metrics.message_stats import exchange_stats
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.responses.listing import Listing
@@ -63,10 +69,7 @@ def _row_with_numbers(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict
 
 
 def _exchange(call: Call) -> ExchangePut:
-    exchange = call.vhost().exchanges.get(exchange_name(call.part("exchange")))
-    if exchange is None:
-        raise not_found()
-    return exchange
+    return existing(call.vhost().exchanges.get(exchange_name(call.part("exchange"))))
 
 
 async def get_all(call: Call) -> Listing:
@@ -98,9 +101,9 @@ async def delete(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/exchanges", get_all, is_long=True),
-    Route("GET", "/api/exchanges/{vhost}", get_all, is_long=True),
-    Route("GET", "/api/exchanges/{vhost}/{exchange}", get),
-    Route("PUT", "/api/exchanges/{vhost}/{exchange}", put),
+    Route("GET", "/api/exchanges", get_all, is_long=True, shows=["Exchange"]),
+    Route("GET", "/api/exchanges/{vhost}", get_all, is_long=True, shows=["Exchange"]),
+    Route("GET", "/api/exchanges/{vhost}/{exchange}", get, shows="Exchange"),
+    Route("PUT", "/api/exchanges/{vhost}/{exchange}", put, body=ExchangeBody),
     Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete, query=("if-unused",)),
 ]

@@ -99,6 +99,12 @@ def _destination(vhost: Vhost, target: Target) -> dict[str, Any]:
 
 
 ROUTES = [
-    Route("POST", "/api/exchanges/{vhost}/{exchange}/route", route),
+    Route(
+        "POST",
+        "/api/exchanges/{vhost}/{exchange}/route",
+        route,
+        body=MessageBody,
+        shows="Explained",
+    ),
     Route("GET", "/api/exchanges/{vhost}/{exchange}/ring", show_ring),
 ]

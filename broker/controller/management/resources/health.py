@@ -5,12 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from shardmq.broker.controller.management.api_error import (
-    ApiError,
-    bad_request,
-    not_authorised,
-    not_found,
-)
+from shardmq.broker.controller.management.api_error import bad_request, not_authorised
 from shardmq.broker.controller.management.call import Call, Route, number
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import limit_usage
@@ -23,7 +18,6 @@ from shardmq.broker.controller.management.resources.processes import (
     warnings,
 )
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
-from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.certificates import expires_at
 from shardmq.broker.shared.config import Tls
@@ -44,11 +38,12 @@ PORT_MAX: Final = 65535
 PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/prometheus"}
 
 
-class Unhealthy(ApiError):
+class Unhealthy(Exception):
     """A failed check: its response is {"status": "failed", "reason": ...}."""
 
     def __init__(self, reason: str, **more: Any) -> None:
-        super().__init__(503, "failed", reason)
+        super().__init__(reason)
+        self.reason = reason
         self.more = more
 
 
@@ -102,8 +97,7 @@ async def in_service(call: Call) -> Any:
 
 async def node(call: Call) -> Any:
     """Check everything on the node, as older tools ask it."""
-    if call.request.match_info.get("node", NODE) != NODE:
-        raise not_found()
+    call.check_node()
     await alarms(call)
     return await in_service(call)
 
@@ -197,5 +191,5 @@ ROUTES = [
     Route("GET", f"{CHECKS}/certificate-expiration/{{within}}/{{unit}}", certificate_expiration),
     Route("GET", "/api/healthchecks/node", node),
     Route("GET", "/api/healthchecks/node/{node}", node),
-    Route("GET", "/api/aliveness-test/{vhost}", aliveness),
+    Route("GET", "/api/aliveness-test/{vhost}", aliveness, shows="Check"),
 ]

@@ -7,6 +7,7 @@ from typing import Any
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import Call, Route, with_keys
 from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.schemas import INTEGER, object_of
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.checks import Refusal
@@ -99,12 +100,24 @@ async def delete_user(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/vhost-limits", get_vhosts, is_long=True),
-    Route("GET", "/api/vhost-limits/{vhost}", get_vhosts, is_long=True),
-    Route("PUT", "/api/vhost-limits/{vhost}/{name}", put_vhost, "administrator"),
+    Route("GET", "/api/vhost-limits", get_vhosts, is_long=True, shows=["VhostLimits"]),
+    Route("GET", "/api/vhost-limits/{vhost}", get_vhosts, is_long=True, shows=["VhostLimits"]),
+    Route(
+        "PUT",
+        "/api/vhost-limits/{vhost}/{name}",
+        put_vhost,
+        "administrator",
+        body=object_of(value=INTEGER),
+    ),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", delete_vhost, "administrator"),
-    Route("GET", "/api/user-limits", get_users, is_long=True),
-    Route("GET", "/api/user-limits/{user}", get_users, is_long=True),
-    Route("PUT", "/api/user-limits/{user}/{name}", put_user, "administrator"),
+    Route("GET", "/api/user-limits", get_users, is_long=True, shows=["UserLimits"]),
+    Route("GET", "/api/user-limits/{user}", get_users, is_long=True, shows=["UserLimits"]),
+    Route(
+        "PUT",
+        "/api/user-limits/{user}/{name}",
+        put_user,
+        "administrator",
+        body=object_of(value=INTEGER),
+    ),
     Route("DELETE", "/api/user-limits/{user}/{name}", delete_user, "administrator"),
 ]

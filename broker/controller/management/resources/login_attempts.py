@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats import Stats
-from shardmq.broker.controller.resharding.shard_sets import NODE
 
 AMQP: Final = "amqp091"
 HTTP: Final = "http"
@@ -39,7 +37,7 @@ def refused_unseen(context: Context, stats: Stats) -> dict[str, int]:
 
 
 async def get(call: Call) -> Any:
-    _check_node(call)
+    call.check_node()
     stats = await call.context.stats.now(totals_only=True)
     rows = []
     for protocol, now in logins(call.context, stats).items():
@@ -59,18 +57,13 @@ async def get(call: Call) -> Any:
 
 async def forget(call: Call) -> None:
     """Count from 0 again here, but not in the metrics, which never fall."""
-    _check_node(call)
+    call.check_node()
     call.context.http_logins.forgotten = logins(call.context, await call.context.stats.anew())
 
 
 async def sources(call: Call) -> Any:
-    _check_node(call)
+    call.check_node()
     return []
-
-
-def _check_node(call: Call) -> None:
-    if call.part("node") != NODE:
-        raise not_found()
 
 
 ROUTES = [

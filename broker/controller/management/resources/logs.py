@@ -123,6 +123,6 @@ def _lines(path: Path, since: float) -> Iterator[dict[str, Any]]:
 
 
 ROUTES = [
-    Route("GET", "/api/logs", get_all, "administrator"),
+    Route("GET", "/api/logs", get_all, "administrator", shows=["LogLine"]),
     Route("GET", "/api/livelog", live, "administrator"),
 ]

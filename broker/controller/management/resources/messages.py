@@ -23,6 +23,7 @@ from shardmq.broker.controller.management.api_error import (
 )
 from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number, with_keys
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
+from shardmq.broker.controller.management.responses.schemas import INTEGER, STRING, object_of
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.peers.front_door import (
     MOVE_MESSAGES_MAX,
@@ -79,10 +80,8 @@ async def get(call: Call) -> list[dict[str, Any]]:
         raise bad_request(f"ackmode: one of {', '.join(ACK_MODES)}")
     if body["encoding"] not in ("auto", "base64"):
         raise bad_request("Unsupported encoding. Please use auto or base64.")
-    count, truncate = (
-        _number(body, "count"),
-        _number(body, "truncate") if "truncate" in body else None,
-    )
+    count = _number(body, "count")
+    truncate = _number(body, "truncate") if "truncate" in body else None
     if count < 0:  # all messages
         count = GET_MESSAGES_MAX
     async with _session_or_error(call, vhost) as opened:
@@ -295,9 +294,30 @@ def _unavailable(error: Unavailable) -> ApiError:
     return ApiError(503, "unavailable", str(error))
 
 
+PUBLISH_BODY = object_of(
+    routing_key=STRING,
+    properties={"type": "object"},
+    payload=STRING,
+    payload_encoding={"enum": ["string", "base64"]},
+)
+GET_BODY = object_of(
+    {"truncate": {"type": "integer", "minimum": 0}},
+    ackmode={"enum": [*ACK_MODES]},
+    count=INTEGER,
+    encoding={"enum": ["auto", "base64"]},
+)
+
 ROUTES = [
-    Route("POST", "/api/exchanges/{vhost}/{exchange}/publish", publish),
-    Route("POST", "/api/queues/{vhost}/{queue}/get", get, query=()),
-    Route("POST", "/api/queues/{vhost}/{queue}/stream", read),
-    Route("POST", "/api/queues/{vhost}/{queue}/move", move, query=()),
+    Route(
+        "POST",
+        "/api/exchanges/{vhost}/{exchange}/publish",
+        publish,
+        body=PUBLISH_BODY,
+        shows="Routed",
+    ),
+    Route(
+        "POST", "/api/queues/{vhost}/{queue}/get", get, query=(), body=GET_BODY, shows=["Message"]
+    ),
+    Route("POST", "/api/queues/{vhost}/{queue}/stream", read, body=ReadBody, shows=["Message"]),
+    Route("POST", "/api/queues/{vhost}/{queue}/move", move, query=(), body=MoveBody, shows="Moved"),
 ]

@@ -6,7 +6,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.message_stats import all_message_stats, depths
@@ -98,15 +97,14 @@ async def overview(call: Call) -> dict[str, Any]:
 
 async def reset(call: Call) -> None:
     """Let rates begin anew. Counts and messages stay as they are."""
-    if call.request.match_info.get("node", NODE) != NODE:
-        raise not_found()
+    call.check_node()
     call.context.stats.forget()
     call.context.churn_rates.forget()
     call.context.node_rates.forget()
 
 
 ROUTES = [
-    Route("GET", "/api/overview", overview),
+    Route("GET", "/api/overview", overview, shows="Overview"),
     Route("DELETE", "/api/reset", reset, "administrator"),
     Route("DELETE", "/api/reset/{node}", reset, "administrator"),
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.api_error import bad_request, not_found
-from shardmq.broker.controller.management.call import Call, Route, put_status, with_keys
+from shardmq.broker.controller.management.api_error import bad_request
+from shardmq.broker.controller.management.call import Call, Route, existing, put_status, with_keys
 from shardmq.broker.controller.management.cluster_id import global_parameters
 from shardmq.broker.controller.management.responses.listing import Listing
+from shardmq.broker.controller.management.responses.schemas import object_of
 from shardmq.broker.model.changes import GLOBAL, ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import POLICY
 
@@ -30,12 +31,8 @@ async def get_all(call: Call) -> Listing:
 
 
 def _parameter(call: Call) -> ParameterPut:
-    put = call.catalog.parameters.get(
-        (call.vhost().name, call.part("component"), call.part("name"))
-    )
-    if put is None:
-        raise not_found()
-    return put
+    key = (call.vhost().name, call.part("component"), call.part("name"))
+    return existing(call.catalog.parameters.get(key))
 
 
 async def get(call: Call) -> dict[str, Any]:
@@ -66,10 +63,8 @@ async def get_globals(call: Call) -> Listing:
 
 
 def _global(call: Call) -> ParameterPut:
-    for put in global_parameters(call.catalog, call.context.config.data_dir):
-        if put.name == call.part("name"):
-            return put
-    raise not_found()
+    puts = global_parameters(call.catalog, call.context.config.data_dir)
+    return existing(next((put for put in puts if put.name == call.part("name")), None))
 
 
 async def get_global(call: Call) -> dict[str, Any]:
@@ -90,15 +85,39 @@ async def delete_global(call: Call) -> None:
         await call.ask(ParameterDelete("", GLOBAL, name))
 
 
+ONE = "/api/parameters/{component}/{vhost}/{name}"
+GLOBAL_ONE = "/api/global-parameters/{name}"
+
 ROUTES = [
-    Route("GET", "/api/parameters", get_all, "policymaker", is_long=True),
-    Route("GET", "/api/parameters/{component}", get_all, "policymaker", is_long=True),
-    Route("GET", "/api/parameters/{component}/{vhost}", get_all, "policymaker", is_long=True),
-    Route("GET", "/api/parameters/{component}/{vhost}/{name}", get, "policymaker"),
-    Route("PUT", "/api/parameters/{component}/{vhost}/{name}", put, "policymaker"),
-    Route("DELETE", "/api/parameters/{component}/{vhost}/{name}", delete, "policymaker"),
-    Route("GET", "/api/global-parameters", get_globals, "policymaker", is_long=True),
-    Route("GET", "/api/global-parameters/{name}", get_global, "policymaker"),
-    Route("PUT", "/api/global-parameters/{name}", put_global, "policymaker"),
-    Route("DELETE", "/api/global-parameters/{name}", delete_global, "policymaker"),
+    Route("GET", "/api/parameters", get_all, "policymaker", is_long=True, shows=["Parameter"]),
+    Route(
+        "GET",
+        "/api/parameters/{component}",
+        get_all,
+        "policymaker",
+        is_long=True,
+        shows=["Parameter"],
+    ),
+    Route(
+        "GET",
+        "/api/parameters/{component}/{vhost}",
+        get_all,
+        "policymaker",
+        is_long=True,
+        shows=["Parameter"],
+    ),
+    Route("GET", ONE, get, "policymaker", shows="Parameter"),
+    Route("PUT", ONE, put, "policymaker", body=object_of(value={})),
+    Route("DELETE", ONE, delete, "policymaker"),
+    Route(
+        "GET",
+        "/api/global-parameters",
+        get_globals,
+        "policymaker",
+        is_long=True,
+        shows=["GlobalParameter"],
+    ),
+    Route("GET", GLOBAL_ONE, get_global, "policymaker", shows="GlobalParameter"),
+    Route("PUT", GLOBAL_ONE, put_global, "policymaker", body=object_of(value={})),
+    Route("DELETE", GLOBAL_ONE, delete_global, "policymaker"),
 ]

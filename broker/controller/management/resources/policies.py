@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Call, Route, put_status, with_keys
+from shardmq.broker.controller.management.call import Call, Route, existing, put_status, with_keys
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
@@ -28,12 +27,10 @@ def value_of(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _routes(path: str, component: str, changes_tag: str) -> list[Route]:
+def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Route]:
     def found(call: Call) -> ParameterPut:
-        put = call.catalog.parameters.get((call.vhost().name, component, call.part("name")))
-        if put is None:
-            raise not_found()
-        return put
+        key = (call.vhost().name, component, call.part("name"))
+        return existing(call.catalog.parameters.get(key))
 
     async def get_all(call: Call) -> Listing:
         seen = {vhost.name for vhost in call.vhosts()}
@@ -58,15 +55,15 @@ def _routes(path: str, component: str, changes_tag: str) -> list[Route]:
 
     one = f"{path}/{{vhost}}/{{name}}"
     return [
-        Route("GET", path, get_all, is_long=True),
-        Route("GET", f"{path}/{{vhost}}", get_all, is_long=True),
-        Route("GET", one, get),
-        Route("PUT", one, put, changes_tag),
+        Route("GET", path, get_all, is_long=True, shows=["Policy"]),
+        Route("GET", f"{path}/{{vhost}}", get_all, is_long=True, shows=["Policy"]),
+        Route("GET", one, get, shows="Policy"),
+        Route("PUT", one, put, changes_tag, body=body),
         Route("DELETE", one, delete, changes_tag),
     ]
 
 
 ROUTES = [
-    *_routes("/api/policies", POLICY, "policymaker"),
-    *_routes("/api/operator-policies", OPERATOR_POLICY, "administrator"),
+    *_routes("/api/policies", POLICY, "policymaker", "PolicyBody"),
+    *_routes("/api/operator-policies", OPERATOR_POLICY, "administrator", "OperatorPolicyBody"),
 ]

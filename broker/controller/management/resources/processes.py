@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics.stats import Stats
@@ -240,15 +239,13 @@ async def nodes(call: Call) -> list[dict[str, Any]]:
 
 
 async def one_node(call: Call) -> dict[str, Any]:
-    if call.part("node") != NODE:
-        raise not_found()
+    call.check_node()
     return node(call.context, await call.context.stats.of_shards())
 
 
 async def memory(call: Call) -> dict[str, Any]:
     """Show how much memory each process has."""
-    if call.part("node") != NODE:
-        raise not_found()
+    call.check_node()
     held = {row["name"]: row["rss_bytes"] for row in rows(call.context) if row.get("rss_bytes")}
     total = sum(held.values())
     return {
@@ -262,8 +259,8 @@ async def memory(call: Call) -> dict[str, Any]:
 
 ROUTES = [
     Route("GET", "/api/nodes/{node}/memory", memory, "monitoring"),
-    Route("GET", "/api/processes", get_all, "monitoring"),
-    Route("GET", "/api/shards", shards, "monitoring"),
-    Route("GET", "/api/nodes", nodes, "monitoring"),
-    Route("GET", "/api/nodes/{node}", one_node, "monitoring"),
+    Route("GET", "/api/processes", get_all, "monitoring", shows=["Process"]),
+    Route("GET", "/api/shards", shards, "monitoring", shows=["Shard"]),
+    Route("GET", "/api/nodes", nodes, "monitoring", shows=["Node"]),
+    Route("GET", "/api/nodes/{node}", one_node, "monitoring", shows="Node"),
 ]

@@ -282,7 +282,7 @@ async def restart(call: Call) -> None:
 async def _set_paused(call: Call, paused: bool) -> None:
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Configure(vhost.name, queue.name))
-    check(await call.context.authority.ask(Pause(vhost.name, queue.name, paused)))
+    check(await call.authority.ask(Pause(vhost.name, queue.name, paused)))
 
 
 async def purge(call: Call) -> None:
@@ -300,15 +300,15 @@ async def purge(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/queues", get_all, is_long=True),
-    Route("GET", "/api/queues/detailed", get_all, is_long=True),
-    Route("GET", "/api/queues/{vhost}", get_all, is_long=True),
-    Route("GET", "/api/queues/{vhost}/{queue}", get),
+    Route("GET", "/api/queues", get_all, is_long=True, shows=["Queue"]),
+    Route("GET", "/api/queues/detailed", get_all, is_long=True, shows=["Queue"]),
+    Route("GET", "/api/queues/{vhost}", get_all, is_long=True, shows=["Queue"]),
+    Route("GET", "/api/queues/{vhost}/{queue}", get, shows="Queue"),
     Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked, is_long=True),
-    Route("PUT", "/api/queues/{vhost}/{queue}", put),
+    Route("PUT", "/api/queues/{vhost}/{queue}", put, body=QueueBody),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete, query=("if-unused", "if-empty")),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge, query=("count",)),
-    Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator"),
+    Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator", body=ActionBody),
     Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
     Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
     Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.groups.groups import Name, VirtualQueue
-from shardmq.broker.controller.management.api_error import bad_request, not_found
-from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.api_error import bad_request
+from shardmq.broker.controller.management.call import Call, Route, existing
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.policies import SHARDS
 from shardmq.broker.controller.resharding import shard_sets
@@ -137,9 +137,7 @@ def _number(body: NumberBody) -> Any:
 
 def _stream_exchange(call: Call) -> tuple[Vhost, ExchangePut]:
     vhost, name = call.vhost(), exchange_name(call.part("exchange"))
-    exchange = vhost.exchanges.get(name)
-    if exchange is None:
-        raise not_found()
+    exchange = existing(vhost.exchanges.get(name))
     if shard_sets.wanted(call.catalog, vhost, exchange, call.context.shards.count) is None:
         raise bad_request(f"exchange '{name}' is no stream exchange")
     return vhost, exchange

@@ -63,6 +63,8 @@ async def queues_of(call: Call) -> LazyListing[Any]:
 
 
 ROUTES = [
-    Route("GET", "/api/shards/load", get_all, "monitoring"),
-    Route("GET", "/api/shards/{shard}/queues", queues_of, "monitoring", is_long=True),
+    Route("GET", "/api/shards/load", get_all, "monitoring", shows=["Load"]),
+    Route(
+        "GET", "/api/shards/{shard}/queues", queues_of, "monitoring", is_long=True, shows=["Queue"]
+    ),
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
-from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route
+from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, existing
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
 from shardmq.broker.controller.peers.shard_links import ShardSilent
 from shardmq.broker.controller.streams.stream_ranges import Part
@@ -47,10 +47,7 @@ async def get(call: Call) -> dict[str, Any]:
     """Show the positions and lag of one name."""
     call.knows_only(())
     name = _name(call)
-    found = next((group for group in await _groups(call) if group["name"] == name), None)
-    if found is None:
-        raise not_found()
-    return found
+    return existing(next((row for row in await _groups(call) if row["name"] == name), None))
 
 
 async def put(call: Call) -> None:
@@ -130,8 +127,8 @@ def _name(call: Call) -> str:
 
 
 ROUTES = [
-    Route("GET", "/api/streams/{vhost}/{name}/groups", get_all),
-    Route("GET", "/api/streams/{vhost}/{name}/groups/{group}", get),
-    Route("PUT", "/api/streams/{vhost}/{name}/groups/{group}", put),
+    Route("GET", "/api/streams/{vhost}/{name}/groups", get_all, shows=["StreamGroup"]),
+    Route("GET", "/api/streams/{vhost}/{name}/groups/{group}", get, shows="StreamGroup"),
+    Route("PUT", "/api/streams/{vhost}/{name}/groups/{group}", put, body=GroupBody),
     Route("DELETE", "/api/streams/{vhost}/{name}/groups/{group}", delete),
 ]

@@ -9,7 +9,7 @@ import msgspec
 
 from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.management.api_error import bad_request, not_found
-from shardmq.broker.controller.management.call import Call, Route, check, put_status
+from shardmq.broker.controller.management.call import Call, Route, check, existing, put_status
 from shardmq.broker.controller.management.resources.limits import limits_of
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.policies import USER_LIMITS
@@ -62,30 +62,17 @@ def row(user: UserPut, catalog: Catalog) -> dict[str, Any]:
 
 
 def permission_row(put: PermissionPut) -> dict[str, Any]:
-    return {
-        "user": put.user,
-        "vhost": put.vhost,
-        "configure": put.configure,
-        "write": put.write,
-        "read": put.read,
-    }
+    names = ("user", "vhost", "configure", "write", "read")
+    return {name: getattr(put, name) for name in names}
 
 
 def topic_permission_row(put: TopicPermissionPut) -> dict[str, Any]:
-    return {
-        "user": put.user,
-        "vhost": put.vhost,
-        "exchange": put.exchange,
-        "write": put.write,
-        "read": put.read,
-    }
+    names = ("user", "vhost", "exchange", "write", "read")
+    return {name: getattr(put, name) for name in names}
 
 
 def _user(call: Call) -> UserPut:
-    user = call.catalog.users.get(call.part("user"))
-    if user is None:
-        raise not_found()
-    return user
+    return existing(call.catalog.users.get(call.part("user")))
 
 
 async def whoami(call: Call) -> dict[str, Any]:
@@ -121,13 +108,13 @@ async def put(call: Call) -> Any:
         raise bad_request("password_hash: not base64")
     existed = name in call.catalog.users
     # As in RabbitMQ an empty password is no password: nobody may log in with it.
-    fallback = call.context.authority.hashing_algorithm if body.password else RABBITMQ_DEFAULT
+    fallback = call.authority.hashing_algorithm if body.password else RABBITMQ_DEFAULT
     algorithm, hashed = body.hashing_algorithm or fallback, body.password_hash or ""
     if body.password:
         loop = asyncio.get_running_loop()
         hashed = await loop.run_in_executor(None, hash_password, body.password, None, algorithm)
     put = UserPut(name, hashed, algorithm, tags_of(body.tags))
-    check(await call.context.authority.ask(put))
+    check(await call.authority.ask(put))
     return put_status(existed)
 
 
@@ -138,14 +125,14 @@ def tags_of(tags: list[str] | str) -> list[str]:
 
 
 async def delete(call: Call) -> None:
-    check(await call.context.authority.ask(UserDelete(_user(call).name)))
+    check(await call.authority.ask(UserDelete(_user(call).name)))
 
 
 async def delete_many(call: Call) -> None:
     """Delete several users; those that do not exist are ignored."""
     for name in (await call.body(NamesBody)).users:
         if name in call.catalog.users:
-            check(await call.context.authority.ask(UserDelete(name)))
+            check(await call.authority.ask(UserDelete(name)))
 
 
 async def permissions_of_user(call: Call) -> Listing:
@@ -164,10 +151,7 @@ async def get_permissions(call: Call) -> Listing:
 
 
 def _permission(call: Call) -> PermissionPut:
-    put = call.catalog.permissions.puts.get((call.part("vhost"), call.part("user")))
-    if put is None:
-        raise not_found()
-    return put
+    return existing(call.catalog.permissions.puts.get((call.part("vhost"), call.part("user"))))
 
 
 async def get_permission(call: Call) -> dict[str, Any]:
@@ -179,16 +163,14 @@ async def put_permission(call: Call) -> Any:
     vhost, user = call.part("vhost"), call.part("user")
     existed = (vhost, user) in call.catalog.permissions.puts
     check(
-        await call.context.authority.ask(
-            PermissionPut(vhost, user, body.configure, body.write, body.read)
-        )
+        await call.authority.ask(PermissionPut(vhost, user, body.configure, body.write, body.read))
     )
     return put_status(existed)
 
 
 async def delete_permission(call: Call) -> None:
     put = _permission(call)
-    check(await call.context.authority.ask(PermissionDelete(put.vhost, put.user)))
+    check(await call.authority.ask(PermissionDelete(put.vhost, put.user)))
 
 
 # -- topic permissions -----------------------------------------------------------------------------
@@ -217,10 +199,7 @@ async def topic_permissions_of_vhost(call: Call) -> Listing:
 
 
 def _topic_permissions(call: Call) -> list[dict[str, Any]]:
-    rows = _topic_rows(call, call.part("vhost"), call.part("user"))
-    if not rows:
-        raise not_found()
-    return rows
+    return existing(_topic_rows(call, call.part("vhost"), call.part("user")) or None)
 
 
 async def get_topic_permission(call: Call) -> Listing:
@@ -233,7 +212,7 @@ async def put_topic_permission(call: Call) -> Any:
     body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
     existed = bool(_topic_rows(call, vhost, user))
     check(
-        await call.context.authority.ask(
+        await call.authority.ask(
             TopicPermissionPut(vhost, user, body.exchange, body.write, body.read)
         )
     )
@@ -242,14 +221,11 @@ async def put_topic_permission(call: Call) -> Any:
 
 async def delete_topic_permission(call: Call) -> None:
     """Delete the topic permissions of a user for all exchanges, or for ?exchange=."""
-    exchange = call.request.query.get("exchange")
-    if exchange is not None and all(
-        row["exchange"] != exchange for row in _topic_permissions(call)
-    ):
+    exchange, rows = call.request.query.get("exchange"), _topic_permissions(call)
+    if exchange is not None and all(row["exchange"] != exchange for row in rows):
         raise not_found()
-    _topic_permissions(call)
     check(
-        await call.context.authority.ask(
+        await call.authority.ask(
             TopicPermissionDelete(call.part("vhost"), call.part("user"), exchange)
         )
     )
@@ -260,35 +236,62 @@ async def delete_topic_permission_of(call: Call) -> None:
     _topic_permissions(call)
     vhost, user, exchange = call.part("vhost"), call.part("user"), call.part("exchange")
     if _topic_rows(call, vhost, user, exchange):
-        check(await call.context.authority.ask(TopicPermissionDelete(vhost, user, exchange)))
+        check(await call.authority.ask(TopicPermissionDelete(vhost, user, exchange)))
 
 
+PERMISSION = "/api/permissions/{vhost}/{user}"
+TOPICS = "/api/topic-permissions/{vhost}/{user}"
 ONE_TOPIC = "/api/topic-permissions/{vhost}/{user}/{exchange}"
 
 ROUTES = [
-    Route("GET", "/api/whoami", whoami),
-    Route("GET", "/api/users", get_all, "administrator", is_long=True),
-    Route("POST", "/api/users/bulk-delete", delete_many, "administrator", ()),
+    Route("GET", "/api/whoami", whoami, shows="WhoAmI"),
+    Route("GET", "/api/users", get_all, "administrator", is_long=True, shows=["User"]),
+    Route("POST", "/api/users/bulk-delete", delete_many, "administrator", (), body=NamesBody),
     Route(
-        "GET", "/api/users/without-permissions", without_permissions, "administrator", is_long=True
+        "GET",
+        "/api/users/without-permissions",
+        without_permissions,
+        "administrator",
+        is_long=True,
+        shows=["User"],
     ),
-    Route("GET", "/api/users/{user}", get, "administrator"),
-    Route("PUT", "/api/users/{user}", put, "administrator"),
+    Route("GET", "/api/users/{user}", get, "administrator", shows="User"),
+    Route("PUT", "/api/users/{user}", put, "administrator", body=UserBody),
     Route("DELETE", "/api/users/{user}", delete, "administrator"),
     Route(
-        "GET", "/api/users/{user}/permissions", permissions_of_user, "administrator", is_long=True
+        "GET",
+        "/api/users/{user}/permissions",
+        permissions_of_user,
+        "administrator",
+        is_long=True,
+        shows=["Permission"],
     ),
-    Route("GET", "/api/permissions", get_permissions, "administrator", is_long=True),
-    Route("GET", "/api/permissions/{vhost}/{user}", get_permission, "administrator"),
-    Route("PUT", "/api/permissions/{vhost}/{user}", put_permission, "administrator"),
-    Route("DELETE", "/api/permissions/{vhost}/{user}", delete_permission, "administrator"),
-    Route("GET", "/api/topic-permissions", get_topic_permissions, "administrator", is_long=True),
+    Route(
+        "GET",
+        "/api/permissions",
+        get_permissions,
+        "administrator",
+        is_long=True,
+        shows=["Permission"],
+    ),
+    Route("GET", PERMISSION, get_permission, "administrator", shows="Permission"),
+    Route("PUT", PERMISSION, put_permission, "administrator", body=PermissionBody),
+    Route("DELETE", PERMISSION, delete_permission, "administrator"),
+    Route(
+        "GET",
+        "/api/topic-permissions",
+        get_topic_permissions,
+        "administrator",
+        is_long=True,
+        shows=["TopicPermission"],
+    ),
     Route(
         "GET",
         "/api/users/{user}/topic-permissions",
         topic_permissions_of_user,
         "administrator",
         is_long=True,
+        shows=["TopicPermission"],
     ),
     Route(
         "GET",
@@ -296,22 +299,18 @@ ROUTES = [
         topic_permissions_of_vhost,
         "administrator",
         is_long=True,
+        shows=["TopicPermission"],
     ),
     Route(
         "GET",
-        "/api/topic-permissions/{vhost}/{user}",
+        TOPICS,
         get_topic_permission,
         "administrator",
         is_long=True,
+        shows=["TopicPermission"],
     ),
-    Route("PUT", "/api/topic-permissions/{vhost}/{user}", put_topic_permission, "administrator"),
-    Route(
-        "DELETE",
-        "/api/topic-permissions/{vhost}/{user}",
-        delete_topic_permission,
-        "administrator",
-        ("exchange",),
-    ),
+    Route("PUT", TOPICS, put_topic_permission, "administrator", body=TopicPermissionBody),
+    Route("DELETE", TOPICS, delete_topic_permission, "administrator", ("exchange",)),
     Route("GET", ONE_TOPIC, get_topic_permission, "administrator", is_long=True),
     Route("PUT", ONE_TOPIC, put_topic_permission, "administrator"),
     Route("DELETE", ONE_TOPIC, delete_topic_permission_of, "administrator"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, check, put_status
 from shardmq.broker.controller.management.metrics.message_stats import depth_details
 from shardmq.broker.controller.management.metrics.stats import Stats
@@ -97,14 +96,12 @@ async def put(call: Call) -> Any:
     await call.ask_without_rights(put)
     if not existed and not call.is_local:
         # As in RabbitMQ a user may use the vhosts it makes. shardctl is no user.
-        check(
-            await call.context.authority.ask(PermissionPut(name, call.user.name, ".*", ".*", ".*"))
-        )
+        check(await call.authority.ask(PermissionPut(name, call.user.name, ".*", ".*", ".*")))
     return put_status(existed)
 
 
 async def delete(call: Call) -> None:
-    check(await call.context.authority.ask(VhostDelete(call.vhost().name)))
+    check(await call.authority.ask(VhostDelete(call.vhost().name)))
 
 
 async def protect(call: Call) -> None:
@@ -117,7 +114,7 @@ async def unprotect(call: Call) -> None:
 
 async def _protect(call: Call, wanted: bool) -> None:
     put = msgspec.structs.replace(call.vhost().put, is_protected=wanted)
-    check(await call.context.authority.ask(put))
+    check(await call.authority.ask(put))
 
 
 async def permissions(call: Call) -> Listing:
@@ -130,17 +127,23 @@ async def permissions(call: Call) -> Listing:
 async def start(call: Call) -> None:
     """Do nothing: every vhost runs, and tools that ask go on."""
     call.vhost()
-    if call.part("node") != NODE:
-        raise not_found()
+    call.check_node()
 
 
 ROUTES = [
     Route("POST", "/api/vhosts/{vhost}/start/{node}", start, "administrator"),
-    Route("GET", "/api/vhosts", get_all, is_long=True),
-    Route("GET", "/api/vhosts/{vhost}", get, is_long=True),
-    Route("PUT", "/api/vhosts/{vhost}", put, "administrator"),
+    Route("GET", "/api/vhosts", get_all, is_long=True, shows=["Vhost"]),
+    Route("GET", "/api/vhosts/{vhost}", get, is_long=True, shows="Vhost"),
+    Route("PUT", "/api/vhosts/{vhost}", put, "administrator", body=VhostBody),
     Route("DELETE", "/api/vhosts/{vhost}", delete, "administrator"),
     Route("POST", "/api/vhosts/{vhost}/deletion/protection", protect, "administrator"),
     Route("DELETE", "/api/vhosts/{vhost}/deletion/protection", unprotect, "administrator"),
-    Route("GET", "/api/vhosts/{vhost}/permissions", permissions, "administrator", is_long=True),
+    Route(
+        "GET",
+        "/api/vhosts/{vhost}/permissions",
+        permissions,
+        "administrator",
+        is_long=True,
+        shows=["Permission"],
+    ),
 ]

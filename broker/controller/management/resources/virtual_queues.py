@@ -66,7 +66,7 @@ async def delete(call: Call) -> None:
     """Delete all shard queues with their messages; the exchange gets new ones at once."""
     vhost, shards = _to_change(call, Configure)
     asks = [QueueRemove(vhost.name, shard, False, False) for shard in shards]
-    answers = [call.context.authority.ask(ask) for ask in asks]
+    answers = [call.authority.ask(ask) for ask in asks]
     for answer in await asyncio.gather(*answers):
         check(answer)
 

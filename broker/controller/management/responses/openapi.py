@@ -1,7 +1,6 @@
 """The description of the API in OpenAPI 3.1, made from the table of routes.
 
-The first line of a handler's docstring is the summary of its route. BODIES says what the body of a
-request is, SHOWS and CHANGE_SHOWS say what a response shows.
+The first line of a handler's docstring is the summary of its route.
 """
 
 from __future__ import annotations
@@ -13,196 +12,18 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.management.call import NUMBER_MAX, Route
-from shardmq.broker.controller.management.resources import (
-    bindings,
-    exchanges,
-    explain_route,
-    messages,
-    queues,
-    stream_groups,
-    users,
-    vhosts,
+from shardmq.broker.controller.management.responses.schemas import (
+    DOCUMENT,
+    ROWS,
+    Schema,
+    of_list,
+    of_row,
 )
-from shardmq.broker.controller.management.responses.schemas import ROWS, Schema, of_list, of_row
 from shardmq.broker.model import arguments
 from shardmq.broker.model.arguments import Argument, PolicyKey
 from shardmq.broker.model.policies import APPLY_TO
 
 PART = re.compile(r"\{(\w+)(?::([^}]+))?\}")
-
-_VALUE: Schema = {"type": "object", "properties": {"value": {}}, "required": ["value"]}
-_NUMBER: Schema = {
-    "type": "object",
-    "properties": {"value": {"type": "integer"}},
-    "required": ["value"],
-}
-_PUBLISH: Schema = {
-    "type": "object",
-    "properties": {
-        "routing_key": {"type": "string"},
-        "properties": {"type": "object"},
-        "payload": {"type": "string"},
-        "payload_encoding": {"enum": ["string", "base64"]},
-    },
-    "required": ["routing_key", "properties", "payload", "payload_encoding"],
-}
-_GET: Schema = {
-    "type": "object",
-    "properties": {
-        "ackmode": {
-            "enum": [
-                "ack_requeue_true",
-                "ack_requeue_false",
-                "reject_requeue_true",
-                "reject_requeue_false",
-            ]
-        },
-        "count": {"type": "integer"},
-        "encoding": {"enum": ["auto", "base64"]},
-        "truncate": {"type": "integer", "minimum": 0},
-    },
-    "required": ["ackmode", "count", "encoding"],
-}
-_NAME: Schema = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "minLength": 1}},
-    "required": ["name"],
-}
-_PASSWORD: Schema = {
-    "type": "object",
-    "properties": {"password": {"type": "string"}},
-    "required": ["password"],
-}
-_DOCUMENT: Schema = {"type": "object"}
-
-STRUCTS: Final = {
-    "QueueBody": queues.QueueBody,
-    "MessageBody": explain_route.MessageBody,
-    "ReadBody": messages.ReadBody,
-    "MoveBody": messages.MoveBody,
-    "ActionBody": queues.ActionBody,
-    "ExchangeBody": exchanges.ExchangeBody,
-    "BindingBody": bindings.BindingBody,
-    "GroupBody": stream_groups.GroupBody,
-    "VhostBody": vhosts.VhostBody,
-    "UserBody": users.UserBody,
-    "NamesBody": users.NamesBody,
-    "PermissionBody": users.PermissionBody,
-    "TopicPermissionBody": users.TopicPermissionBody,
-}
-
-# The bodies of requests: the name of a struct, or a schema.
-BODIES: Final[dict[tuple[str, str], str | Schema]] = {
-    ("PUT", "/api/queues/{vhost}/{queue}"): "QueueBody",
-    ("PUT", "/api/exchanges/{vhost}/{exchange}"): "ExchangeBody",
-    ("POST", "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"): "BindingBody",
-    ("PUT", "/api/streams/{vhost}/{name}/groups/{group}"): "GroupBody",
-    ("PUT", "/api/vhosts/{vhost}"): "VhostBody",
-    ("PUT", "/api/users/{user}"): "UserBody",
-    ("POST", "/api/users/bulk-delete"): "NamesBody",
-    ("PUT", "/api/permissions/{vhost}/{user}"): "PermissionBody",
-    ("PUT", "/api/topic-permissions/{vhost}/{user}"): "TopicPermissionBody",
-    ("PUT", "/api/policies/{vhost}/{name}"): "PolicyBody",
-    ("PUT", "/api/operator-policies/{vhost}/{name}"): "OperatorPolicyBody",
-    ("PUT", "/api/parameters/{component}/{vhost}/{name}"): _VALUE,
-    ("PUT", "/api/global-parameters/{name}"): _VALUE,
-    ("PUT", "/api/vhost-limits/{vhost}/{name}"): _NUMBER,
-    ("PUT", "/api/user-limits/{user}/{name}"): _NUMBER,
-    ("PUT", "/api/cluster-name"): _NAME,
-    ("PUT", "/api/auth/hash_password"): _PASSWORD,
-    ("POST", "/api/exchanges/{vhost}/{exchange}/publish"): _PUBLISH,
-    ("POST", "/api/exchanges/{vhost}/{exchange}/route"): "MessageBody",
-    ("POST", "/api/queues/{vhost}/{queue}/get"): _GET,
-    ("POST", "/api/queues/{vhost}/{queue}/stream"): "ReadBody",
-    ("POST", "/api/queues/{vhost}/{queue}/move"): "MoveBody",
-    ("POST", "/api/queues/{vhost}/{queue}/actions"): "ActionBody",
-    ("POST", "/api/definitions"): _DOCUMENT,
-    ("POST", "/api/all-configuration"): _DOCUMENT,
-    ("POST", "/api/definitions/{vhost}"): _DOCUMENT,
-}
-
-# The response of GET for each path: one row, or [a list of rows].
-SHOWS: Final[dict[str, str | list[str]]] = {
-    "/api/overview": "Overview",
-    "/api/whoami": "WhoAmI",
-    "/api/nodes": ["Node"],
-    "/api/nodes/{node}": "Node",
-    "/api/queues": ["Queue"],
-    "/api/queues/detailed": ["Queue"],
-    "/api/queues/{vhost}": ["Queue"],
-    "/api/queues/{vhost}/{queue}": "Queue",
-    "/api/queues/{vhost}/{queue}/bindings": ["Binding"],
-    "/api/exchanges": ["Exchange"],
-    "/api/exchanges/{vhost}": ["Exchange"],
-    "/api/exchanges/{vhost}/{exchange}": "Exchange",
-    "/api/exchanges/{vhost}/{exchange}/bindings/{end}": ["Binding"],
-    "/api/bindings": ["Binding"],
-    "/api/bindings/{vhost}": ["Binding"],
-    "/api/bindings/{vhost}/e/{source}/{kind}/{destination}": ["Binding"],
-    "/api/bindings/{vhost}/e/{source}/{kind}/{destination}/{properties}": "Binding",
-    "/api/connections": ["Connection"],
-    "/api/connections/username/{user}": ["Connection"],
-    "/api/connections/{connection}": "Connection",
-    "/api/connections/{connection}/channels": ["Channel"],
-    "/api/vhosts/{vhost}/connections": ["Connection"],
-    "/api/vhosts/{vhost}/channels": ["Channel"],
-    "/api/channels": ["Channel"],
-    "/api/channels/{channel}": "Channel",
-    "/api/consumers": ["Consumer"],
-    "/api/consumers/{vhost}": ["Consumer"],
-    "/api/vhosts": ["Vhost"],
-    "/api/vhosts/{vhost}": "Vhost",
-    "/api/vhosts/{vhost}/permissions": ["Permission"],
-    "/api/vhosts/{vhost}/topic-permissions": ["TopicPermission"],
-    "/api/users": ["User"],
-    "/api/users/without-permissions": ["User"],
-    "/api/users/{user}": "User",
-    "/api/users/{user}/permissions": ["Permission"],
-    "/api/users/{user}/topic-permissions": ["TopicPermission"],
-    "/api/permissions": ["Permission"],
-    "/api/permissions/{vhost}/{user}": "Permission",
-    "/api/topic-permissions": ["TopicPermission"],
-    "/api/topic-permissions/{vhost}/{user}": ["TopicPermission"],
-    "/api/policies": ["Policy"],
-    "/api/policies/{vhost}": ["Policy"],
-    "/api/policies/{vhost}/{name}": "Policy",
-    "/api/operator-policies": ["Policy"],
-    "/api/operator-policies/{vhost}": ["Policy"],
-    "/api/operator-policies/{vhost}/{name}": "Policy",
-    "/api/parameters": ["Parameter"],
-    "/api/parameters/{component}": ["Parameter"],
-    "/api/parameters/{component}/{vhost}": ["Parameter"],
-    "/api/parameters/{component}/{vhost}/{name}": "Parameter",
-    "/api/global-parameters": ["GlobalParameter"],
-    "/api/global-parameters/{name}": "GlobalParameter",
-    "/api/vhost-limits": ["VhostLimits"],
-    "/api/vhost-limits/{vhost}": ["VhostLimits"],
-    "/api/user-limits": ["UserLimits"],
-    "/api/user-limits/{user}": ["UserLimits"],
-    "/api/definitions": "Definitions",
-    "/api/all-configuration": "Definitions",
-    "/api/definitions/{vhost}": "Definitions",
-    "/api/aliveness-test/{vhost}": "Check",
-    "/api/processes": ["Process"],
-    "/api/shards": ["Shard"],
-    "/api/streams/{vhost}/{name}/groups": ["StreamGroup"],
-    "/api/streams/{vhost}/{name}/groups/{group}": "StreamGroup",
-    "/api/shards/load": ["Load"],
-    "/api/shards/{shard}/queues": ["Queue"],
-    "/api/imports": ["Import"],
-    "/api/without-effect": "Warned",
-    "/api/logs": ["LogLine"],
-}
-# The same for other methods.
-CHANGE_SHOWS: Final[dict[str, str | list[str]]] = {
-    "/api/exchanges/{vhost}/{exchange}/publish": "Routed",
-    "/api/exchanges/{vhost}/{exchange}/route": "Explained",
-    "/api/queues/{vhost}/{queue}/get": ["Message"],
-    "/api/queues/{vhost}/{queue}/stream": ["Message"],
-    "/api/queues/{vhost}/{queue}/move": "Moved",
-    "/api/auth/hash_password": "Hashed",
-}
-
 LIVE: Final = "/api/livelog"  # its response has no end
 
 _QUERY: Final[dict[str, Schema]] = {
@@ -253,12 +74,13 @@ _ERRORS: Final = {
 
 def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
+    bodies = []
     for route in routes:
         path = PART.sub(r"{\1}", route.path)
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
-    _, structs = msgspec.json.schema_components(
-        STRUCTS.values(), ref_template="#/components/schemas/{name}"
-    )
+        if isinstance(route.body, type):
+            bodies.append(route.body)
+    _, structs = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     table = arguments.TABLE
     structs["QueueBody"]["properties"]["arguments"]["properties"] = _arguments(table.queue)
     structs["ExchangeBody"]["properties"]["arguments"]["properties"] = _arguments(table.exchange)
@@ -326,14 +148,14 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         "description": f"For users with the tag {route.tag}.",
         "parameters": [
             *_path_parameters(route.path),
-            *_query_parameters(route.method, path, route.query),
+            *_query_parameters(route, path),
         ],
         "responses": {
-            **_successes(route.method, path),
+            **_successes(route, path),
             **{code: {"$ref": f"#/components/responses/{code}"} for code in _ERRORS},
         },
     }
-    body = BODIES.get((route.method, path))
+    body = route.body.__name__ if isinstance(route.body, type) else route.body
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body}"} if isinstance(body, str) else body
         operation["requestBody"] = {
@@ -353,40 +175,37 @@ def _path_parameters(path: str) -> list[Schema]:
     return found
 
 
-def _query_parameters(method: str, path: str, query: Iterable[str] | None) -> list[Schema]:
+def _query_parameters(route: Route, path: str) -> list[Schema]:
     wanted: dict[str, Schema] = {}
-    if method == "GET" and isinstance(SHOWS.get(path), list):
-        wanted = _QUERY
-    elif method == "GET":
-        wanted = {"columns": _QUERY["columns"]}
-    if (method, path) == ("GET", "/api/logs"):
+    if path == "/api/logs":
         wanted = {"since": _SINCE}
-    if method != "GET" and query:
-        wanted = {name: _DELETE_QUERY[name] for name in query}
+    elif route.method == "GET":
+        wanted = _QUERY if isinstance(route.shows, list) else {"columns": _QUERY["columns"]}
+    elif route.query:
+        wanted = {name: _DELETE_QUERY[name] for name in route.query}
     return [{"name": name, "in": "query", "schema": schema} for name, schema in wanted.items()]
 
 
-def _successes(method: str, path: str) -> Schema:
+def _successes(route: Route, path: str) -> Schema:
     if path == LIVE:
         return {"200": {"description": "Lines as they come.", "content": {"text/event-stream": {}}}}
-    shown = SHOWS.get(path) if method == "GET" else CHANGE_SHOWS.get(path)
-    if shown is not None or method == "GET":
+    if route.shows is not None or route.method == "GET":
         return {
             "200": {
                 "description": "What there is.",
-                "content": {"application/json": {"schema": _schema(shown)}},
+                "content": {"application/json": {"schema": _schema(route.shows)}},
             }
         }
-    if BODIES.get((method, path)) is _DOCUMENT:
+    if route.body is DOCUMENT:
         warned = {"application/json": {"schema": _schema("Warned")}}
         said = {"description": "Done; some of it has no effect.", "content": warned}
         return {"200": said, "204": {"description": "Done."}}
-    if method == "PUT":
+    if route.method == "PUT":
         return {
             "201": {"description": "Made."},
             "204": {"description": "It was there, and is as asked for now."},
         }
-    if method == "POST":
+    if route.method == "POST":
         headers = {"Location": {"schema": {"type": "string"}}}
         return {
             "201": {"description": "Made.", "headers": headers},

@@ -1,4 +1,4 @@
-"""The rows of the API's responses as JSON Schema: RabbitMQ's fields, and our own.
+"""JSON Schemas of rows in responses, with RabbitMQ's fields and our own, and of small bodies.
 
 A field is written as "name:type", with "?" behind a type that may be null. The fields in `MORE` are
 not always there. Rows may have fields that are named nowhere here.
@@ -115,6 +115,17 @@ MORE: Final[dict[str, str]] = {
         "syncs_per_s:num"
     ),
 }
+
+
+STRING: Final[Schema] = {"type": "string"}
+INTEGER: Final[Schema] = {"type": "integer"}
+DOCUMENT: Final[Schema] = {"type": "object"}  # definitions to import
+
+
+def object_of(optional: Schema | None = None, **required: Schema) -> Schema:
+    """Return the schema of an object with these properties."""
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "properties": properties, "required": [*required]}
 
 
 def of_row(name: str) -> Schema:

@@ -1,4 +1,4 @@
-// Bindings of one queue or exchange: the list, adding one, taking one away.
+// Bindings of one queue or exchange: the list, adding one, removing one.
 
 import { exchangePart, path, post, remove } from "../api.js";
 import { h, update } from "../dom.js";
@@ -8,7 +8,7 @@ import { attempt, button, empty, entries, exchangeLink, form, inner, queueLink }
 const KINDS = { queue: "q", exchange: "e" };
 const ROWS_MAX = 500; // shown at once
 
-/** `what`: {vhost, kind ("queue" or "exchange"), name}. `from`: those that begin here, not those that end here. */
+/** The bindings of `what`: {vhost, kind ("queue" or "exchange"), name}. `from`: bindings whose source it is. */
 export function bindingsOf(page, what, from) {
   const list = h("div", null, empty("…"));
   const where = what.kind === "queue"

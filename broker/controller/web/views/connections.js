@@ -1,4 +1,4 @@
-// Connections and channels: who is there, what they do; and how to end one.
+// Connections and channels: lists, single ones, and closing a connection.
 
 import { path, remove } from "../api.js";
 import { h, update } from "../dom.js";

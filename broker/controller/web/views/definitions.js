@@ -1,4 +1,4 @@
-// Definitions: all that exists but messages, as a file, out and in; how far imports are.
+// Definitions: export and import as a file of all that exists but messages, and the progress of imports.
 
 import { file, path, post } from "../api.js";
 import { h, update } from "../dom.js";
@@ -58,7 +58,7 @@ function uploadForm(page) {
   });
 }
 
-/** What exists and is kept for other brokers alone, whatever way it came: by AMQP, HTTP, a file or at the start. */
+/** Warnings about all that exists and has no effect in this broker. */
 function withoutEffect({ warnings }) {
   return warnings.length ? warnings.map((text) => h("p", { data: { key: text } }, text)) : empty("All that exists has an effect.");
 }

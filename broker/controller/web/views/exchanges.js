@@ -1,4 +1,4 @@
-// Exchanges: the list, and one with its bindings, where a message would go, and its ring.
+// Exchanges: the list, and one with its bindings, its ring, and a form that says where a message would go.
 
 import { exchangePart, path, post, put, remove } from "../api.js";
 import { EXCHANGE_ARGUMENTS } from "../arguments.js";

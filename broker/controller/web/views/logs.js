@@ -1,4 +1,4 @@
-// Logs: the last lines of all processes, followed as they come.
+// Logs: the last lines of all processes, and new lines.
 
 import { h, update } from "../dom.js";
 import { empty, section } from "../widgets.js";

@@ -9,7 +9,7 @@ const COUNT_MAX = 1_000;
 const SHOWN_BYTES_MAX = 50_000; // of each payload
 const PROPERTIES = ["content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "app_id", "priority"];
 
-/** To `exchange`, or (with `queue`) straight into one queue. */
+/** A form to publish to `exchange`, or with `queue` straight into one queue. */
 export function publishForm(vhost, exchange, queue, then) {
   const key = { name: "routing_key", label: "Routing key" };
   return form([

@@ -1,4 +1,4 @@
-// Overview: what goes through, what waits, what the broker holds, what is wrong.
+// Overview: rates, waiting messages, processes, and warnings.
 
 import { ApiError, has } from "../api.js";
 import { bar, lineChart } from "../charts.js";
@@ -63,7 +63,7 @@ function figuresOf(said) {
   ]);
 }
 
-/** Alarms and warnings; nothing when all is well. */
+/** Alarms and warnings, or nothing. */
 async function wrongs(page) {
   const said = await page.get("health/checks/alarms").catch((error) => {
     if (error instanceof ApiError && error.status === 503) return { reason: error.message };

@@ -39,7 +39,7 @@ export function queues(page) {
   page.show("Queues", section(null, list), fold("Add a queue", addForm(page)));
 }
 
-/** `briefly`: without what most queues are. */
+/** Badges for a queue. `briefly`: without those that most queues have. */
 function features(row, briefly = false) {
   return [
     row.type === "classic" ? null : badge(row.type),

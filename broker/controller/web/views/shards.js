@@ -1,4 +1,4 @@
-// Shards: who carries how much, now and over the last minutes; and which queues live on one.
+// Shards: the load of each, now and in the last minutes, and the queues on a shard.
 
 import { heatMap } from "../charts.js";
 import { h, update } from "../dom.js";

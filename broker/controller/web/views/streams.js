@@ -1,4 +1,4 @@
-// Stream exchanges: how their messages are spread (the ring), which queue is on which shard, which consumer owns what.
+// Stream exchanges: the ring that spreads their messages, the shards of their queues, and the owners of these.
 
 import { exchangePart, has, path, put, remove } from "../api.js";
 import { COLOURS, ring } from "../charts.js";
@@ -71,7 +71,7 @@ export function stream(page, vhost, name) {
     })));
 }
 
-/** What waits in each part, where it may be seen. */
+/** Return the rows of the shard queues that the user may see, by name. */
 async function partRows(page, vhost, name) {
   const found = await page.get(path("queues", vhost), { page: 1, page_size: 500, name });
   return new Map(found.items.filter((row) => row.exchange === name).map((row) => [row.name, row]));
@@ -89,7 +89,7 @@ function partTable(vhost, found, rows) {
   ], found.shards, (part) => part.queue);
 }
 
-/** Consumers by parts: a filled cell is owned, a striped one about to go to another. */
+/** Consumers by shard queues: a filled cell is owned, a striped one is about to move. */
 function ownership(found) {
   const consumers = [...new Map(found.shards.flatMap((part) => part.owners).concat(found.consumers).map((one) => [consumerKey(one), one])).entries()];
   if (!consumers.length) return empty("Nobody consumes it by its own name.");
@@ -110,7 +110,7 @@ function consumerKey(one) {
   return `${one.group}\n${one.channel_details?.name ?? ""}\n${one.channel_details?.number}\n${one.consumer_tag}`;
 }
 
-/** The ring of an exchange that hashes: each queue's share of the keys. */
+/** The ring of an exchange that hashes: the share of the keys of each queue. */
 export function ringOf(page, vhost, name) {
   const place = h("div", { class: "ringbox" }, empty("…"));
   page.live(async () => {

@@ -1,4 +1,4 @@
-// Users: the list, one with its tags, password, permissions, limits.
+// Users: the list, and one with its tags, password, permissions and limits.
 
 import { get, path, put, remove, user as self } from "../api.js";
 import { h, update } from "../dom.js";

@@ -1,4 +1,4 @@
-// Virtual hosts: the list, one with its permissions and limits.
+// Virtual hosts: the list, and one with its permissions and limits.
 
 import { has, path, put, remove } from "../api.js";
 import { h, update } from "../dom.js";
@@ -7,7 +7,7 @@ import { to } from "../router.js";
 import { chosenVhost, listTable, plainTable } from "../table.js";
 import { attempt, button, dangerous, empty, facts, fold, form, inner, link, notice, section } from "../widgets.js";
 
-/** A field of a form to choose a vhost by. */
+/** A field of a form to choose a vhost. */
 export function vhostOptions(page) {
   const field = { name: "vhost", label: "Virtual host", type: "select", options: [chosenVhost() || "/"] };
   page.get("vhosts", { columns: "name" }).then((vhosts) => {
@@ -89,7 +89,7 @@ export function permissionTable(rows, again) {
   ], rows, (row) => `${row.vhost}\n${row.user}`, "No permissions.");
 }
 
-/** `known`: the vhost or the user, the other is asked for. */
+/** A form to set permissions. `known`: the vhost or the user; the form asks for the other one. */
 export function permissionForm(known, again, vhost = { name: "vhost", label: "Virtual host", required: true }) {
   const rule = (name, label) => ({ name, label, value: ".*", help: "A regular expression of names" });
   return form([
