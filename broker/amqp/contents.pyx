@@ -7,6 +7,9 @@ A stored message, little endian:
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from shardmq.broker.amqp.octets cimport Row, get16, get32, put, put16, put32, put64
+from shardmq.shardd.content cimport (
+    EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, Properties, properties_begin, properties_next, properties_seek,
+)
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
 cdef enum:
@@ -298,65 +301,61 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
     """
     cdef Stored s
     cdef size_t at = 0, left = blob.shape[0]
-    cdef uint32_t i, bit, flags, here, size
-    cdef uint32_t headers, headers_end, expiration, expiration_end
+    cdef uint32_t i
+    cdef Properties walk
+    cdef const uint8_t *headers
+    cdef const uint8_t *headers_end
+    cdef const uint8_t *expiration
+    cdef const uint8_t *expiration_end
+    cdef const uint8_t *end
     cdef uint8_t mode, priority
+    cdef int has_headers, has_expiration
     cdef list found = []
     for i in range(count):
         if at >= left or read_message(&blob[0] + at, left - at, &s) < 0:
             raise ValueError("no whole stored message")
         at += s.size
-        if s.props_len < 2:
+        if properties_begin(&walk, s.props, s.props_len) < 0:
             raise ValueError("broken properties")
-        flags = get16(s.props)
-        here = 2
-        headers = headers_end = expiration = expiration_end = 0
-        mode, priority = 0, 255
-        for bit in range(15, 1, -1):
-            if bit == 13:
-                headers = headers_end = here
-            elif bit == 8:
-                expiration = expiration_end = here
-            if not flags >> bit & 1:
-                continue
-            if bit == 13:
-                size = 4 + get32(s.props + here) if here + 4 <= s.props_len else s.props_len
-            elif bit == 12 or bit == 11:
-                size = 1
-            elif bit == 6:
-                size = 8
-            else:
-                size = 1 + s.props[here] if here < s.props_len else 1
-            if size > s.props_len - here:
-                raise ValueError("broken properties")
-            if bit == 13:
-                headers_end = here + size
-            elif bit == 8:
-                expiration_end = here + size
-            elif bit == 12:
-                mode = s.props[here]
-            elif bit == 11:
-                priority = s.props[here] if s.props[here] != 0xff else 0xfe
-            here += size
-        if here != s.props_len:
+        has_headers = properties_seek(&walk, HEADERS_BIT)
+        headers, headers_end = walk.value if has_headers else walk.next, walk.next
+        mode = walk.value[0] if properties_seek(&walk, MODE_BIT) > 0 else 0
+        priority = 255
+        if properties_seek(&walk, PRIORITY_BIT) > 0:
+            priority = walk.value[0] if walk.value[0] != 0xff else 0xfe
+        has_expiration = properties_seek(&walk, EXPIRATION_BIT)
+        expiration, expiration_end = walk.value if has_expiration else walk.next, walk.next
+        end = s.props + s.props_len
+        if properties_seek(&walk, 0) < 0 or walk.next != end:  # also where one before it is broken
             raise ValueError("broken properties")
         look = (
             PyBytes_FromStringAndSize(<char *>s.names, s.names_len),
-            PyBytes_FromStringAndSize(<char *>s.props + headers + 4, headers_end - headers - 4)
-            if headers_end > headers else b"",
-            PyBytes_FromStringAndSize(<char *>s.props + expiration + 1, expiration_end - expiration - 1)
-            if expiration_end > expiration else None,
+            PyBytes_FromStringAndSize(<char *>headers + 4, headers_end - headers - 4) if has_headers else b"",
+            PyBytes_FromStringAndSize(<char *>expiration + 1, expiration_end - expiration - 1) if has_expiration else None,
             mode,
             priority,
         )
         found.append((
             look,
-            flags,
-            PyBytes_FromStringAndSize(<char *>s.props + 2, headers - 2),
-            PyBytes_FromStringAndSize(<char *>s.props + headers_end, expiration - headers_end),
-            PyBytes_FromStringAndSize(<char *>s.props + expiration_end, s.props_len - expiration_end),
+            get16(s.props),
+            PyBytes_FromStringAndSize(<char *>s.props + 2, headers - s.props - 2),
+            PyBytes_FromStringAndSize(<char *>headers_end, expiration - headers_end),
+            PyBytes_FromStringAndSize(<char *>expiration_end, end - expiration_end),
             PyBytes_FromStringAndSize(<char *>s.body, s.body_len),
         ))
     if at != left:
         raise ValueError("bytes behind the last stored message")
+    return found
+
+def fields(const uint8_t[::1] props not None):
+    """Return (bit of its flag, start, end) of each property that is there. Raise ValueError if the list is broken."""
+    cdef const uint8_t *start = &props[0] if props.shape[0] else NULL
+    cdef Properties walk
+    cdef list found = []
+    if properties_begin(&walk, start, props.shape[0]) < 0 or start[1] & 3:  # no property has these bits
+        raise ValueError("broken properties")
+    while properties_next(&walk) > 0:
+        found.append((walk.bit, walk.value - start, walk.next - start))
+    if walk.left or walk.next != walk.end:
+        raise ValueError("broken properties")
     return found

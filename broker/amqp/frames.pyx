@@ -12,6 +12,10 @@ mistake in it or puts an interleaved or large publish together. So every check h
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64, put, put16, put64
+from shardmq.shardd.content cimport (
+    EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, REPLY_TO_BIT, TIMESTAMP_BIT, USER_ID_BIT, Properties,
+    properties_begin, properties_next, properties_seek,
+)
 from cpython.bytearray cimport PyByteArray_FromStringAndSize
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -111,65 +115,45 @@ cdef inline int may_have(const uint8_t *p, uint32_t size, const char *name, uint
 
 cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept nogil:
     """Fill ttl_ms, delivery_mode, priority, flags. Every length is checked; nothing may be left over."""
-    cdef const uint8_t *end = p + size
-    cdef uint32_t present, bit, length
+    cdef Properties walk
+    cdef const uint8_t *entries
+    cdef uint32_t length
+    cdef int found
     row.ttl_ms = 0xffffffff
     row.delivery_mode = 0
     row.priority = 0xff
     row.flags = 0
     row.zero = 0
     row.reserved = 0
-    if size < 2:
+    # No property has the bits 1 and 0; the lowest announces a second word of flags.
+    if properties_begin(&walk, p, size) < 0 or p[1] & 3:
         row.flags = C_BAD_PROPERTIES
         return
-    present = get16(p)
-    p += 2
-    if present & 3:  # no property has these bits; the lowest announces a second word
-        row.flags = C_BAD_PROPERTIES
-        return
-    for bit in range(15, 1, -1):
-        if not present >> bit & 1:
-            continue
-        if bit == 13:
-            if end - p < 4 or <uint64_t>(end - p - 4) < get32(p):
-                row.flags |= C_BAD_PROPERTIES
-                return
-            length = get32(p)
+    found = properties_next(&walk)
+    while found > 0:
+        if walk.bit == HEADERS_BIT:
+            entries = walk.value + 4
+            length = <uint32_t>walk.size - 4
             row.flags |= C_HAS_HEADERS
-            if length >= 4 and may_have_cc(p + 4, length):
+            if length >= 4 and may_have_cc(entries, length):
                 row.flags |= C_MAY_HAVE_CC
-            if length >= 12 and may_have(p + 4, length, b"\x0ax-sequence", 11, 5):
+            if length >= 12 and may_have(entries, length, b"\x0ax-sequence", 11, 5):
                 row.flags |= C_MAY_HAVE_SEQUENCE
-            if length >= 23 and may_have(p + 4, length, b"\x16x-dead-letter-exchange", 23, 0):
+            if length >= 23 and may_have(entries, length, b"\x16x-dead-letter-exchange", 23, 0):
                 row.flags |= C_MAY_HAVE_LETTERS
-            p += 4 + length
-        elif bit == 12 or bit == 11:
-            if end - p < 1:
-                row.flags |= C_BAD_PROPERTIES
-                return
-            if bit == 12:
-                row.delivery_mode = p[0]
-            else:
-                row.priority = p[0] if p[0] != 0xff else 0xfe  # 0xff says that there is none
-            p += 1
-        elif bit == 6:
-            if end - p < 8:
-                row.flags |= C_BAD_PROPERTIES
-                return
-            p += 8
-        else:
-            if end - p < 1 or end - p - 1 < p[0]:
-                row.flags |= C_BAD_PROPERTIES
-                return
-            length = p[0]
-            if bit == 8:
-                row.ttl_ms = read_ttl(p + 1, length, &row.flags)
-            elif bit == 4:
-                row.flags |= C_HAS_USER_ID
-            elif bit == 9 and length == 21 and memcmp(p + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0:
+        elif walk.bit == MODE_BIT:
+            row.delivery_mode = walk.value[0]
+        elif walk.bit == PRIORITY_BIT:
+            row.priority = walk.value[0] if walk.value[0] != 0xff else 0xfe  # 0xff says that there is none
+        elif walk.bit == REPLY_TO_BIT:
+            if walk.size == 22 and memcmp(walk.value + 1, <const char *>b"amq.rabbitmq.reply-to", 21) == 0:
                 row.flags |= C_DIRECT_REPLY_TO
-            p += 1 + length
-    if p != end:
+        elif walk.bit == EXPIRATION_BIT:
+            row.ttl_ms = read_ttl(walk.value + 1, <uint32_t>walk.size - 1, &row.flags)
+        elif walk.bit == USER_ID_BIT:
+            row.flags |= C_HAS_USER_ID
+        found = properties_next(&walk)
+    if found < 0 or walk.next != walk.end:
         row.flags |= C_BAD_PROPERTIES
 
 
@@ -479,41 +463,20 @@ def binds(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t
 
 # -- properties put in --------------------------------------------------------------------------------------------------
 
-cdef enum:
-    B_REPLY_TO = 9
-    B_TIMESTAMP = 6
-
-cdef uint32_t property_at(const uint8_t *props, uint32_t size, uint32_t wanted) noexcept nogil:
-    """Where the property of that bit is in a property list, or would be; 0 if it is none."""
-    cdef uint32_t flags, bit, field, at = 2
-    if size < 2:
+cdef uint32_t property_at(const uint8_t *props, uint32_t size, uint32_t bit) noexcept nogil:
+    """Return where the property of that bit is in a property list, or would be; 0 if the list is broken."""
+    cdef Properties walk
+    cdef int found
+    if properties_begin(&walk, props, size) < 0 or props[1] & 3:  # bits that are not used
         return 0
-    flags = get16(props)
-    if flags & 3:  # bits that are not used
-        return 0
-    for bit in range(15, wanted, -1):
-        if not flags >> bit & 1:
-            continue
-        if at >= size:
-            return 0
-        if bit == 13:
-            if size - at < 4:
-                return 0
-            field = get32(props + at)
-            if field > size - at - 4:
-                return 0
-            at += 4 + field
-        elif bit == 12 or bit == 11:
-            at += 1
-        else:
-            at += 1 + props[at]
-    return at if at <= size else 0
+    found = properties_seek(&walk, bit)
+    return 0 if found < 0 else <uint32_t>((walk.value if found else walk.next) - props)
 
 cdef inline uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
     """Where the timestamp of a property list would be, 0 if it has one or is none."""
-    if size < 2 or get16(props) >> B_TIMESTAMP & 1:
+    if size < 2 or get16(props) >> TIMESTAMP_BIT & 1:
         return 0
-    return property_at(props, size, B_TIMESTAMP)
+    return property_at(props, size, TIMESTAMP_BIT)
 
 def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds):
     """(buffer, table) in which every publish has a timestamp: those that came without have this one. None: all have."""
@@ -575,7 +538,7 @@ def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table no
         if r[i].flags & C_DIRECT_REPLY_TO and not r[i].flags & C_BAD_PROPERTIES:
             name = names.get(r[i].channel)
             if name is not None:
-                at = property_at(&buffer[0] + r[i].props_off, r[i].props_len, B_REPLY_TO)
+                at = property_at(&buffer[0] + r[i].props_off, r[i].props_len, REPLY_TO_BIT)
                 if not at or len(name) > 255:
                     raise ValueError("no reply_to, or no short string to put there")
                 extra += r[i].props_len - buffer[r[i].props_off + at] + len(name)
@@ -591,7 +554,7 @@ def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table no
         if name is None:
             continue
         props = data + r[i].props_off
-        at = property_at(props, r[i].props_len, B_REPLY_TO)
+        at = property_at(props, r[i].props_len, REPLY_TO_BIT)
         behind = at + 1 + props[at]
         r[i].props_off = <uint32_t>(p - data)
         p = put(p, props, at)

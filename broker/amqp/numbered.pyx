@@ -6,6 +6,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from shardmq.broker.amqp.octets cimport get32, put, put32
+from shardmq.shardd.content cimport HEADERS_BIT, Properties, properties_begin, properties_seek
 
 cdef enum:
     HEADERS = 1 << 13
@@ -21,19 +22,14 @@ cdef bint has(const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t 
         data += 1
     return False
 
-cdef uint64_t headers_at(const uint8_t *props, uint64_t size, uint32_t flags) noexcept nogil:
-    """Where the headers are, or would be; 0: the properties are broken."""
-    cdef uint64_t at = 2
-    cdef int bit
-    for bit in range(15, 13, -1):
-        if flags >> bit & 1:
-            if at >= size:
-                return 0
-            at += 1 + <uint64_t>props[at]
-    if flags & HEADERS:
-        if at + 4 > size or at + 4 + get32(props + at) > size:
-            return 0
-    return at if at <= size else 0
+cdef uint64_t headers_at(const uint8_t *props, uint64_t size) noexcept nogil:
+    """Return where the headers are, or would be; 0 if the properties are broken."""
+    cdef Properties walk
+    cdef int found
+    if properties_begin(&walk, props, size) < 0:
+        return 0
+    found = properties_seek(&walk, HEADERS_BIT)
+    return 0 if found < 0 else (walk.value if found else walk.next) - props
 
 
 def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not None, bytes name not None,
@@ -69,7 +65,7 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
         props = data + at + n
         body = props + props_size
         flags = (<uint32_t>props[0] << 8 | props[1]) if props_size >= 2 else 0
-        here = headers_at(props, props_size, flags) if props_size >= 2 else 2
+        here = headers_at(props, props_size) if props_size >= 2 else 2
         if here == 0:
             raise ValueError("broken content properties")
         if not cleaned and flags & HEADERS and has(props + here, props_size - here, key, name_size):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from shardmq.broker.amqp.contents import read_stored, split
+from shardmq.broker.amqp.contents import fields, read_stored, split
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.methods import decode_table, encode_table, skip_value
 from shardmq.broker.amqp.numbered import numbered
@@ -32,7 +32,6 @@ PROPERTIES: Final = (
     ("app_id", "s"),
     ("cluster_id", "s"),
 )
-UNUSED_BITS = 0b11
 
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
@@ -196,35 +195,9 @@ def _without_key(table: bytes, unwanted: bytes) -> bytes:
 
 
 def _fields(props: bytes) -> list[tuple[str, str, int, int]]:
-    """(name, kind, start, end) of each property that is there."""
-    if len(props) < 2:
-        raise _broken()
-    flags = _U16.unpack_from(props)[0]
-    if flags & UNUSED_BITS:
-        raise _broken()
-    at = 2
-    found = []
-    for bit, (name, kind) in zip(range(15, 1, -1), PROPERTIES, strict=True):
-        if flags >> bit & 1:
-            end = at + _size(props, at, kind)
-            if end > len(props):
-                raise _broken()
-            found.append((name, kind, at, end))
-            at = end
-    if at != len(props):
-        raise _broken()
-    return found
-
-
-def _size(props: bytes, at: int, kind: str) -> int:
-    if kind == "B":
-        return 1
-    if kind == "T":
-        return 8
-    if kind == "s":
-        return 1 + props[at] if at < len(props) else 1
-    return 4 + int.from_bytes(props[at : at + 4], "big")
-
-
-def _broken() -> ConnectionException:
-    return ConnectionException(SYNTAX_ERROR, "broken content properties", 60, 40)
+    """Return (name, kind, start, end) of each property that is there."""
+    try:
+        found = fields(props)
+    except ValueError:
+        raise ConnectionException(SYNTAX_ERROR, "broken content properties", 60, 40) from None
+    return [(*PROPERTIES[15 - bit], start, end) for bit, start, end in found]

@@ -1,23 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Messages that have waited long enough: told so in their header `x-delay`, and put together with their neighbours.
 
-A stored message is drawn in shardd/wire/packer.pyx, properties in properties.py. As RabbitMQ's plugin does it, the
+A stored message is drawn in shardd/wire/packer.pyx, properties in shardd/content.pxd. As RabbitMQ's plugin does it, the
 header stays with the number negated: so the message waits nowhere again, and whoever gets it sees how long it did. The
 number keeps its width; one that cannot be negated so (unsigned and large, text, a fraction) becomes a 0 of its type.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from shardmq.broker.amqp.octets cimport get32
+from shardmq.shardd.content cimport (
+    EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, Properties, Table, properties_begin, properties_next,
+    table_begin, table_next,
+)
 
 cdef enum:
-    HEADERS = 13
-    MODE = 12
-    PRIORITY = 11
-    EXPIRATION = 8
-    TIMESTAMP = 6
     NO_PRIORITY = 255
 
 cdef struct Look:  # all that decides where a message goes, and how
@@ -28,34 +26,6 @@ cdef struct Look:  # all that decides where a message goes, and how
     uint8_t mode
     uint8_t priority
     bint alone  # has more keys
-
-
-cdef int64_t value_bytes(const uint8_t *p, size_t left) noexcept nogil:
-    """Of a value of a table, with its type before it; -1: broken."""
-    cdef uint8_t kind
-    cdef uint64_t size
-    if not left:
-        return -1
-    kind = p[0]
-    if kind == b't' or kind == b'b' or kind == b'B':
-        size = 1
-    elif kind == b's' or kind == b'u':
-        size = 2
-    elif kind == b'I' or kind == b'i' or kind == b'f':
-        size = 4
-    elif kind == b'l' or kind == b'L' or kind == b'd' or kind == b'T':
-        size = 8
-    elif kind == b'D':
-        size = 5
-    elif kind == b'V':
-        size = 0
-    elif kind == b'S' or kind == b'x' or kind == b'A' or kind == b'F':
-        if left < 5:
-            return -1
-        size = 4 + <uint64_t> get32(p + 1)
-    else:
-        return -1
-    return <int64_t> (1 + size) if size < left else -1
 
 
 cdef void negate(uint8_t *value, size_t size) noexcept nogil:
@@ -88,65 +58,43 @@ cdef void negate(uint8_t *value, size_t size) noexcept nogil:
         number[width - 1 - i] = <uint8_t> (said >> (8 * i))
 
 
-cdef int mend_headers(uint8_t *at, size_t left, Look *look) noexcept nogil:
-    """A table's inside. -1: broken."""
-    cdef size_t n
-    cdef int64_t size
-    while left:
-        n = at[0]
-        if 1 + n >= left:
-            return -1
-        size = value_bytes(at + 1 + n, left - 1 - n)
-        if size < 0:
-            return -1
-        if n == 7 and memcmp(at + 1, b"x-delay", 7) == 0:
-            negate(at + 1 + n, size)
-        elif (n == 2 and memcmp(at + 1, b"CC", 2) == 0) or (n == 3 and memcmp(at + 1, b"BCC", 3) == 0) \
-                or (n == 22 and memcmp(at + 1, b"x-dead-letter-exchange", 22) == 0):
+cdef int mend_headers(const uint8_t *entries, size_t size, Look *look) noexcept nogil:
+    """Mend the delay in a table. Return -1 if the table is broken."""
+    cdef Table entry
+    cdef int found
+    table_begin(&entry, entries, size)
+    found = table_next(&entry)
+    while found > 0:
+        if entry.name_size == 7 and memcmp(entry.name, b"x-delay", 7) == 0:
+            negate(<uint8_t *> entry.value - 1, 1 + entry.size)
+        elif (entry.name_size == 2 and memcmp(entry.name, b"CC", 2) == 0) \
+                or (entry.name_size == 3 and memcmp(entry.name, b"BCC", 3) == 0) \
+                or (entry.name_size == 22 and memcmp(entry.name, b"x-dead-letter-exchange", 22) == 0):
             look.alone = True
-        at += 1 + n + size
-        left -= 1 + n + size
-    return 0
+        found = table_next(&entry)
+    return found
 
 
-cdef int look_at(uint8_t *props, size_t left, Look *look) noexcept nogil:
-    """The properties of one message, its delay mended. -1: broken."""
-    cdef uint32_t flags
-    cdef uint64_t size
-    cdef size_t at = 2
-    cdef int bit
-    if left < 2:
+cdef int look_at(const uint8_t *props, size_t size, Look *look) noexcept nogil:
+    """Mend the delay of one message and fill what decides about it. Return -1 if its properties are broken."""
+    cdef Properties walk
+    cdef int found
+    if properties_begin(&walk, props, size) < 0:
         return -1
-    flags = <uint32_t> props[0] << 8 | props[1]
-    for bit in range(15, 1, -1):
-        if not flags >> bit & 1:
-            continue
-        if at >= left:
-            return -1
-        if bit == HEADERS:
-            if left - at < 4:
+    found = properties_next(&walk)
+    while found > 0:
+        if walk.bit == HEADERS_BIT:
+            if mend_headers(walk.value + 4, walk.size - 4, look) < 0:
                 return -1
-            size = 4 + <uint64_t> get32(props + at)
-        elif bit == MODE or bit == PRIORITY:
-            size = 1
-        elif bit == TIMESTAMP:
-            size = 8
-        else:
-            size = 1 + <uint64_t> props[at]
-        if size > left - at:
-            return -1
-        if bit == HEADERS:
-            if mend_headers(props + at + 4, size - 4, look) < 0:
-                return -1
-        elif bit == MODE:
-            look.mode = props[at]
-        elif bit == PRIORITY:
-            look.priority = props[at] if props[at] != NO_PRIORITY else NO_PRIORITY - 1
-        elif bit == EXPIRATION:
-            look.expiration = props + at + 1
-            look.expiration_len = <uint32_t> size - 1
-        at += size
-    return 0 if at == left else -1
+        elif walk.bit == MODE_BIT:
+            look.mode = walk.value[0]
+        elif walk.bit == PRIORITY_BIT:
+            look.priority = walk.value[0] if walk.value[0] != NO_PRIORITY else NO_PRIORITY - 1
+        elif walk.bit == EXPIRATION_BIT:
+            look.expiration = walk.value + 1
+            look.expiration_len = <uint32_t> walk.size - 1
+        found = properties_next(&walk)
+    return 0 if found == 0 and walk.next == walk.end else -1
 
 
 cdef bint alike(const Look *a, const Look *b) noexcept nogil:

@@ -14,6 +14,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
+from shardmq.shardd.content cimport NO_TYPE, SAYS_SIZE, value_bytes
 from shardmq.shardd.grown cimport Grown, reserve
 
 cdef enum:
@@ -126,23 +127,6 @@ cdef class Column:
             return narrow
         memcpy(&wide, self.first + 8 * row, 8)
         return wide
-
-
-cdef size_t fixed_bytes(uint8_t type) noexcept:
-    """Of a table's value behind its type; 255: it says itself; 254: there is no such type."""
-    if type == c"S" or type == c"x" or type == c"F" or type == c"A":
-        return 255
-    if type == c"t" or type == c"b" or type == c"B":
-        return 1
-    if type == c"s" or type == c"u":
-        return 2
-    if type == c"I" or type == c"i" or type == c"f":
-        return 4
-    if type == c"l" or type == c"L" or type == c"d" or type == c"T":
-        return 8
-    if type == c"D":
-        return 5
-    return 0 if type == c"V" else 254
 
 
 cdef class Publishes:
@@ -294,7 +278,8 @@ cdef class Publishes:
         return True
 
     cdef int _header(self, int64_t row, int64_t entry) except -1:
-        cdef size_t key_bytes, type_bytes, size, fixed
+        cdef size_t key_bytes, type_bytes, size
+        cdef int fixed
         cdef const uint8_t *key
         cdef const uint8_t *type
         cdef const uint8_t *value
@@ -308,12 +293,12 @@ cdef class Publishes:
             return 0
         type = self.header_type.text(entry, &type_bytes)
         value = self.header_value.text(entry, &size)
-        fixed = fixed_bytes(type[0]) if type_bytes == 1 else 254
-        if key_bytes > SHORT_MAX or fixed == 254 or (fixed != 255 and fixed != size):
+        fixed = value_bytes(type[0]) if type_bytes == 1 else NO_TYPE
+        if key_bytes > SHORT_MAX or fixed == NO_TYPE or (fixed != SAYS_SIZE and <size_t>fixed != size):
             name = (<const char*>key)[:min(key_bytes, SHORT_MAX)].decode("utf-8", "replace")
             raise ValueError(f"row {row}: header '{name}' is no value of AMQP")
         push_short(&self.out, key, key_bytes)
         push(&self.out, type, 1)
-        if fixed == 255:
+        if fixed == SAYS_SIZE:
             push_big(&self.out, size, 4)
         return push(&self.out, value, size)

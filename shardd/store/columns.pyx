@@ -14,6 +14,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
+from shardmq.shardd.content cimport (
+    HEADERS_BIT, Properties, Table, properties_begin, properties_next, table_begin, table_next,
+)
 from shardmq.shardd.grown cimport Grown, reserve
 from shardmq.shardd.octets cimport be32, copy_short
 from shardmq.shardd.store.arrays cimport Arrays, Sink
@@ -113,33 +116,6 @@ cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 n
 
 cdef inline uint64_t big64(const uint8_t *at) noexcept nogil:
     return <uint64_t>be32(at) << 32 | be32(at + 4)
-
-
-cdef int64_t value_bytes(uint8_t type, const uint8_t *at, size_t room, int *length_bytes) noexcept nogil:
-    """Bytes of a table's value behind its type, of which the first `length_bytes` say how many follow; -1: it is no
-    value, or not whole."""
-    cdef int64_t size
-    length_bytes[0] = 0
-    if type == c"S" or type == c"x" or type == c"F" or type == c"A":
-        if room < 4:
-            return -1
-        length_bytes[0] = 4
-        size = 4 + <int64_t>be32(at)
-    elif type == c"t" or type == c"b" or type == c"B":
-        size = 1
-    elif type == c"s" or type == c"u":
-        size = 2
-    elif type == c"I" or type == c"i" or type == c"f":
-        size = 4
-    elif type == c"l" or type == c"L" or type == c"d" or type == c"T":
-        size = 8
-    elif type == c"D":
-        size = 5
-    elif type == c"V":
-        size = 0
-    else:
-        return -1
-    return size if <uint64_t>size <= room else -1
 
 
 cdef int _not_well_made() except -1 with gil:
@@ -469,40 +445,24 @@ cdef class Columns:
         return 0
 
     cdef int _add_properties(self, const uint8_t *props, size_t size) except -1 nogil:
-        """Columns whose property the message lacks stay behind, until one has it or all are asked for. A property list
-        that is broken ends where it breaks: what follows counts as not given."""
-        cdef uint32_t flags
-        cdef size_t at = 2, length
+        """Add a message's properties.
+
+        Columns whose property the message lacks stay behind, until one has it or all are asked for. A property list
+        that is broken ends where it breaks: what follows counts as not given.
+        """
+        cdef Properties walk
         cdef int i
         if size <= 2:
             return 0
-        flags = <uint32_t>props[0] << 8 | props[1]
-        for i in range(KINDS):
-            if not flags >> (15 - i) & 1:
-                continue
-            length = self._property_bytes(kind_of[i], props + at, size - at)
-            if length == 0:
-                break
-            if kind_of[i] == TABLE:
+        properties_begin(&walk, props, size)
+        while properties_next(&walk) > 0:
+            i = 15 - walk.bit
+            if walk.bit == HEADERS_BIT:
                 if self.wanted & C_HEADERS:
-                    self._add_headers(props + at + 4, length - 4)
+                    self._add_headers(walk.value + 4, walk.size - 4)
             elif place_of[i] >= 0 and self.wanted & C_PROPERTIES:
-                self._add_property(i, props + at, length)
-            at += length
+                self._add_property(i, walk.value, walk.size)
         return 0
-
-    cdef size_t _property_bytes(self, int kind, const uint8_t *at, size_t room) noexcept nogil:
-        """0: it is not whole."""
-        cdef uint64_t size
-        if kind == OCTET:
-            size = 1
-        elif kind == TIME:
-            size = 8
-        elif kind == SHORT:
-            size = 1 + <uint64_t>at[0] if room else 1
-        else:
-            size = 4 + <uint64_t>be32(at) if room >= 4 else 4
-        return size if size <= room else 0
 
     cdef int _add_property(self, int i, const uint8_t *at, size_t length) except -1 nogil:
         cdef Text *text = &self.texts[place_of[i]]
@@ -533,29 +493,23 @@ cdef class Columns:
         return fill_bits(&self.headers_valid, rows)
 
     cdef int _add_headers(self, const uint8_t *table, size_t size) except -1 nogil:
-        """The entries of a table. One that is broken: what is left of it, under no name, with the type "?"."""
-        cdef size_t at = 0, n
-        cdef int64_t length
-        cdef int skip = 0
-        cdef uint8_t type
+        """Add the entries of a table. A broken one ends it: what is left has no name and the type "?"."""
+        cdef Table entry
+        cdef int found
         self._fill_headers(self.rows - 1)
         self.headers_rows += 1
         set_bit(&self.headers_valid, self.rows - 1)
-        while at < size:
-            n = table[at]
-            length = -1
-            if at + n + 2 <= size:
-                type = table[at + n + 1]
-                length = value_bytes(type, table + at + n + 2, size - at - n - 2, &skip)
-            if length < 0:
-                push_bytes(&self.header_key, table, 0)
-                push_bytes(&self.header_type, <const uint8_t*>"?", 1)
-                push_bytes(&self.header_value, table + at, size - at)
-                break
-            push_text(&self.header_key, table + at + 1, n)
-            push_bytes(&self.header_type, &type, 1)
-            push_bytes(&self.header_value, table + at + n + 2 + skip, length - skip)
-            at += n + 2 + length
+        table_begin(&entry, table, size)
+        found = table_next(&entry)
+        while found > 0:
+            push_text(&self.header_key, entry.name, entry.name_size)
+            push_bytes(&self.header_type, &entry.type, 1)
+            push_bytes(&self.header_value, entry.value + entry.head, entry.size - entry.head)
+            found = table_next(&entry)
+        if found < 0:
+            push_bytes(&self.header_key, table, 0)
+            push_bytes(&self.header_type, <const uint8_t*>"?", 1)
+            push_bytes(&self.header_value, entry.next, entry.end - entry.next)
         return push32(&self.headers, <int32_t>self.header_key.rows)
 
     # -- what comes of it ------------------------------------------------------------------------------

@@ -1,11 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops between a batch and a stream: which records are a stream's, and what its messages say they are to be found by.
 
-Knows records and stored messages (drawn in record.pyx), and of AMQP one thing: where in a message's properties the header
-FILTER_NAME lies.
-
-    properties    u16 flags | content type (bit 15): u8 n, n bytes | content encoding (bit 14): the same
-                  headers (bit 13): u32 size, pairs of u8 n, name[n], u8 type, value      (big endian)
+Knows records and stored messages (drawn in record.pyx), and finds the header FILTER_NAME in a message's properties.
 """
 
 from cpython cimport array
@@ -13,7 +9,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from shardmq.shardd.octets cimport be32
+from shardmq.shardd.content cimport (
+    HEADERS_BIT, Properties, Table, properties_begin, properties_seek, table_begin, table_next,
+)
 from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, record_bytes, u16, u32
 
 cdef extern from "../crc32c.h" nogil:
@@ -84,56 +82,18 @@ def records_of(const uint8_t[::1] records not None, uint32_t queue_id) -> bytes:
     return found
 
 
-cdef uint64_t value_bytes(uint8_t kind, const uint8_t *value, uint64_t room) noexcept nogil:
-    """Length of a field's value; more than `room` when it does not end there or is of no known type."""
-    if kind in b"tbB":
-        return 1
-    if kind in b"su":
-        return 2
-    if kind in b"Iif":
-        return 4
-    if kind in b"lLdT":
-        return 8
-    if kind == c"D":
-        return 5
-    if kind == c"V":
-        return 0
-    if kind in b"SAFx" and room >= 4:
-        return 4 + <uint64_t>be32(value)
-    return room + 1
-
-
 cdef uint32_t filter_in(const uint8_t *props, uint64_t size) noexcept nogil:
-    """What stands for the message's filter value; 0: it has none."""
-    cdef uint64_t at = 2, end, i, length
-    cdef uint32_t flags, crc
-    if size < 2:
+    """Return what stands for the message's filter value, 0 if it has none."""
+    cdef Properties walk
+    cdef Table entry
+    cdef uint32_t crc
+    if properties_begin(&walk, props, size) < 0 or properties_seek(&walk, HEADERS_BIT) < 1:
         return 0
-    flags = <uint32_t>props[0] << 8 | props[1]
-    for i in range(2):
-        if flags >> (15 - i) & 1:
-            if at >= size:
-                return 0
-            at += 1 + <uint64_t>props[at]
-    if not flags >> 13 & 1 or at + 4 > size:
-        return 0
-    end = at + 4 + be32(props + at)
-    at += 4
-    if end > size:
-        return 0
-    while at < end:
-        length = 1 + <uint64_t>props[at]
-        if at + length + 1 > end:
-            return 0
-        i = at
-        at += length + 1
-        length = value_bytes(props[at - 1], props + at, end - at)
-        if length > end - at:
-            return 0
-        if props[at - 1] == c"S" and i + NAME_BYTES + 1 == at and memcmp(props + i, NAME, NAME_BYTES) == 0:
-            crc = c_crc32c(0, props + at + 4, length - 4)
+    table_begin(&entry, walk.value + 4, walk.size - 4)
+    while table_next(&entry) > 0:
+        if entry.type == c"S" and entry.name_size == NAME_BYTES - 1 and memcmp(entry.name, NAME + 1, NAME_BYTES - 1) == 0:
+            crc = c_crc32c(0, entry.value + 4, entry.size - 4)
             return 1 if crc == 0 or crc == ANY_FILTER else crc
-        at += length
     return 0
 
 

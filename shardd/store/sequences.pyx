@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """How far each producer has come in each queue: the table, and the loops that look each message of a batch up in it.
 
-A message IN_SEQUENCE names its producer and a sequence, which rises (sequence.h). What is not above the highest that
+A message IN_SEQUENCE names its producer and a sequence, which rises (sequence.pxd). What is not above the highest that
 the queue has of the producer is a repetition. A message that is refused leaves a gap: what the producer sent behind it
 is refused too, until the gap is filled; else the missing one would later look like a repetition.
 
@@ -23,18 +23,12 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.sequence cimport Sequence, sequence_read
 from shardmq.shardd.store.layout cimport RECORD_HEADER, message_bytes, put16, put32, record_bytes, u16, u32, u64
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
     void crc32c_start()
-
-cdef extern from "../sequence.h" nogil:
-    ctypedef struct sequence_t:
-        const uint8_t *producer
-        uint32_t length
-        uint64_t number
-    int sequence_read(const uint8_t *props, size_t size, sequence_t *out)
 
 crc32c_start()
 
@@ -91,7 +85,7 @@ cdef inline uint32_t hash_of(uint32_t queue_id, const uint8_t *producer, uint32_
     return <uint32_t>(hashed ^ hashed >> 32)
 
 
-cdef inline int place_in(const uint8_t *message, sequence_t *found) noexcept nogil:
+cdef inline int place_in(const uint8_t *message, Sequence *found) noexcept nogil:
     """1 when the stored message says its place."""
     cdef const uint8_t *props = message + 9 + message[8]
     props += 1 + props[0]
@@ -286,7 +280,7 @@ cdef class Sequences:
         cdef const uint8_t *record
         cdef uint32_t i, j, count, queues
         cdef uint8_t fate
-        cdef sequence_t found
+        cdef Sequence found
         cdef int altered = 0, known
         while at < total:
             record = start + at
@@ -326,7 +320,7 @@ cdef class Sequences:
             at += length
         return 1 if altered else 0
 
-    cdef uint8_t fate_of(self, uint32_t queue_id, sequence_t *found, uint64_t ms, Bound *bounds, uint32_t bound_count,
+    cdef uint8_t fate_of(self, uint32_t queue_id, Sequence *found, uint64_t ms, Bound *bounds, uint32_t bound_count,
                          const uint8_t *message) except 255 nogil:
         cdef uint32_t index = <uint32_t>self.find(queue_id, found.producer, found.length)
         cdef Place *place = &self.places[index]
@@ -418,7 +412,7 @@ cdef class Sequences:
         cdef const uint8_t *stop = at + PyBytes_GET_SIZE(abstracts)
         cdef uint32_t i, j, count, queues, position
         cdef const uint8_t *positions
-        cdef sequence_t found
+        cdef Sequence found
         cdef bint some = False
         while at < stop:
             count = u32(at + 12)
@@ -443,7 +437,7 @@ cdef class Sequences:
         cdef const uint8_t *chunk = <const uint8_t*>PyByteArray_AS_STRING(data) + at
         cdef uint64_t length, place, size
         cdef uint32_t i
-        cdef sequence_t found
+        cdef Sequence found
         if at + RECORD_HEADER > <size_t>PyByteArray_GET_SIZE(data) or at + u32(chunk) > <size_t>PyByteArray_GET_SIZE(data):
             raise ValueError("the chunk is not all there")
         if not chunk[27] & IN_SEQUENCE:
@@ -459,7 +453,7 @@ cdef class Sequences:
             place += size
         return True
 
-    cdef int gather_one(self, uint32_t queue_id, sequence_t *found, uint64_t ms, const uint8_t *message) except -1:
+    cdef int gather_one(self, uint32_t queue_id, Sequence *found, uint64_t ms, const uint8_t *message) except -1:
         """From a stored message."""
         cdef uint32_t index = <uint32_t>self.find(queue_id, found.producer, found.length)
         take_sample(&self.places[index], found.number, sum_of(message))

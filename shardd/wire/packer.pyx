@@ -10,7 +10,7 @@ Little endian throughout. After the 16-byte header (messages.py):
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
                 16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.h), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py)
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.pxd), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py)
                 28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
 
@@ -26,11 +26,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
+from shardmq.shardd.sequence cimport Sequence, sequence_read
 from shardmq.shardd.wire.buffer cimport KIND_PUBLISH, Bytes, references_weight, reserve, write_header
 from shardmq.shardd.wire.publishes cimport (
     IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
-    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, sequence_read, sequence_t,
-    stored_bytes,
+    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, stored_bytes,
 )
 from shardmq.shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, passed, same_exchange
 
@@ -645,7 +645,7 @@ def crc32c(const unsigned char[::1] data not None):
 
 def place_of(const unsigned char[::1] props not None):
     """(producer, sequence) that the headers of a message say; None: not both. ValueError: they mean nothing."""
-    cdef sequence_t place
+    cdef Sequence place
     cdef int found = sequence_read(&props[0], props.shape[0], &place) if props.shape[0] else 0
     if found < 0:
         raise ValueError("x-producer-id must be a string of 1 to 255 bytes, x-sequence an integer from 0 on")

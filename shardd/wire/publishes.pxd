@@ -6,18 +6,12 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from shardmq.shardd.octets cimport be32, copy_short
+from shardmq.shardd.sequence cimport Sequence, sequence_read
 from shardmq.shardd.wire.buffer cimport Bytes, references_weight, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
     void crc32c_start()
-
-cdef extern from "../sequence.h" nogil:
-    ctypedef struct sequence_t:
-        const uint8_t *producer
-        uint32_t length
-        uint64_t number
-    int sequence_read(const uint8_t *props, size_t size, sequence_t *out)
 
 cdef enum:
     RUN = 24
@@ -113,7 +107,7 @@ cdef inline uint64_t facts_of(const Row *row) noexcept nogil:
 
 cdef inline int record_flags(const uint8_t *buf, Row *row) noexcept nogil:
     """Of the record it belongs into; -1: the caller has to look at it."""
-    cdef sequence_t place
+    cdef Sequence place
     cdef int found
     cdef int flags = PERSISTENT if row.delivery_mode == 2 else 0
     if row.flags & (SPECIAL | MAY_HAVE_SEQUENCE):

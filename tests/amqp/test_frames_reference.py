@@ -141,6 +141,18 @@ def test_facts(props: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal()))
+def test_fields(props: bytes) -> None:
+    try:
+        expected = reference.fields(props)
+    except ValueError:
+        with pytest.raises(ValueError):
+            contents.fields(props)
+    else:
+        assert contents.fields(props) == expected
+
+
+@settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(SETTLES, SETTLES, SETTLES, streams()), max_size=4).map(b"".join))
 def test_settles(data: bytes) -> None:
     assert frames.settles(data, 0, len(data)) == reference.settles(data, 0, len(data))

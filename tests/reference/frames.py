@@ -311,3 +311,23 @@ def get_ok(message: bytes, channel: int, tag: int, redelivered: bool, remaining:
     numbers = struct.pack(">Q?", tag, redelivered)
     method = struct.pack(">HH", 60, 71) + numbers + _short(exchange) + _short(key) + struct.pack(">I", remaining)
     return content(channel, method, props, body, frame_max)
+
+
+def fields(props: bytes) -> list[tuple[int, int, int]]:
+    """(bit, start, end) of each property. ValueError when the list is broken."""
+    if len(props) < 2 or props[1] & 3:
+        raise ValueError
+    at, found = 2, []
+    for bit in range(15, 1, -1):
+        if int.from_bytes(props[:2], "big") >> bit & 1:
+            if bit == 13:
+                size = 4 + int.from_bytes(props[at : at + 4], "big")
+            else:
+                size = {12: 1, 11: 1, 6: 8}.get(bit) or 1 + sum(props[at : at + 1])
+            found.append((bit, at, at + size))
+            at += size
+            if at > len(props):
+                raise ValueError
+    if at != len(props):
+        raise ValueError
+    return found
