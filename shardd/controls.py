@@ -286,7 +286,7 @@ class Controls(ABC):
             peer.tell(m.Done(delete.request))
         elif delete.if_unused and queue.consumers:
             peer.tell(m.Refused(delete.request, 406, "in use"))
-        elif delete.if_empty and queue.ready_count + queue.kept_back:
+        elif delete.if_empty and queue.backlog.ready_count + queue.backlog.kept_back:
             peer.tell(m.Refused(delete.request, 406, "not empty"))
         else:
             peer.tell(m.Done(delete.request, messages=self._drop(queue)))
@@ -307,7 +307,7 @@ class Controls(ABC):
         self._dirty.pop(queue, None)
         self._timer_of.pop(queue.id, None)
         self._used.discard(queue.id)
-        if queue.departures is not None and queue.departures.waits:
+        if queue.backlog.departures is not None and queue.backlog.departures.waits:
             self._have_died(queue)
         self.dead_letters.forget(queue)
         self.once.forget(queue.id)
@@ -460,20 +460,20 @@ class Controls(ABC):
             (queue.reject, queue.requeue, queue.give_back)[kind - 1](entries, size)
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
         if (
-            kind != m.ACK or queue.turns is None or not queue.consumers.all[0].lent
+            kind != m.ACK or queue.dispatch.loan is None or not queue.consumers.all[0].lent
         ):  # else the loan wakes who is next
             self._dirty[queue] = None
 
     def _forget_if_done(self, peer: Peer, consumer: Consumer) -> None:
         if consumer.detached and not consumer.unacked.count:
-            consumer.queue.let_holder_go(consumer)
+            consumer.queue.dispatch.let_holder_go(consumer)
             peer.holders.pop(consumer.number, None)
             peer.forget_window(consumer.connection)
 
     def _on_grant(self, peer: Peer, grant: m.Grant, now: int) -> None:
         consumer = peer.holders.get(grant.consumer)
         if isinstance(consumer, Consumer) and not consumer.detached:
-            consumer.queue.grant(consumer, grant.count)
+            consumer.grant(grant.count)
             self._dirty[consumer.queue] = None
 
     def _on_tune(self, peer: Peer, tune: m.Tune, now: int) -> None:
@@ -516,9 +516,9 @@ class Controls(ABC):
             getter = holder
         message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
         if times:
-            peer.tell(m.GotAgain(get.request, message, number, queue.ready_count, times))
+            peer.tell(m.GotAgain(get.request, message, number, queue.backlog.ready_count, times))
         else:
-            peer.tell(m.Got(get.request, message, number, redelivered, queue.ready_count))
+            peer.tell(m.Got(get.request, message, number, redelivered, queue.backlog.ready_count))
         self._dirty[queue] = None
 
     def _on_count(self, peer: Peer, count: m.Count, now: int) -> None:
@@ -527,10 +527,16 @@ class Controls(ABC):
             peer.tell(m.Refused(count.request, 404, "gone"))
             return
         self._catch_up(queue, now)
-        queue.expire(now)
+        queue.backlog.expire(now)
         self._dirty[queue] = None
         queue.last_used = now
-        peer.tell(m.Done(count.request, queue.ready_count + queue.kept_back, len(queue.consumers)))
+        peer.tell(
+            m.Done(
+                count.request,
+                queue.backlog.ready_count + queue.backlog.kept_back,
+                len(queue.consumers),
+            )
+        )
 
     def _on_left(self, peer: Peer, asked: m.Left, now: int) -> None:
         queue = self.queues.get(asked.queue)
@@ -542,7 +548,7 @@ class Controls(ABC):
 
     def _on_let_go(self, peer: Peer, asked: m.LetGo, now: int) -> None:
         queue = self.queues.get(asked.queue)
-        if queue is None or not queue.keeps_in_store or queue.limits.dead_letters is None:
+        if queue is None or not queue.keeps_in_store or queue.backlog.limits.dead_letters is None:
             peer.tell(m.Refused(asked.request, 404, "gone, or without a dead-letter exchange"))
             return
         self._catch_up(queue, now)
@@ -569,8 +575,8 @@ class Controls(ABC):
             peer.tell(m.Refused(purge.request, 404, "gone, or a stream"))
             return
         self._catch_up(queue, now)
-        queue.expire(now)
-        peer.tell(m.Done(purge.request, queue.purge_first(purge.count)))
+        queue.backlog.expire(now)
+        peer.tell(m.Done(purge.request, queue.backlog.purge_first(purge.count)))
         self._dirty[queue] = None
         self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
 
@@ -578,7 +584,7 @@ class Controls(ABC):
         queue = self.dead_letters.departed(peer, departed, now)
         if queue is not None:
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
-            if queue.limits.delays:  # more may go
+            if queue.backlog.limits.delays:  # more may go
                 self._dirty[queue] = None
 
     def _on_ask_once(self, peer: Peer, question: m.AskOnce, now: int) -> None:
@@ -592,7 +598,7 @@ class Controls(ABC):
         ]
         for queue, _ in wanted:
             self._catch_up(queue, now)
-            queue.expire(now)
+            queue.backlog.expire(now)
             self._dirty[queue] = None
         if self.reservations.reserve(peer.number, asked.number, wanted):
             peer.tell(m.Done(asked.request))

@@ -111,7 +111,9 @@ class Shard(Controls):
                 refused = fates.refused
                 needs_sync = needs_sync or streamed
             else:
-                may_refuse = first.may_refuse if len(known) == 1 else _may_refuse(known)
+                may_refuse = (
+                    first.backlog.rules.may_refuse if len(known) == 1 else _may_refuse(known)
+                )
                 arrivals = store.append(records, may_refuse)
                 self._dirty_stores.add(store)
             for arrival in arrivals:
@@ -122,8 +124,7 @@ class Shard(Controls):
                 if redeems and self.reservations.use(
                     peer.number, queue, len(arrival.entries), arrival.body_bytes
                 ):
-                    queue.publish_reserved(arrival, now)
-                    turned_away = None
+                    turned_away = queue.publish(arrival, now, reserved=True)
                 else:
                     turned_away = queue.publish(arrival, now)
                 if turned_away:
@@ -202,7 +203,9 @@ class Shard(Controls):
         will refuse is left out here: on disk it would later be taken for stored."""
         roomy = self.reservations.rooms_taken(peer.number)
         rooms = {
-            queue.id: queue.room() for queue in known if queue.may_refuse and queue.id not in roomy
+            queue.id: queue.admission().room()
+            for queue in known
+            if queue.backlog.rules.may_refuse and queue.id not in roomy
         }
         screened = store.screen(records, rooms)
         for queue_id, count in screened.repeated.items():
@@ -318,7 +321,7 @@ class Shard(Controls):
             count,
             blob,
             0,
-            consumer.queue.hides,
+            consumer.queue.backlog.hides,
         )
 
     def deliver_again(
@@ -333,7 +336,7 @@ class Shard(Controls):
         assert isinstance(peer, Peer)
         self._given += len(blob)
         peer.has_news = True
-        hides = consumer.queue.hides
+        hides = consumer.queue.backlog.hides
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
         peer.writer.add(connection, channel, number, first_number, True, count, blob, times, hides)
 
@@ -357,7 +360,7 @@ class Shard(Controls):
                 dirty[queue] = None
                 if self._given == before:  # letting go takes its time, too
                     self._given += QUEUE_PASS_BYTES
-            if queue.is_watched:
+            if queue.backlog.is_watched:
                 self._watch(queue, now)
             due = queue.next_due()
             if due is not None:
@@ -367,12 +370,14 @@ class Shard(Controls):
     def _watch(self, queue: Queue, now: int) -> None:
         """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
         for late in queue.late(now):
-            assert isinstance(late.peer, Peer) and queue.limits.consumer_timeout is not None
-            late.peer.tell(m.Overdue(late.connection, late.channel, queue.limits.consumer_timeout))
+            assert isinstance(late.peer, Peer) and queue.backlog.limits.consumer_timeout is not None
+            late.peer.tell(
+                m.Overdue(late.connection, late.channel, queue.backlog.limits.consumer_timeout)
+            )
         if queue.take_overdue(now):
             self._dirty[queue] = None
             self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
-        if queue.departures is not None and queue.departures.waits:
+        if queue.backlog.departures is not None and queue.backlog.departures.waits:
             self._have_died(queue)
 
     def _set_timer(self, queue: Queue, due: int) -> None:
@@ -516,7 +521,7 @@ class Shard(Controls):
                 {
                     queue.id: queue.live()
                     for queue in self.queues.used()
-                    if queue.durable and queue.store is store and queue.keeps_in_store
+                    if queue.backlog.durable and queue.store is store and queue.keeps_in_store
                 }
             )
         self.streams.close()
@@ -539,4 +544,4 @@ def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
 
 def _may_refuse(queues: list[Queue]) -> bool:
     """Whether some of them may."""
-    return True in [queue.may_refuse for queue in queues]
+    return True in [queue.backlog.rules.may_refuse for queue in queues]

@@ -113,8 +113,8 @@ class Roster:
             if kind.store is store and kind.durable
         }
         for id, queue in self._used.items():
-            if queue.store is store and queue.durable and queue.keeps_in_store:
-                found[id] = queue.limits
+            if queue.store is store and queue.backlog.durable and queue.keeps_in_store:
+                found[id] = queue.backlog.limits
         return found
 
     def of(self, store: Store) -> list[int]:

@@ -153,7 +153,7 @@ class Bench:
             if consumer.detached:
                 return
             if isinstance(what, wire.Grant):
-                consumer.queue.grant(consumer, what.count)
+                consumer.grant(what.count)
             else:
                 assert isinstance(what, wire.Recall)
                 shard.loan.recall(consumer, what.keep)
@@ -182,7 +182,7 @@ class Bench:
                     shard.dirty[queue] = None
                     continue
                 (queue.ack if kind == wire.ACK else queue.requeue)(entries, size)
-                if kind != wire.ACK or queue.turns is None:  # else the loan wakes who is next
+                if kind != wire.ACK or queue.dispatch.loan is None:  # else the loan wakes who is next
                     shard.dirty[queue] = None
 
         if told:
