@@ -92,6 +92,12 @@ class Roster:
             self._kinds.clear()
         return self._used.pop(id, None)
 
+    def clear(self) -> None:
+        """Forget all queues."""
+        self._used.clear()
+        self._unused.clear()
+        self._kinds.clear()
+
     def used(self) -> Iterator[Queue]:
         return iter(self._used.values())
 

@@ -22,7 +22,7 @@ from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.grants import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
 from shardmq.broker.shared.control import SeatName
-from shardmq.shardd.controls import Controls
+from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
 from shardmq.shardd.store import StreamCache
@@ -172,7 +172,7 @@ class Bench:
             for number, kind, first, last in told:
                 consumer = shard.parts[number]
                 if kind > wire.RETURN:
-                    Controls._on_turn(consumer, kind, first, shard.now_ms, last)
+                    ConsumerRequests.on_turn(consumer, kind, first, shard.now_ms, last)
                     continue
                 entries, size = consumer.unacked.settle(first, last)
                 assert len(entries) == last + 1 - first
