@@ -66,7 +66,7 @@ class DeadLetters:
 
     def forget(self, queue: Queue) -> None:
         """It is deleted; what departs from it still does."""
-        if queue.departures is None or not queue.departures.count:
+        if queue.backlog.departures is None or not queue.backlog.departures.count:
             self._sources.pop(queue.id, None)
             self._leaving.pop(queue, None)
 
@@ -76,7 +76,7 @@ class DeadLetters:
         for queue_id in gone:
             del self._sources[queue_id]
         for queue in [queue for queue in self._leaving if queue.id in gone]:
-            queue.departures = None
+            queue.backlog.departures = None
             del self._leaving[queue]
             self._waiting.pop(queue, None)
             self._paused.discard(queue)
@@ -87,7 +87,9 @@ class DeadLetters:
     def count(self) -> int:
         """Messages that wait, or are handed over and not answered for."""
         return sum(
-            queue.departures.count for queue in self._leaving if queue.departures is not None
+            queue.backlog.departures.count
+            for queue in self._leaving
+            if queue.backlog.departures is not None
         )
 
     def have_come(self, queue: Queue) -> None:
@@ -113,13 +115,13 @@ class DeadLetters:
         while peer is not None and self._waiting and self._has_room():
             queue = next(iter(self._waiting))
             del self._waiting[queue]
-            if queue.departures is None or not queue.departures.waits:
+            if queue.backlog.departures is None or not queue.backlog.departures.waits:
                 continue
-            if queue.limits.dead_letters is None and not queue.letters_differ:
+            if queue.backlog.limits.dead_letters is None and not queue.backlog.letters_differ:
                 _give_up(queue)
                 continue
             self._hand_over_some(peer, queue)
-            if queue.departures.waits:
+            if queue.backlog.departures.waits:
                 self._waiting[queue] = None
 
     def _has_room(self) -> bool:
@@ -143,9 +145,9 @@ class DeadLetters:
 
     def _hand_over_some(self, peer: Peer, queue: Queue) -> None:
         to, source, departures = (
-            queue.limits.dead_letters,
+            queue.backlog.limits.dead_letters,
             self._sources[queue.id],
-            queue.departures,
+            queue.backlog.departures,
         )
         assert departures is not None
         reason, entries = departures.first(BATCH_MESSAGES)
@@ -176,13 +178,13 @@ class DeadLetters:
         if answer.number not in self._handed:
             return None
         queue = self._forget_batch(answer.number).queue
-        assert queue.departures is not None
-        arrived = queue.departures.take_off(answer.number, answer.left)
+        assert queue.backlog.departures is not None
+        arrived = queue.backlog.departures.take_off(answer.number, answer.left)
         if arrived:
-            queue.store.settle(queue.id, arrived, queue.durable and not queue.deleted)
+            queue.store.settle(queue.id, arrived, queue.backlog.durable and not queue.deleted)
         if answer.left:
             self._wait(queue, now)
-        elif queue.deleted and not queue.departures.count:
+        elif queue.deleted and not queue.backlog.departures.count:
             self._sources.pop(queue.id, None)
             self._leaving.pop(queue, None)
         return queue
@@ -200,8 +202,8 @@ class DeadLetters:
             return
         self._door = None
         for queue in {batch.queue for batch in self._handed.values()}:
-            assert queue.departures is not None
-            queue.departures.take_back()
+            assert queue.backlog.departures is not None
+            queue.backlog.departures.take_back()
             self.have_come(queue)
         self._handed.clear()
         self._in_flight = self._in_flight_messages = 0
@@ -209,9 +211,9 @@ class DeadLetters:
 
 def _give_up(queue: Queue) -> None:
     """It has no dead-letter exchange any more."""
-    departures = queue.departures
+    departures = queue.backlog.departures
     assert departures is not None
     while departures.waits:
         _, entries = departures.first(BATCH_MESSAGES)
         departures.hand_over(0, len(entries))
-        queue.store.settle(queue.id, departures.take_off(0, []), queue.durable)
+        queue.store.settle(queue.id, departures.take_off(0, []), queue.backlog.durable)

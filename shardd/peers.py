@@ -1,6 +1,6 @@
 """Who talks to a shard (front doors, the controller), and what waits to be sent to each.
 
-Keeps and orders only; what it means is decided in shard.py and controls.py. A peer is one process: when it starts anew
+Keeps and orders only; what it means is decided in shard.py and beside it. A peer is one process: when it starts anew
 it is another.
 """
 

@@ -47,7 +47,7 @@ class Reservations:
         """Set room aside in all these queues, or in none; `wanted` has the body bytes of each message."""
         made = self._made.setdefault((peer, number), {})
         for queue, sizes in wanted:
-            if not queue.reserve(sizes):
+            if not queue.admission().reserve(sizes):
                 self.end(peer, number)
                 return False
             made[queue] = _Room(len(sizes), sum(sizes))
@@ -63,9 +63,11 @@ class Reservations:
     def use(self, peer: int, queue: Queue, messages: int, body_bytes: int) -> bool:
         """Tell whether messages that just came to the queue have room set aside, and free that: they take it now."""
         room = self._made[peer, self.redeeming[peer]].get(queue)
-        if room is None or not queue.may_refuse:  # the front door may know other arguments of it
+        if (
+            room is None or not queue.backlog.rules.may_refuse
+        ):  # the front door may know other arguments of it
             return False
-        queue.unreserve(*room.use(messages, body_bytes))
+        queue.admission().unreserve(*room.use(messages, body_bytes))
         return True
 
     def rooms_taken(self, peer: int) -> set[int]:
@@ -79,7 +81,7 @@ class Reservations:
     def end(self, peer: int, number: int) -> None:
         """Free what is left of a reservation, if there is one."""
         for queue, room in self._made.pop((peer, number), {}).items():
-            queue.unreserve(room.messages, room.body_bytes)
+            queue.admission().unreserve(room.messages, room.body_bytes)
         if self.redeeming.get(peer) == number:
             del self.redeeming[peer]
 

@@ -2,17 +2,20 @@
 
 Publish path, 3 of 5. Before: broker/front_door/publish/publish.py. After: shardd/queues/queue.py.
 
-Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. Syncs are begun here and run
-by the caller, one at a time; a batch is confirmed by a sync that began after its append, and never before an earlier
-batch. What exists, who is there and all other requests: controls.py.
+Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. A shard
+holds the objects that answer what is not a publish: serving.py hands out, consumer_requests.py has the
+consumers, membership.py the peers, queue_requests.py and registry.py the rest, syncs.py stable storage.
+The table of who answers which message is here (`_handlers`).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from shardmq.shardd.controls import Controls
+from shardmq.shardd import stats
+from shardmq.shardd.consumer_requests import ConsumerRequests
+from shardmq.shardd.membership import Membership
 from shardmq.shardd.peers import (
     PUBLISH_CREDIT_BYTES,
     Outgoing,
@@ -21,21 +24,28 @@ from shardmq.shardd.peers import (
     known_runs,
     refused_runs,
 )
-from shardmq.shardd.queues import Arrival, Consumer, Queue, Reader, StreamQueue
-from shardmq.shardd.stores import Home, NoRoom, Screened, Store, Sync, SyncJob
+from shardmq.shardd.queue_requests import QueueRequests
+from shardmq.shardd.queues import Arrival, Queue
+from shardmq.shardd.registry import Registry
+from shardmq.shardd.serving import Serving
+from shardmq.shardd.stores import Home, NoRoom, Screened, Store, Sync
 from shardmq.shardd.streams import Fates
+from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
+from shardmq.shardd.wire.histogram import Histogram
 
-# Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
-QUEUE_PASS_BYTES = 256 << 10
-DELIVERY_TURN_BYTES = 1 << 20
-# Timers looked at in one turn.
-TIMERS_PER_TURN = 1000
+Handler = Callable[[Peer, Any, int], None]
 
 
-class Shard(Controls):
+class Shard:
+    """One shard: a loop of turns, each of messages received and of what is to be sent.
+
+    `no_room`: what a store raises whose disk is full. `consumer_timeout`: ms, of queues that say
+    nothing. `process_stats` returns numbers of the process by name.
+    """
+
     def __init__(
         self,
         number: int,
@@ -48,38 +58,122 @@ class Shard(Controls):
         consumer_timeout: int | None = None,
         timeout_closes: bool = False,
     ) -> None:
-        super().__init__(number, epoch, pid, home, process_stats, consumer_timeout, timeout_closes)
+        self.registry = registry = Registry(number, epoch, home, consumer_timeout, timeout_closes)
+        self._serving = Serving(registry)
+        self._consumers = ConsumerRequests(registry, self._serving)
+        self._membership = Membership(registry, self._consumers, pid)
+        self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
+        self.syncs = Syncs(registry, no_room)
         self._no_room = no_room
-        self._timers: list[tuple[int, int]] = []  # (due, queue id)
-        self._syncs_begun = 0
-        self._sync_wanted = False
-        self._now = 0
-        self._syncs_tried = 0
-        self._settled_sync: Sync | None = None
-        self._settled_after: int | None = 0  # syncs tried until one may begin; None: not wanted
-        self._given = 0  # bytes handed out in this turn
-        self._kinds: dict[int, Callable[[Peer, envelope.Message, int], None]] = {
+        self._process_stats = process_stats
+        self.batch_messages, self.batch_bytes = Histogram(), Histogram()
+        # The loop takes these without asking the registry.
+        self.number = number
+        self.epoch = epoch
+        self.queues = registry.queues
+        self.streams = registry.streams
+        self.stores = registry.stores
+        self.peers = registry.peers
+        self.upkeep = registry.upkeep
+        self.dead_letters = registry.dead_letters
+        self.once = registry.once
+        self.reservations = registry.reservations
+        self._senders = registry.senders
+        self._dirty = registry.dirty
+        self._dirty_stores = registry.dirty_stores
+        self._handlers = self._table()
+
+    def _table(self) -> dict[int | type[m.Message], Handler]:
+        """Return who answers which message: by its kind, control messages by their type."""
+        registry, consumers, requests = self.registry, self._consumers, self._queue_requests
+        membership = self._membership
+        return {
             m.PUBLISH: self._on_publish,
-            m.SETTLE: self._on_settle,
-            m.CREDIT: self._on_credit,
+            m.SETTLE: consumers.on_settle,
+            m.CREDIT: consumers.on_credit,
             m.CONTROL: self._on_control,
+            # who is there, and what exists
+            m.Join: membership.on_join,
+            m.Gone: membership.on_gone,
+            m.AssignPart: membership.on_assign_part,
+            m.Assign: membership.on_assign,
+            m.CreateQueues: registry.on_create,
+            m.DeleteQueue: registry.on_delete,
+            m.DropVhost: registry.on_drop_vhost,
+            m.ListQueues: registry.on_list,
+            # consumers
+            m.Attach: consumers.on_attach,
+            m.AttachPart: consumers.on_attach,
+            m.AttachReader: consumers.on_attach_reader,
+            m.AttachBounded: consumers.on_attach_reader,
+            m.AttachStreamPart: consumers.on_attach_reader,
+            m.Bound: consumers.on_bound,
+            m.Detach: consumers.on_detach,
+            m.Release: consumers.on_release,
+            m.Grant: consumers.on_grant,
+            m.Tune: consumers.on_tune,
+            m.Recall: consumers.on_recall,
+            # one queue
+            m.Get: requests.on_get,
+            m.Count: requests.on_count,
+            m.Left: requests.on_left,
+            m.LetGo: requests.on_let_go,
+            m.Purge: requests.on_purge,
+            m.PurgeFirst: requests.on_purge_first,
+            m.Departed: requests.on_departed,
+            m.AskOnce: requests.on_ask_once,
+            m.OnceBecame: requests.on_once_became,
+            m.ForgetOnce: requests.on_forget_once,
+            m.Reserve: requests.on_reserve,
+            m.Redeem: requests.on_redeem,
+            m.Unreserve: requests.on_unreserve,
+            m.Look: requests.on_look,
+            m.Pull: requests.on_pull,
+            m.Unwatch: requests.on_unwatch,
+            m.Place: requests.on_place,
+            m.Stats: requests.on_stats,
         }
+
+    @property
+    def ready(self) -> bool:
+        """Whether all queues are known, with what they still have."""
+        return self.registry.ready
+
+    @property
+    def alarm(self) -> str:
+        """Why publishes should be held back; "": they need not be."""
+        return self.registry.alarm
+
+    def set_alarm(self, reason: str) -> None:
+        self.registry.set_alarm(reason)
+
+    def greet(self, endpoint: str) -> Outgoing:
+        """Return what to send to the controller at the start, before it has said who it is."""
+        return self._membership.first_words(endpoint)
 
     # -- in --------------------------------------------------------------------------------------------
 
     def receive(self, message: envelope.Message, now: int) -> None:
-        """Of a known process and of this epoch, or a Join; everything else is stale. Nothing of the message is kept."""
-        self._now = now
+        """Take in a message of a known process and of this epoch, or a Join; all others are stale.
+
+        Nothing of the message is kept.
+        """
         peer = self._senders.get(message[1 : m.HEADER_BYTES])
         if peer is not None:
-            self._kinds[message[0]](peer, message, now)
+            self._handlers[message[0]](peer, message, now)
             return
         head = envelope.read(message)
         peer = self.peers.get(head.peer)
         if peer is not None and head.epoch == self.epoch and head.incarnation == peer.incarnation:
-            self._kinds[head.kind](peer, message, now)
+            self._handlers[head.kind](peer, message, now)
         elif head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
-            self._on_join(head, join.endpoint, now)
+            self._membership.join(head, join.endpoint, now)
+
+    def _on_control(self, peer: Peer, message: envelope.Message, now: int) -> None:
+        what = envelope.read_control(message)
+        handler = self._handlers.get(type(what))
+        if handler is not None:
+            handler(peer, what, now)
 
     def _on_publish(self, peer: Peer, message: envelope.Message, now: int) -> None:
         batch, messages, wanted, needs_sync, in_sequence, records, ids, weight = codec.read_publish(
@@ -111,7 +205,9 @@ class Shard(Controls):
                 refused = fates.refused
                 needs_sync = needs_sync or streamed
             else:
-                may_refuse = first.may_refuse if len(known) == 1 else _may_refuse(known)
+                may_refuse = (
+                    first.backlog.rules.may_refuse if len(known) == 1 else _may_refuse(known)
+                )
                 arrivals = store.append(records, may_refuse)
                 self._dirty_stores.add(store)
             for arrival in arrivals:
@@ -122,8 +218,7 @@ class Shard(Controls):
                 if redeems and self.reservations.use(
                     peer.number, queue, len(arrival.entries), arrival.body_bytes
                 ):
-                    queue.publish_reserved(arrival, now)
-                    turned_away = None
+                    turned_away = queue.publish(arrival, now, reserved=True)
                 else:
                     turned_away = queue.publish(arrival, now)
                 if turned_away:
@@ -144,7 +239,7 @@ class Shard(Controls):
             if held is not None:
                 held.refuse(_all_of(message, messages))
             # Publishes without confirms would be lost in silence: let the front doors hold them back.
-            self.set_alarm(m.LOW_ON_DISK)
+            self.registry.set_alarm(m.LOW_ON_DISK)
             return
         except envelope.WireError:
             # The message is dropped and the shard goes on: so must the confirms of this front door.
@@ -156,9 +251,9 @@ class Shard(Controls):
                 held.fail()
             raise
         if needs_sync:
-            self._sync_wanted = True
+            self.syncs.wanted = True
             if held is not None:
-                held.wait_for(self._syncs_begun + 1)
+                held.wait_for(self.syncs.begun + 1)
         elif held is not None:
             held.need_no_sync()
 
@@ -171,9 +266,11 @@ class Shard(Controls):
         alone: bool,
         in_sequence: bool,
     ) -> tuple[Sequence[Arrival], Fates, Sequence[int] | None, bool]:
-        """Where there are streams, or messages that say their place in what a producer sends. What arrived, what
-        became of the batch besides, which of it each that arrived was (None: all did), and whether a stream has some:
-        its readers wait for the sync, too."""
+        """Append a batch where there are streams, or messages that say their place in what a producer sends.
+
+        Returns what arrived; what became of the batch besides; which of the batch each message was
+        that arrived (None: all did); and whether a stream has some: its readers wait for the sync.
+        """
         streams = self.streams.among(known) if self.streams.queues else ()
         stored = len(streams) < len(known)
         screened = self._screen(peer, store, records, known) if in_sequence and stored else None
@@ -198,11 +295,15 @@ class Shard(Controls):
     def _screen(
         self, peer: Peer, store: Store, records: memoryview, known: list[Queue]
     ) -> Screened:
-        """Of messages that say their place in what a producer sends, those that are new to their queues. What a queue
-        will refuse is left out here: on disk it would later be taken for stored."""
+        """Return a batch of producers without what its queues know, or will refuse.
+
+        What a queue will refuse is left out here: on disk it would later be taken for stored.
+        """
         roomy = self.reservations.rooms_taken(peer.number)
         rooms = {
-            queue.id: queue.room() for queue in known if queue.may_refuse and queue.id not in roomy
+            queue.id: queue.admission().room()
+            for queue in known
+            if queue.backlog.rules.may_refuse and queue.id not in roomy
         }
         screened = store.screen(records, rooms)
         for queue_id, count in screened.repeated.items():
@@ -212,65 +313,26 @@ class Shard(Controls):
         return screened
 
     def forget_producers(self, heard_before: int) -> None:
-        """Those that were last heard before that, ms since the epoch."""
+        """Forget producers that were last heard before that, ms since the epoch."""
         for store in self.stores.values():
             store.forget_producers(heard_before)
         self.streams.forget_producers(heard_before)
 
-    def _catch_up(self, queue: Queue, now: int) -> None:
-        """Whoever comes, goes or looks finds the queue as if each message had been handed out when it arrived, though
-        several requests make one turn. The consumers' windows bound it."""
-        if queue in self._dirty and queue.keeps_in_store:
-            while queue.deliver(now, self, QUEUE_PASS_BYTES):
-                pass
-            for peer in self.peers.values():
-                peer.writer.own()  # before this turn's end more may be appended
-
-    def _on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
-        for number, kind, first, last in envelope.read_settles(message):
-            holder = peer.holders.get(number)
-            if kind > m.RETURN:
-                self._on_turn(holder, kind, first, now, last)
-            elif isinstance(holder, Consumer):
-                entries, size = holder.unacked.settle(first, last)
-                if isinstance(holder, Reader):
-                    self.streams.settle(holder, kind, entries, size)
-                    self._dirty[holder.queue] = None
-                elif entries:
-                    self._settle(holder.queue, kind, entries, size)
-                self._forget_if_done(peer, holder)
-            elif holder is not None:
-                for queue, entries, size in holder.settle(first, last):
-                    self._settle(queue, kind, entries, size)
-
-    def _on_credit(self, peer: Peer, message: envelope.Message, now: int) -> None:
-        for connection, count in envelope.read_credit(message):
-            window = peer.windows.get(connection)
-            if window is None:
-                continue
-            window.free(count)
-            for queue in window.unblocked():
-                self._dirty[queue] = None
-
     # -- out -------------------------------------------------------------------------------------------
 
     def turn_end(self, now: int) -> list[Outgoing]:
-        """What to send, after everything at hand was received."""
-        self._now = now
-        if self._timers and self._timers[0][0] <= now:
-            self._look_at_timers(now)
-        if self._dirty:
-            self._serve(now)
-        if not self.dead_letters.idle and not self.alarm:  # copies take room
+        """Return what to send, after everything at hand was received."""
+        self._serving.turn(now)
+        if not self.dead_letters.idle and not self.registry.alarm:  # copies take room
             self.dead_letters.hand_over(self.peers, now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:
-        """Confirms and replies, without new deliveries; touches no store."""
+        """Return confirms and replies, without new deliveries; touches no store."""
         outgoing: list[Outgoing] = []
         for peer in self.peers.values():
             if peer.held:
-                peer.confirm(self._syncs_ended)
+                peer.confirm(self.syncs.ended)
             if peer.has_news or peer.taken >= PUBLISH_CREDIT_BYTES:
                 peer.take(outgoing)
         return outgoing
@@ -289,247 +351,92 @@ class Shard(Controls):
         return bool(self._dirty)
 
     def next_due(self) -> int | None:
-        """When the next turn must be, at the latest."""
-        due = self._timers[0][0] if self._timers else None
+        """Return when the next turn must be, at the latest."""
+        due = self._serving.next_due
         if self.dead_letters.idle:
             return due
-        retry = None if self.alarm else self.dead_letters.next_due()
+        retry = None if self.registry.alarm else self.dead_letters.next_due()
         return due if retry is None else retry if due is None else min(due, retry)
-
-    # queues.Outlet
-    def deliver(
-        self,
-        consumer: Consumer,
-        first_number: int,
-        redelivered: bool,
-        count: int,
-        blob: bytes | memoryview,
-    ) -> None:
-        peer: Peer = consumer.peer  # type: ignore[assignment] # consumers were attached by a Peer
-        self._given += len(blob)
-        peer.has_news = True
-        connection, channel, number = consumer.connection, consumer.channel, consumer.number
-        peer.writer.add(
-            connection,
-            channel,
-            number,
-            first_number,
-            redelivered,
-            count,
-            blob,
-            0,
-            consumer.queue.hides,
-        )
-
-    def deliver_again(
-        self,
-        consumer: Consumer,
-        first_number: int,
-        times: int,
-        count: int,
-        blob: bytes | memoryview,
-    ) -> None:
-        peer = consumer.peer
-        assert isinstance(peer, Peer)
-        self._given += len(blob)
-        peer.has_news = True
-        hides = consumer.queue.hides
-        connection, channel, number = consumer.connection, consumer.channel, consumer.number
-        peer.writer.add(connection, channel, number, first_number, True, count, blob, times, hides)
-
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        assert isinstance(consumer.peer, Peer)
-        consumer.peer.tell(m.Ungranted(consumer.number, count, wants), after_deliveries=True)
-
-    def passed(self, consumer: Consumer, offset: int) -> None:
-        assert isinstance(consumer.peer, Peer)
-        consumer.peer.tell(m.Passed(consumer.number, offset), after_deliveries=True)
-
-    def _serve(self, now: int) -> None:
-        dirty = self._dirty
-        self._given = before = 0
-        while dirty and before < DELIVERY_TURN_BYTES:
-            queue = next(iter(dirty))
-            del dirty[queue]
-            if queue.deleted:
-                continue
-            if queue.deliver(now, self, QUEUE_PASS_BYTES):
-                dirty[queue] = None
-                if self._given == before:  # letting go takes its time, too
-                    self._given += QUEUE_PASS_BYTES
-            if queue.is_watched:
-                self._watch(queue, now)
-            due = queue.next_due()
-            if due is not None:
-                self._set_timer(queue, due)
-            before = self._given
-
-    def _watch(self, queue: Queue, now: int) -> None:
-        """What goes back to it from consumers that are too slow, and what leaves it for its dead-letter exchange."""
-        for late in queue.late(now):
-            assert isinstance(late.peer, Peer) and queue.limits.consumer_timeout is not None
-            late.peer.tell(m.Overdue(late.connection, late.channel, queue.limits.consumer_timeout))
-        if queue.take_overdue(now):
-            self._dirty[queue] = None
-            self._dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
-        if queue.departures is not None and queue.departures.waits:
-            self._have_died(queue)
-
-    def _set_timer(self, queue: Queue, due: int) -> None:
-        if due < self._timer_of.get(queue.id, due + 1):
-            self._timer_of[queue.id] = due
-            heapq.heappush(self._timers, (due, queue.id))
-
-    def _look_at_timers(self, now: int) -> None:
-        for _ in range(TIMERS_PER_TURN):
-            if not self._timers or self._timers[0][0] > now:
-                return
-            due, queue_id = heapq.heappop(self._timers)
-            if self._timer_of.get(queue_id) != due:
-                continue  # an earlier one was set meanwhile, or the queue is gone
-            del self._timer_of[queue_id]
-            queue = self.queues[queue_id]
-            self._dirty[queue] = None  # what is too old goes when the queue is served
-            if queue.expired_itself(now):
-                queue.closed = True
-                self._tell_controller(m.AutoDeleted(queue_id, "expired"))
 
     # -- stable storage --------------------------------------------------------------------------------
 
     def want_sync(self) -> None:
-        """Ask for a sync of what nobody waits for; to be called each second.
-
-        That is persistent messages without confirms, and behind them what is settled and where
-        readers of streams are.
-        """
-        self._sync_wanted = self._sync_wanted or bool(self._dirty_stores or self.streams.dirty)
-        if self._settled_after is None:
-            self._settled_after = self._syncs_tried + self._sync_wanted
+        """Ask for a sync of what nobody waits for: see `Syncs.want`."""
+        self.syncs.want()
 
     @property
     def wants_sync(self) -> bool:
         """Whether begin_sync would do something now."""
-        return self._sync is None and self._sync_wanted
+        return self.syncs.wanted and self.registry.sync is None
 
     def begin_sync(self) -> Sync | None:
-        """To be run, if there is something to do and no other runs. May confirm by itself: call before turn_end."""
-        if self._sync is not None or not self._sync_wanted:
-            return None
-        self._syncs_tried += 1
-        jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
-        number: int | None = None
-        try:
-            for store in [store for store in self.stores.values() if store in self._dirty_stores]:
-                job = store.begin_sync()
-                self._dirty_stores.discard(store)
-                if job is not None:
-                    jobs.append((store, job))
-            for stream in list(self.streams.dirty):
-                job = self.streams.begin_sync(stream)
-                if job is not None:
-                    jobs.append((stream, job))
-                else:
-                    self._dirty[stream] = None
-        except self._no_room:
-            # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
-            self.set_alarm(m.LOW_ON_DISK)
-        else:
-            self._sync_wanted = False
-            number = self._syncs_begun = self._syncs_begun + 1
-        if not jobs:
-            if number is not None:
-                self._syncs_ended = number
-            return None
-        self._sync = Sync(jobs, number)
-        return self._sync
+        """Return a sync to be run, if there is something to do: see `Syncs.begin`.
+
+        May confirm by itself: call it before turn_end.
+        """
+        return self.syncs.begin()
 
     def sync_ended(self) -> None:
-        """After `Sync.run`. Raises what the store raises when it failed."""
-        assert self._sync is not None
-        sync, self._sync = self._sync, None
-        full = False
-        for store, job in sync.jobs:
-            try:
-                store.finish_sync(job)
-            except self._no_room:
-                if not isinstance(store, StreamQueue):
-                    self._dirty_stores.add(store)
-                full = True
-        self._dirty.update(dict.fromkeys(self.streams.sync_ended()))
-        self._delete_dropped()
-        if full:  # confirms wait for a sync that finds room
-            self._sync_wanted = True
-            self.set_alarm(m.LOW_ON_DISK)
-        elif sync.number is not None:
-            self._syncs_ended = sync.number
+        """End a sync after its `run`. Raises what the store raises when it failed."""
+        self.syncs.end()
 
     def begin_settled_sync(self) -> Sync | None:
-        """Begin a sync of what is settled and of positions in streams, if it is wanted and needed.
-
-        It is to be run in a thread of its own, beside syncs of messages; then `settled_sync_ended`.
-        It begins behind the sync that `want_sync` asked for, and between two: what is settled of
-        segments that one has in hand, or that have not been written, cannot be told before.
-        """
-        if self._settled_after is None or self._syncs_tried < self._settled_after:
-            return None
-        if self._settled_sync is not None or self._sync is not None:
-            return None
-        self._settled_after = None
-        jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
-        keepers: list[Store | StreamQueue] = [*self.stores.values(), *self.streams.queues.values()]
-        for each in keepers:
-            job = each.begin_settled_sync()
-            if job is not None:
-                jobs.append((each, job))
-                if job.more:
-                    self._settled_after = self._syncs_tried
-        if not jobs:
-            return None
-        self._settled_sync = Sync(jobs, None)
-        return self._settled_sync
+        """Return a sync of what is settled, if it is wanted and needed: see `Syncs.begin_settled`."""
+        return self.syncs.begin_settled()
 
     def settled_sync_ended(self) -> None:
-        """After `Sync.run`. Raises what a store raises when it failed."""
-        assert self._settled_sync is not None
-        sync, self._settled_sync = self._settled_sync, None
-        for each, job in sync.jobs:
-            each.finish_settled_sync(job)
+        """End such a sync after its `run`. Raises what a store raises when it failed."""
+        self.syncs.end_settled()
 
     def begin_reclaim(self, now: int) -> Step | None:
-        """Of one store, to be run when it is due and there is something to do."""
-        return self.upkeep.begin(self.stores.values(), now)
+        """Return a step that merges files of one store, to be run, if one is due."""
+        return self.syncs.begin_reclaim(now)
 
     def reclaim_ended(self, now: int) -> None:
-        """After `Step.run`. The files of what was merged go after the next sync, which comes with the next tick."""
-        store = self.upkeep.end(self.stores.values(), now)
-        for each in self.stores.values():
-            if each is store:
-                self._dirty_stores.add(each)
-                if each.settled_held_back and self._settled_after is None:
-                    self._settled_after = self._syncs_tried
-        self._delete_dropped()
+        """End a step after its `run`."""
+        self.syncs.end_reclaim(now)
 
     def close(self) -> None:
-        """Everything to disk, with what of it was handed out before."""
+        """Write everything to disk, with what of it was handed out before."""
         for store in self.stores.values():
             store.close(
                 {
                     queue.id: queue.live()
                     for queue in self.queues.used()
-                    if queue.durable and queue.store is store and queue.keeps_in_store
+                    if queue.backlog.durable and queue.store is store and queue.keeps_in_store
                 }
             )
         self.streams.close()
 
     def abandon(self) -> list[Exception]:
-        """Something broke: write what can be written, without the word that this was a clean stop; troubles met."""
+        """Write what can be written after something broke; return troubles met.
+
+        The stores do not take this for a clean stop.
+        """
         troubles: list[Exception] = []
-        for store in [*self.stores.values(), *self._dropped.values()]:
+        for store in [*self.stores.values(), *self.registry.dropped.values()]:
             try:
                 store.close(None)
             except Exception as error:  # one store's trouble must not cost the others theirs
                 troubles.append(error)
         return troubles + self.streams.abandon()
+
+    # -- numbers ---------------------------------------------------------------------------------------
+
+    def _numbers(self) -> dict[str, float]:
+        process = self._process_stats()
+        process["syncs"] = self.syncs.ended
+        process["dead_letters_waiting"] = self.dead_letters.count()
+        for store in self.stores.values():
+            for name, value in store.stats().items():
+                if name != "syncs":
+                    process[name] = process.get(name, 0) + value
+        for name, value in self.streams.damage().items():
+            process[name] = process.get(name, 0) + value
+        process |= stats.of_gone(self.registry.gone) | stats.of_peers(self.peers.values())
+        process |= self.batch_messages.report("batch_messages")
+        process |= self.batch_bytes.report("batch_bytes")
+        return process
 
 
 def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
@@ -539,4 +446,4 @@ def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
 
 def _may_refuse(queues: list[Queue]) -> bool:
     """Whether some of them may."""
-    return True in [queue.may_refuse for queue in queues]
+    return True in [queue.backlog.rules.may_refuse for queue in queues]

@@ -36,14 +36,14 @@ def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.Consu
 
 
 def of_queue(queue: Queue) -> m.QueueStats:
-    counters = queue.counters
+    counters, backlog = queue.counters, queue.backlog
     return m.QueueStats(  # by place: names take as long as all the rest
         queue.id,
-        queue.ready_count + queue.delayed_count + queue.kept_back,
-        queue.unacked_count,
+        backlog.ready_count + queue.delayed_count + backlog.kept_back,
+        backlog.unacked_count,
         len(queue.consumers),
-        queue.ready_bytes,
-        queue.unacked_bytes,
+        backlog.ready_bytes,
+        backlog.unacked_bytes,
         counters.published,
         counters.delivered,
         counters.acked,

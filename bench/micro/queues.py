@@ -101,11 +101,11 @@ def measured(row: str, size: int) -> dict[str, float]:
             queue.requeue(array("Q", [entry]), BODY_BYTES)
         found["requeue"] = us_each(started, REQUEUED)
     if row in ("ttl", "one ttl"):
-        count = queue.ready_count
+        count = queue.backlog.ready_count
         started = time.process_time()
-        queue.expire(3 * HOUR_MS)
+        queue.backlog.expire(3 * HOUR_MS)
         found["expire"] = us_each(started, count)
-        assert not queue.ready_count
+        assert not queue.backlog.ready_count
     if row == "delayed":
         count = queue.delayed_count
         started = time.process_time()
@@ -119,7 +119,7 @@ def measured(row: str, size: int) -> dict[str, float]:
 
 def pass_on(queue: Queue) -> None:
     """As if a front door had taken what is due, and all of it had arrived."""
-    departures = queue.departures
+    departures = queue.backlog.departures
     assert departures is not None
     number = 0
     while departures.waits:

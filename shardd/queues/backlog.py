@@ -1,34 +1,34 @@
-"""What a queue has: its messages in order, what is remembered of each, and how they leave by age, limit or purge.
+"""Keep the messages of a queue in order, with what is remembered of each, and let them go by age and limits.
 
-Most are ready, by priority. Others are held (by consumers, by who got them, or because they rest), kept back until
-other queues have settled older ones (behind.py), or departing to where dead letters go. Who gets them: queue.py.
+Most messages are ready, by priority. Others are kept back until other queues have settled older
+ones (behind.py), rest before they are ready again (resting.py), or depart to where dead letters go
+(departures.py). Messages that were taken out are counted until they are settled or put back; who
+has them is not known here, but in dispatch.py.
+
+A message that ends without being acknowledged or purged goes through `let_go`. In a queue with a
+dead-letter exchange it then waits in `departures`, in the store still, until its copies last.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 
 from shardmq.shardd.queues.behind import Behind
-from shardmq.shardd.queues.consumers import Consumer
 from shardmq.shardd.queues.departures import Departures
-from shardmq.shardd.queues.entry import EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, Facts
+from shardmq.shardd.queues.entry import ENDLESS, EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, Facts
 from shardmq.shardd.queues.limits import EXPIRED, MAXLEN, REFUSED, Limits
-from shardmq.shardd.queues.ready import Ready, judge, marked, merged, total
+from shardmq.shardd.queues.ready import Ready, judge, marked, merged
 from shardmq.shardd.queues.resting import Resting
-from shardmq.shardd.queues.store import Arrival, Store
-from shardmq.shardd.queues.unacked import Getter
+from shardmq.shardd.queues.rules import rules_of
+from shardmq.shardd.queues.store import SIZES_BYTES, STEP_MESSAGES, Arrival, Store, bytes_of
 
-# Entries handed out or let go in one step.
-STEP_MESSAGES = 8192
 ALL = 1 << 62
-# Read at once only to learn sizes.
-SIZES_BYTES = 256 << 10
 
 
 class Counters:
-    """Since the start of the process."""
+    """What a queue did since the start of the process."""
 
     __slots__ = (
         "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go", "published", "redelivered",
@@ -47,28 +47,26 @@ class Counters:
 
 
 class Backlog:
+    """The messages of one queue. `durable`: a recovery of the store should know what was settled."""
+
     __slots__ = (
-        "_behind",
-        "_counts_returns",
-        "_facts",
-        "_holders",
-        "_is_bounded",
-        "_is_plain",
-        "_is_timed",
-        "_levels",
-        "_resting",
+        "behind",
         "counters",
         "departures",
         "durable",
+        "facts",
         "hides",
         "id",
         "is_watched",
+        "levels",
         "limits",
         "marks",
-        "may_refuse",
         "ready_bytes",
         "ready_count",
+        "resting",
+        "rules",
         "store",
+        "takes_all",
         "unacked_bytes",
         "unacked_count",
     )
@@ -82,319 +80,351 @@ class Backlog:
         self.departures: Departures | None = None  # there have been none
         self.ready_count = 0
         self.ready_bytes = 0
+        # Messages that were taken out, or rest, and were not settled or put back yet.
         self.unacked_count = 0
         self.unacked_bytes = 0
-        self.marks = 0  # of all it has had since it was empty
-        self.hides = False  # some of its messages may have what no consumer is to see
-        self._holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
-        self._levels = [Ready() for _ in range(limits.max_priority + 1)]
-        self._facts: Facts | None = None  # until a message has one
-        self._resting: Resting | None = None  # none rests
-        self._behind = Behind() if limits.held else None
+        self.marks = 0  # of all messages since the queue was empty
+        self.hides = False  # some messages may have what no consumer is to see
+        self.levels = [Ready() for _ in range(limits.max_priority + 1)]
+        self.facts: Facts | None = None  # until a message has one
+        self.resting: Resting | None = None  # none rests
+        self.behind = Behind() if limits.held else None
         self._decide()
 
-    @property
-    def delayed_count(self) -> int:
-        """Messages that wait until they are due."""
-        return 0
+    # -- what is there -----------------------------------------------------------------------------------
 
     @property
     def kept_back(self) -> int:
-        """Messages that are not ready because others, elsewhere, go first."""
-        return self._behind.count if self._behind is not None else 0
-
-    # -- in ----------------------------------------------------------------------------------------------
-
-    def _decide(self) -> None:
-        """What its limits ask of each message, once for all messages."""
-        limits = self.limits
-        self._is_bounded = limits.bounded
-        self.may_refuse = limits.reject_publish and limits.bounded
-        self._counts_returns = limits.delivery_limit is not None or limits.retry is not None
-        self.is_watched = bool(
-            limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ
-        )
-        self._is_timed = limits.expires is not None or limits.consumer_timeout is not None
-        self._is_plain = (
-            limits.message_ttl is None and not limits.max_priority and not self.may_refuse
-        )
-        self._is_plain = self._is_plain and self._behind is None
+        """How many messages are not ready because others, elsewhere, go first."""
+        return self.behind.count if self.behind is not None else 0
 
     @property
     def letters_differ(self) -> bool:
-        """Some of its messages may say themselves where they go when they die."""
+        """Whether some messages may say themselves where they go when they die."""
         return bool(self.marks & OWN_LETTERS)
 
-    def _mark_as(self, marks: int) -> None:
+    def first_level(self) -> Ready:
+        """Return the ready list that messages leave from next; there must be a message."""
+        return next(level for level in reversed(self.levels) if len(level))
+
+    def head(self) -> int:
+        """Return the entry that leaves next, ENDLESS if there is none."""
+        if not self.ready_count:
+            return ENDLESS
+        return self.levels[0].first() if len(self.levels) == 1 else self.first_level().first()
+
+    def first_sizes(self) -> Sequence[int]:
+        """Return the body bytes of the first messages of the level that leaves first."""
+        return self.store.read(self.first_level().peek(STEP_MESSAGES), SIZES_BYTES)[1]
+
+    def first_bytes(self, count: int) -> int:
+        """Return the body bytes of the `count` messages that leave next."""
+        found = 0
+        for level in reversed(self.levels):
+            if count > 0:
+                found += bytes_of(self.store, level.peek(count))
+                count -= len(level)
+        return found
+
+    def waiting(self) -> list[array[int]]:
+        """Return the entries that are ready or kept back, an ascending array for each list of them."""
+        kept_back = self.behind.entries() if self.behind is not None else []
+        return [*(level.peek(len(level)) for level in self.levels), *kept_back]
+
+    # -- rules -------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Decide which rules the limits ask for, once for all messages to come."""
+        self.rules = rules_of(self.limits)
+        # An arrival without facts is taken in as one piece: no rule wants to look at its messages.
+        self.takes_all = self.rules.takes_all and self.behind is None
+        self._decide_who_watches()
+
+    def _decide_who_watches(self) -> None:
+        """Decide whether the shard looks after each turn for what departs, or was held too long."""
+        limits = self.limits
+        self.is_watched = bool(
+            limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ
+        )
+
+    def change(self, limits: Limits) -> None:
+        """Put other limits in force, for what is there too."""
+        if limits.max_priority != self.limits.max_priority:
+            entries = array("Q", sorted(entry for each in self.levels for entry in each.take_all()))
+            self.levels = [Ready() for _ in range(limits.max_priority + 1)]
+            for priority, part in self._by_priority(entries).items():
+                self.levels[priority].push_many(part)
+        self.limits = limits
+        if limits.held != (self.behind is not None):
+            behind, self.behind = self.behind, Behind() if limits.held else None
+            if behind is not None:  # what was kept back is ready, behind the rest
+                for priority, level in behind.levels.items():
+                    self.levels[min(priority, len(self.levels) - 1)].merge(level.take_all())
+                self.ready_count += behind.count
+                self.ready_bytes += behind.bytes
+        self._decide()
+        self.enforce()
+
+    # -- in ----------------------------------------------------------------------------------------------
+
+    def take_in(self, arrival: Arrival, now: int) -> bool:
+        """Take messages in, behind all others of their priority. `now`: ms since the epoch.
+
+        Return whether something of them is remembered: then `forget_facts_before` is to be called.
+        """
+        if arrival.marks != self.marks:
+            self.mark_as(arrival.marks)
+        if self.takes_all and arrival.facts is None and not self.facts:
+            entries = arrival.entries
+            self.levels[0].push_many(entries)
+            self.ready_count += len(entries)
+            self.ready_bytes += arrival.body_bytes
+            return False
+        self.place(arrival, None, arrival.body_bytes, now)
+        return True
+
+    def mark_as(self, marks: int) -> None:
+        """Remember the marks of messages that arrive, beside those of the messages that are there."""
         is_empty = not (
             self.ready_count or self.unacked_count or (self.departures and self.departures.count)
         )
         self.marks = marks if is_empty else self.marks | marks
         self.hides = bool(self.marks & HAS_BCC)
-        self._decide()
+        self._decide_who_watches()
 
-    def restore(self, arrival: Arrival, now: int) -> None:
-        """What the store still had."""
-        if arrival.marks:
-            self._mark_as(arrival.marks)
-        if self._is_plain and arrival.facts is None and not self._facts:
-            self._levels[0].push_many(arrival.entries)
-            self.ready_count += len(arrival.entries)
-        else:
-            self._place(arrival, None, now)
-        self._add_bytes(arrival.body_bytes)
-
-    def _place(self, arrival: Arrival, chosen: list[int] | None, now: int) -> None:
+    def place(self, arrival: Arrival, chosen: list[int] | None, size: int, now: int) -> None:
         """Put messages on the ready list of their priority, with what is to be remembered of them.
 
-        `chosen`: the ordinals of those to be put there, ascending; None is all. `now`: ms since the epoch.
+        `chosen`: the ordinals of those to be put there, ascending; None is all. `size`: their body
+        bytes. `now`: ms since the epoch.
         """
-        limits, behind = self.limits, self._behind
-        if behind is not None and self._needs_no_facts(arrival):
+        limits, behind = self.limits, self.behind
+        if behind is not None:
+            behind.bytes += size
+        else:
+            self.ready_bytes += size
+        facts = self.facts
+        nothing_said = chosen is None and arrival.facts is None and not facts
+        if behind is not None and nothing_said and not self.rules.looks_at_each:
             behind.add(0, arrival.entries)
             return
-        facts = self._facts
         if facts is None:
-            facts = self._facts = Facts()
+            facts = self.facts = Facts()
         entries, said, times = arrival.entries, arrival.facts, arrival.times
         if chosen is not None:
             entries = array("Q", [entries[i] for i in chosen])
             said = said and array("Q", [said[i] for i in chosen])
             times = times and array("Q", [times[i] for i in chosen])
-        kept, parts = judge(entries, said, times, now, limits.message_ttl, len(self._levels) - 1)
+        kept, parts = judge(entries, said, times, now, limits.message_ttl, len(self.levels) - 1)
         facts.add_many(entries, kept)
         for priority, part in parts:
             if behind is not None:
                 behind.add(priority, part)
                 continue
-            self._levels[priority].push_many(part)
+            self.levels[priority].push_many(part)
             self.ready_count += len(part)
-        if facts.crowded():
-            facts.trim(self._oldest())
 
-    def _needs_no_facts(self, arrival: Arrival) -> bool:
-        limits = self.limits
-        plain = limits.message_ttl is None and not limits.max_priority and not self.may_refuse
-        return plain and arrival.facts is None and not self._facts
+    def forget_facts_before(self, held: Callable[[], Iterable[int]]) -> None:
+        """Forget what is remembered of messages before the first that the queue still has.
 
-    def _add_bytes(self, size: int) -> None:
-        if self._behind is not None:
-            self._behind.bytes += size
-        else:
-            self.ready_bytes += size
+        `held` returns the entries that were taken out, and those that rest.
+        """
+        if self.facts is not None and self.facts.crowded():
+            heads = [level.first() for level in self.levels if len(level)]
+            heads += self.behind.heads() if self.behind is not None else []
+            places = [entry & PLACE for entry in (*heads, *held())]
+            self.facts.trim(min(places, default=PLACE & ((1 << 64) - 1)))
 
-    def _hold(self, held: bool) -> None:
-        """Keep back what arrives from now on; or no more, and what was kept back is ready behind the rest."""
-        behind = self._behind
-        if held == (behind is not None):
-            return
-        self._behind = Behind() if held else None
-        if behind is not None:
-            for priority, level in behind.levels.items():
-                self._levels[min(priority, len(self._levels) - 1)].merge(level.take_all())
-            self.ready_count += behind.count
-            self.ready_bytes += behind.bytes
+    # -- out and back ------------------------------------------------------------------------------------
 
-    def _put_back(self, entries: array[int], size: int) -> None:
+    def take_first(self) -> tuple[array[int], bytes, int]:
+        """Take the message that leaves next; return its entry alone, the stored message, its body bytes."""
+        level = self.first_level()
+        entries = level.peek(1)
+        blob, sizes = self.store.read(entries, 1)
+        level.drop(1)
+        self.ready_count -= 1
+        self.ready_bytes -= sizes[0]
+        self.unacked_count += 1
+        self.unacked_bytes += sizes[0]
+        return entries, blob, sizes[0]
+
+    def taken_back(self, count: int, size: int) -> None:
+        """Count messages no more that were taken out: they are settled, or put back."""
+        self.unacked_count -= count
+        self.unacked_bytes -= size
+
+    def put_back(self, entries: array[int], size: int) -> None:
+        """Make messages ready again, at their old places. `entries` ascend."""
         self.ready_count += len(entries)
         self.ready_bytes += size
-        if len(self._levels) == 1:
-            self._levels[0].merge(entries)
+        if len(self.levels) == 1:
+            self.levels[0].merge(entries)
             return
+        for priority, part in self._by_priority(entries).items():
+            self.levels[priority].merge(part)
+
+    def _by_priority(self, entries: array[int]) -> dict[int, array[int]]:
+        """Divide entries by their priority as far as it is remembered; the others have the lowest."""
+        facts, highest = self.facts, len(self.levels) - 1
         parts: dict[int, array[int]] = {}
         for entry in entries:
-            priority = min(self._fact(entry) >> 56, len(self._levels) - 1)
+            priority = min(facts.of(entry) >> 56, highest) if facts else 0
             parts.setdefault(priority, array("Q")).append(entry)
-        for priority, part in parts.items():
-            self._levels[priority].merge(part)
+        return parts
 
-    def _rearrange(self, max_priority: int) -> None:
-        """Each to the ready list of its priority as far as it is remembered, else to the lowest."""
-        entries = array("Q", sorted(entry for level in self._levels for entry in level.take_all()))
-        self._levels = [Ready() for _ in range(max_priority + 1)]
-        parts: dict[int, array[int]] = {}
-        for entry in entries:
-            parts.setdefault(min(self._fact(entry) >> 56, max_priority), array("Q")).append(entry)
-        for priority, part in parts.items():
-            self._levels[priority].push_many(part)
+    def send_back(self, entries: array[int], size: int) -> None:
+        """Take messages back that somebody had: ready at once, or when they have rested, or let go."""
+        entries = marked(array("Q", sorted(entries)))
+        if self.rules.counts_returns:
+            entries, size = self._judge_returns(entries, size)
+        self.put_back(entries, size)
 
-    # -- what is there -----------------------------------------------------------------------------------
+    def _judge_returns(self, entries: array[int], size: int) -> tuple[array[int], int]:
+        """Return the messages that go back at once: neither returned too often, nor to rest first."""
+        limits, rules = self.limits, self.rules
+        kept: dict[int, array[int]] = {}
+        gone: dict[str, array[int]] = {}
+        all_times = self.store.count_returns(self.id, entries)
+        for entry, times in zip(entries, all_times, strict=True):
+            found = (
+                reason for ask in rules.too_often if (reason := ask(limits, times)) is not None
+            )
+            reason = next(found, None)
+            if reason is not None:
+                gone.setdefault(reason, array("Q")).append(entry)
+            else:
+                rest_ms = max([ask(limits, times) for ask in rules.rests], default=0)
+                kept.setdefault(rest_ms, array("Q")).append(entry)
+        for reason, part in gone.items():
+            size -= bytes_of(self.store, part)
+            self.let_go(part, reason)
+        at_once, at_once_bytes = array("Q"), 0
+        for rest_ms, part in kept.items():
+            part_bytes = size if len(kept) == 1 else bytes_of(self.store, part)
+            if rest_ms:
+                self._rest(part, part_bytes, rest_ms)
+            else:
+                at_once, at_once_bytes = part, part_bytes
+        return at_once, at_once_bytes
 
-    def _first_level(self) -> Ready:
-        return next(level for level in reversed(self._levels) if len(level))
+    def _rest(self, entries: array[int], size: int, rest_ms: int) -> None:
+        """Hold messages until they are due, as if they were still taken out."""
+        if self.resting is None:
+            self.resting = Resting()
+        self.resting.add(entries, size, rest_ms)
+        self.unacked_count += len(entries)
+        self.unacked_bytes += size
 
-    def _fact(self, entry: int) -> int:
-        return self._facts.of(entry) if self._facts else 0
-
-    def _before_old(self, block: array[int], now: int) -> array[int]:
-        """Up to the first that is too old, though those before it are not; the first of all is not."""
-        assert self._facts is not None
-        if self._facts.in_one_run(block[0], block[-1]):
-            return block
-        return block[
-            : next((i for i, entry in enumerate(block) if self._is_old(entry, now)), len(block))
-            or 1
-        ]
-
-    def _is_old(self, entry: int, now: int) -> bool:
-        return 0 < self._fact(entry) & EXPIRY <= now
-
-    def newest(self) -> int:
-        """The place of the last message that is ready or held, 0 without one."""
-        lasts = [level.peek(len(level))[-1] for level in self._levels if len(level)]
-        return max([entry & PLACE for entry in (*lasts, *self._held())], default=0)
-
-    def left_until(self, place: int) -> int:
-        """How many up to that place are not settled."""
-        last = place | ~PLACE
-        ready = sum(
-            bisect_right(level.peek(len(level)), last)
-            for level in self._levels
-            if len(level) and level.first() <= last
-        )
-        return ready + sum(entry <= last for entry in self._held())
-
-    def _sizes(self, entries: array[int]) -> array[int]:
-        sizes = array("I")
-        while len(sizes) < len(entries):
-            sizes += self.store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[
-                1
-            ]
-        return sizes
-
-    def _first_bytes(self, count: int) -> int:
-        """Of the messages that leave next."""
-        found = 0
-        for level in reversed(self._levels):
-            if count > 0:
-                found += self._bytes_of(level.peek(count))
-                count -= len(level)
-        return found
-
-    def _bytes_of(self, entries: array[int]) -> int:
-        return total(self._sizes(entries))
-
-    def live(self) -> array[int]:
-        """All entries, in order: ready as they are, held and departing ones as delivered before."""
-        if self.departures is None or not self.departures.count:
-            return self._own()
-        return merged(self._own(), marked(array("Q", sorted(self.departures.entries()))))
-
-    def _own(self) -> array[int]:
-        live = marked(array("Q", sorted(self._held())))
-        for level in self._levels:
-            live = merged(level.peek(len(level)), live)
-        for entries in self._behind.entries() if self._behind is not None else ():
-            live = merged(entries, live)
-        return live
-
-    def _held(self) -> Iterator[int]:
-        for holder in self._holders:
-            yield from holder.held_of(self) if isinstance(holder, Getter) else holder.unacked.held()
-        if self._resting is not None:
-            yield from self._resting.entries()
-
-    def _oldest(self) -> int:
-        """The first entry this queue still has."""
-        heads = [level.first() for level in self._levels if len(level)]
-        heads += self._behind.heads() if self._behind is not None else []
-        return min(
-            [entry & PLACE for entry in (*heads, *self._held())], default=PLACE & ((1 << 64) - 1)
-        )
+    def wake(self, now: int) -> None:
+        """Make messages ready that have rested long enough; all, if no rule wants rests any more."""
+        assert self.resting is not None
+        self.resting.begin(now)
+        entries, size = self.resting.take_due(now) if self.rules.rests else self.resting.take_all()
+        if entries:
+            self.taken_back(len(entries), size)
+            self.put_back(array("Q", sorted(entries)), size)
+        if not self.resting:
+            self.resting = None
 
     # -- away --------------------------------------------------------------------------------------------
 
+    def next_due(self) -> list[int]:
+        """Return when `expire` or `wake` will have something to do, ms since the epoch."""
+        due = []
+        if self.resting is not None and (rested := self.resting.next_due()) is not None:
+            due.append(rested)
+        if self.facts:
+            firsts = [self.facts.of(level.first()) & EXPIRY for level in self.levels if len(level)]
+            due += [expiry for expiry in firsts if expiry]
+        return due
+
     def expire(self, now: int, most: int = ALL) -> bool:
-        """Let go what is too old, at the head only: behind one that stays, the others stay. Whether that was all: it
-        ends after about `most`."""
-        facts = self._facts
-        for level in self._levels if facts else ():
-            while len(level) and self._is_old(level.first(), now):
+        """Let go what is too old, at the head only; return whether that was all.
+
+        Behind a message that stays, the others stay. It ends after about `most` messages.
+        """
+        facts = self.facts
+        for level in self.levels if facts else ():
+            assert facts is not None
+            while len(level) and facts.is_old(level.first(), now):
                 if most <= 0:
                     return False
-                assert facts is not None
                 head = level.peek(STEP_MESSAGES)
                 old = facts.old(head, now)
-                self._drop_head(level, head[:old], EXPIRED)
+                self.drop_head(level, head[:old], EXPIRED)
                 most -= old
         return True
 
     def enforce(self) -> None:
-        """Drop from the head what is above the limits, unless it is publishes that are refused."""
-        limits = self.limits
-        if limits.reject_publish:
-            return
-        excess = limits.excess(self.ready_count)
-        while excess:
-            level = self._first_level()
-            head = level.peek(min(excess, STEP_MESSAGES))
-            self._drop_head(level, head, MAXLEN)
-            excess -= len(head)
-        while self.ready_count and limits.too_big(self.ready_bytes):
-            level = self._first_level()
-            head = level.peek(STEP_MESSAGES)
-            _, sizes = self.store.read(head, SIZES_BYTES)
-            count = freed = 0
-            while count < len(sizes) and limits.too_big(self.ready_bytes - freed):
-                freed += sizes[count]
-                count += 1
-            self._drop_head(level, head[:count], MAXLEN)
+        """Drop from the head what is above the limits, as far as rules say so."""
+        for excess in self.rules.excess:
+            while (count := excess(self)) > 0:
+                level = self.first_level()
+                self.drop_head(level, level.peek(min(count, STEP_MESSAGES)), MAXLEN)
 
-    def _drop_head(self, level: Ready, head: array[int], reason: str) -> None:
+    def drop_head(self, level: Ready, head: array[int], reason: str) -> None:
+        """Let go of the first messages of a ready list, which are `head`."""
         self._take_head(level, head)
         self.let_go(head, reason)
 
     def _take_head(self, level: Ready, head: array[int]) -> None:
         level.drop(len(head))
         self.ready_count -= len(head)
-        self.ready_bytes -= self._bytes_of(head) if self.ready_count else self.ready_bytes
+        self.ready_bytes -= bytes_of(self.store, head) if self.ready_count else self.ready_bytes
+
+    def drop_until(self, last: int, reason: str) -> None:
+        """Let go of the ready messages whose entry is not above `last`."""
+        for level in self.levels:
+            while len(level) and level.first() <= last:
+                head = level.peek(STEP_MESSAGES)
+                self.drop_head(level, head[: bisect_right(head, last)], reason)
 
     def let_go(self, entries: array[int], reason: str) -> None:
-        """These leave without having been consumed; to where dead letters go, if the queue has such a place."""
+        """Let messages leave that were not consumed: to where dead letters go, if there is such a place."""
         self.counters.let_go += len(entries)
         if reason is REFUSED or (self.limits.dead_letters is None and not self.letters_differ):
-            self._forget(entries)
+            self.forget(entries)
             return
         if self.departures is None:
             self.departures = Departures()
         self.departures.add(entries, reason)
-        if self._facts:
-            self._forget_facts()
+        if self.facts:
+            self.forget_facts()
 
-    def _forget(self, entries: array[int]) -> None:
+    def forget(self, entries: array[int]) -> None:
+        """Settle messages in the store: nobody needs them any more."""
         self.store.settle(self.id, entries, self.durable)
-        if self._facts:
-            self._forget_facts()
+        if self.facts:
+            self.forget_facts()
 
-    def _forget_facts(self) -> None:
-        """When there is no message left to have one."""
-        if not self.ready_count and not self.unacked_count and self._behind is None:
-            self._facts = None
+    def forget_facts(self) -> None:
+        """Forget what is remembered of messages when there is none left."""
+        if not self.ready_count and not self.unacked_count and self.behind is None:
+            self.facts = None
 
-    def purge(self) -> int:
-        """Forget what is ready; how many there were."""
-        count = self.ready_count + self.kept_back
+    def take_all(self) -> list[array[int]]:
+        """Take all messages that are ready or kept back, and count them no more."""
         self.ready_count = self.ready_bytes = 0
-        kept_back = self._take_behind()
-        for entries in [*(level.take_all() for level in self._levels), *kept_back]:
-            if entries:
-                self._forget(entries)
-        return count
+        kept_back = self.behind.entries() if self.behind is not None else []
+        if self.behind is not None:
+            self.behind = Behind()
+        return [*(level.take_all() for level in self.levels), *kept_back]
 
     def purge_first(self, count: int) -> int:
         """Forget the `count` messages that are next to be delivered; return how many there were."""
         left = count
         while left and self.ready_count:
-            level = self._first_level()
+            level = self.first_level()
             head = level.peek(min(left, STEP_MESSAGES))
             self._take_head(level, head)
-            self._forget(head)
+            self.forget(head)
             left -= len(head)
         return count - left
 
-    def _take_behind(self) -> list[array[int]]:
-        if self._behind is None:
-            return []
-        taken = self._behind.entries()
-        self._behind = Behind()
-        return taken
+    def entries(self, held: Iterable[int]) -> array[int]:
+        """Return all entries in order: waiting ones as they are, `held` ones as delivered before."""
+        found = marked(array("Q", sorted(held)))
+        for entries in self.waiting():
+            found = merged(entries, found)
+        return found

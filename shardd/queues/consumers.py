@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from shardmq.shardd.queues.entry import ENDLESS
 from shardmq.shardd.queues.handed import Handed
-from shardmq.shardd.queues.turns import ENDLESS, SharingQueue, Turns
+from shardmq.shardd.queues.turns import SharingQueue, Turns
 from shardmq.shardd.queues.unacked import Unacked
 
 NO_LIMIT = 1 << 30
@@ -48,7 +49,7 @@ class Window:
         self.room = min(self.full, self.room + count)
 
 
-class Loan(Turns):
+class Loan:
     """What the parts of one virtual consumer have been lent of its prefetch at this shard. They use it together: whose
     turn it is may take all that is free, so that deliveries and acks come in few large pieces. Where a queue has other
     consumers too, it is behind the others then. Without acks nothing is lent, and there are the turns alone.
@@ -59,11 +60,12 @@ class Loan(Turns):
 
     __slots__ = (
         "__weakref__", "_turn_began", "_turn_ms", "asked", "given", "has_turns", "keep", "last", "lent", "parts",
-        "recalled", "turn_ends", "used", "waiting",
+        "recalled", "turn_ends", "turns", "used", "waiting", "wake",
     )  # fmt: skip
 
     def __init__(self, wake: Callable[[Any], None]) -> None:
-        super().__init__(wake)
+        self.wake = wake
+        self.turns = Turns(wake)  # of the queues of its parts
         self.parts: dict[Consumer, None] = {}
         self.lent = 0
         self.recalled = False  # of some part: others want it
@@ -87,7 +89,7 @@ class Loan(Turns):
     def in_turn(self) -> bool:
         """By the clock of the queue that looked last."""
         return (
-            self.given < self.turn_ends or 0 <= self._now - self._turn_began < self._turn_ms
+            self.given < self.turn_ends or 0 <= self.turns.now - self._turn_began < self._turn_ms
         )  # clocks are set back
 
     def room(self, queue: SharingQueue) -> int:
@@ -101,7 +103,7 @@ class Loan(Turns):
     def take(self, queue: SharingQueue, count: int) -> None:
         self.used += count
         self.given += count
-        self.taken += count
+        self.turns.taken += count
         self.last = queue
         self.waiting.pop(queue, None)
 
@@ -179,7 +181,7 @@ class Loan(Turns):
         self.has_turns = True
         self.turn_ends = self.given + max(self.lent - self.used, 1)
         if ms:
-            self._now = self._turn_began = now
+            self.turns.now = self._turn_began = now
             self._turn_ms = ms
         self.wake(self._next() if self.waiting else part.queue)
 
@@ -230,9 +232,10 @@ class Loan(Turns):
             self.wake(next(iter(self.waiting)))
 
     def goes_on(self, queue: SharingQueue) -> bool:
+        """Return whether the queue only waits for acks to go on with its turn: nothing else is to be done."""
         if self.used < self.lent or not self.asked:
             return False  # some may be given back or passed on, or more is asked for
-        return queue is self._current and queue in self.waiting and not self._is_over(queue.head())
+        return queue in self.waiting and self.turns.is_in_turn(queue)
 
     def _reckon(self) -> None:
         """Anew, after what parts were lent, or may keep, has changed."""
@@ -245,7 +248,7 @@ class Loan(Turns):
             )
             self.recalled = self.recalled or part.recalled is not None
         # With a small prefetch the stretch would take long.
-        self.turn_max = max(self.lent, 1) if self.parts else ENDLESS
+        self.turns.turn_max = max(self.lent, 1) if self.parts else ENDLESS
 
 
 class Consumer:
@@ -319,6 +322,14 @@ class Consumer:
             self.lent = True
             self.loan.asked = False
             self.loan.join(self)
+
+    def grant(self, count: int) -> None:
+        """Let the consumer take so many messages more, if it takes them for grants only."""
+        if self.lent and self.loan is not None:
+            self.loan.grant(self, count)
+        elif self.limited:
+            self.grants += count
+            self.asked = False
 
     def stop_sharing(self) -> None:
         if self.lent and self.loan is not None:
@@ -434,7 +445,7 @@ class Consumers:
         """What some of them were lent may be theirs only for a time."""
         for consumer in self.all:
             if consumer.loan is not None:
-                consumer.loan.look(now)
+                consumer.loan.turns.look(now)
 
     def capacity(self) -> int:
         """Messages all of them together could take now."""

@@ -1,5 +1,7 @@
 """Messages that an exchange keeps until they are due. Nobody consumes from it: what is due departs to be routed.
 
+A `DelayQueue` is a kind of `Queue`: a shard makes, serves, closes and deletes it like any other.
+
 A message says when it is due by its expiry (its record has that time in 64 bits, a ttl of 0 and no priority), so that
 a recovery knows it from the records alone. It waits in memory as 16 bytes, ordered by time (`due`), with its bytes in
 the store; when it is due it goes the way of dead letters, with a reason of its own, and is settled when its copies
@@ -11,9 +13,10 @@ from __future__ import annotations
 from array import array
 
 from shardmq.shardd.queues.departures import Departures
+from shardmq.shardd.queues.dispatch import Outlet
 from shardmq.shardd.queues.due import DueOrder
 from shardmq.shardd.queues.limits import DUE, Limits
-from shardmq.shardd.queues.queue import Outlet, Queue
+from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.store import Arrival, Store
 
 # Messages that become due in one turn of the queue.
@@ -42,9 +45,11 @@ class DelayQueue(Queue):
 
     @property
     def delayed_count(self) -> int:
-        return len(self._waiting) + (self.departures.count if self.departures is not None else 0)
+        return len(self._waiting) + (
+            self.backlog.departures.count if self.backlog.departures is not None else 0
+        )
 
-    def publish(self, arrival: Arrival, now: int) -> list[int] | None:
+    def publish(self, arrival: Arrival, now: int, reserved: bool = False) -> list[int] | None:
         self._waiting.push_many(arrival.entries, arrival.facts)
         return None
 
@@ -57,26 +62,26 @@ class DelayQueue(Queue):
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Let go what is due; whether there is more that may go now."""
-        if self.departures is None:
-            self.departures = Departures()
-        room = DEPARTING_MAX - self.departures.count
+        if self.backlog.departures is None:
+            self.backlog.departures = Departures()
+        room = DEPARTING_MAX - self.backlog.departures.count
         if room <= 0:
             return False
         entries = self._waiting.pop_due(now, min(STEP_MESSAGES, room))
         if entries:
-            self.let_go(entries, DUE)
+            self.backlog.let_go(entries, DUE)
         due = self._waiting.first_due()
-        return due is not None and due <= now and self.departures.count < DEPARTING_MAX
+        return due is not None and due <= now and self.backlog.departures.count < DEPARTING_MAX
 
     def next_due(self) -> int | None:
         """While as many as may be are on their way: never; `deliver` is called when some have arrived."""
-        if self.departures is not None and self.departures.count >= DEPARTING_MAX:
+        if self.backlog.departures is not None and self.backlog.departures.count >= DEPARTING_MAX:
             return None
         return self._waiting.first_due()
 
     def purge(self) -> int:
         count = len(self._waiting)
-        self._forget(self._waiting.entries())
+        self.backlog.forget(self._waiting.entries())
         self._waiting.clear()
         return count
 

@@ -13,6 +13,7 @@ from shardmq.shardd.queues.ready import runs
 
 REDELIVERED = 1
 PLACE = ~15
+ENDLESS = 1 << 64  # above all entries
 
 # A fact is `priority << 56 | expires_at_ms`; an expiry of 0 is never. In a queue of an exchange that delays messages
 # it is when the message is due, in all 64 bits.
@@ -65,6 +66,16 @@ class Facts:
             last = run + 1 == len(self._firsts)
             at = len(entries) if last else bisect_left(entries, self._firsts[run + 1], at)
         return at
+
+    def is_old(self, entry: int, now: int) -> bool:
+        return 0 < self.of(entry) & EXPIRY <= now
+
+    def before_old(self, block: array[int], now: int) -> array[int]:
+        """Return what of the block comes before the first message that is too old; at least one."""
+        if self.in_one_run(block[0], block[-1]):
+            return block
+        old = (i for i, entry in enumerate(block) if self.is_old(entry, now))
+        return block[: next(old, len(block)) or 1]
 
     def crowded(self) -> bool:
         return len(self._firsts) > self._trim_at

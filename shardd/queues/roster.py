@@ -92,6 +92,12 @@ class Roster:
             self._kinds.clear()
         return self._used.pop(id, None)
 
+    def clear(self) -> None:
+        """Forget all queues."""
+        self._used.clear()
+        self._unused.clear()
+        self._kinds.clear()
+
     def used(self) -> Iterator[Queue]:
         return iter(self._used.values())
 
@@ -113,8 +119,8 @@ class Roster:
             if kind.store is store and kind.durable
         }
         for id, queue in self._used.items():
-            if queue.store is store and queue.durable and queue.keeps_in_store:
-                found[id] = queue.limits
+            if queue.store is store and queue.backlog.durable and queue.keeps_in_store:
+                found[id] = queue.backlog.limits
         return found
 
     def of(self, store: Store) -> list[int]:

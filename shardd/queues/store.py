@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from array import array
-from typing import Protocol
+from typing import Final, Protocol
+
+from shardmq.shardd.queues.ready import total
+
+# Entries handed out or let go in one step.
+STEP_MESSAGES: Final = 8192
+# Bytes read at once only to learn sizes.
+SIZES_BYTES: Final = 256 << 10
 
 
 class Arrival(Protocol):
-    """Messages that reached one queue, in publish order; what stands beside them has one item for each."""
+    """Messages that reached one queue, in publish order.
+
+    `facts`, `indexes` and `times` have one item for each message, or are None.
+    """
 
     @property
     def queue_id(self) -> int: ...
@@ -32,9 +42,25 @@ class Store(Protocol):
     def look(
         self, entries: array[int], bytes_max: int, whole: bool = True
     ) -> tuple[bytes | memoryview, array[int]]:
-        """As read(); a view is good until messages are appended. Not `whole`: it may end sooner."""
+        """Read as read() does, or give a view that is good until messages are appended.
+
+        Not `whole`: the answer may end sooner.
+        """
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None: ...
     def count_returns(self, queue_id: int, entries: array[int]) -> list[int]: ...
     def times_returned(self, queue_id: int, entry: int) -> int: ...
     def drop_queue(self, queue_id: int, entries: array[int]) -> None: ...
+
+
+def sizes_of(store: Store, entries: array[int]) -> array[int]:
+    """Return the body bytes of each message."""
+    sizes = array("I")
+    while len(sizes) < len(entries):
+        sizes += store.read(entries[len(sizes) : len(sizes) + STEP_MESSAGES], SIZES_BYTES)[1]
+    return sizes
+
+
+def bytes_of(store: Store, entries: array[int]) -> int:
+    """Return the body bytes of all the messages together."""
+    return total(sizes_of(store, entries))

@@ -7,7 +7,8 @@ it has not settled, in whatever order it settles the others. What it gives back 
 also after it was cancelled. The position is written by the next flush of the log and synced within
 a second, so a power cut may set it back by about that, never forward.
 
-To a shard it is a queue like others: of what it asks, this file changes nearly all. `store` is where other queues of
+A `StreamQueue` is a kind of `Queue`: a shard publishes to it, serves it and settles like with any
+other, though this file changes nearly all of what is done. `store` is where other queues of
 the vhost have their messages; a stream's are never there for longer than it takes to settle them.
 """
 
@@ -20,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from shardmq.shardd.queues.consumers import Consumer
+from shardmq.shardd.queues.dispatch import Outlet
 from shardmq.shardd.queues.limits import UNLIMITED, Limits
-from shardmq.shardd.queues.queue import Outlet, Queue
+from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.ready import total
 from shardmq.shardd.queues.store import Arrival, Store
 from shardmq.shardd.queues.unacked import Getter
@@ -225,8 +227,8 @@ class StreamQueue(Queue):
         self._recount()
 
     def _recount(self) -> None:
-        self.ready_count = self.log.committed_offset - self.log.first_offset
-        self.ready_bytes = self.log.disk_bytes
+        self.backlog.ready_count = self.log.committed_offset - self.log.first_offset
+        self.backlog.ready_bytes = self.log.disk_bytes
 
     # -- in --------------------------------------------------------------------------------------------
 
@@ -265,7 +267,7 @@ class StreamQueue(Queue):
         """Not on stable storage."""
         return max(0, last - self.log.committed_offset)
 
-    def publish(self, arrival: Arrival, now: int) -> list[int] | None:
+    def publish(self, arrival: Arrival, now: int, reserved: bool = False) -> list[int] | None:
         """They went to other queues of the vhost too, and so to its store, where this one does not need them."""
         self.store.settle(self.id, arrival.entries, False)
         return None
@@ -323,7 +325,9 @@ class StreamQueue(Queue):
     def place(self, name: bytes, offset: int | None) -> None:
         """Of those that read it elsewhere under that name: what they want next; None: they are forgotten. Raises
         ValueError when it may not be."""
-        if any(isinstance(holder, Reader) and holder.name == name for holder in self._holders):
+        if any(
+            isinstance(holder, Reader) and holder.name == name for holder in self.dispatch.holders
+        ):
             raise ValueError(
                 "consumers are reading under this name, or hold messages they have read"
             )
@@ -361,7 +365,7 @@ class StreamQueue(Queue):
         if progress or given > 0:
             return True
         if consumers.borrow:
-            self._settle_grants(outlet)
+            self.dispatch.settle_grants(outlet)
         return False
 
     def has_for(self, consumer: Consumer) -> bool:
@@ -429,8 +433,8 @@ class StreamQueue(Queue):
             reader.unacked.loan.take(self, count)
         self.counters.delivered += count
         self.counters.redelivered += count if redelivered else 0
-        self.unacked_count += count
-        self.unacked_bytes += size
+        self.backlog.unacked_count += count
+        self.backlog.unacked_bytes += size
         return len(batch.blob)
 
     def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool, int] | None:
@@ -444,7 +448,7 @@ class StreamQueue(Queue):
     ) -> None:
         """By a reader: `again` it wants them, else not."""
         assert isinstance(reader, Reader)
-        self._taken_back(entries, size)
+        self.dispatch.taken_back(entries, size)
         self.counters.acked += len(entries) if kind_is_ack else 0
         if reader.came_again:
             reader.came_again.difference_update(entry - 1 for entry in entries)
@@ -463,11 +467,8 @@ class StreamQueue(Queue):
         self.detach(consumer, now)
         self._note(consumer)
         entries, size = consumer.unacked.take_all()
-        self._taken_back(entries, size)
-        self._holders.pop(consumer, None)
-
-    def _take_turns(self) -> None:
-        """Do nothing: turns are for queues that lie in one log, and each stream has its own."""
+        self.dispatch.taken_back(entries, size)
+        self.dispatch.holders.pop(consumer, None)
 
     # -- limits ----------------------------------------------------------------------------------------
 
@@ -498,12 +499,6 @@ class StreamQueue(Queue):
         """Nobody, for the same reason."""
         return []
 
-    def expire(self, now: int, most: int = 0) -> bool:
-        return True
-
-    def enforce(self) -> None:
-        """Only whole segments go, when `_retain` looks."""
-
     def change(self, limits: Limits, now: int) -> None:
         """Its limits are its retention."""
         self.last_used = now
@@ -520,8 +515,8 @@ class StreamQueue(Queue):
 
         They go, and offsets go on, with `purge_now`, which must come when no sync is under way.
         """
-        count = self.ready_count
-        self.ready_count = self.ready_bytes = 0
+        count = self.backlog.ready_count
+        self.backlog.ready_count = self.backlog.ready_bytes = 0
         return count
 
     def purge_now(self) -> bool:
@@ -536,11 +531,13 @@ class StreamQueue(Queue):
 
     def drop(self) -> int:
         """The queue is deleted; how many messages it had. The log is for the caller to delete."""
-        count = self.ready_count
-        for holder in self._holders:
+        count = self.backlog.ready_count
+        for holder in self.dispatch.holders:
             if isinstance(holder, Consumer):
                 holder.stop_sharing()
                 holder.unacked.take_all()
         self.closed = self.deleted = True
-        self.ready_count = self.ready_bytes = self.unacked_count = self.unacked_bytes = 0
+        self.backlog.ready_count = self.backlog.ready_bytes = self.backlog.unacked_count = (
+            self.backlog.unacked_bytes
+        ) = 0
         return count

@@ -154,8 +154,8 @@ def test_a_key_is_with_one_consumer_and_nobody_waits_in_vain(acts: list[Act]) ->
             bench.queue.release(consumer, 0)
         bench.play(Act("ack", 0, 4))
     assert bench.done == {number for _, number in bench.published}
-    assert bench.queue.ready_count == bench.queue.unacked_count == 0
-    assert bench.queue._keys is not None and not len(bench.queue._keys)
+    assert bench.queue.backlog.ready_count == bench.queue.backlog.unacked_count == 0
+    assert bench.queue.dispatch.keys is not None and not len(bench.queue.dispatch.keys)
 
 
 def test_one_that_asks_later_counts_what_was_handed_out_before() -> None:

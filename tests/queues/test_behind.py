@@ -43,8 +43,8 @@ def test_what_is_kept_back_comes_in_order_when_it_may(steps: list[tuple[str, int
             queue.change(HELD if held else OPEN, 0)
             if not held:
                 ready, kept = ready + kept, []
-        assert (queue.ready_count, queue.kept_back) == (len(ready), len(kept))
-        assert len(queue.live()) == queue.ready_count + queue.kept_back + queue.unacked_count
+        assert (queue.backlog.ready_count, queue.backlog.kept_back) == (len(ready), len(kept))
+        assert len(queue.live()) == queue.backlog.ready_count + queue.backlog.kept_back + queue.backlog.unacked_count
     queue.change(OPEN, 0)
     assert given_now(queue, outlet) == ready + kept
 
@@ -72,9 +72,9 @@ def test_what_is_kept_back_goes_with_the_rest(act: str) -> None:
     queue = Queue(1, store, HELD)
     publish(queue, store, [1, 2])
     assert getattr(queue, act)() == 2
-    assert queue.kept_back == 0
+    assert queue.backlog.kept_back == 0
     queue.change(OPEN, 0)
-    assert queue.ready_count == 0
+    assert queue.backlog.ready_count == 0
 
 
 def test_a_restarted_queue_that_keeps_back_gives_nothing_of_what_it_finds() -> None:
@@ -106,7 +106,7 @@ def test_what_is_let_go_is_all_that_is_not_settled_up_to_a_place_and_nothing_beh
     for step, count in steps:
         if step == "publish":
             publish(queue, store, list(range(count)))
-            departed = set(queue.departures.entries()) if queue.departures is not None else set()
+            departed = set(queue.backlog.departures.entries()) if queue.backlog.departures is not None else set()
             there |= {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departed}
         elif step == "deliver":
             queue.deliver(0, outlet, 1 << 20)
@@ -120,7 +120,7 @@ def test_what_is_let_go_is_all_that_is_not_settled_up_to_a_place_and_nothing_beh
             until = sorted(there)[min(count, len(there)) - 1]
             assert queue.left_until(until) == queue.let_go_until(until, "resharded") == min(count, len(there))
             there = {place for place in there if place > until}
-        departing = queue.departures.entries() if queue.departures is not None else ()
+        departing = queue.backlog.departures.entries() if queue.backlog.departures is not None else ()
         assert {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departing} == there
-        assert queue.ready_count + queue.unacked_count == len(there)
-        assert queue.unacked_count == consumer.unacked.count
+        assert queue.backlog.ready_count + queue.backlog.unacked_count == len(there)
+        assert queue.backlog.unacked_count == consumer.unacked.count

@@ -78,9 +78,9 @@ def costs(queue: Queue, store: Store, fact: Callable[[], int], waiting: int) -> 
     held = sorted(consumer.unacked.held())
     consumer.unacked.take_all()
     found["requeue"] = steps(lambda: [queue.requeue(array("Q", [entry]), SIZE) for entry in held])
-    before = queue.ready_count
-    gone = steps(lambda: queue.expire(2 * HOUR_MS, MORE))
-    expired = before - queue.ready_count  # some more than asked for: a step takes what it finds
+    before = queue.backlog.ready_count
+    gone = steps(lambda: queue.backlog.expire(2 * HOUR_MS, MORE))
+    expired = before - queue.backlog.ready_count  # some more than asked for: a step takes what it finds
     if expired:
         found["expire"] = gone * MORE // expired
     return found

@@ -87,7 +87,7 @@ class NoOutlet:
 
 
 def departed(queue: Queue) -> list[int]:
-    return list(queue.departures.entries()) if queue.departures is not None else []
+    return list(queue.backlog.departures.entries()) if queue.backlog.departures is not None else []
 
 
 def test_nothing_leaves_before_it_is_due_and_then_it_leaves_in_order_of_time() -> None:
@@ -100,7 +100,7 @@ def test_nothing_leaves_before_it_is_due_and_then_it_leaves_in_order_of_time() -
     assert queue.next_due() == 200
     assert not queue.deliver(1000, NoOutlet(), 1) and departed(queue) == [b, c, a]
     assert queue.next_due() is None
-    assert queue.departures is not None and queue.departures.first(9).reason == DUE
+    assert queue.backlog.departures is not None and queue.backlog.departures.first(9).reason == DUE
 
 
 def test_it_is_empty_to_whoever_counts_ready_messages_and_nothing_is_lost_on_the_way() -> None:
@@ -108,7 +108,7 @@ def test_it_is_empty_to_whoever_counts_ready_messages_and_nothing_is_lost_on_the
     queue = delay_queue(store)
     entries = publish(queue, store, [300, 100])
     queue.deliver(100, NoOutlet(), 1)
-    assert (queue.ready_count, queue.unacked_count, queue.delayed_count) == (0, 0, 2)
+    assert (queue.backlog.ready_count, queue.backlog.unacked_count, queue.delayed_count) == (0, 0, 2)
     # To a clean stop what is on its way was handed out, what waits was not.
     assert list(queue.live()) == [entries[0], entries[1] | 1]
     assert store.live[1] == set(entries)
@@ -122,9 +122,9 @@ def test_only_so_many_are_on_their_way_and_the_rest_follows() -> None:
         pass
     assert departed(queue) == entries[:DEPARTING_MAX]
     assert queue.next_due() is None
-    assert queue.departures is not None
-    queue.departures.hand_over(1, 10)
-    queue.departures.take_off(1, [])
+    assert queue.backlog.departures is not None
+    queue.backlog.departures.hand_over(1, 10)
+    queue.backlog.departures.take_off(1, [])
     assert queue.next_due() == 5
     queue.deliver(5, NoOutlet(), 1)
     assert queue.delayed_count == DEPARTING_MAX + 3 - 10

@@ -59,9 +59,9 @@ def test_what_is_overdue_goes_to_another_and_the_late_ack_is_nothing() -> None:
     queue.attach(other)
     due = queue.next_due()
     assert due == 1000 + 160 + step_of(160)
-    assert turn(due - 1) == [] and queue.unacked_count == 2
+    assert turn(due - 1) == [] and queue.backlog.unacked_count == 2
     turn(due)
-    assert queue.ready_count == 1 and queue.unacked_count == 1
+    assert queue.backlog.ready_count == 1 and queue.backlog.unacked_count == 1
     queue.detach(slow, due)
     assert turn(due + 1) == [(2, 1, True, 1)]
     assert not slow.unacked.settle(2, 2)[0]
@@ -91,9 +91,9 @@ def test_what_basic_get_took_is_no_exception() -> None:
         assert queue.get(getter, now) is not None
     assert queue.next_due() == 1050
     queue.take_overdue(1049)
-    assert queue.ready_count == 0
+    assert queue.backlog.ready_count == 0
     queue.take_overdue(1055)
-    assert (queue.ready_count, queue.unacked_count) == (1, 1) and queue.next_due() == 1060
+    assert (queue.backlog.ready_count, queue.backlog.unacked_count) == (1, 1) and queue.next_due() == 1060
     assert getter.settle(1, 1) == [] and len(getter.settle(2, 2)) == 1
 
 
@@ -113,4 +113,4 @@ def test_where_channels_are_closed_for_it_who_holds_something_too_long_is_told_o
     due = queue.next_due()
     assert due is not None and 1200 < due <= 1260
     assert queue.late(1260) == [getter] and queue.late(9999) == [] and not queue.take_overdue(9999)
-    assert queue.unacked_count == 2 and queue.ready_count == 1 and queue.next_due() is None
+    assert queue.backlog.unacked_count == 2 and queue.backlog.ready_count == 1 and queue.next_due() is None

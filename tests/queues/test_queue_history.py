@@ -129,7 +129,7 @@ class Both:
     def grant(self, a: int, b: int) -> None:
         for consumer, model in self.pairs:
             if model.limited and not model.detached and (a + model.number) % 2:
-                self.queue.grant(consumer, 1 + b % 5)
+                consumer.grant(1 + b % 5)
                 model.grants += 1 + b % 5
                 model.asked = False
 
@@ -189,7 +189,7 @@ class Both:
 
     def depart(self, a: int, b: int) -> None:
         """Some are handed over, and arrive, or come back in their old order: all, or those that were not taken."""
-        departures = self.queue.departures
+        departures = self.queue.backlog.departures
         if departures is None or not departures.waits:
             return
         reason, entries = departures.first(1 + a % 4)
@@ -208,13 +208,14 @@ class Both:
         queue, model = self.queue, self.model
         held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(self.got.values())
         held += model.resting
-        assert (queue.ready_count, queue.ready_bytes) == (len(model.ready), model.ready_bytes)
-        assert (queue.unacked_count, queue.unacked_bytes) == (len(held), sum(each.size for each in held))
+        backlog, departures = queue.backlog, queue.backlog.departures
+        assert (backlog.ready_count, backlog.ready_bytes) == (len(model.ready), model.ready_bytes)
+        assert (backlog.unacked_count, backlog.unacked_bytes) == (len(held), sum(each.size for each in held))
         assert (queue.counters.let_go, queue.counters.acked) == (model.let_go, model.acked)
         marks = {self.entry_of[each.id] | each.redelivered for each in model.ready}
         marks |= {self.entry_of[each.id] | 1 for each in held}
         departed = [self.entry_of[number] for number, _ in model.departed]
-        assert [entry & ~1 for entry in (queue.departures.entries() if queue.departures else [])] == departed
+        assert [entry & ~1 for entry in (departures.entries() if departures else [])] == departed
         marks |= {entry | 1 for entry in departed}
         assert list(queue.live()) == sorted(marks)
         assert self.store.live.get(1, set()) == {entry & ~1 for entry in marks}
@@ -273,7 +274,7 @@ def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple
             getattr(both, act)(a, b)
             both.compare()
         both.queue.drop()
-        departures = both.queue.departures
+        departures = both.queue.backlog.departures
         assert both.store.live.get(1, set()) == (
             {entry & ~1 for entry in departures.entries()} if departures else set()
         )
@@ -305,7 +306,7 @@ def test_windows_hold_back_but_lose_and_double_nothing(
             assert before[number] > 0 or not mine
             assert window.room > -HEAD_BYTES - 13  # one message beyond
         seen += [message for *_, message in both.given]
-        assert more or not queue.ready_count or all(window.room <= 0 for window in windows)
+        assert more or not queue.backlog.ready_count or all(window.room <= 0 for window in windows)
         windows[a % len(windows)].free(b * 4)
     for window in windows:
         window.full = window.room = 1 << 20

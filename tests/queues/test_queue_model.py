@@ -91,9 +91,9 @@ def test_each_message_is_with_one_holder_in_order_and_never_above_prefetch(
                 queue.requeue(entries, size)
                 seen.add(body)
             ready = sorted([*ready, body])
-        assert queue.ready_count == len(ready)
-        assert queue.ready_bytes == 4 * len(ready)
-        assert queue.unacked_count == len(held)
+        assert queue.backlog.ready_count == len(ready)
+        assert queue.backlog.ready_bytes == 4 * len(ready)
+        assert queue.backlog.unacked_count == len(held)
         assert len(store.live.get(1, ())) == len(ready) + len(held)
 
 
@@ -117,12 +117,12 @@ def test_the_head_is_dropped_above_max_length_and_expired_after_ttl() -> None:
     queue = Queue(1, store, limits_of({"x-max-length": 3, "x-message-ttl": 100}))
     publish(queue, store, list(range(5)), now=1000)
     queue.deliver(1000, Outlet(), 1 << 20)
-    assert queue.ready_count == 3
+    assert queue.backlog.ready_count == 3
     assert queue.next_due() == 1100
-    queue.expire(1099)
-    assert queue.ready_count == 3
-    queue.expire(1100)
-    assert queue.ready_count == 0 and queue.ready_bytes == 0 and not store.live[1]
+    queue.backlog.expire(1099)
+    assert queue.backlog.ready_count == 3
+    queue.backlog.expire(1100)
+    assert queue.backlog.ready_count == 0 and queue.backlog.ready_bytes == 0 and not store.live[1]
 
 
 def test_publishes_above_the_limit_are_refused_by_name() -> None:
@@ -130,7 +130,7 @@ def test_publishes_above_the_limit_are_refused_by_name() -> None:
     queue = Queue(1, store, limits_of({"x-max-length": 2, "x-overflow": "reject-publish"}))
     entries = array("Q", [store.put([1], struct.pack("<IIBBI", 4, 0, 0, 0, n)) for n in range(4)])
     assert queue.publish(DictArrival(1, entries, 16, None, array("I", [5, 6, 7, 8])), 0) == [7, 8]
-    assert (queue.ready_count, queue.ready_bytes) == (2, 8)
+    assert (queue.backlog.ready_count, queue.backlog.ready_bytes) == (2, 8)
 
 
 def test_higher_priorities_leave_first() -> None:

@@ -53,7 +53,7 @@ def test_what_was_declared_is_there_with_its_arguments_whenever_it_is_asked_for(
         assert sorted(roster.of(store)) == sorted(id for id, (where, _, _) in known.items() if where == at)
     for id, (at, durable, limits) in known.items():
         queue = roster[id]
-        assert (queue.id, queue.store, queue.durable, queue.limits) == (id, stores[at], durable, limits)
+        assert (queue.id, queue.store, queue.backlog.durable, queue.backlog.limits) == (id, stores[at], durable, limits)
 
 
 def test_one_that_expires_counts_from_its_declaration() -> None:

@@ -120,7 +120,7 @@ def test_all_comes_once_settled_and_each_queue_in_its_order(
             bench.settle(n, requeue=step == "requeue")
     for _ in range(10_000):
         bench.serve()
-        if not bench.held and not any(queue.ready_count for queue in bench.queues):
+        if not bench.held and not any(queue.backlog.ready_count for queue in bench.queues):
             break
         bench.settle(ROOM)
         bench.credit(ROOM)
@@ -136,7 +136,7 @@ def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]],
     bench = Bench(4, prefetch, window)
     for number in [number for four in order for number in four]:
         bench.publish(number)
-    while any(queue.ready_count for queue in bench.queues):
+    while any(queue.backlog.ready_count for queue in bench.queues):
         bench.serve()
         bench.settle(ROOM)
         bench.credit(ROOM)
@@ -188,7 +188,7 @@ def test_a_message_beside_backlogs_waits_for_a_few_turns_only(prefetch: int, que
             bench.now += 1
         bench.publish(1)
         since = bench.now
-        while bench.queues[0].ready_count:
+        while bench.queues[0].backlog.ready_count:
             bench.serve()
             bench.settle(ROOM)
             bench.now += 1
@@ -208,7 +208,7 @@ def test_messages_that_come_back_again_and_again_hold_up_nobody() -> None:
         bench.settle(len(poison), requeue=True)
         bench.held = others
         bench.settle(len(others))
-    assert sum(queue.ready_count + queue.unacked_count for queue in bench.queues[1:]) == 0
+    assert sum(queue.backlog.ready_count + queue.backlog.unacked_count for queue in bench.queues[1:]) == 0
 
 
 def test_a_queue_that_is_paused_or_gone_holds_up_nobody() -> None:
@@ -221,7 +221,7 @@ def test_a_queue_that_is_paused_or_gone_holds_up_nobody() -> None:
         for first in range(1, 3):
             queue = bench.queues[first - 1]
             if leave == "pause":
-                queue.change(queue.limits._replace(paused=True), 0)
+                queue.change(queue.backlog.limits._replace(paused=True), 0)
             elif leave == "detach":
                 queue.detach(bench.parts[first - 1], 0)
             elif leave == "drop":
@@ -233,7 +233,7 @@ def test_a_queue_that_is_paused_or_gone_holds_up_nobody() -> None:
         for _ in range(100):
             bench.serve()
             bench.settle(ROOM)
-        assert bench.queues[2].ready_count == 0, leave
+        assert bench.queues[2].backlog.ready_count == 0, leave
 
 
 def test_one_that_is_far_behind_goes_on_beside_the_others() -> None:

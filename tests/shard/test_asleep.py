@@ -75,7 +75,12 @@ def played(arguments: dict[str, Any], acts: list[tuple[Any, ...]]) -> list[Any]:
         if queue is not None:
             counters = {name: getattr(queue.counters, name) for name in queue.counters.__slots__}
             seen.append(
-                (counters, queue.ready_count, queue.ready_bytes, queue.next_due() if not shard.has_work else None)
+                (
+                    counters,
+                    queue.backlog.ready_count,
+                    queue.backlog.ready_bytes,
+                    queue.next_due() if not shard.has_work else None,
+                )
             )
     return seen
 

@@ -56,7 +56,7 @@ def test_messages_are_settled_when_their_copies_last_and_not_before() -> None:
     bench = Dying()
     bench.publish(3)
     (batch,) = bench.letters()
-    assert bench.shard.queues[1].ready_count == 0 and bench.stored == 3
+    assert bench.shard.queues[1].backlog.ready_count == 0 and bench.stored == 3
     bench.tell(m.Departed(batch.number))
     assert bench.stored == 0
     assert not bench.letters()
@@ -200,4 +200,4 @@ def test_of_a_queue_without_an_exchange_only_what_may_say_where_it_goes_is_hande
     assert not bench.store.live.get(1)
     bench.publish(1)  # it was empty: what was before is forgotten
     bench.turn()
-    assert not bench.shard.queues[1].letters_differ and not bench.store.live.get(1)
+    assert not bench.shard.queues[1].backlog.letters_differ and not bench.store.live.get(1)

@@ -21,7 +21,7 @@ from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.grants import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
 from shardmq.broker.shared.control import SeatName
-from shardmq.shardd.controls import Controls
+from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
 from shardmq.shardd.store import StreamCache
@@ -154,7 +154,7 @@ class Bench:
             if consumer.detached:
                 return
             if isinstance(what, wire.Grant):
-                consumer.queue.grant(consumer, what.count)
+                consumer.grant(what.count)
             else:
                 assert isinstance(what, wire.Recall)
                 shard.loan.recall(consumer, what.keep)
@@ -173,7 +173,7 @@ class Bench:
             for number, kind, first, last in told:
                 consumer = shard.parts[number]
                 if kind > wire.RETURN:
-                    Controls._on_turn(consumer, kind, first, shard.now_ms, last)
+                    ConsumerRequests.on_turn(consumer, kind, first, shard.now_ms, last)
                     continue
                 entries, size = consumer.unacked.settle(first, last)
                 assert len(entries) == last + 1 - first
@@ -183,7 +183,7 @@ class Bench:
                     shard.dirty[queue] = None
                     continue
                 (queue.ack if kind == wire.ACK else queue.requeue)(entries, size)
-                if kind != wire.ACK or queue.turns is None:  # else the loan wakes who is next
+                if kind != wire.ACK or queue.dispatch.loan is None:  # else the loan wakes who is next
                     shard.dirty[queue] = None
 
         if told:

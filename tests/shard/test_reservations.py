@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmq.shardd.queues import Queue
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
@@ -138,6 +139,11 @@ def wanted(messages: Sizes) -> list[tuple[int, list[int]]]:
     return list(found.items())
 
 
+def reserved_in(queue: Queue) -> tuple[int, int]:
+    admission = queue.admission()
+    return admission.messages, admission.body_bytes
+
+
 @settings(max_examples=300, deadline=None)
 @given(steps)
 def test_a_transaction_comes_in_whole_or_not_at_all(history: list[tuple[str, int, Any]]) -> None:
@@ -186,7 +192,7 @@ def test_a_transaction_comes_in_whole_or_not_at_all(history: list[tuple[str, int
         doors.tell(peer, m.Unreserve(each))
     assert not doors.shard.reservations
     for spec in SPECS:
-        assert doors.shard.queues[spec.id].reserved == (0, 0)
+        assert reserved_in(doors.shard.queues[spec.id]) == (0, 0)
 
 
 def test_a_transaction_that_reserved_nothing_hears_what_was_refused() -> None:
@@ -217,9 +223,9 @@ def test_a_queue_that_a_policy_lets_refuse_nothing_any_more_takes_a_transaction_
     queue = doors.shard.queues[COUNTED]
     doors.tell(0, m.Redeem(1))
     assert doors.publish(0, messages * 3, numbered=False) == set()
-    assert queue._facts is None and queue.is_asleep
+    assert queue.backlog.facts is None and queue.is_asleep
     doors.tell(0, m.Unreserve(1))
-    assert queue.reserved == (0, 0)
+    assert reserved_in(queue) == (0, 0)
     assert doors.answer(0, m.Count(98, COUNTED)).messages == 3 * MESSAGES_MAX
 
 
@@ -233,5 +239,5 @@ def test_room_set_aside_in_a_queue_that_refuses_nothing_holds_when_a_policy_boun
     doors.tell(0, m.Redeem(1))
     assert doors.publish(0, messages, numbered=False) == set()
     doors.tell(0, m.Unreserve(1))
-    assert doors.shard.queues[COUNTED].reserved == (0, 0)
+    assert reserved_in(doors.shard.queues[COUNTED]) == (0, 0)
     assert doors.answer(0, m.Count(98, COUNTED)).messages == MESSAGES_MAX

@@ -132,7 +132,7 @@ def test_what_a_front_door_held_is_requeued_when_it_goes() -> None:
     assert bench.turn()[-1] == ("deliver", [(1, 1, False, 3)])
     bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 2, 2)]), 1000)
     bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
-    assert bench.shard.queues[1].ready_count == 2
+    assert bench.shard.queues[1].backlog.ready_count == 2
     bench.join(0, 6)
     bench.tell(m.Get(8, 1, 4, 9, 1, False), 0, 6)
     got = bench.turn()[-1]
@@ -394,7 +394,7 @@ def test_a_ttl_of_zero_reaches_a_ready_consumer_or_nobody() -> None:
     bench.attach(prefetch=1)
     bench.publish(2)
     assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
-    assert bench.shard.queues[1].ready_count == 0
+    assert bench.shard.queues[1].backlog.ready_count == 0
     assert sum(map(len, bench.store.live.values())) == 1
 
 
@@ -552,8 +552,8 @@ def test_a_consumer_timeout_for_all_queues_holds_for_those_that_do_not_say_one()
     bench.join(m.CONTROLLER, 3)
     own = m.QueueSpec(2, "/", "own", True, arguments={"x-consumer-timeout": 90})
     bench.tell(m.Assign([m.QueueSpec(1, "/", "q", True), own]), m.CONTROLLER, 3)
-    assert [bench.shard.queues[number].limits.consumer_timeout for number in (1, 2)] == [500, 90]
-    assert not bench.shard.queues[1].limits.timeout_closes
+    assert [bench.shard.queues[number].backlog.limits.consumer_timeout for number in (1, 2)] == [500, 90]
+    assert not bench.shard.queues[1].backlog.limits.timeout_closes
 
 
 class ThrowingStore(DictStore):

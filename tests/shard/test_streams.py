@@ -102,8 +102,8 @@ def test_a_message_for_both_is_in_the_stream_once_and_settled_in_the_store() -> 
     bench.sync()
     store = bench.home.store("/")
     assert store.live == {1: set(), 2: store.live[2]}
-    assert len(store.live[2]) == bench.shard.queues[2].ready_count == 2
-    assert bench.shard.queues[1].ready_count == 1
+    assert len(store.live[2]) == bench.shard.queues[2].backlog.ready_count == 2
+    assert bench.shard.queues[1].backlog.ready_count == 1
 
 
 def test_each_delivery_says_the_offsets_of_its_messages() -> None:
@@ -201,7 +201,7 @@ def test_a_stream_purged_during_a_sync_is_empty_with_its_end() -> None:
     sync.run()
     bench.shard.sync_ended()
     assert bench.turn() == [m.Done(61, 2), m.Done(62, 0), ("confirmed", 2, [])]
-    assert bench.shard.queues[1].ready_count == 0
+    assert bench.shard.queues[1].backlog.ready_count == 0
     bench.publish(1)
     bench.sync()
     bench.attach()
@@ -229,13 +229,13 @@ def test_a_purge_of_a_stream_that_finds_the_disk_full_is_refused_and_nothing_goe
     assert isinstance(refused, m.Refused)
     assert (refused.request, refused.code) == (61, m.NO_ROOM)
     there = 3 if in_sync else 2
-    assert bench.shard.queues[1].ready_count == there
+    assert bench.shard.queues[1].backlog.ready_count == there
     bench.attach()
     assert bench.turn() == [m.AttachedAt(50, 0), ("deliver", [(1, 1, False, there)])]
     bench.home.files.no_inodes = False
     bench.tell(m.Purge(62, 1))
     assert m.Done(62, there) in bench.turn()
-    assert bench.shard.queues[1].ready_count == 0
+    assert bench.shard.queues[1].backlog.ready_count == 0
 
 
 def test_a_stream_deleted_while_a_purge_waits_for_a_sync_answers_the_purge() -> None:

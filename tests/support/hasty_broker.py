@@ -23,7 +23,7 @@ class HastyShard(Shard):
         super()._on_publish(peer, message, now)
         for held in peer.held:
             held.sync = 0
-        self._sync_wanted = False
+        self.syncs.wanted = False
 
 
 def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:

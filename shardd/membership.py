@@ -1,0 +1,107 @@
+"""Know which processes talk to a shard: front doors and the controller join, start anew, and go.
+
+Knows no socket and no clock.
+"""
+
+from __future__ import annotations
+
+from shardmq.shardd.consumer_requests import ConsumerRequests
+from shardmq.shardd.peers import Outgoing, Peer
+from shardmq.shardd.registry import Registry
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
+
+
+class Membership:
+    """The peers of one shard, as they come and go. `pid`: the process of the shard, for people."""
+
+    def __init__(self, registry: Registry, consumers: ConsumerRequests, pid: int) -> None:
+        self._registry = registry
+        self._consumers = consumers
+        self._pid = pid
+        self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
+
+    def first_words(self, endpoint: str) -> Outgoing:
+        """Return what to send to the controller at the start, before it has said who it is."""
+        hello = m.Hello(self._pid, ready=False)
+        epoch, number = self._registry.epoch, self._registry.number
+        return Outgoing(endpoint, envelope.control(m.CONTROLLER, 0, epoch, number, hello))
+
+    def join(self, head: envelope.Header, endpoint: str, now: int) -> None:
+        """Know a new process, or one that does not know this shard yet.
+
+        Those that know it repeat their Join, and need no answer.
+        """
+        registry = self._registry
+        if head.incarnation < self._incarnations.get(head.peer, 0):
+            return  # the late words of a process that is gone
+        self._incarnations[head.peer] = head.incarnation
+        peer = registry.peers.get(head.peer)
+        if peer is None or peer.incarnation != head.incarnation:
+            self._remove(head.peer, now)
+            peer = registry.peers[head.peer] = Peer(
+                head.peer, head.incarnation, endpoint, registry.epoch, registry.number
+            )
+            registry.senders[peer.sender] = peer
+            if head.peer == m.CONTROLLER:
+                if not registry.ready:  # it names all queues anew
+                    registry.forget_queues()
+                self._greet(peer)
+                self._tell_closed()
+                return
+        if registry.ready or head.peer == m.CONTROLLER:
+            self._greet(peer)
+
+    def on_join(self, peer: Peer, join: m.Join, now: int) -> None:
+        """Greet a controller that repeats its Join, as it may do until all queues are assigned."""
+        if not self._registry.ready and peer.number == m.CONTROLLER:
+            self._greet(peer)
+
+    def on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
+        if gone.incarnation < self._incarnations.get(gone.door, 0):
+            return  # its successor is here
+        self._incarnations[gone.door] = gone.incarnation + 1
+        self._remove(gone.door, now)
+
+    def _remove(self, number: int, now: int) -> None:
+        """Forget a process that is gone, with all its consumers."""
+        registry = self._registry
+        peer = registry.peers.pop(number, None)
+        if peer is not None:
+            del registry.senders[peer.sender]
+            self._consumers.release(peer, list(peer.holders), now)
+            registry.dead_letters.door_gone(number)
+            registry.streams.peer_gone(number)
+            registry.once.peer_gone(number, registry.peers)
+            registry.reservations.peer_gone(number)
+
+    def _greet(self, peer: Peer) -> None:
+        peer.tell(m.Hello(self._pid, ready=self._registry.ready))
+        if self._registry.alarm:
+            peer.tell(m.Alarm(self._registry.alarm))
+
+    def _tell_closed(self) -> None:
+        """Tell the controller which queues are closed: one that died may have taken the news with it."""
+        registry = self._registry
+        for queue in registry.queues.used():
+            if queue.closed:
+                registry.tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
+            elif queue.id in registry.used:
+                registry.tell_controller(m.Used(queue.id))
+
+    # -- what exists, from the controller ------------------------------------------------------------------
+
+    def on_assign_part(self, peer: Peer, part: m.AssignPart, now: int) -> None:
+        if not self._registry.ready:
+            self._registry.take_assigned(part.queues, now)
+
+    def on_assign(self, peer: Peer, assign: m.Assign, now: int) -> None:
+        registry = self._registry
+        if registry.ready:
+            registry.create(assign.queues, now)
+            self._greet(peer)
+            return
+        registry.take_assigned(assign.queues, now)
+        registry.recover(now)
+        for each in registry.peers.values():
+            self._greet(each)

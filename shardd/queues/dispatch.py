@@ -1,0 +1,472 @@
+"""Decide who gets the messages of a queue, hand them over, and know who has which.
+
+A dispatch takes from the backlog of its queue (backlog.py) and gives to consumers (consumers.py),
+in their turns, as far as they have room. A plain queue does nothing per message in Python.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
+from shardmq.shardd.queues.backlog import Backlog
+from shardmq.shardd.queues.consumers import Consumer, Consumers, Loan
+from shardmq.shardd.queues.entry import ENDLESS, REDELIVERED
+from shardmq.shardd.queues.ready import Ready, same_mark, total
+from shardmq.shardd.queues.store import STEP_MESSAGES
+from shardmq.shardd.queues.turns import LEEWAY, TURN_BYTES, SharingQueue
+from shardmq.shardd.queues.unacked import Getter
+
+# Messages that expire in one pass: a million at once must not stop the other queues.
+EXPIRED_MAX = 16384
+
+Blob = bytes | memoryview
+
+
+class Outlet(Protocol):
+    """Where deliveries go; `blob` may be a view that is good until messages are appended to the store."""
+
+    def deliver(
+        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: Blob
+    ) -> None: ...
+    def deliver_again(
+        self, consumer: Consumer, first_number: int, times: int, count: int, blob: Blob
+    ) -> None:
+        """Deliver messages that all came back `times` times, to a queue that counts that."""
+
+    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        """Hear that a reader of a stream has settled all below `offset`, which is not below its mark."""
+
+
+class Dispatch:
+    """Who gets the messages of one backlog.
+
+    `holders`: whoever was given messages that are not settled, and all attached consumers.
+    `loan`: of the only consumer, while that takes turns among several queues.
+    """
+
+    __slots__ = ("backlog", "consumers", "holders", "keys", "loan")
+
+    def __init__(self, backlog: Backlog) -> None:
+        limits = backlog.limits
+        self.backlog = backlog
+        self.consumers = Consumers(limits.single_active, limits.paused)
+        self.holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
+        self.loan: Loan | None = None
+        self.keys: Keys | None = None  # while a consumer wants each key for one of them
+
+    # -- out -------------------------------------------------------------------------------------------
+
+    def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
+        """Hand out at most about `bytes_max`; return whether there is more to hand out now."""
+        backlog, consumers = self.backlog, self.consumers
+        given = 0
+        if backlog.resting is not None:
+            backlog.wake(now)
+        # What goes this very millisecond (a ttl of 0) may still be handed out directly.
+        if backlog.facts and not backlog.expire(now - 1, EXPIRED_MAX):
+            return True
+        loan = self.loan
+        until = ENDLESS
+        if loan is not None:
+            until = loan.turns.begin_turn(consumers.all[0].queue, now)
+            bytes_max = max(bytes_max, TURN_BYTES)
+        elif consumers.borrow:
+            consumers.look(now)
+        while backlog.ready_count and until:
+            if given and loan is not None and backlog.head() >= until:
+                break
+            takers = consumers.takers()
+            if not takers:
+                break
+            # A message or two more would cost as much as many.
+            if given > bytes_max - (bytes_max >> 3):
+                return True
+            levels = backlog.levels
+            level = levels[0] if len(levels) == 1 else backlog.first_level()
+            if self.keys is not None:
+                dealt = self._deal_by_key(self.keys, takers, level, bytes_max - given, outlet, now)
+                if not dealt:
+                    break
+                given += dealt
+            elif len(takers) == 1:
+                # What was lent goes in one piece, though the last of it may lie a little behind the end of the turn.
+                end = until + LEEWAY if consumers.borrow else until
+                given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, end)
+            else:
+                given += self._deal(takers, level, bytes_max - given, outlet, now)
+            if backlog.facts and not backlog.expire(now - 1, EXPIRED_MAX):
+                return True
+        if backlog.facts and not backlog.expire(now, EXPIRED_MAX):
+            return True
+        if backlog.rules.excess:
+            backlog.enforce()
+            backlog.expire(now)  # behind what was dropped
+        if loan is not None and loan.goes_on(consumers.all[0].queue):
+            return False
+        if consumers.borrow:
+            self.settle_grants(outlet)
+        if loan is not None:
+            loan.turns.end_turn(consumers.all[0].queue, until)
+        return False
+
+    def _deal_to_one(
+        self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int, until: int
+    ) -> int:
+        """Give as many as it has room for, of the messages before the entry `until`; return their bytes."""
+        backlog = self.backlog
+        room = taker.window.room
+        if bytes_max < room:
+            room = bytes_max
+        if backlog.ready_count == 1:  # who is a taker has room for one
+            entries = level.peek(1)
+            blob, sizes = backlog.store.look(entries, room if room > 1 else 1)
+            level.drop(1)
+            backlog.ready_count = 0
+            self._hand_over(taker, entries, sizes, blob, outlet)
+            given = len(blob)
+        else:
+            given = self._deal_block(taker, level, room, outlet, now, until)
+        if len(self.consumers.all) > 1:
+            self.consumers.took(taker)
+        return given
+
+    def _deal_block(
+        self, taker: Consumer, level: Ready, room: int, outlet: Outlet, now: int, until: int
+    ) -> int:
+        backlog = self.backlog
+        average = backlog.ready_bytes // backlog.ready_count + 1
+        block = level.peek(min(STEP_MESSAGES, self.consumers.room, room // average + 1))
+        if block[-1] >= until:
+            block = block[: bisect_left(block, until)]
+        if backlog.facts:
+            block = backlog.facts.before_old(block, now - 1)
+        given = 0
+        for entries, sizes, blob in self._read(block, room, whole=False):
+            level.drop(len(entries))
+            backlog.ready_count -= len(entries)
+            self._hand_over(taker, entries, sizes, blob, outlet)
+            given += len(blob)
+        return given
+
+    def _deal(
+        self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
+    ) -> int:
+        """Do one round of equal shares, a message to each taker in turn; return the bytes handed out.
+
+        It ends before the first message that does not fit with the taker whose turn it is: given to
+        another later, it would come to that one behind messages published after it.
+        """
+        backlog = self.backlog
+        count = len(takers)
+        average = backlog.ready_bytes // backlog.ready_count + 1
+        most = min(STEP_MESSAGES, bytes_max // average + 1, len(level))
+        rooms = _rooms(takers, bytes_max)
+        share = min(
+            -(-most // count), min([taker.room() for taker in takers]), min(rooms) // average + 1
+        )
+        block = level.peek(share * count)
+        if backlog.facts:
+            block = backlog.facts.before_old(block, now - 1)
+        parts = [block[i::count] for i in range(count)]
+        found = [self._read(part, room) for part, room in zip(parts, rooms, strict=True)]
+        fits = [sum([len(sizes) for _, sizes, _ in pieces]) for pieces in found]
+        stop = min(
+            [i + count * fit for i, fit in enumerate(fits) if fit < len(parts[i])],
+            default=len(block),
+        )
+        level.drop(stop)
+        given = 0
+        for i, taker in enumerate(takers[:stop]):
+            own = len(range(i, stop, count))
+            pieces = found[i] if own == fits[i] else self._read(parts[i][:own], rooms[i])
+            for entries, sizes, blob in pieces:
+                # Not all before: without messages the backlog forgets what it knows of them.
+                backlog.ready_count -= len(entries)
+                self._hand_over(taker, entries, sizes, blob, outlet)
+                given += len(blob)
+        self.consumers.took(takers[(stop - 1) % count])
+        return given
+
+    def _deal_by_key(
+        self,
+        keys: Keys,
+        takers: list[Consumer],
+        level: Ready,
+        bytes_max: int,
+        outlet: Outlet,
+        now: int,
+    ) -> int:
+        """Give each message to the consumer that has its key, or to the next in turn; return their bytes.
+
+        Messages that wait stay in their places.
+        """
+        backlog = self.backlog
+
+        def look(most: int) -> tuple[array[int], bytes, array[int]]:
+            block = level.peek(most)
+            if backlog.facts:
+                block = backlog.facts.before_old(block, now - 1)
+            blob, sizes = backlog.store.read(block, LOOK_BYTES)
+            return block[: len(sizes)], blob, sizes
+
+        looked, dealt = looked_at(look, takers, keys, bytes_max)
+        if not dealt.parts:
+            return 0
+        level.drop(len(looked))
+        level.merge(looked.left(dealt))
+        given = 0
+        for taker, part in dealt.parts.items():
+            for run in alike(looked, part, self._mark):
+                entries, sizes, blob = looked.pieces(run)
+                if not taker.no_ack:
+                    keys.take(taker, entries, looked.keys(run))
+                backlog.ready_count -= len(run)
+                self._hand_over(taker, entries, sizes, blob, outlet)
+                given += len(blob)
+        if dealt.last is not None:
+            self.consumers.took(dealt.last)
+        return given
+
+    def _mark(self, entry: int) -> int:
+        return 1 + self.times_returned(entry) if entry & REDELIVERED else 0
+
+    def _read(
+        self, entries: array[int], room: int, whole: bool = True
+    ) -> list[tuple[array[int], array[int], Blob]]:
+        """Read as many messages as fit, at least one; return (entries, sizes, blob) of each piece.
+
+        A piece is all redelivered or all not. Not `whole`: the answer may end sooner.
+        """
+        backlog = self.backlog
+        if len(entries) == 1:
+            blob, sizes = backlog.store.look(entries, max(room, 1))
+            return [(entries, sizes, blob)]
+        pieces: list[tuple[array[int], array[int], Blob]] = []
+        at = 0
+        while at < len(entries) and (room > 0 or not at):
+            stop = same_mark(entries, at)
+            if entries[at] & REDELIVERED and backlog.rules.counts_returns:
+                stop = self._as_often(entries, at, stop)
+            some = entries if stop - at == len(entries) else entries[at:stop]
+            blob, sizes = backlog.store.look(some, max(room, 1), whole)
+            pieces.append((some if len(sizes) == len(some) else some[: len(sizes)], sizes, blob))
+            room -= len(blob)
+            at += len(sizes)
+            if at < stop:
+                break
+        return pieces
+
+    def _hand_over(
+        self, taker: Consumer, entries: array[int], sizes: array[int], blob: Blob, outlet: Outlet
+    ) -> None:
+        backlog = self.backlog
+        count = len(entries)
+        body_bytes = total(sizes) if count > 1 else sizes[0]
+        unacked, window = taker.unacked, taker.window
+        number = unacked.skip(count) if taker.no_ack else unacked.add(entries, sizes)
+        if entries[0] & REDELIVERED:
+            self._deliver_again(taker, number, entries, blob, outlet)
+        else:
+            outlet.deliver(taker, number, False, count, blob)
+        window.room -= len(blob)
+        window.served = taker.queue
+        if taker.limited:
+            taker.grants -= count
+        if unacked.loan is not None:
+            unacked.loan.take(taker.queue, count)
+        backlog.ready_bytes -= body_bytes
+        backlog.counters.delivered += count
+        if not taker.no_ack:
+            backlog.unacked_count += count
+            backlog.unacked_bytes += body_bytes
+            return
+        backlog.counters.delivered_auto += count
+        backlog.store.settle(backlog.id, entries, backlog.durable)
+        if backlog.facts:
+            backlog.forget_facts()
+
+    def _deliver_again(
+        self, taker: Consumer, number: int, entries: array[int], blob: Blob, outlet: Outlet
+    ) -> None:
+        count = len(entries)
+        self.backlog.counters.redelivered += count
+        times = self.times_returned(entries[0])
+        if times:
+            outlet.deliver_again(taker, number, times, count, blob)
+        else:
+            outlet.deliver(taker, number, True, count, blob)
+
+    def times_returned(self, entry: int) -> int:
+        """Return how often a message that was delivered before came back, 0 if that is not counted."""
+        backlog = self.backlog
+        return (
+            backlog.store.times_returned(backlog.id, entry) if backlog.rules.counts_returns else 0
+        )
+
+    def _as_often(self, entries: array[int], start: int, stop: int) -> int:
+        """Return where those that came back as often as the first end."""
+        times = self.times_returned(entries[start])
+        at = start + 1
+        while at < stop and self.times_returned(entries[at]) == times:
+            at += 1
+        return at
+
+    # -- grants and loans ------------------------------------------------------------------------------
+
+    def settle_grants(self, outlet: Outlet) -> None:
+        """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
+        for consumer in self.consumers.all:
+            may = self.consumers.active(consumer) and not self.consumers.paused
+            if consumer.lent and consumer.loan is not None:
+                self._settle_loan(consumer, consumer.loan, may, outlet)
+                continue
+            if not consumer.limited:
+                continue
+            useful = may and consumer.queue.has_for(consumer) and consumer.wanted() > 0
+            if consumer.grants and not useful:
+                count, consumer.grants = consumer.grants, 0
+                outlet.ungranted(consumer, count, False)
+            elif useful and not consumer.grants and not consumer.asked:
+                consumer.asked = True
+                outlet.ungranted(consumer, 0, True)
+
+    @staticmethod
+    def _settle_loan(consumer: Consumer, loan: Loan, may: bool, outlet: Outlet) -> None:
+        """Give back what others want and the loan can spare; ask for more if it is used up."""
+        for part, count in loan.give_back(consumer):
+            outlet.ungranted(part, count, False)
+        useful = may and consumer.queue.has_for(consumer)
+        if useful and loan.lent <= loan.used and not loan.asked:
+            loan.asked = True
+            outlet.ungranted(consumer, 0, True)
+        loan.served(consumer.queue)
+
+    # -- consumers -------------------------------------------------------------------------------------
+
+    def attach(self, consumer: Consumer) -> None:
+        self.consumers.add(consumer)
+        self.holders[consumer] = None
+        self._consumers_changed()
+        consumer.window.consumers += 1
+
+    def detach(self, consumer: Consumer) -> None:
+        """Deliver no more to the consumer; what it holds it holds."""
+        consumer.detached = True
+        consumer.window.consumers -= 1
+        consumer.stop_sharing()
+        queue = consumer.queue
+        self.consumers.remove(consumer)
+        self._consumers_changed(queue)
+        self.let_holder_go(consumer)
+
+    def _consumers_changed(self, queue: SharingQueue | None = None) -> None:
+        """Begin or end what depends on who is attached: key affinity, and turns among queues.
+
+        Keys are kept from the first consumer that asks for it to the last; what is unsettled at the
+        start is looked at once. Turns are taken by a queue with one consumer, with the other queues
+        of that; not by a stream, which has a log of its own. `queue`: the queue of this dispatch,
+        if its last consumer may have gone.
+        """
+        consumers = self.consumers
+        if not consumers.affinity:
+            self.keys = None
+        elif self.keys is None:
+            self.keys = Keys()
+            for holder in self.holders:
+                if isinstance(holder, Consumer):
+                    self.keys.take_held(holder, self.backlog.store)
+        alone = None
+        if len(consumers.all) == 1 and self.keys is None and consumers.all[0].queue.keeps_in_store:
+            alone = consumers.all[0].loan
+        if alone is not self.loan:
+            self.leave_turns(consumers.all[0].queue if queue is None else queue)
+            self.loan = alone
+
+    def leave_turns(self, queue: SharingQueue) -> None:
+        """Take no more turns with other queues. `queue`: the queue of this dispatch."""
+        if self.loan is not None:
+            self.loan.turns.leave_turns(queue)
+            self.loan = None
+
+    def head(self) -> int:
+        """Return the entry that leaves next, ENDLESS if there is none."""
+        return self.backlog.head()
+
+    def waits_for_room(self) -> bool:
+        """Return whether the only consumer of the queue tells it when there is room again."""
+        consumer = self.consumers.all[0]
+        return consumer.queue in consumer.window.blocked or (
+            consumer.loan is not None and consumer.queue in consumer.loan.waiting
+        )
+
+    def waits_instead_of(self, other: SharingQueue) -> bool:
+        """Wait for room of the consumer in the place of `other`; return False if there is room."""
+        consumer = self.consumers.all[0]
+        window, loan = consumer.window, consumer.loan
+        if window.room <= 0:
+            window.blocked.pop(other, None)
+            window.blocked[consumer.queue] = None
+            return True
+        if loan is not None and loan.free <= 0 and other in loan.waiting:
+            del loan.waiting[other]
+            loan.waiting[consumer.queue] = None
+            return True
+        return False
+
+    # -- who has what ----------------------------------------------------------------------------------
+
+    def held_of(self, queue: object) -> Iterator[int]:
+        """Return the entries that consumers and gets of the queue of this dispatch hold."""
+        for holder in self.holders:
+            if isinstance(holder, Getter):
+                yield from holder.held_of(queue)
+            else:
+                yield from holder.unacked.held()
+
+    def taken_back(self, entries: array[int], size: int) -> None:
+        """Note that these messages are with nobody any more."""
+        if self.keys is not None:
+            self.keys.back(entries)
+        self.backlog.taken_back(len(entries), size)
+
+    def take_until(self, queue: object, last: int) -> list[array[int]]:
+        """Take the messages whose entry is not above `last` from whoever holds them."""
+        taken: list[array[int]] = []
+        for holder in list(self.holders):
+            if isinstance(holder, Getter):
+                entries, size = holder.take_until(queue, last)
+            else:
+                entries, size = holder.unacked.take_until(last)
+                self.let_holder_go(holder)
+            if entries:
+                self.taken_back(entries, size)
+                taken.append(entries)
+        return taken
+
+    def let_holder_go(self, consumer: Consumer) -> None:
+        """Forget a consumer that was detached, if it holds nothing any more."""
+        if consumer.detached and not consumer.unacked.count:
+            self.holders.pop(consumer, None)
+
+    def drop(self, queue: SharingQueue) -> None:
+        """Forget who holds what of a queue that is deleted."""
+        for holder in self.holders:
+            if isinstance(holder, Getter):
+                holder.forget(queue)
+            else:
+                holder.stop_sharing()
+                holder.unacked.take_all()
+        self.leave_turns(queue)
+
+
+def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:
+    """Return the bytes each may get in one round; those of one connection share its window."""
+    windows = [taker.window for taker in takers]
+    sharing = Counter(map(id, windows))
+    return [min(window.room // sharing[id(window)], bytes_max) for window in windows]

@@ -1,0 +1,161 @@
+"""Say which rules a queue has, and when each of them is asked.
+
+RULES is the table. `rules_of` goes through it once, when a queue is declared or its policy
+changes, and sorts the rules that apply by the moments at which they are asked. A queue without a
+rule at a moment takes the short way there, so a rule that is added to the table cannot be passed
+by. The functions decide only; backlog.py and queue.py do what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from shardmq.shardd.queues.limits import DELIVERY_LIMIT, Limits
+
+# (messages that count, how many may, bytes that count, how many may); None: not bounded.
+Room = tuple[int, int | None, int, int | None]
+
+
+class Ready(Protocol):
+    """What a rule sees of the messages that are ready, first to leave first."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def ready_count(self) -> int: ...
+    @property
+    def ready_bytes(self) -> int: ...
+    def first_sizes(self) -> Sequence[int]:
+        """Return the body bytes of the first messages of the level that leaves first."""
+
+
+class Rule(NamedTuple):
+    """One rule, and what it is asked at which moment.
+
+    `refuse`: at a publish, with the room there is, the number of messages and the body bytes of
+    each (empty if no limit of bytes is set); returns the ordinals of those that are not taken.
+    `remembers`: something of each message is remembered, so each is looked at when it arrives.
+    `excess`: after messages were handed out; returns how many of the first have to go.
+    `too_often`: when messages come back, with how often one has; returns why it leaves, or None.
+    `rest_ms`: when a message comes back, with how often it has; returns how long it rests.
+    `acts_alone`: time alone makes the queue do something.
+    """
+
+    name: str
+    applies: Callable[[Limits], bool]
+    refuse: Callable[[Room, int, Sequence[int]], list[int]] | None = None
+    remembers: bool = False
+    excess: Callable[[Ready], int] | None = None
+    too_often: Callable[[Limits, int], str | None] | None = None
+    rest_ms: Callable[[Limits, int], int] | None = None
+    acts_alone: bool = False
+
+
+class Rules:
+    """The rules of one queue, by moment. Queues with the same rules share one of these."""
+
+    __slots__ = (
+        "acts_alone",
+        "counts_returns",
+        "excess",
+        "looks_at_each",
+        "may_refuse",
+        "refuse",
+        "rests",
+        "takes_all",
+        "too_often",
+    )
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.refuse = [rule.refuse for rule in rules if rule.refuse is not None]
+        self.excess = [rule.excess for rule in rules if rule.excess is not None]
+        self.too_often = [rule.too_often for rule in rules if rule.too_often is not None]
+        self.rests = [rule.rest_ms for rule in rules if rule.rest_ms is not None]
+        self.looks_at_each = any(rule.remembers for rule in rules)
+        self.may_refuse = bool(self.refuse)
+        self.takes_all = not (self.looks_at_each or self.may_refuse)  # of a publish, in one piece
+        self.counts_returns = bool(self.too_often or self.rests)
+        self.acts_alone = any(rule.acts_alone for rule in rules)
+
+
+def _overflowing(room: Room, count: int, sizes: Sequence[int]) -> list[int]:
+    """Return which of `count` new messages do not fit. What consumers can take at once is free."""
+    length, length_max, held, held_max = room
+    refused: list[int] = []
+    for i in range(count):
+        size = sizes[i] if sizes else 0
+        full = length_max is not None and length + 1 > length_max
+        heavy = held_max is not None and held + size > held_max
+        if length >= 0 and (full or heavy):
+            refused.append(i)
+            continue
+        length += 1
+        held += size if length > 0 else 0
+    return refused
+
+
+def _too_many(ready: Ready) -> int:
+    return ready.limits.excess(ready.ready_count)
+
+
+def _too_heavy(ready: Ready) -> int:
+    """Return how many of the first messages have to go; ask again after they went."""
+    limits, held = ready.limits, ready.ready_bytes
+    count = 0
+    if ready.ready_count and limits.too_big(held):
+        for size in ready.first_sizes():
+            if not limits.too_big(held):
+                break
+            held -= size
+            count += 1
+    return count
+
+
+def _returned_too_often(limits: Limits, times: int) -> str | None:
+    most = limits.delivery_limit
+    return DELIVERY_LIMIT if most is not None and times > most else None
+
+
+def _rest_ms(limits: Limits, times: int) -> int:
+    return limits.retry.rest_ms(times) if limits.retry is not None else 0
+
+
+RULES: Final = [
+    Rule("message-ttl", lambda limits: limits.message_ttl is not None, remembers=True),
+    Rule("max-priority", lambda limits: limits.max_priority > 0, remembers=True),
+    Rule(
+        "overflow: refuse",
+        lambda limits: limits.bounded and limits.reject_publish,
+        refuse=_overflowing,
+    ),
+    Rule(
+        "max-length: drop the first",
+        lambda limits: limits.max_length is not None and not limits.reject_publish,
+        excess=_too_many,
+    ),
+    Rule(
+        "max-length-bytes: drop the first",
+        lambda limits: limits.max_bytes is not None and not limits.reject_publish,
+        excess=_too_heavy,
+    ),
+    Rule(
+        "delivery-limit",
+        lambda limits: limits.delivery_limit is not None,
+        too_often=_returned_too_often,
+    ),
+    Rule("delayed-retry", lambda limits: limits.retry is not None, rest_ms=_rest_ms),
+    Rule("expires", lambda limits: limits.expires is not None, acts_alone=True),
+    Rule("consumer-timeout", lambda limits: limits.consumer_timeout is not None, acts_alone=True),
+]
+
+_known: dict[tuple[Rule, ...], Rules] = {}
+
+
+def rules_of(limits: Limits) -> Rules:
+    """Return the rules that a queue with these limits has."""
+    rules = tuple(rule for rule in RULES if rule.applies(limits))
+    found = _known.get(rules)
+    if found is None:
+        found = _known[rules] = Rules(rules)
+    return found

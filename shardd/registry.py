@@ -1,0 +1,249 @@
+"""Keep what a shard has: the stores of its vhosts, its queues and streams, and who talks to it.
+
+The other objects of a shard (serving.py, consumer_requests.py, membership.py, queue_requests.py, syncs.py,
+shard.py) share one registry. It answers requests that make and delete queues and vhosts. Knows no
+socket and no clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from shardmq.shardd.dead_letters import DeadLetters
+from shardmq.shardd.once import Once
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.queues import (
+    Consumer,
+    Counters,
+    Kind,
+    Limits,
+    Queue,
+    Roster,
+    is_stream,
+    limits_of,
+)
+from shardmq.shardd.reservations import Reservations
+from shardmq.shardd.stores import Home, Store, Sync
+from shardmq.shardd.streams import Streams
+from shardmq.shardd.upkeep import Upkeep
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
+
+
+class Registry:
+    """What one shard has. Its collections stay the same objects, so others may hold them.
+
+    `consumer_timeout`: ms, for queues that set none; None: they wait for ever. `timeout_closes`:
+    a consumer that is too slow loses its channel.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        home: Home,
+        consumer_timeout: int | None,
+        timeout_closes: bool,
+    ) -> None:
+        self.number: Final = number
+        self.epoch: Final = epoch
+        self.home: Final = home
+        self.ready = False  # all queues are named, and their stores recovered
+        self.alarm = ""
+        self.stores: Final[dict[str, Store]] = {}
+        self.dropped: Final[dict[str, Store]] = {}  # with their vhost, but a job has them in hand
+        self.upkeep: Final = Upkeep()
+        self.queues: Final = Roster()
+        self.streams: Final = Streams(home)
+        self.peers: Final[dict[int, Peer]] = {}
+        self.senders: Final[dict[envelope.Message, Peer]] = {}  # by how their messages begin
+        self.dead_letters: Final = DeadLetters()
+        self.once: Final = Once()
+        self.reservations: Final = Reservations()
+        self.dirty: Final[dict[Queue, None]] = {}  # may have something to hand out, in turn
+        self.dirty_stores: Final[set[Store]] = set()
+        self.timer_of: Final[dict[int, int]] = {}  # when a queue is to be looked at, by its id
+        self.used: Final[set[int]] = set()  # auto-delete queues that have had a consumer
+        self.gone: Final = Counters()  # of queues that are no more
+        self.sync: Sync | None = None  # of messages, under way
+        self._consumer_timeout = consumer_timeout
+        self._timeout_closes = timeout_closes
+
+    def wake(self, queue: Queue) -> None:
+        """Serve the queue in this turn."""
+        self.dirty[queue] = None
+
+    def store_changed(self, queue: Queue) -> None:
+        """Sync the store of the queue sooner or later: something of the queue was settled."""
+        self.dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+
+    # -- who is told -------------------------------------------------------------------------------------
+
+    def tell_controller(self, what: m.Control) -> None:
+        controller = self.peers.get(m.CONTROLLER)
+        if controller is not None:
+            controller.tell(what)
+
+    def set_alarm(self, reason: str) -> None:
+        """Tell all peers why publishes should be held back; "": they need not be any more."""
+        if reason != self.alarm:
+            self.alarm = reason
+            for peer in self.peers.values():
+                peer.tell(m.Alarm(reason))
+
+    # -- at the start ------------------------------------------------------------------------------------
+
+    def forget_queues(self) -> None:
+        """Forget all queues, before they are ready: a new controller names them anew."""
+        self.queues.clear()
+        self.dirty.clear()
+        self.stores.clear()
+        self.streams.close()
+
+    def take_assigned(self, specs: Sequence[m.QueueSpec], now: int) -> None:
+        """Make queues before their stores are recovered, which is done when all queues are known."""
+        for spec in specs:
+            if spec.vhost not in self.stores:
+                self.stores[spec.vhost] = self.home.open(spec.vhost)
+        self.create(specs, now)
+
+    def recover(self, now: int) -> None:
+        """Recover all stores, and give each queue what it still has."""
+        self.home.keep_only(self.stores.keys())
+        for vhost, store in self.stores.items():
+            self._recover(vhost, store, now)
+            self.streams.keep_only(vhost, store)
+        self.ready = True
+
+    def _recover(self, vhost: str, store: Store, now: int) -> None:
+        """Recover one store. A queue that is not durable comes back empty."""
+        durable = self.queues.lasting(store)
+        timed = [queue_id for queue_id, limits in durable.items() if limits.message_ttl is not None]
+        found = dict(store.recover(durable.keys(), timed, partial(self.home.progress, vhost)))
+        self.home.recovered(vhost, store)
+        while found:  # each array goes when its queue has it
+            queue_id, arrival = found.popitem()
+            queue = self.queues[queue_id]
+            queue.restore(arrival, now)
+            self.dirty[queue] = None
+
+    # -- what exists -------------------------------------------------------------------------------------
+
+    def on_create(self, peer: Peer, create: m.CreateQueues, now: int) -> None:
+        self.create(create.queues, now)
+        peer.tell(m.Done(create.request))
+
+    def create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
+        """Make these queues, or give them other arguments."""
+        for spec in specs:
+            if is_stream(spec.arguments):
+                stream = self.streams.put(spec, self._store(spec.vhost), now)
+                self.queues.adopt(stream)
+                self.dirty[stream] = None
+                continue
+            limits = self._limits(spec)
+            kind = Kind(self._store(spec.vhost), limits, spec.durable, spec.auto_delete)
+            queue = self.queues.put(spec.id, kind, now)
+            if queue is not None:
+                self.dirty[queue] = None
+            if kind.limits.dead_letters is not None:
+                self.dead_letters.know(spec.id, sys.intern(spec.vhost), spec.name)
+
+    def _limits(self, spec: m.QueueSpec) -> Limits:
+        limits = limits_of(spec.arguments)
+        if spec.paused or spec.held:
+            limits = limits._replace(paused=spec.paused, held=spec.held)
+        if self._consumer_timeout and "x-consumer-timeout" not in spec.arguments:
+            limits = limits._replace(consumer_timeout=self._consumer_timeout)
+        if self._timeout_closes and limits.consumer_timeout is not None:
+            limits = limits._replace(timeout_closes=True)
+        return limits
+
+    def _store(self, vhost: str) -> Store:
+        store = self.stores.get(vhost)
+        if store is None:
+            store = self.dropped.pop(vhost, None)  # empty by now, and its files are still in use
+            if store is None:
+                store = self.home.open(vhost)
+                store.recover([])
+            self.stores[vhost] = store
+        return store
+
+    def on_delete(self, peer: Peer, delete: m.DeleteQueue, now: int) -> None:
+        queue = self.queues.get(delete.queue)
+        if queue is None:
+            peer.tell(m.Done(delete.request))
+        elif delete.if_unused and queue.consumers:
+            peer.tell(m.Refused(delete.request, 406, "in use"))
+        elif delete.if_empty and queue.backlog.ready_count + queue.backlog.kept_back:
+            peer.tell(m.Refused(delete.request, 406, "not empty"))
+        else:
+            peer.tell(m.Done(delete.request, messages=self._drop(queue)))
+
+    def _drop(self, queue: Queue) -> int:
+        """Delete a queue and cancel its consumers; return how many messages were ready."""
+        for each in self.peers.values():
+            for number, holder in list(each.holders.items()):
+                if isinstance(holder, Consumer) and holder.queue is queue:
+                    del each.holders[number]
+                    if not holder.detached:
+                        holder.detached = True
+                        holder.window.consumers -= 1
+                        each.tell(m.Cancelled(number))
+                    each.forget_window(holder.connection)
+            for window in each.windows.values():
+                window.forget(queue)
+        self.queues.pop(queue.id)
+        self.dirty.pop(queue, None)
+        self.timer_of.pop(queue.id, None)
+        self.used.discard(queue.id)
+        if queue.backlog.departures is not None and queue.backlog.departures.waits:
+            self.have_died(queue)
+        self.dead_letters.forget(queue)
+        self.once.forget(queue.id)
+        self.gone.add(queue.counters)
+        count = queue.drop()
+        self.streams.dropped(queue)
+        return count
+
+    def have_died(self, queue: Queue) -> None:
+        """Note that messages of the queue wait for their way to its dead-letter exchange."""
+        if not self.dead_letters.knows(queue.id):
+            vhost = next(
+                (vhost for vhost, store in self.stores.items() if store is queue.store), None
+            )
+            if vhost is None:
+                return  # about to be deleted, and all that is in it
+            self.dead_letters.know(queue.id, vhost, queue.id)
+        self.dead_letters.have_come(queue)
+
+    def on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
+        """Delete a vhost. Its files go when no job has them in hand."""
+        store = self.stores.pop(drop.vhost, None)
+        for queue_id in self.queues.of(store) if store is not None else ():
+            queue = self.queues.pop(queue_id)
+            if queue is not None:
+                self._drop(queue)
+        self.dead_letters.forget_vhost(drop.vhost)
+        if store is None:
+            if drop.vhost not in self.dropped:
+                self.home.remove(drop.vhost)
+        else:
+            self.dirty_stores.discard(store)
+            self.dropped[drop.vhost] = store
+            self.delete_dropped()
+        peer.tell(m.Done(drop.request))
+
+    def delete_dropped(self) -> None:
+        """Delete the files of vhosts that are gone, if no job has them in hand."""
+        syncing = [store for store, _ in self.sync.jobs] if self.sync else []
+        for vhost, store in list(self.dropped.items()):
+            if store not in syncing and store is not self.upkeep.store:
+                del self.dropped[vhost]
+                store.delete_all()
+
+    def on_list(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
+        peer.tell(m.Queues(asked.request, self.queues.ids()))

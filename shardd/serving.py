@@ -1,0 +1,158 @@
+"""Serve the queues that may have something to hand out: deliveries to peers, timers, what has died.
+
+Deliveries are put together in the writers of the peers they go to. Knows no socket and no clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from shardmq.shardd.peers import Peer
+from shardmq.shardd.queues import Consumer, Queue
+from shardmq.shardd.registry import Registry
+from shardmq.shardd.wire import messages as m
+
+# Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
+QUEUE_PASS_BYTES = 256 << 10
+DELIVERY_TURN_BYTES = 1 << 20
+# Timers looked at in one turn.
+TIMERS_PER_TURN = 1000
+
+
+class Serving:
+    """The outlet of all queues of one shard (`queues.Outlet`), and whose turn it is among them."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._dirty = registry.dirty
+        self._timer_of = registry.timer_of
+        self._timers: list[tuple[int, int]] = []  # (due, queue id)
+        self._given = 0  # bytes handed out in this turn
+
+    @property
+    def next_due(self) -> int | None:
+        """When a timer is due, ms since the epoch."""
+        return self._timers[0][0] if self._timers else None
+
+    def turn(self, now: int) -> None:
+        """Serve queues until enough is handed out, or none has more."""
+        if self._timers and self._timers[0][0] <= now:
+            self._look_at_timers(now)
+        if self._dirty:
+            self._serve(now)
+
+    def catch_up(self, queue: Queue, now: int) -> None:
+        """Hand out what the queue has for those who are there.
+
+        Whoever comes, goes or looks finds the queue as if each message had been handed out when it
+        arrived, though several requests make one turn. The consumers' windows bound it.
+        """
+        if queue in self._dirty and queue.keeps_in_store:
+            while queue.deliver(now, self, QUEUE_PASS_BYTES):
+                pass
+            for peer in self._registry.peers.values():
+                peer.writer.own()  # before this turn's end more may be appended
+
+    def _serve(self, now: int) -> None:
+        dirty = self._dirty
+        self._given = before = 0
+        while dirty and before < DELIVERY_TURN_BYTES:
+            queue = next(iter(dirty))
+            del dirty[queue]
+            if queue.deleted:
+                continue
+            if queue.deliver(now, self, QUEUE_PASS_BYTES):
+                dirty[queue] = None
+                if self._given == before:  # letting go takes its time, too
+                    self._given += QUEUE_PASS_BYTES
+            if queue.backlog.is_watched:
+                self._watch(queue, now)
+            due = queue.next_due()
+            if due is not None:
+                self._set_timer(queue, due)
+            before = self._given
+
+    def _watch(self, queue: Queue, now: int) -> None:
+        """See to what comes back from consumers that are too slow, and to what leaves as dead letters."""
+        for late in queue.late(now):
+            timeout = queue.backlog.limits.consumer_timeout
+            assert isinstance(late.peer, Peer) and timeout is not None
+            late.peer.tell(m.Overdue(late.connection, late.channel, timeout))
+        if queue.take_overdue(now):
+            self._dirty[queue] = None
+            self._registry.store_changed(queue)
+        if queue.backlog.departures is not None and queue.backlog.departures.waits:
+            self._registry.have_died(queue)
+
+    # -- timers ----------------------------------------------------------------------------------------
+
+    def _set_timer(self, queue: Queue, due: int) -> None:
+        if due < self._timer_of.get(queue.id, due + 1):
+            self._timer_of[queue.id] = due
+            heapq.heappush(self._timers, (due, queue.id))
+
+    def _look_at_timers(self, now: int) -> None:
+        for _ in range(TIMERS_PER_TURN):
+            if not self._timers or self._timers[0][0] > now:
+                return
+            due, queue_id = heapq.heappop(self._timers)
+            if self._timer_of.get(queue_id) != due:
+                continue  # an earlier one was set meanwhile, or the queue is gone
+            del self._timer_of[queue_id]
+            queue = self._registry.queues[queue_id]
+            self._dirty[queue] = None  # what is too old goes when the queue is served
+            if queue.expired_itself(now):
+                queue.closed = True
+                self._registry.tell_controller(m.AutoDeleted(queue_id, "expired"))
+
+    # -- queues.Outlet ---------------------------------------------------------------------------------
+
+    def deliver(
+        self,
+        consumer: Consumer,
+        first_number: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
+    ) -> None:
+        """Send messages to the peer of the consumer at the end of the turn."""
+        peer: Peer = consumer.peer  # type: ignore[assignment] # consumers were attached by a Peer
+        self._given += len(blob)
+        peer.has_news = True
+        connection, channel, number = consumer.connection, consumer.channel, consumer.number
+        peer.writer.add(
+            connection,
+            channel,
+            number,
+            first_number,
+            redelivered,
+            count,
+            blob,
+            0,
+            consumer.queue.backlog.hides,
+        )
+
+    def deliver_again(
+        self,
+        consumer: Consumer,
+        first_number: int,
+        times: int,
+        count: int,
+        blob: bytes | memoryview,
+    ) -> None:
+        """Send messages that came back `times` times."""
+        peer = consumer.peer
+        assert isinstance(peer, Peer)
+        self._given += len(blob)
+        peer.has_news = True
+        hides = consumer.queue.backlog.hides
+        connection, channel, number = consumer.connection, consumer.channel, consumer.number
+        peer.writer.add(connection, channel, number, first_number, True, count, blob, times, hides)
+
+    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
+        assert isinstance(consumer.peer, Peer)
+        consumer.peer.tell(m.Ungranted(consumer.number, count, wants), after_deliveries=True)
+
+    def passed(self, consumer: Consumer, offset: int) -> None:
+        assert isinstance(consumer.peer, Peer)
+        consumer.peer.tell(m.Passed(consumer.number, offset), after_deliveries=True)
