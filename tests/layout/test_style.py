@@ -26,69 +26,8 @@ broker/amqp/events.py D E501
 broker/amqp/methods.py D E501
 broker/amqp/properties.py D E501
 broker/amqp/states.py E501
-broker/controller/__main__.py D
-broker/controller/access.py E501
-broker/controller/authority.py D E501
-broker/controller/config.py D E501
-broker/controller/decisions.py D E501
-broker/controller/groups/groups.py D E501
-broker/controller/groups/memberships.py D E501
-broker/controller/memory.py D E501
-broker/controller/peers/links.py D E501
-broker/controller/peers/method_frames.py D E501
-broker/controller/peers/presence.py D E501
-broker/controller/peers/shard_links.py D E501
-broker/controller/policies.py D E501
-broker/controller/requests.py D E501
-broker/controller/resharding/cuts.py D E501
-broker/controller/resharding/draining.py E501
-broker/controller/resharding/resharding.py D E501
-broker/controller/resharding/routes.py E501
-broker/controller/resharding/settling.py D E501
-broker/controller/resharding/shard_sets.py D E501
-broker/controller/server.py D E501
-broker/controller/stored/definitions.py D E501
-broker/controller/stored/imported.py D E501
-broker/controller/stored/installation.py D E501
-broker/controller/stored/offline.py D E501
-broker/controller/stored/room.py D E501
-broker/controller/streams/ended_streams.py E501
-broker/controller/streams/stream_ranges.py D E501
-broker/controller/streams/stream_reader.py D E501
-broker/controller/without_effect.py D E501
-broker/front_door/__main__.py E501
-broker/front_door/connection/channel.py D E501
-broker/front_door/connection/channel_work.py D E501
-broker/front_door/connection/client.py D E501
-broker/front_door/connection/output.py D E501
-broker/front_door/connection/transport.py D E501
-broker/front_door/consume/consumers.py D E501
-broker/front_door/consume/consuming.py D E501
-broker/front_door/consume/grants.py D E501
-broker/front_door/consume/rewinding.py D E501
-broker/front_door/consume/settling.py E501
-broker/front_door/consume/unacked.py D E501
-broker/front_door/consume/virtual.py D E501
-broker/front_door/counts.py D E501
 broker/front_door/login.py D E501
-broker/front_door/pace.py D E501
 broker/front_door/proxy.py D E501
-broker/front_door/publish/committing.py E501
-broker/front_door/publish/confirms.py D E501
-broker/front_door/publish/dead_letters.py E501
-broker/front_door/publish/exchange_counts.py E501
-broker/front_door/publish/message.py D E501
-broker/front_door/publish/once.py D E501
-broker/front_door/publish/publisher.py E501
-broker/front_door/publish/publishing.py D E501
-broker/front_door/publish/releasing.py D E501
-broker/front_door/publish/replies.py D E501
-broker/front_door/publish/reserving.py E501
-broker/front_door/publish/scope.py D E501
-broker/front_door/publish/tracing.py D E501
-broker/front_door/publish/transactions.py D E501
-broker/front_door/server.py D E501
-broker/front_door/time_slices.py E501
 broker/front_door/tls.py D E501
 broker/routing/delaying.py D E501
 broker/routing/explain.py D E501
@@ -105,7 +44,6 @@ broker/shared/certificates.py D E501
 broker/shared/cluster_name.py E501
 broker/shared/config.py D E501
 broker/shared/control.py D E501
-broker/shared/deduplication.py D E501
 broker/shared/failures.py D E501
 broker/shared/logins.py D E501
 broker/shared/reading.py D E501
