@@ -198,7 +198,7 @@ class Connection:
         self._part: _Part | None = None  # what is read begins within this frame
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     @property
     def unread(self) -> bytearray:
@@ -438,7 +438,7 @@ class Connection:
             return self._received_header(channel, payload)
         return self._received_body(channel, payload)
 
-    # -- channel 0 ------------------------------------------------------------------------------------------------
+    # -- channel 0 ---------------------------------------------------------------------------------
 
     def _received_close(self, payload: bytes) -> Event | None:
         """close or close-ok after a close; a second close of the same side is forgotten."""
@@ -476,7 +476,7 @@ class Connection:
         self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
         self.heartbeat_s = said.heartbeat
 
-    # -- channels -------------------------------------------------------------------------------------------------
+    # -- channels ----------------------------------------------------------------------------------
 
     def _channel_state(self, channel: int) -> ChannelState:
         return (
@@ -584,7 +584,7 @@ class Connection:
         self._content_bytes -= content.kept
         return content.whole(channel)
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def tune(self) -> None:
         """The client is who it says: offer our limits."""
@@ -665,7 +665,7 @@ class Connection:
         frame = _FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END
         self._out.append(frame if count == 1 else frame * count)
 
-    # -- what it is like ------------------------------------------------------------------------------------------
+    # -- what it is like ---------------------------------------------------------------------------
 
     def channel_is_open(self, channel: int) -> bool:
         state = self._channel_state(channel)

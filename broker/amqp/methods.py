@@ -279,7 +279,7 @@ def _syntax_error(text: str) -> ConnectionException:
     return ConnectionException(SYNTAX_ERROR, text)
 
 
-# -- out ----------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def _short_string(value: str | None) -> bytes:
