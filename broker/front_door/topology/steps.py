@@ -79,7 +79,7 @@ class Controller(Protocol):
 
     @property
     def catalog(self) -> Catalog:
-        """The copy that is in force, which a snapshot replaces by another object."""
+        """Return the copy that is in force. A snapshot replaces it by another object."""
 
     def request(self, request: AnyRequest, owner: str, user: str) -> Pending: ...
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]: ...
