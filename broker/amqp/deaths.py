@@ -18,7 +18,7 @@ from shardmq.broker.amqp.methods import decode_table, skip_value
 
 REJECTED = "rejected"
 # Headers by which a message names exchange and routing key for its own dead letter.
-WISHES: Final = (b"x-dead-letter-exchange", b"x-dead-letter-routing-key")
+ROUTE_HEADERS: Final = (b"x-dead-letter-exchange", b"x-dead-letter-routing-key")
 NAME_BYTES_MAX = 255
 _U32 = struct.Struct(">I")
 _LONG = struct.Struct(">cq")
@@ -54,22 +54,22 @@ class Recorded(NamedTuple):
     shown: bytes
 
 
-class Wish(NamedTuple):
+class RequestedRoute(NamedTuple):
     """The exchange and the routing key that a message names for its own dead letter."""
 
     exchange: str | None
     routing_key: str | None
 
 
-NO_WISH: Final = Wish(None, None)
+NOTHING_REQUESTED: Final = RequestedRoute(None, None)
 
 
-def wish_of(inside: bytes) -> Wish:
+def requested_route(inside: bytes) -> RequestedRoute:
     """Return what the headers say of the dead letter. `inside` has no length before it."""
     if b"x-dead-letter-" not in inside:
-        return NO_WISH
+        return NOTHING_REQUESTED
     pairs = _pairs(inside)
-    return Wish(*(_long_string(pairs.get(name, b"")) for name in WISHES))
+    return RequestedRoute(*(_long_string(pairs.get(name, b"")) for name in ROUTE_HEADERS))
 
 
 def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: bool) -> Recorded:
@@ -79,7 +79,7 @@ def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: b
     key than the message came with, and its headers CC and BCC count no more.
     """
     pairs = _pairs(inside)
-    for name in WISHES:
+    for name in ROUTE_HEADERS:
         pairs.pop(name, None)
     cc = _texts(pairs.get(b"CC", b""))
     table, old = _death_table(pairs.get(b"x-death", b""), death, cc, expiration)

@@ -75,7 +75,7 @@ def _hop(step: Step, message: Message) -> Hop:
         return Hop(
             step.name,
             attributes.type,
-            tuple(lot.target for lot in matcher.lots),
+            tuple(each.target for each in matcher.destinations),
             step.alternate,
             True,
             None,
@@ -85,11 +85,11 @@ def _hop(step: Step, message: Message) -> Hop:
 
 
 def _hash(matcher: object, message: Message) -> Hash | None:
-    if not isinstance(matcher, Spread) or not matcher.lots:
+    if not isinstance(matcher, Spread) or not matcher.destinations:
         return None
     by = matcher.hashes if isinstance(matcher, ConsistentHash) else "routing key"
     hashed = matcher.hashed_of(message)
-    return Hash(matcher.how, by, hashed, key_hash(hashed), len(matcher.lots))
+    return Hash(matcher.how, by, hashed, key_hash(hashed), len(matcher.destinations))
 
 
 def ring(table: RoutingTable, exchange: str) -> list[Share] | None:
@@ -101,6 +101,6 @@ def ring(table: RoutingTable, exchange: str) -> list[Share] | None:
     if not isinstance(matcher, Spread):
         return None
     return [
-        Share(lot.target, lot.weight, share)
-        for lot, share in zip(matcher.lots, matcher.shares(), strict=True)
+        Share(each.target, each.weight, share)
+        for each, share in zip(matcher.destinations, matcher.shares(), strict=True)
     ]

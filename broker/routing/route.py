@@ -152,7 +152,7 @@ def spread_of(table: RoutingTable, exchange: str) -> Spread | None:
     if (
         not isinstance(matcher, Spread)
         or here.destination_exchanges
-        or not matcher.lots
+        or not matcher.destinations
         or here.keeps
     ):
         return None

@@ -28,7 +28,7 @@ _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr)
 How = Literal["rendezvous", "jump", "modulus", "chance"]
 
 
-class Lot(NamedTuple):
+class Destination(NamedTuple):
     """A destination that may be chosen.
 
     `seed`: 64 bits made of kind and name.
@@ -50,32 +50,32 @@ class Spread(ABC):
 
     def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._weights: dict[Target, list[int]] = {}
-        self._lots: tuple[Lot, ...] | None = ()
+        self._destinations: tuple[Destination, ...] | None = ()
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
         self._weights.setdefault(target, []).append(self._weight(key))
-        self._lots = None
+        self._destinations = None
 
     def remove(self, key: str, arguments: Arguments, target: Target) -> None:
         weights = self._weights[target]
         weights.remove(self._weight(key))
         if not weights:
             del self._weights[target]
-        self._lots = None
+        self._destinations = None
 
     @property
-    def lots(self) -> tuple[Lot, ...]:
-        if self._lots is None:
+    def destinations(self) -> tuple[Destination, ...]:
+        if self._destinations is None:
             found = sorted(self._weights, key=self._rank)
-            self._lots = tuple(
-                Lot(target, max(self._weights[target]), _seed(target)) for target in found
+            self._destinations = tuple(
+                Destination(target, max(self._weights[target]), _seed(target)) for target in found
             )
-        return self._lots
+        return self._destinations
 
     def shares(self) -> list[float]:
-        """Return the part of all messages that each of `lots` is to expect."""
-        whole = sum(lot.weight for lot in self.lots)
-        return [lot.weight / whole for lot in self.lots]
+        """Return the part of all messages that each of `destinations` is to expect."""
+        whole = sum(each.weight for each in self.destinations)
+        return [each.weight / whole for each in self.destinations]
 
     def hashed_of(self, message: Message) -> bytes:
         """Return the bytes of a message that decide."""
@@ -85,14 +85,14 @@ class Spread(ABC):
         return target
 
     def match(self, message: Message) -> Collection[Target]:
-        lots = self.lots
-        return (lots[self._choose(message, lots)].target,) if lots else ()
+        destinations = self.destinations
+        return (destinations[self._choose(message, destinations)].target,) if destinations else ()
 
     def _weight(self, key: str) -> int:
         return 1
 
     @abstractmethod
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
         """Return the index of the destination that gets the message; there is at least one."""
 
 
@@ -113,11 +113,11 @@ class ConsistentHash(Spread):
     def _weight(self, key: str) -> int:
         return int(key) if key.isascii() and key.isdigit() else 1
 
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
         hashed = key_hash(self.hashed_of(message))
         if self.how == "jump":
-            return jump_weighted(hashed, [lot.weight for lot in lots])
-        return rendezvous_weighted(hashed, [(lot.weight, lot.seed) for lot in lots])
+            return jump_weighted(hashed, [each.weight for each in destinations])
+        return rendezvous_weighted(hashed, [(each.weight, each.seed) for each in destinations])
 
     def _rank(self, target: Target) -> tuple[str | int, ...]:
         return (target.kind, len(target.name), target.name) if self.how == "jump" else target
@@ -144,8 +144,8 @@ class ConsistentHash(Spread):
 class ModulusHash(Spread):
     how: How = "modulus"
 
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        return modulus(key_hash(message.key.encode()), len(lots))
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
+        return modulus(key_hash(message.key.encode()), len(destinations))
 
 
 class Chance(Spread):
@@ -157,8 +157,8 @@ class Chance(Spread):
     how: How = "chance"
     by_key = False
 
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        return modulus(message.draw, len(lots))
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
+        return modulus(message.draw, len(destinations))
 
 
 def exchange_fault(type: str, arguments: Arguments) -> str | None:
