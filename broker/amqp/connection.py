@@ -1,12 +1,13 @@
 """The server's side of one AMQP 0-9-1 connection: bytes in, events out; methods in, bytes out.
 
-No socket, no clock. It keeps the order of the protocol (states.py) and answers by itself only the protocol header and
-access.request; every decision is the caller's. Bytes are looked at where they lie, and only as far as the next event:
-what the caller does about an event (say, closing a channel) is in force for the bytes behind it.
+There is no socket and no clock here. A connection keeps the order of the protocol (states.py) and
+answers only the protocol header and access.request by itself; every decision is the caller's. Bytes
+are parsed where they lie and only as far as the next event: what the caller does about an event,
+say closing a channel, is in force for the bytes behind it.
 
-What is not yet whole is kept: a publish of up to 64 KiB, together with how many bytes it needs before another look is
-worth it. So bytes are not looked at again for each small piece they come in. The body of a larger one goes to its place
-as it comes, whatever part of a frame that is.
+A publish of up to 64 KiB that is not whole yet is kept, with the number of bytes it needs before it
+is worth another look. So bytes are not parsed again for each small piece they come in. The body of
+a larger publish goes to its place as it comes, whatever part of a frame that is.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from shardmq.broker.amqp.states import (
 
 _FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">HHQ")
-_IDS = struct.Struct(">HH")  # of a method
+_IDS = struct.Struct(">HH")  # class and method
 _IDS_AT, _IDS_END = _FRAME_HEAD.size, _FRAME_HEAD.size + _IDS.size
 _BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
 _FRAME_END = bytes([spec.FRAME_END])
@@ -51,15 +52,16 @@ _FRAME_KINDS = frozenset(
 )
 _HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
 _IMMEDIATE = 2
-# Unfinished messages of one connection may have this much together, over one of the largest size.
+# Bytes that unfinished messages of one connection may have together, beyond the largest message.
 CONTENT_BYTES_MORE: Final = 32 << 20
-# Frames without an event (heartbeats, parts of bodies, what is discarded) before next_event() gives Nothing.
+# Frames without an event (heartbeats, parts of bodies, discarded frames) before next_event()
+# returns Nothing.
 EVENTLESS_FRAMES_MAX: Final = 64
-# Of a broken frame, in the text about it.
+# Bytes of a broken frame that the text about it shows.
 SHOWN_BYTES: Final = 16
-# Body frames of at least this much are not waited for in one piece.
+# Body frames of at least this much are taken in parts, as their bytes come.
 PART_BYTES_MIN: Final = 8 << 10
-# For a body of up to this much there is room from its header on, if it is the only one that is put together.
+# A body of up to this much gets all its memory at its header, if no other message is unfinished.
 ROOM_BYTES_MAX: Final = 4 << 20
 # Methods that states.py knows by name; all others are "method" there.
 _CHANNEL_NAMES: Final = {
@@ -71,7 +73,7 @@ _CHANNEL_NAMES: Final = {
         commands.Basic.Publish,
     )
 }
-# Looked at with each read: an enum is asked for its members the slow way.
+# Constants because each read looks at them, and members of an enum are looked up slowly.
 _AWAITING_HEADER, _OPEN, _CLOSED = (
     ConnectionState.AWAITING_HEADER,
     ConnectionState.OPEN,
@@ -89,7 +91,8 @@ _CLOSES: Final = frozenset(
 class _Content:
     """A publish that is put together frame by frame.
 
-    `data` is laid out as one that came whole: line | properties | head of a body frame, then the body, in one frame.
+    `data` is laid out as a publish that came whole: line | properties | head of a body frame, then
+    the body, in one frame. `left` counts the bytes of the body that are missing.
     """
 
     __slots__ = ("_place", "_used", "body_len", "data", "facts", "left", "line_len", "props_len")
@@ -99,8 +102,8 @@ class _Content:
         self.line_len = len(line)
         self.props_len = self.body_len = self.left = 0
         self.facts = (0, 0, 0, 0)
-        self._place: memoryview | None = None  # all of `data`, when there is room for all
-        self._used = 0  # of it
+        self._place: memoryview | None = None  # all of `data`, if it has room for the whole message
+        self._used = 0  # bytes of it
 
     def begin_body(self, props: bytes, body_len: int, has_room: bool) -> None:
         self.facts = frames.facts(props)
@@ -116,7 +119,7 @@ class _Content:
             self._place[: self._used] = begun
 
     def add(self, part: bytes | bytearray | memoryview) -> None:
-        """Of the body; `left` counts whole frames."""
+        """Add bytes of the body. `left` counts whole frames and is the caller's."""
         if self._place is None:
             self.data += part
         else:
@@ -126,7 +129,7 @@ class _Content:
 
     @property
     def kept(self) -> int:
-        """Bytes of the client's that are here."""
+        """Return how many bytes of the client's are here."""
         return self.line_len + self.props_len + self.body_len - self.left
 
     def whole(self, channel: int) -> Publishes:
@@ -147,7 +150,11 @@ class _Content:
 
 
 class _Part:
-    """A body frame that comes in parts: `left` bytes of its `size`, then the end. `shown`: its first ones."""
+    """A body frame that comes in parts.
+
+    `left` bytes of its `size` are missing, then its end. `shown` are its first bytes, for the text
+    about a broken frame.
+    """
 
     __slots__ = ("channel", "content", "left", "shown", "size")
 
@@ -159,7 +166,10 @@ class _Part:
 
 
 class Connection:
-    """See the file's head. `receive_data`, then `next_event` until it gives None; then `data_to_send`."""
+    """One AMQP connection.
+
+    Call `receive_data`, then `next_event` until it returns None, then `data_to_send`.
+    """
 
     def __init__(
         self,
@@ -173,7 +183,7 @@ class Connection:
     ) -> None:
         # First what we offer, from tune-ok on what was agreed.
         self.frame_bytes_max = frame_bytes_max
-        # Who it is and how large frames may be is settled first.
+        # Frames are small until login and tune are done.
         self._received_frame_bytes_max = _with_margin(spec.FRAME_BYTES_MIN)
         self.channels_max = channels_max
         self.heartbeat_s = heartbeat_s
@@ -183,14 +193,14 @@ class Connection:
         self._message_bytes_max = message_bytes_max
         self._state = ConnectionState.AWAITING_HEADER
         self._close_sent = False
-        self._channels = bytearray(
-            1
-        )  # the state of each channel number; as long as the highest that was opened
+        # The state of each channel number up to the highest that was opened.
+        self._channels = bytearray(1)
         self._contents: dict[int, _Content] = {}
         self._content_bytes = 0  # in all of them
         self._content_bytes_max = message_bytes_max + CONTENT_BYTES_MORE
         self._out: list[bytes] = []
-        # What is being read: from _at on, of _buffer, then of _next. At least _needed bytes are needed to see more.
+        # What is read: _buffer from _at on, then _next. At least _needed bytes are needed to see
+        # more.
         self._buffer: bytearray | memoryview = memoryview(b"")
         self._at = 0
         self._next: memoryview | None = None
@@ -198,28 +208,36 @@ class Connection:
         self._part: _Part | None = None  # what is read begins within this frame
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     @property
     def unread(self) -> bytearray:
-        """What next_event() kept when it gave None, for it is not whole yet."""
+        """Return the bytes that next_event() kept when it returned None."""
         return bytearray() if isinstance(self._buffer, memoryview) else self._buffer[self._at :]
 
     def receive_data(self, data: bytes | bytearray | memoryview, again: int = 0) -> None:
-        """Bytes from the client. Call next_event() until it gives None before they are changed or more are given.
-        `again`: so many at their beginning are `unread`, all of it, so that all are looked at in one piece."""
+        """Take bytes from the client.
+
+        Call next_event() until it returns None before the bytes are changed or more are given.
+        `again`: so many bytes at the beginning are `unread`, all of it, so that all bytes are
+        parsed in one piece.
+        """
         if again:
             self._drop_read()
         if self._state in CONNECTION_DISCARDS and (
             self._next is not None or isinstance(self._buffer, memoryview)
         ):
-            self._drop_read()  # left unread by a caller that closed and looked no further
+            self._drop_read()  # the caller closed and left it unread
         if self._at < len(self._buffer):
             self._next = memoryview(data)
         else:
             self._buffer, self._at = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def next_event(self) -> Event | None:
+        """Return the next event, or None when more bytes are needed.
+
+        Nothing is returned behind many frames without an event.
+        """
         for _ in range(EVENTLESS_FRAMES_MAX):
             have = len(self._buffer) - self._at
             if not have and self._next is None:
@@ -243,7 +261,10 @@ class Connection:
         return Nothing()
 
     def _has(self, needed: int) -> bool:
-        """Are `needed` bytes (and at least one) there from _at on, in one piece. False: until more was received."""
+        """Return whether `needed` bytes, and at least one, are there from _at on in one piece.
+
+        If not, there is nothing to do until more was received.
+        """
         have = len(self._buffer) - self._at
         if have >= needed and have:
             return True
@@ -254,7 +275,7 @@ class Connection:
             self._buffer, self._at, self._next = self._next, 0, None
             return self._has(needed)
         if isinstance(self._buffer, memoryview) or self._at:
-            # A new one: the old is the caller's, or an event's that was taken from it.
+            # A new buffer: the old one is the caller's, or belongs to an event.
             self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
         if self._next is not None:
             missing = needed - have
@@ -266,7 +287,10 @@ class Connection:
         return False
 
     def keep_unread(self) -> None:
-        """Copy what is unread, so that the bytes given may be changed before next_event() gives None."""
+        """Copy what is unread.
+
+        The bytes given may then be changed before next_event() returns None.
+        """
         if self._next is not None:
             self._buffer, self._at, self._next = (
                 bytearray(self._buffer[self._at :]) + self._next,
@@ -280,7 +304,11 @@ class Connection:
         self._buffer, self._at, self._next, self._needed = _UNREAD, 0, None, 0
 
     def _parse(self) -> Event | None:
-        """The next event, or None for bytes that give none: gone on, or _needed says what is missing."""
+        """Return the next event, or None.
+
+        With None either some bytes were taken that give no event, or _needed says how many bytes
+        are needed.
+        """
         if self._part is not None:
             return self._go_on_with_part(self._part)
         if self._state is not _OPEN:
@@ -331,7 +359,7 @@ class Connection:
         )
 
     def _read_frame(self) -> Event | None:
-        """One frame of any kind."""
+        """Take one frame of any kind."""
         if not self._has(_FRAME_HEAD.size):
             return None
         kind, channel, size = _FRAME_HEAD.unpack_from(self._buffer, self._at)
@@ -364,7 +392,7 @@ class Connection:
             return Failed(error.with_traceback(None), channel)
 
     def _read_part(self, channel: int, content: _Content, size: int) -> Event | None:
-        """A body frame that belongs where it is, from its head on."""
+        """Begin a body frame that is put in its place from its head on."""
         if not self._has(_FRAME_HEAD.size + SHOWN_BYTES):
             return None
         self._at += _FRAME_HEAD.size
@@ -374,7 +402,7 @@ class Connection:
         return self._go_on_with_part(self._part)
 
     def _go_on_with_part(self, part: _Part) -> Event | None:
-        """What there is of it goes to its place, if that is still wanted."""
+        """Put what has come of the frame in its place, if its message is still wanted."""
         if not self._has(1):
             return None
         count = min(len(self._buffer) - self._at, part.left)
@@ -404,7 +432,10 @@ class Connection:
     def _broken_frame(
         self, kind: int, payload: bytes, what: str, size: int = 0
     ) -> ConnectionException:
-        """In RabbitMQ's words, which are Erlang's. `size`: of the whole payload, when that is more."""
+        """Return an error in RabbitMQ's words, which are Erlang's.
+
+        `size` is that of the whole payload if `payload` is only its beginning.
+        """
         self._out_of_step = True
         return ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload, size)}: {what}")
 
@@ -438,10 +469,13 @@ class Connection:
             return self._received_header(channel, payload)
         return self._received_body(channel, payload)
 
-    # -- channel 0 ------------------------------------------------------------------------------------------------
+    # -- channel 0 ---------------------------------------------------------------------------------
 
     def _received_close(self, payload: bytes) -> Event | None:
-        """close or close-ok after a close; a second close of the same side is forgotten."""
+        """Take close or close-ok behind a close.
+
+        A second close of the same side is forgotten.
+        """
         method = decode_method(payload)
         if self._state is not ConnectionState.CLOSING:
             return None
@@ -476,7 +510,7 @@ class Connection:
         self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
         self.heartbeat_s = said.heartbeat
 
-    # -- channels -------------------------------------------------------------------------------------------------
+    # -- channels ----------------------------------------------------------------------------------
 
     def _channel_state(self, channel: int) -> ChannelState:
         return (
@@ -506,7 +540,7 @@ class Connection:
         if isinstance(method, commands.Channel.Open):
             self._make_room(channel)
         if following is state and name == commands.Channel.CloseOk.name:
-            return None  # it answers nothing
+            return None  # a close-ok that answers nothing
         self._channels[channel] = following
         if isinstance(method, AccessRequest):
             self.send_method(channel, AccessRequestOk())
@@ -514,10 +548,16 @@ class Connection:
         return Method(channel, method)
 
     def _make_room(self, channel: int) -> None:
-        """For the state of one more channel number. RabbitMQ counts channels, of any numbers."""
+        """Make room for the state of one more channel number.
+
+        RabbitMQ counts channels, whatever their numbers are.
+        """
         open_count = len(self._channels) - sum(map(self._channels.count, _NOT_OPEN))
         if open_count >= self.channels_max:
-            text = f"number of channels opened ({open_count}) has reached the negotiated channel_max ({self.channels_max})"
+            text = (
+                f"number of channels opened ({open_count}) has reached "
+                f"the negotiated channel_max ({self.channels_max})"
+            )
             raise ConnectionException(spec.NOT_ALLOWED, text, spec.CHANNEL, 10)
         if channel >= len(self._channels):
             self._channels += bytes(channel + 1 - len(self._channels))
@@ -538,7 +578,10 @@ class Connection:
             text = f"expected content header for class 60, got one for class {class_id} instead"
             raise ConnectionException(spec.UNEXPECTED_FRAME, text, *spec.PUBLISH)
         if body_len > self._message_bytes_max:
-            text = f"message size {body_len} is larger than configured max size {self._message_bytes_max}"
+            text = (
+                f"message size {body_len} is larger than "
+                f"configured max size {self._message_bytes_max}"
+            )
             raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
         props = payload[_CONTENT_HEAD.size :]
         properties.check(props)
@@ -553,14 +596,14 @@ class Connection:
         if content is None or len(payload) > content.left:
             if next_of_channel(state, "body") is None:
                 return None
-            assert content is not None  # there is one in the state that lets body frames pass
+            assert content is not None  # body frames pass only in the state that has one
             text = f"{len(payload) - content.left} bytes behind a body of {content.body_len}"
             raise ConnectionException(spec.FRAME_ERROR, text, *spec.PUBLISH)
         content.add(payload)
         return self._came_whole(channel, content, len(payload))
 
     def _came_whole(self, channel: int, content: _Content, size: int) -> Publishes | None:
-        """A body frame whose bytes are in their place."""
+        """Count a body frame whose bytes are in their place; return the publish it ends."""
         is_last = content.left == size
         following = next_of_channel(
             self._channel_state(channel), "last body" if is_last else "body"
@@ -573,10 +616,14 @@ class Connection:
         return self._whole(channel) if is_last else None
 
     def _keep(self, count: int) -> None:
-        """Count what is put together: many channels that each begin a large message must not fill the memory."""
+        """Count bytes of unfinished messages.
+
+        Many channels that each begin a large message must not fill the memory.
+        """
         self._content_bytes += count
         if self._content_bytes > self._content_bytes_max:
-            text = f"more than {self._content_bytes_max} bytes in unfinished messages of one connection"
+            most = self._content_bytes_max
+            text = f"more than {most} bytes in unfinished messages of one connection"
             raise ConnectionException(spec.RESOURCE_ERROR, text, *spec.PUBLISH)
 
     def _whole(self, channel: int) -> Publishes:
@@ -584,16 +631,19 @@ class Connection:
         self._content_bytes -= content.kept
         return content.whole(channel)
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def tune(self) -> None:
-        """The client is who it says: offer our limits."""
+        """Offer our limits: the client has proved who it is."""
         self.send_method(
             0, commands.Connection.Tune(self.channels_max, self.frame_bytes_max, self.heartbeat_s)
         )
 
     def send_method(self, channel: int, method: base.Frame, count: int = 1) -> None:
-        """So often. Nothing is sent on what we have closed, but close-ok."""
+        """Send a method `count` times.
+
+        On a channel or connection that we have closed, only close-ok is sent.
+        """
         if channel == 0:
             if self._state in CONNECTION_DISCARDS and not isinstance(
                 method, commands.Connection.CloseOk
@@ -611,21 +661,24 @@ class Connection:
         self._put(channel, method, count)
 
     def send_bytes(self, data: bytes) -> None:
-        """Ready-made frames."""
+        """Send ready-made frames."""
         self._out.append(data)
 
     def send_heartbeat(self) -> None:
         self._out.append(_HEARTBEAT)
 
     def data_to_send(self) -> list[bytes]:
-        """What is to be written, in order; it is forgotten here."""
+        """Return the bytes to write, in order, and forget them."""
         if not self._out:
             return []
         out, self._out = self._out, []
         return out
 
     def close_channel(self, channel: int, exc: ChannelException) -> None:
-        """channel.close. What else comes on the channel is discarded until the client's close-ok."""
+        """Send channel.close.
+
+        What else comes on the channel is discarded until the client's close-ok.
+        """
         if self._close_sent or self._channel_state(channel) in (
             ChannelState.CLOSED,
             ChannelState.CLOSED_BY_CLIENT,
@@ -637,13 +690,16 @@ class Connection:
         )
 
     def close(self, exc: ConnectionException) -> None:
-        """connection.close. What else comes is discarded until the client's close-ok."""
+        """Send connection.close.
+
+        What else comes is discarded until the client's close-ok.
+        """
         if self._close_sent or self._state in (
             ConnectionState.CLOSED,
             ConnectionState.CLOSED_BY_CLIENT,
         ):
             return
-        if self._state is ConnectionState.AWAITING_HEADER:  # it does not speak AMQP yet
+        if self._state is ConnectionState.AWAITING_HEADER:  # the client does not speak AMQP yet
             self._state = ConnectionState.CLOSED
             return
         self._state = ConnectionState.CLOSING
@@ -665,7 +721,7 @@ class Connection:
         frame = _FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END
         self._out.append(frame if count == 1 else frame * count)
 
-    # -- what it is like ------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------
 
     def channel_is_open(self, channel: int) -> bool:
         state = self._channel_state(channel)
@@ -673,18 +729,24 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Nothing more is read or to be said, but what data_to_send() still gives."""
+        """Return whether nothing more is read or said.
+
+        data_to_send() may still return bytes.
+        """
         return self._state is _CLOSED
 
 
 def _ids(payload: bytes) -> tuple[int, int]:
-    """Class and method of a method frame's payload."""
+    """Return class and method of a method frame's payload."""
     found: tuple[int, int] = _IDS.unpack_from(payload)
     return found
 
 
 def _shown(kind: int, payload: bytes, size: int = 0) -> str:
-    """A frame in RabbitMQ's words: text in quotes, other octets as numbers. `size`: as in _broken_frame."""
+    """Return a frame in RabbitMQ's words: text in quotes, other octets as numbers.
+
+    `size` is that of the whole payload if `payload` is only its beginning.
+    """
     some = "all" if max(len(payload), size) <= SHOWN_BYTES else f"first {SHOWN_BYTES}"
     begin = payload[:SHOWN_BYTES]
     if begin and all(32 <= octet < 127 for octet in begin):
@@ -695,12 +757,18 @@ def _shown(kind: int, payload: bytes, size: int = 0) -> str:
 
 
 def _with_margin(frame_bytes_max: int) -> int:
-    """Some clients count the payload alone, and RabbitMQ lets them: no frame of ours is that large."""
+    """Return the size up to which frames are taken.
+
+    Some clients count the payload alone, and RabbitMQ lets them. No frame of ours is that large.
+    """
     return frame_bytes_max + spec.FRAME_OVERHEAD_BYTES
 
 
 def _agreed(name: str, said: int, at_least: int, offered: int) -> int:
-    """The client's value, if it is within what was offered; 0 stands for no limit, which is too high."""
+    """Return the client's value, if it is within what was offered.
+
+    0 stands for no limit, which is too high.
+    """
     text = f"negotiated {name} = {said} is "
     if said and said < at_least:
         text += f"lower than the minimum allowed value ({at_least})"

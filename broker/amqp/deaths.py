@@ -1,10 +1,11 @@
-"""x-death: what a message's headers say of the queues it left without being consumed.
+"""x-death: the headers that name the queues a message left without being consumed.
 
-The rules are RabbitMQ 3.13's. x-death is an array of tables, newest first: one for each queue and reason, with a
-count. A death of a known queue and reason counts its table up and moves it to the front; the rest of the table (time,
-exchange, routing keys) stays that of the first such death. x-first-death-queue, -reason and -exchange are written once,
-x-last-death-* each time. The `expiration` property is to go, so that the copy does not expire again; the table keeps it
-as original-expiration. All other headers stay as they came, byte for byte.
+The rules are RabbitMQ 3.13's. x-death is an array of tables, newest first: one for each queue and
+reason, with a count. A death of a known queue and reason counts its table up and moves it to the
+front. The rest of the table (time, exchange, routing keys) stays that of the first such death.
+x-first-death-queue, -reason and -exchange are written once, x-last-death-* each time. The
+`expiration` property is removed, so that the copy does not expire again; the table keeps it as
+original-expiration. All other headers stay as they came, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any, Final, NamedTuple
 from shardmq.broker.amqp.methods import decode_table, skip_value
 
 REJECTED = "rejected"
-# Headers by which a message says where it goes when it dies: exchange and key.
-WISHES: Final = (b"x-dead-letter-exchange", b"x-dead-letter-routing-key")
+# Headers by which a message names exchange and routing key for its own dead letter.
+ROUTE_HEADERS: Final = (b"x-dead-letter-exchange", b"x-dead-letter-routing-key")
 NAME_BYTES_MAX = 255
 _U32 = struct.Struct(">I")
 _LONG = struct.Struct(">cq")
@@ -27,7 +28,10 @@ _LAST: Final = (b"x-last-death-exchange", b"x-last-death-queue", b"x-last-death-
 
 
 class Death(NamedTuple):
-    """Where and why, when (seconds since the epoch), and how it had been published."""
+    """A death of a message: where, why and when it died, and how it had been published.
+
+    `time_s` is in seconds since the epoch.
+    """
 
     queue: str
     reason: str
@@ -37,8 +41,12 @@ class Death(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """`headers`: of the copy, with their length before them. `deaths`: (queue, reason), newest first, this one among
-    them. `more_keys`: those of the headers CC and BCC. `shown`: `headers` without BCC."""
+    """The headers of a dead letter.
+
+    `headers` are those of the copy, with their length before them, and `shown` the same without
+    BCC. `deaths` are (queue, reason), newest first, with this death. `more_keys` are those of the
+    headers CC and BCC.
+    """
 
     headers: bytes
     deaths: list[tuple[str, str]]
@@ -46,29 +54,32 @@ class Recorded(NamedTuple):
     shown: bytes
 
 
-class Wish(NamedTuple):
-    """What a message says itself of its dead letter."""
+class RequestedRoute(NamedTuple):
+    """The exchange and the routing key that a message names for its own dead letter."""
 
     exchange: str | None
     routing_key: str | None
 
 
-NO_WISH: Final = Wish(None, None)
+NOTHING_REQUESTED: Final = RequestedRoute(None, None)
 
 
-def wish_of(inside: bytes) -> Wish:
-    """`inside`: its headers, without their length."""
+def requested_route(inside: bytes) -> RequestedRoute:
+    """Return what the headers say of the dead letter. `inside` has no length before it."""
     if b"x-dead-letter-" not in inside:
-        return NO_WISH
+        return NOTHING_REQUESTED
     pairs = _pairs(inside)
-    return Wish(*(_long_string(pairs.get(name, b"")) for name in WISHES))
+    return RequestedRoute(*(_long_string(pairs.get(name, b"")) for name in ROUTE_HEADERS))
 
 
 def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: bool) -> Recorded:
-    """`inside`: the message's headers, without their length. `without_cc`: the copy goes by another key than the
-    message came with, and its headers CC and BCC count no more."""
+    """Return the headers of a dead letter.
+
+    `inside` are the message's headers without their length. `without_cc`: the copy goes by another
+    key than the message came with, and its headers CC and BCC count no more.
+    """
     pairs = _pairs(inside)
-    for name in WISHES:
+    for name in ROUTE_HEADERS:
         pairs.pop(name, None)
     cc = _texts(pairs.get(b"CC", b""))
     table, old = _death_table(pairs.get(b"x-death", b""), death, cc, expiration)
@@ -90,8 +101,10 @@ def record(inside: bytes, expiration: str | None, death: Death, *, without_cc: b
 
 
 def is_cycle(queue: str, deaths: Iterable[tuple[str, str]]) -> bool:
-    """Whether a message with these deaths, newest first, would come back to `queue` by expiry, length and delivery
-    limits alone, without anybody having rejected it on its way round."""
+    """Return whether a message with these deaths, newest first, went round without a reject.
+
+    It would come back to `queue` by expiry, length and delivery limits alone.
+    """
     for name, reason in deaths:
         if reason == REJECTED:
             return False
@@ -103,7 +116,7 @@ def is_cycle(queue: str, deaths: Iterable[tuple[str, str]]) -> bool:
 def _death_table(
     array: bytes, death: Death, cc: list[str], expiration: str | None
 ) -> tuple[bytes, list[tuple[str, str, bytes]]]:
-    """The table of this death, and the others: (queue, reason, value as it came)."""
+    """Return the table of this death, and the others as (queue, reason, value as it came)."""
     others = _grouped(array)
     at = next(
         (
@@ -122,20 +135,24 @@ def _death_table(
     else:
         pairs = _first_time(death, cc, expiration)
     pairs = {b"count": _LONG.pack(b"l", count + 1), **pairs}
-    if array[:1] == b"A":  # RabbitMQ sorts what is not the first of all
+    if array[:1] == b"A":  # RabbitMQ sorts the table of any death but the first of all
         pairs = dict(sorted(pairs.items()))
     return b"F" + _table(pairs), others
 
 
 def _grouped(array: bytes) -> list[tuple[str, str, bytes]]:
-    """(queue, reason, value) of an x-death array. Brokers that did not count wrote a table for each death: of those of
-    one queue and reason the first stays, with their number as its count. RabbitMQ leaves one table alone as it came."""
+    """Return (queue, reason, value) of an x-death array.
+
+    Brokers that did not count wrote a table for each death. Of the tables of one queue and reason
+    the first stays, with their number as its count. RabbitMQ leaves a single table as it came.
+    """
     grouped: list[tuple[str, str, bytes]] = []
     first: dict[tuple[str, str], int] = {}
     numbers: dict[int, int] = {}
     for raw in _items(array):
         if raw[:1] != b"F":
-            # What is no table somebody has put there by hand: no round through it was all our own.
+            # A client has put there something that is no table: count it as a reject, so that no
+            # cycle is found through it.
             grouped.append(("", REJECTED, raw))
             continue
         said = decode_table(raw[1:])
@@ -172,7 +189,10 @@ def _first_time(death: Death, cc: list[str], expiration: str | None) -> dict[byt
 
 
 def _count(value: Any) -> int:
-    """A client may have written anything; 64 bits are enough for what we count."""
+    """Return a count that a client may have written, else 0.
+
+    64 bits are enough for what we count.
+    """
     return value if type(value) is int and 0 < value < 1 << 62 else 0
 
 
@@ -181,7 +201,7 @@ def _text(value: Any) -> str:
 
 
 def _long_string(raw: bytes) -> str | None:
-    """None: it is none, or can be no name."""
+    """Return a long string, or None if the value is none or can be no name."""
     if raw[:1] != b"S" or len(raw) - 5 > NAME_BYTES_MAX:
         return None
     try:
@@ -191,7 +211,7 @@ def _long_string(raw: bytes) -> str | None:
 
 
 def _texts(array: bytes) -> list[str]:
-    """Those values of an array that are long strings."""
+    """Return the values of an array that are long strings."""
     return [raw[5:].decode("utf-8", "replace") for raw in _items(array) if raw[:1] == b"S"]
 
 
@@ -211,7 +231,10 @@ def _array(values: list[bytes]) -> bytes:
 
 
 def _pairs(inside: bytes) -> dict[bytes, bytes]:
-    """A table's inside: each value with its type, by name. Of a name that is there twice the last counts."""
+    """Return each value of a table with its type, by name.
+
+    If a name is there twice, the last value counts.
+    """
     found = {}
     at = 0
     while at < len(inside):
@@ -223,7 +246,7 @@ def _pairs(inside: bytes) -> dict[bytes, bytes]:
 
 
 def _items(array: bytes) -> list[bytes]:
-    """The values of an array, each with its type; of another type: none."""
+    """Return the values of an array, each with its type; none if the value is no array."""
     if array[:1] != b"A":
         return []
     found = []

@@ -1,4 +1,4 @@
-"""What a client did wrong, with the reply code it is told."""
+"""Errors of clients, with the reply code that the client is told."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ REPLY_TEXT_BYTES_MAX = 255  # a short string
 
 
 class AmqpException(Exception):
-    """`class_id`, `method_id`: the method that failed, 0 when none did."""
+    """An error of a client.
+
+    `class_id` and `method_id` name the method that failed; they are 0 when none did.
+    """
 
     def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         super().__init__(code, text, class_id, method_id)
@@ -19,7 +22,10 @@ class AmqpException(Exception):
 
     @property
     def reply_text(self) -> str:
-        """`NAME - text`, as RabbitMQ writes it, cut (between characters) to what a short string holds."""
+        """Return `NAME - text`, as RabbitMQ writes it.
+
+        It is cut between characters to what a short string holds.
+        """
         full = f"{REPLY_NAMES.get(self.code, str(self.code))} - {self.text}"
         return full.encode("utf-8", "replace")[:REPLY_TEXT_BYTES_MAX].decode("utf-8", "ignore")
 
@@ -28,8 +34,8 @@ class AmqpException(Exception):
 
 
 class ChannelException(AmqpException):
-    """Ends the channel."""
+    """The error ends the channel."""
 
 
 class ConnectionException(AmqpException):
-    """Ends the connection."""
+    """The error ends the connection."""

@@ -1,4 +1,4 @@
-"""What the bytes of a client say, in order."""
+"""Events: what the bytes of a client say, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pamqp import base
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.amqp.spec import FRAME_OVERHEAD_BYTES
 
-# Kinds of settling.
+# Kinds of settles.
 ACK = 0
 REJECT = 1
 REQUEUE = 2
@@ -23,7 +23,7 @@ _ROW = struct.Struct("<IHHIIIIQI4BQ")
 
 @dataclass(slots=True)
 class StartOk:
-    """connection.start-ok. The caller says tune() or closes."""
+    """connection.start-ok. The caller calls tune() or closes."""
 
     mechanism: str
     response: bytes
@@ -40,7 +40,10 @@ class Open:
 
 @dataclass(slots=True)
 class Method:
-    """Any other method, but basic.publish, ack, nack and reject, and most of queue.bind."""
+    """Any other method.
+
+    basic.publish, ack, nack, reject and most of queue.bind have events of their own.
+    """
 
     channel: int
     method: base.Frame
@@ -50,10 +53,10 @@ class Method:
 class Publishes:
     """Whole publishes: `table` has a row of 48 bytes, drawn in octets.pxd, for each of them.
 
-    An event is valid until the next call of next_event(). One that is `lasting` is valid as long as it is
-    held, for nobody else has its bytes. `done` counts the messages, from the first on, that were handled;
-    those of the channels `without` were taken out of the event before the rest of it was handled.
-    `counted` says that the messages are in the counters of the front door already.
+    An event is valid until the next call of next_event(). One that is `lasting` is valid as long as
+    it is held, for nobody else has its bytes. `done` counts the messages, from the first on, that
+    were handled; those of the channels `without` were taken out of the event before the rest of it
+    was handled. `counted` says that the messages are in the counters of the front door already.
     """
 
     buffer: bytes | bytearray | memoryview
@@ -75,7 +78,8 @@ class Publishes:
 class Settles:
     """A run of ack, nack and reject of one channel: (kind, first tag, last tag, multiple).
 
-    Single settles of consecutive tags are one range; a multiple is its own range with first = last = its tag.
+    Single settles of consecutive tags are one range; a multiple is its own range with first = last
+    = its tag.
     """
 
     channel: int
@@ -84,8 +88,11 @@ class Settles:
 
 @dataclass(slots=True)
 class Binds:
-    """A run of queue.bind of one channel, none with arguments: (exchange, queue, routing key) of each. Equal names of
-    neighbours are one object. `nowait`: none of them wants an answer; else all."""
+    """A run of queue.bind of one channel without arguments.
+
+    `ends` are (exchange, queue, routing key) of each; equal names of neighbours are one object.
+    `nowait`: none of the binds wants an answer; otherwise all do.
+    """
 
     channel: int
     ends: list[tuple[str, str, str]]
@@ -94,9 +101,10 @@ class Binds:
 
 @dataclass(slots=True)
 class Failed:
-    """What is wrong at this place of the bytes; what was before it has been told before.
+    """The bytes are wrong at this place; what was before has been told before.
 
-    The exception has no traceback: its frames would hold this very event, and the connection with it.
+    The exception has no traceback: its frames would hold this very event, and the connection with
+    it.
     """
 
     exception: ChannelException | ConnectionException
@@ -105,15 +113,19 @@ class Failed:
 
 @dataclass(slots=True)
 class Nothing:
-    """Many frames without an event; there may be more. For a caller that lets others have their turn."""
+    """Many frames without an event came; there may be more.
+
+    A caller may let others have their turn.
+    """
 
 
 def copies_by_channel(
     event: Publishes, channels: AbstractSet[int], first: int = 0
 ) -> dict[int, Publishes]:
-    """Return the publishes of each of these channels, from the `first` of the event on, as events that are kept.
+    """Return the publishes of each of these channels as events that are kept.
 
-    Only their own bytes are copied. A copy of messages that were counted is counted.
+    Publishes before the `first` of the event are left out. Only their own bytes are copied. A copy
+    of messages that were counted is counted.
     """
     found: dict[int, tuple[bytearray, bytearray]] = {}
     for row in _ROW.iter_unpack(memoryview(event.table)[first * _ROW.size :]):
@@ -150,7 +162,10 @@ Event = StartOk | Open | Method | Publishes | Settles | Binds | Failed | Nothing
 
 
 def things_in(event: Event) -> int:
-    """How many a client said with it: publishes, settles (a multiple is one), binds, or one."""
+    """Return how many things a client said with an event.
+
+    Publishes, settles (a multiple is one) and binds count each; other events are one thing.
+    """
     if isinstance(event, Publishes):
         return event.count
     if isinstance(event, Settles):

@@ -1,11 +1,14 @@
-"""Control methods and field tables, bytes to values and back.
+"""Control methods and field tables, from bytes to values and back.
 
-The methods, their names, fields and types are pamqp's; reading and writing them is done here, strictly, for a server:
+The methods, their names, fields and types are pamqp's. Reading and writing them is done here,
+strictly, for a server:
 
-- pamqp reads a cut string or table as a shorter one; here it is a syntax error, as is what is left over.
+- pamqp reads a cut string or table as a shorter one; here that, and bytes that are left over, is a
+  syntax error.
 - pamqp recurses as deep as a client nests its tables; here depth has a bound.
-- pamqp refuses names it does not like (its validate()) while writing; what was declared must also be listed.
-- pamqp writes a float as 32 bits, and small integers in types older clients cannot read; here `d`, and `I` or `l`.
+- pamqp refuses some names while writing (its validate()); what was declared must also be listed.
+- pamqp writes a float as 32 bits, and small integers in types that older clients cannot read; here
+  they are `d`, and `I` or `l`.
 - pamqp has no access.request, which old clients still send.
 - pamqp fills the reserved field of channel.open-ok, on which clients that read it as empty fail.
 """
@@ -24,11 +27,14 @@ from pamqp import base, commands
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.spec import COMMAND_INVALID, FRAME_ERROR, SYNTAX_ERROR, TABLE_DEPTH_MAX
 
-Value = Any  # of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
+Value = Any  # value of a field: bool, int, float, str, bytes, None, datetime, Decimal, list, dict
 
 
 class AccessRequest(base.Frame):
-    """access.request: realms of AMQP 0-8; every client may everything it could ask for here."""
+    """access.request: realms of AMQP 0-8.
+
+    Every client may do everything that it could ask for here.
+    """
 
     __slots__ = ["active", "exclusive", "passive", "read", "realm", "write"]
     FIELDS: ClassVar[list[str]] = ["realm", "exclusive", "passive", "active", "write", "read"]
@@ -40,7 +46,7 @@ class AccessRequest(base.Frame):
 
 
 class AccessRequestOk(base.Frame):
-    """access.request-ok"""
+    """access.request-ok."""
 
     __slots__ = ["ticket"]
     frame_id: ClassVar[int] = 11
@@ -53,7 +59,10 @@ class AccessRequestOk(base.Frame):
 
 
 class ChannelOpenOk(commands.Channel.OpenOk):
-    """channel.open-ok with its reserved field empty, as RabbitMQ sends it. pamqp insists on the text "0" there."""
+    """channel.open-ok with its reserved field empty, as RabbitMQ sends it.
+
+    pamqp insists on the text "0" there.
+    """
 
     FIELDS: ClassVar[list[str]] = ["channel_id"]
 
@@ -69,7 +78,7 @@ _FIELDS: Final[dict[type[base.Frame], list[tuple[str, str]]]] = {}
 
 
 def decode_method(payload: bytes) -> base.Frame:
-    """The method of a method frame's payload."""
+    """Return the method of a method frame's payload. Raises ConnectionException."""
     if len(payload) < 4:
         raise _syntax_error("a method of fewer than 4 bytes")
     index: int = _INDEX.unpack_from(payload)[0]
@@ -85,7 +94,7 @@ def decode_method(payload: bytes) -> base.Frame:
 
 
 def encode_method(method: base.Frame) -> bytes:
-    """The payload of a method frame."""
+    """Return the payload of a method frame."""
     out = bytearray(_INDEX.pack(method.index))
     bits = count = 0
     for name, kind in _fields(type(method)):
@@ -104,7 +113,7 @@ def encode_method(method: base.Frame) -> bytes:
 
 
 def decode_table(data: bytes) -> dict[str, Value]:
-    """A field table with its length before it, and nothing behind."""
+    """Return a field table that has its length before it and nothing behind it."""
     reader = _Reader(data, 0)
     table = reader.table(0)
     if reader.at != len(data):
@@ -113,14 +122,14 @@ def decode_table(data: bytes) -> dict[str, Value]:
 
 
 def skip_value(table: bytes, at: int) -> int:
-    """Where the value that begins at `at` inside a table (with its type) ends."""
+    """Return where the value that begins at `at` inside a table, with its type, ends."""
     reader = _Reader(table, at)
     reader.value(0)
     return reader.at
 
 
 def encode_table(table: dict[str, Value]) -> bytes:
-    """With its length before it."""
+    """Return a field table with its length before it."""
     data = b"".join(_short_string(key) + _encode_value(value) for key, value in table.items())
     return _U32.pack(len(data)) + data
 
@@ -134,9 +143,8 @@ def _fields(kind: type[base.Frame]) -> list[tuple[str, str]]:
 
 
 def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
-    method = kind.__new__(
-        kind
-    )  # every field is set below: no need for defaults, and pamqp's checks are not ours
+    # Every field is set below, so defaults are not needed; and pamqp's checks are not ours.
+    method = kind.__new__(kind)
     reader = _Reader(payload, 4, FRAME_ERROR)
     bit = 8
     bits = 0
@@ -162,7 +170,10 @@ _EMPTY: Final = bytes(4)  # the length of a table without values
 
 
 class _Reader:
-    """Goes through bytes; never past their end. `code`: what it is to try, as RabbitMQ has it."""
+    """Reads values out of bytes, never past their end.
+
+    `code` is the reply code for an attempt to do so, as RabbitMQ has it.
+    """
 
     __slots__ = ("at", "code", "data")
 
@@ -199,7 +210,7 @@ class _Reader:
             raise _syntax_error("a short string that is not UTF-8") from None
 
     def long_string(self) -> str | bytes:
-        """Bytes when they are no text."""
+        """Return a long string, as bytes when it is no text."""
         data = self.take(self.number(_U32))
         try:
             return data.decode()
@@ -207,7 +218,7 @@ class _Reader:
             return data
 
     def field(self, kind: str) -> Value:
-        """A method's field."""
+        """Return a field of a method."""
         if kind == "shortstr":
             return self.short_string()
         if kind == "longstr":
@@ -235,13 +246,13 @@ class _Reader:
         return found
 
     def _inner(self, depth: int) -> _Reader:
-        # What is inside is copied at each depth: the bound on depth is also one on copying.
+        # The inner bytes are copied at each depth, so the bound on depth also bounds copying.
         if depth > TABLE_DEPTH_MAX:
             raise _syntax_error(f"tables nested more than {TABLE_DEPTH_MAX} deep")
         return _Reader(self.take(self.number(_U32)), 0)
 
     def value(self, depth: int) -> Value:
-        """A table's value: its type, then itself."""
+        """Return a value of a table, which has its type before it."""
         kind = self.take(1)
         form = _NUMBERS.get(kind)
         if form is not None:
@@ -271,7 +282,7 @@ class _Reader:
 def _timestamp(data: bytes) -> Value:
     try:
         return pamqp.decode.timestamp(data)[1]
-    except (ValueError, OverflowError, OSError):  # no year a calendar has: the number as it came
+    except (ValueError, OverflowError, OSError):  # no date in a calendar: return the number
         return _U64.unpack(data)[0]
 
 
@@ -279,7 +290,7 @@ def _syntax_error(text: str) -> ConnectionException:
     return ConnectionException(SYNTAX_ERROR, text)
 
 
-# -- out ----------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def _short_string(value: str | None) -> bytes:
@@ -295,11 +306,11 @@ def _long_string(value: str | bytes | None) -> bytes:
 
 
 def _encode_value(value: Value) -> bytes:
-    """Its type, then itself."""
+    """Return a value of a table with its type before it."""
     match value:
         case bool():
             return b"t\x01" if value else b"t\x00"
-        case int() if value >= 1 << 63:  # a timestamp no calendar has
+        case int() if value >= 1 << 63:  # a timestamp that is no date
             return b"T" + _U64.pack(value)
         case int():
             return (
@@ -334,7 +345,7 @@ _I64 = struct.Struct(">q")
 _F64 = struct.Struct(">d")
 _DECIMALS = Context(prec=20)
 
-# As RabbitMQ reads them: s is signed, l and L are 64 bits.
+# Types as RabbitMQ reads them: s is signed, l and L have 64 bits.
 _NUMBERS: Final = {
     b"b": struct.Struct(">b"),
     b"B": _U8,

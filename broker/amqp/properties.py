@@ -1,7 +1,6 @@
-"""The properties of a message: read by name, and one header taken out; else they stay the bytes they came as.
+"""The properties of a message: read by name, and single headers changed in stored messages.
 
-flags word: bit 15 content_type ... bit 2 cluster_id; bits 1 and 0 unused (0 would announce a second word)
-property list: the properties whose bits are set, from bit 15 down
+Otherwise properties stay the bytes they came as (drawn in shardd/content.pxd).
 """
 
 from __future__ import annotations
@@ -42,7 +41,10 @@ _COUNT_NAME = b"\x10x-delivery-count"
 
 
 class Properties:
-    """What a message says of itself; None: not said. A short string that is no UTF-8 has its bad bytes replaced."""
+    """What a message says of itself; None for what it does not say.
+
+    A short string that is no UTF-8 has its bad bytes replaced.
+    """
 
     __slots__ = tuple(name for name, _ in PROPERTIES)
 
@@ -67,7 +69,7 @@ class Properties:
 
 
 def read(props: bytes) -> Properties:
-    """All properties. Raises ConnectionException (502) when they are broken."""
+    """Return all properties. Raises ConnectionException (502) when they are broken."""
     found = Properties()
     for name, kind, start, end in _fields(props):
         data = props[start:end]
@@ -81,12 +83,18 @@ def read(props: bytes) -> Properties:
 
 
 def check(props: bytes) -> None:
-    """Raise ConnectionException (502) when the property list is broken; tables are not looked into."""
+    """Raise ConnectionException (502) when the property list is broken.
+
+    Tables are not looked into.
+    """
     _fields(props)
 
 
 def without_header(message: bytes, name: str) -> bytes:
-    """The stored message without one header; everything else stays as it was, byte for byte."""
+    """Return the stored message without one header.
+
+    Everything else stays as it was, byte for byte.
+    """
     exchange, key, props, body = read_stored(message)
     headers = next(
         ((start, end) for field, _, start, end in _fields(props) if field == "headers"), None
@@ -100,7 +108,7 @@ def without_header(message: bytes, name: str) -> bytes:
 
 
 def without_header_in_each(blob: bytes | memoryview, count: int, name: str) -> bytes | memoryview:
-    """`count` stored messages back to back, each without one header."""
+    """Return `count` stored messages back to back, each without one header."""
     said = bytes([len(name)]) + name.encode()
     if said not in bytes(blob):
         return blob
@@ -113,7 +121,10 @@ def without_header_in_each(blob: bytes | memoryview, count: int, name: str) -> b
 
 
 def with_reply_to(message: bytes, name: str) -> bytes:
-    """The stored message with this in place of the reply_to it has; everything else stays as it was, byte for byte."""
+    """Return the stored message with another reply_to.
+
+    It has had one. Everything else stays as it was, byte for byte.
+    """
     exchange, key, props, body = read_stored(message)
     start, end = next(
         (start, end) for field, _, start, end in _fields(props) if field == "reply_to"
@@ -123,7 +134,7 @@ def with_reply_to(message: bytes, name: str) -> bytes:
 
 
 def stored_with(exchange: bytes, key: bytes, headers: dict[str, Any], body: bytes) -> bytes:
-    """A stored message that has these headers and no other property."""
+    """Return a stored message that has these headers and no other property."""
     return _stored(
         exchange, key, with_headers(_U16.pack(0), encode_table(headers)[_U32.size :]), body
     )
@@ -135,7 +146,10 @@ def _stored(exchange: bytes, key: bytes, props: bytes, body: bytes) -> bytes:
 
 
 def with_delivery_count(blob: bytes | memoryview, count: int, times: int) -> bytes:
-    """`count` stored messages back to back, each with the header x-delivery-count: how often it came back."""
+    """Return `count` stored messages back to back, each with the header x-delivery-count.
+
+    The header says how often the message came back.
+    """
     parts: list[bytes] = []
     known: dict[bytes, bytes] = {}
     said = _COUNT_NAME + _COUNT.pack(b"l", times)
@@ -150,7 +164,10 @@ def with_delivery_count(blob: bytes | memoryview, count: int, times: int) -> byt
 
 
 def with_offsets(blob: bytes | memoryview, offsets: bytes | memoryview, name: bytes) -> bytes:
-    """Stored messages back to back, each with the header `name`: its number of `offsets` (u64, little endian)."""
+    """Return stored messages back to back, each with a header that has its offset.
+
+    `offsets` are u64, little endian, one for each message.
+    """
     found = numbered(blob, offsets, name)
     if found is not None:
         return found
@@ -162,14 +179,17 @@ def with_offsets(blob: bytes | memoryview, offsets: bytes | memoryview, name: by
 
 
 def headers_inside(props: bytes) -> bytes:
-    """The headers' pairs, without the length before them."""
+    """Return the entries of the headers without the length before them."""
     return next(
         (props[start + 4 : end] for name, _, start, end in _fields(props) if name == "headers"), b""
     )
 
 
 def with_headers(props: bytes, inside: bytes) -> bytes:
-    """With these pairs as headers; the other properties stay as they were, byte for byte."""
+    """Return the properties with these entries as headers.
+
+    The other properties stay as they were, byte for byte.
+    """
     parts = {name: props[start:end] for name, _, start, end in _fields(props)}
     parts["headers"] = _U32.pack(len(inside)) + inside
     flags = 0
@@ -182,7 +202,7 @@ def with_headers(props: bytes, inside: bytes) -> bytes:
 
 
 def _without_key(table: bytes, unwanted: bytes) -> bytes:
-    """A table's inside without the pairs of one key."""
+    """Return the entries of a table without those of one key."""
     kept = bytearray()
     at = 0
     while at < len(table):

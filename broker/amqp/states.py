@@ -1,7 +1,7 @@
-"""The order a client must keep, as tables: of a connection, and of each of its channels.
+"""The order that a client must keep, as tables: for a connection and for each of its channels.
 
-What is not in a table is out of order, unless its state is among those that discard: what a client sent before it heard
-that we closed is read and forgotten.
+What is not in a table is out of order, unless the state is among those that discard: what a client
+sent before it heard of our close is read and forgotten.
 """
 
 from __future__ import annotations
@@ -68,12 +68,10 @@ CONNECTION_DISCARDS: Final = frozenset(
 # Next state of a channel by what the client said on it. "method": any but those named.
 CHANNEL_RECEIVED: Final = {
     (ChannelState.CLOSED, "Channel.Open"): ChannelState.OPEN,
-    (
-        ChannelState.CLOSED,
-        "Channel.CloseOk",
-    ): ChannelState.CLOSED,  # both sides closed, and it was answered already
+    # Both sides closed, and the client's close was answered already.
+    (ChannelState.CLOSED, "Channel.CloseOk"): ChannelState.CLOSED,
     (ChannelState.OPEN, "Channel.Close"): ChannelState.CLOSED_BY_CLIENT,
-    (ChannelState.OPEN, "Channel.CloseOk"): ChannelState.OPEN,  # answers nothing: forgotten
+    (ChannelState.OPEN, "Channel.CloseOk"): ChannelState.OPEN,  # answers nothing
     (ChannelState.OPEN, "Basic.Publish"): ChannelState.AWAITING_CONTENT_HEADER,
     (ChannelState.OPEN, "method"): ChannelState.OPEN,
     (ChannelState.AWAITING_CONTENT_HEADER, "header"): ChannelState.AWAITING_BODY,
@@ -91,9 +89,9 @@ CHANNEL_DISCARDS: Final = frozenset({ChannelState.CLOSING, ChannelState.CLOSED_B
 def next_of_connection(
     state: ConnectionState, arrived: str, ids: tuple[int, int] = (0, 0)
 ) -> ConnectionState:
-    """After `arrived` (a method's name) on channel 0; ConnectionException when it is not its time.
+    """Return the state after `arrived` (a method's name) on channel 0.
 
-    `ids`: class and method of what arrived.
+    `ids` are class and method of what arrived. Raises ConnectionException when it is out of order.
     """
     try:
         return CONNECTION_RECEIVED[state, arrived]
@@ -105,9 +103,10 @@ def next_of_connection(
 def next_of_channel(
     state: ChannelState, arrived: str, ids: tuple[int, int] = (0, 0)
 ) -> ChannelState | None:
-    """After `arrived` on a channel: None to discard it; ConnectionException when it is not its time.
+    """Return the state after `arrived` on a channel, or None to discard it.
 
-    `ids`: class and method of what arrived, if it is a method.
+    `ids` are class and method of what arrived, if it is a method. Raises ConnectionException when
+    it is out of order.
     """
     following = CHANNEL_RECEIVED.get((state, arrived))
     if following is not None or state in CHANNEL_DISCARDS:

@@ -1,8 +1,8 @@
-"""Who a client is, and whether it may enter: connection.start-ok and connection.open.
+"""Who a client is and whether it may enter: connection.start-ok and connection.open.
 
-Pure decisions over the catalog; the caller keeps the handshake's clock, sends what is decided and closes. A refused
-login says nothing to the client about why (a wrong password and an unknown user look the same); the reason is for the
-log.
+Everything here decides by the catalog. The caller keeps the time of the handshake, sends what is
+decided and closes. A refused login does not tell the client why: a wrong password and an unknown
+user look the same. The reason is for the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardmq.broker.shared.failures import UNSEEN
 from shardmq.broker.shared.logins import MECHANISMS, is_loopback
 
 EXTERNAL = "EXTERNAL"
-RESPONSE_BYTES_MAX = 4096  # of start-ok: nobody has proved anything yet
+RESPONSE_BYTES_MAX = 4096  # of start-ok, from a client that has proved nothing yet
 
 SYNTAX_ERROR = 502
 COMMAND_INVALID = 503
@@ -48,17 +48,21 @@ CAPABILITIES = (
 
 
 class TlsPeer(NamedTuple):
-    """What the TLS handshake told of a client. `name`: whom its certificate names, "" if nobody."""
+    """What the TLS handshake told of a client.
+
+    `name` is the user that the certificate names, or "". `has_certificate` says that a certificate
+    was shown and verified.
+    """
 
     version: str
     cipher: str
     name: str = ""
-    has_certificate: bool = False  # verified
+    has_certificate: bool = False
     subject: str = ""
     issuer: str = ""
 
     def shown(self) -> dict[str, str]:
-        """For listings."""
+        """Return the fields for listings."""
         return {
             "tls_version": self.version,
             "tls_cipher": self.cipher,
@@ -68,7 +72,10 @@ class TlsPeer(NamedTuple):
 
 
 def mechanisms(tls: TlsPeer | None) -> bytes:
-    """What connection.start offers. EXTERNAL only to those who have shown a certificate."""
+    """Return the mechanisms that connection.start offers.
+
+    EXTERNAL is offered only to clients that have shown a certificate.
+    """
     return MECHANISMS + b" EXTERNAL" if tls is not None and tls.has_certificate else MECHANISMS
 
 
@@ -78,12 +85,15 @@ class Credentials(NamedTuple):
 
 
 class LoginRefused(Exception):
-    """`tell`: send `answer` before closing; else the client expects nothing but the end of the stream."""
+    """A login is refused.
+
+    `tell`: send `answer` before closing. Otherwise the client expects the end of the stream and
+    nothing else. `said`: the log has been told of logins like this one.
+    """
 
     def __init__(
         self, reason: str, answer: ConnectionException, tell: bool, said: bool = False
     ) -> None:
-        """`said`: the log has been told of logins like this one."""
         super().__init__(reason)
         self.reason = reason
         self.answer = answer
@@ -92,10 +102,10 @@ class LoginRefused(Exception):
 
 
 def server_properties(cluster_name: str) -> dict[str, Any]:
-    """What connection.start says of us.
+    """Return what connection.start says of the broker.
 
-    Product and version are those of the RabbitMQ whose behaviour is kept to: client libraries decide by them what
-    qos(global) means (kombu) and which methods they may use.
+    Product and version are those of the RabbitMQ whose behaviour the broker keeps to. Client
+    libraries decide by them what qos(global) means (kombu) and which methods they may use.
     """
     return {
         "capabilities": dict.fromkeys(CAPABILITIES, True),
@@ -128,10 +138,13 @@ def authenticate(
     tls: TlsPeer | None = None,
     relayed: bool = False,
 ) -> str:
-    """The user's name, or LoginRefused; ConnectionException when the response is no credentials at all.
+    """Return the user's name.
 
-    `verdict`: of user and password, "" or why not; what it raises goes through (logins.TakesLong). `relayed`: a load
-    balancer says that the client is at `peer_host`; that makes nobody a client on this host.
+    `verdict(user, password)` returns "" or why the login is refused; what it raises goes through
+    (logins.TakesLong). `relayed`: a load balancer says that the client is at `peer_host`, which
+    does not make it a client on this host.
+
+    Raises LoginRefused, or ConnectionException when the response contains no credentials at all.
     """
     if mechanism == EXTERNAL and tls is not None and tls.has_certificate:
         user = tls.name
@@ -155,7 +168,10 @@ def authenticate(
 def _refused(
     reason: str, mechanism: str, client_properties: dict[str, Any], *, said: bool = False
 ) -> LoginRefused:
-    text = f"Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
+    text = (
+        f"Login was refused using authentication mechanism {mechanism}. "
+        "For details see the broker logfile."
+    )
     capabilities = client_properties.get("capabilities")
     tell = (
         isinstance(capabilities, dict) and capabilities.get("authentication_failure_close") is True
@@ -164,7 +180,7 @@ def _refused(
 
 
 def read_credentials(mechanism: str, response: bytes) -> Credentials:
-    """What start-ok's response says, in the mechanism's own form."""
+    """Return user and password as the mechanism writes them in the response of start-ok."""
     if mechanism.encode() not in MECHANISMS.split():
         text = f"unknown authentication mechanism '{mechanism}'"
         raise ConnectionException(COMMAND_INVALID, text, CONNECTION, START_OK)
@@ -182,13 +198,16 @@ def _malformed(mechanism: str) -> ConnectionException:
 
 
 def _read_plain(response: bytes) -> Credentials:
-    """RFC 4616: identity NUL user NUL password. The identity to act as is ignored, as every broker does."""
+    """Read RFC 4616: identity NUL user NUL password.
+
+    The identity to act as is ignored, as every broker does.
+    """
     _identity, user, password = response.split(b"\0")
     return Credentials(user.decode(), password.decode())
 
 
 def _read_amqplain(response: bytes) -> Credentials:
-    """A field table without its length in front: the response's own length says it."""
+    """Read a field table without the length before it, which is the response's own length."""
     fields = decode_table(struct.pack(">I", len(response)) + response)
     user, password = fields.get("LOGIN"), fields.get("PASSWORD")
     if not isinstance(user, str) or not isinstance(password, str):
@@ -199,10 +218,11 @@ def _read_amqplain(response: bytes) -> Credentials:
 def check_open(
     catalog: Catalog, user: str, vhost: str, connected: int = 0, connections_max: int = 0
 ) -> None:
-    """May this user open this vhost? ConnectionException 530 with the reason if not.
+    """Raise ConnectionException 530 with the reason if the user may not open this vhost.
 
-    `connected`: open connections of this front door, the new one not among them. The limits of vhosts and users count
-    all front doors: the controller is asked (checks.check_connection_limits).
+    `connected` is the number of open connections of this front door without the new one. The limits
+    of vhosts and users count all front doors: the controller is asked
+    (checks.check_connection_limits).
     """
     if catalog.vhost(vhost) is None:
         raise not_allowed(f"vhost {vhost} not found")
@@ -215,7 +235,7 @@ def check_open(
 
 
 def has_limits(catalog: Catalog, user: str, vhost: str) -> bool:
-    """Of connections, in what exists."""
+    """Return whether the vhost or the user has a limit of connections."""
     limits = (
         catalog.vhost_limit(vhost, MAX_CONNECTIONS),
         catalog.user_limit(user, MAX_CONNECTIONS),

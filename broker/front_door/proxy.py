@@ -1,17 +1,20 @@
-"""The PROXY protocol, versions 1 and 2: whose connection a load balancer passes on, said in front of its bytes.
+"""The PROXY protocol, versions 1 and 2: a load balancer says whose connection it passes on.
 
-`scan` decides; `Greeting` reads a header off a socket that has just come, never a byte more, and hands the socket on.
-Only addresses that the settings name are asked at all: from others such a header would be a claim of anybody. What does
-not begin with a header is a connection of the balancer's own, such as a health check.
+`scan` reads a header. `Greeting` takes a header off a socket that has just come, never a byte more,
+and hands the socket on. Only connections from addresses that the settings name may begin with a
+header: from others anybody could claim anything. A connection from there that does not begin with a
+header is the balancer's own, such as a health check.
 
-Who comes through a balancer is never taken for a client on this host, whatever address the header names, or if it names
-none: users that may log in from this host only are not let in, as with RabbitMQ behind the PROXY protocol.
+A client that comes through a balancer is never taken for a client on this host, whatever address
+the header names, or if it names none. Users that may log in from this host only are not let in, as
+with RabbitMQ behind the PROXY protocol.
 
 Format: https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2:
 
-    v1  "PROXY TCP4 192.0.2.1 198.51.100.7 56324 5672\\r\\n", or "PROXY UNKNOWN ...\\r\\n"; at most 107 bytes
-    v2  12 bytes of signature, u8 version 2 and command, u8 family and transport, u16 length, then that many bytes:
-        source and destination address, source and destination port, TLVs
+    v1  "PROXY TCP4 192.0.2.1 198.51.100.7 56324 5672\\r\\n", or "PROXY UNKNOWN ...\\r\\n";
+        at most 107 bytes
+    v2  12 bytes of signature, u8 version 2 and command, u8 family and transport, u16 length, then
+        that many bytes: source and destination address, source and destination port, TLVs
 """
 
 from __future__ import annotations
@@ -28,9 +31,8 @@ SIGNATURE_1 = b"PROXY "
 SIGNATURE_2 = b"\r\n\r\n\x00\r\nQUIT\n"
 LINE_BYTES_MAX = 107
 HEAD_2 = struct.Struct("!12sBBH")
-BODY_2_BYTES_MAX = (
-    4096  # addresses and TLVs; a balancer's with a certificate's names are some hundreds
-)
+# Addresses and TLVs. A balancer that passes on names of a certificate sends some hundred bytes.
+BODY_2_BYTES_MAX = 4096
 LOCAL, PROXY = 0x20, 0x21
 TCP4, TCP6 = 0x11, 0x21
 READ_BYTES = HEAD_2.size + BODY_2_BYTES_MAX
@@ -41,11 +43,14 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ProxyError(Exception):
-    """Begins like a header, and is none."""
+    """The bytes begin like a header but are none."""
 
 
 class Peer(NamedTuple):
-    """The address and port of a client. `relayed`: the connection is a balancer's, which passes the client on."""
+    """The address and port of a client.
+
+    `relayed`: the connection is a balancer's, which passes the client on.
+    """
 
     host: str
     port: int
@@ -53,9 +58,10 @@ class Peer(NamedTuple):
 
 
 class Header(NamedTuple):
-    """`peer`: the client's address and port, None when the balancer speaks for itself or does not know.
+    """A header at the front of a connection, or the lack of one (`length` 0).
 
-    `relayed`: the balancer passes somebody on, known or not.
+    `peer` is the client's address and port, or None when the balancer speaks for itself or does not
+    know. `relayed`: the balancer passes a client on, known or not.
     """
 
     length: int
@@ -64,7 +70,10 @@ class Header(NamedTuple):
 
 
 def scan(data: bytes) -> Header | None:
-    """The header at the front of `data`, of length 0 when there is none; None when more bytes are wanted."""
+    """Return the header at the front of `data`, or None when more bytes are needed.
+
+    Without a header the result has length 0. Raises ProxyError.
+    """
     for signature, read in ((SIGNATURE_1, _scan_1), (SIGNATURE_2, _scan_2)):
         if data[: len(signature)] == signature[: len(data)]:
             return read(data) if len(data) >= len(signature) else None
@@ -120,7 +129,10 @@ def _scan_2(data: bytes) -> Header | None:
 
 
 class Balancers:
-    """The networks whose connections may begin with a header. Raises ValueError naming the one that is none."""
+    """The networks whose connections may begin with a header.
+
+    Raises ValueError that names a text which is no network.
+    """
 
     def __init__(self, networks: Iterable[str]) -> None:
         self._networks: list[Network] = [ipaddress.ip_network(text) for text in networks]
@@ -137,8 +149,12 @@ class Balancers:
 
 
 class Greeting:
-    """One connection of a balancer whose header is still to come: `entered` with the socket and the peer it names,
-    `left` when it is not to be. It goes on non-blocking, all bytes behind the header unread."""
+    """A connection of a balancer whose header is still to come.
+
+    `entered(self)` is called with the socket and the peer that the header names, `left(self)` when
+    the connection is of no use. The socket stays non-blocking; all bytes behind the header are
+    unread.
+    """
 
     def __init__(
         self,
@@ -171,7 +187,7 @@ class Greeting:
             if not seen:
                 raise ProxyError("the connection ended before its header")
             header = scan(self._data + seen)
-            # What is part of the header is taken off, so that the socket is readable again only when there is more.
+            # The header's bytes are taken off: the socket is readable again only if more come.
             wanted = len(seen) if header is None else header.length - len(self._data)
             if wanted:
                 self._data += self.sock.recv(wanted)

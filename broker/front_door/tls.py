@@ -1,10 +1,12 @@
-"""TLS between a client and a non-blocking socket, in the shape of a socket, so that nothing above asks which it is.
+"""TLS between a client and a non-blocking socket, with the methods of a socket.
 
-`TlsSocket` has those methods of a socket that the front door uses, with their meaning: bytes as far as there are any,
-BlockingIOError when none can go, OSError when the connection is of no use any more. `Handshake` comes before: only
-who has ended it in time becomes a client. No decrypted bytes are left inside after a read, so the readiness of the
-descriptor is that of the stream; none that were taken to be sent are forgotten, so `send` says how many only when the
-kernel has all of their ciphertext.
+`TlsSocket` has the methods of a socket that the front door uses, with the same meaning: bytes as
+far as there are any, BlockingIOError when none can go, OSError when the connection is of no use any
+more. `Handshake` comes before: only a client that has ended it in time is let in.
+
+No decrypted bytes are left inside after a read, so the descriptor is readable exactly if the stream
+is. `send` counts bytes only when the kernel has all of their ciphertext, so no bytes that were
+taken to be sent are forgotten.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Any, cast
 
 from shardmq.broker.front_door.proxy import Peer
 
-# Plaintext that is encrypted at one go; its ciphertext is kept until the kernel took it.
+# Plaintext that is encrypted at one go. Its ciphertext is kept until the kernel has taken it.
 WRITE_BYTES_MAX = 128 << 10
 # A record on the wire: 16 KiB, and what TLS 1.2 may put around it.
 RECORD_BYTES_MAX = (16 << 10) + 2048 + 5
-# What we may owe a client without having been asked to send: answers to its alerts and new keys.
+# Answers to a client's alerts and new keys that may wait for the client to read them.
 ANSWERS_BYTES_MAX = 64 << 10
 HANDSHAKE_READ_BYTES = 16 << 10
 
@@ -30,16 +32,18 @@ log = logging.getLogger("shardmq.broker.front_door.tls")
 
 
 class TlsSocket:
-    """The server's side of one TLS connection. `sock`: connected, non-blocking; it is closed with this."""
+    """The server's side of one TLS connection.
+
+    `sock` is connected and non-blocking. It is closed with this object.
+    """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._sock = sock
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._sealed = memoryview(b"")  # ciphertext on its way to the kernel
-        self._owed = (
-            0  # plaintext bytes whose ciphertext it is: told to the caller when all of it is gone
-        )
+        # Bytes of plaintext in it. The caller is told of them when all of it is gone.
+        self._owed = 0
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -47,10 +51,13 @@ class TlsSocket:
     def getsockname(self) -> Any:
         return self._sock.getsockname()
 
-    # -- handshake -----------------------------------------------------------------------------------------------
+    # -- handshake ---------------------------------------------------------------------------------
 
     def shake_hands(self) -> bool:
-        """One step, with what has arrived; whether it is done. OSError when it failed."""
+        """Go on with the handshake as far as bytes have arrived; return whether it is done.
+
+        Raises OSError when the handshake has failed.
+        """
         try:
             data = self._sock.recv(HANDSHAKE_READ_BYTES)
             if not data:
@@ -65,7 +72,7 @@ class TlsSocket:
         return True
 
     def flush(self) -> bool:
-        """Whether all ciphertext is with the kernel."""
+        """Send ciphertext; return whether the kernel has all of it."""
         while self._sealed or self._out.pending:
             if not self._sealed:
                 self._sealed = memoryview(self._out.read())
@@ -76,7 +83,7 @@ class TlsSocket:
         return True
 
     def certificate(self) -> dict[str, Any]:
-        """The client's, once verified; empty without one."""
+        """Return the client's certificate once it is verified; empty without one."""
         return self._tls.getpeercert() or {}
 
     def version(self) -> str:
@@ -86,20 +93,23 @@ class TlsSocket:
         found = self._tls.cipher()
         return found[0] if found else ""
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Decrypted bytes, all there are; 0 at the end of the stream. `buffer`: some times RECORD_BYTES_MAX."""
+        """Decrypt all bytes there are into the buffer; return their number.
+
+        0 is the end of the stream. `buffer` holds several times RECORD_BYTES_MAX.
+        """
         try:
-            # Room for the rest of a record that began in an earlier read. The ciphertext lies in the buffer only
-            # until it is handed over.
+            # Leaves room for the rest of a record that began in an earlier read. The ciphertext
+            # lies in the buffer only until it is handed over.
             count = self._sock.recv_into(buffer[: len(buffer) - RECORD_BYTES_MAX])
             if count:
                 self._in.write(buffer[:count])
             else:
                 self._in.write_eof()
         except (BlockingIOError, InterruptedError):
-            pass  # what came with the last of the handshake may be there
+            pass  # bytes that came with the end of the handshake may be there
         try:
             return self._decrypt(buffer)
         finally:
@@ -116,31 +126,37 @@ class TlsSocket:
             if not at:
                 raise BlockingIOError from None
         except ssl.SSLEOFError:
-            pass  # gone without a close_notify: AMQP has its own farewell
+            pass  # gone without a close_notify: AMQP has its own close
         return at
 
     def _answer(self) -> None:
-        """What TLS itself has to say to what was read; the rest of it goes with the next bytes that are sent."""
+        """Send what TLS itself answers to the bytes that were read.
+
+        What the kernel does not take now goes with the next bytes that are sent.
+        """
         if self._out.pending:
             try:
                 self.flush()
-            except OSError:  # left already: what it said before is worth reading all the same
+            except OSError:  # the client has left: what it said before is still read
                 return
             if self._out.pending > ANSWERS_BYTES_MAX:
                 raise ConnectionResetError("takes none of TLS's own answers")
 
     def recv(self, count: int) -> bytes:
-        """Bytes as they came, for whoever only waits for the end of the stream."""
+        """Return bytes as they came, for a caller that only waits for the end of the stream."""
         return self._sock.recv(count)
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def send(self, data: bytes | memoryview) -> int:
-        """As a socket's; to be called again with the same bytes after BlockingIOError."""
+        """Send as a socket does.
+
+        After BlockingIOError the caller calls again with the same bytes.
+        """
         return self._owe(0) or self._owe(self._seal(memoryview(data)[:WRITE_BYTES_MAX]))
 
     def sendmsg(self, chunks: Iterable[bytes | memoryview]) -> int:
-        """As a socket's. Small chunks share a record."""
+        """Send as a socket does. Small chunks share a record."""
         if done := self._owe(0):
             return done
         together, size = list[bytes | memoryview](), 0
@@ -158,14 +174,17 @@ class TlsSocket:
         return at
 
     def _owe(self, count: int) -> int:
-        """What is said to be sent, `count` more, when the kernel has it; else BlockingIOError."""
+        """Return how many bytes are sent, `count` more than before, once the kernel has them.
+
+        Raises BlockingIOError until then.
+        """
         self._owed += count
         if not self.flush():
             raise BlockingIOError
         done, self._owed = self._owed, 0
         return done
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def shutdown(self, how: int) -> None:
         self._say_goodbye()
@@ -176,10 +195,10 @@ class TlsSocket:
         self._sock.close()
 
     def _say_goodbye(self) -> None:
-        """close_notify, as far as it goes; once is enough for OpenSSL too."""
+        """Send close_notify as far as possible; OpenSSL sends it once."""
         try:
             self._tls.unwrap()
-        except (OSError, ValueError):  # wants to read the other's, or there never was a session
+        except (OSError, ValueError):  # waits for the client's, or there never was a session
             pass
         try:
             self.flush()
@@ -188,7 +207,10 @@ class TlsSocket:
 
 
 class Handshake:
-    """One client that is not yet let in: `entered` when it is, `left` when it is not to be."""
+    """A client that is not let in yet.
+
+    `entered(self)` is called when the handshake is done, `left(self)` when it has failed.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Exchanges that keep a message until it is due: which ones, for how long, and where it waits meanwhile.
+"""Exchanges that keep a message until it is due: which ones, for how long, and where it waits.
 
-Such an exchange is of type x-delayed-message (with the type it then routes by in `x-delayed-type`), or of any type with
-the argument `x-delayed-exchange` true, or a policy's `delayed-message`. A message says by its header `x-delay` how many
-ms it is to wait; it waits in a queue of the exchange that nobody sees, on a shard, and is then routed as if it had
-been published without delay. Pure.
+Such an exchange is of type x-delayed-message (with the type it then routes by in `x-delayed-type`),
+or of any type with the argument `x-delayed-exchange` true or a policy's `delayed-message`. The
+header `x-delay` of a message says how many ms the message is to wait. It waits in a queue of the
+exchange that nobody sees, on a shard, and is then routed as if it had been published without delay.
+Pure.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ TYPE_ARGUMENT: Final = "x-delayed-type"
 FLAG_ARGUMENT: Final = "x-delayed-exchange"
 POLICY_KEY: Final = "delayed-message"
 HEADER: Final = "x-delay"
-# A time, ms since the epoch: shards keep 64 bits of it.
+# The highest time, ms since the epoch: shards keep 64 bits of it.
 DUE_MAX: Final = (1 << 64) - 1
-# Priority of the record of one that waits: none, so that there is room for the time. Its properties have its own.
+# Priority of the record of a message that waits: none, so that there is room for the time. The
+# properties of the message still have its own priority.
 NO_PRIORITY: Final = 255
-# What `delay_of` says of a delay that is none.
+# `delay_of` returns this for a delay that is no number.
 NO_DELAY_AT_ALL: Final = -1
 
 
 def inner_type(type: str, arguments: Arguments) -> str:
-    """By which it routes what is due."""
+    """Return the type by which the exchange routes what is due."""
     return str(arguments.get(TYPE_ARGUMENT, "")) if type == DELAYED_TYPE else type
 
 
 def is_delayed(type: str, arguments: Arguments) -> bool:
-    """`arguments`: the effective ones."""
+    """Return whether an exchange with these effective arguments delays messages."""
     return type == DELAYED_TYPE or arguments.get(FLAG_ARGUMENT) is True
 
 
 def queue_name(exchange: str) -> str:
-    """Where its messages wait."""
+    """Return the name of the queue where the messages of an exchange wait."""
     return hidden.queue_name(hidden.DELAYED, exchange)
 
 
@@ -48,8 +50,11 @@ def is_delay_queue(name: str) -> bool:
 
 
 def delay_of(headers: Mapping[str, Any]) -> int:
-    """Ms to wait: 0 for one that is not to wait, as RabbitMQ's plugin for negative ones; NO_DELAY_AT_ALL for what is
-    no number. Numbers may be written as text, or with a fraction."""
+    """Return how many ms a message is to wait.
+
+    The result is 0 for a message that is not to wait, as for negative delays in RabbitMQ's plugin,
+    and NO_DELAY_AT_ALL for what is no number. Numbers may be written as text or with a fraction.
+    """
     said = headers.get(HEADER, 0)
     if isinstance(said, str):
         text = said[1:] if said[:1] in ("-", "+") else said
@@ -62,12 +67,15 @@ def delay_of(headers: Mapping[str, Any]) -> int:
 
 
 def is_possible(delay_ms: int, now_ms: int) -> bool:
-    """Whether there is such a time."""
+    """Return whether the time when the message is due can be stored."""
     return 0 <= delay_ms <= DUE_MAX - now_ms
 
 
 class Delayed:
-    """What is to wait goes to the queue where it waits, all else as the inner matcher says."""
+    """Sends a message that is to wait to the queue where it waits.
+
+    All other messages go as the inner matcher says.
+    """
 
     by_key = False
 
@@ -89,7 +97,10 @@ class Delayed:
 
 
 def delayed_fault(type: str, arguments: Arguments, types: Collection[str]) -> str | None:
-    """Why there can be no such exchange: text of an error 406. `types`: all there are."""
+    """Return why there can be no such exchange, as text of an error 406, or None.
+
+    `types` are all exchange types there are.
+    """
     if type != DELAYED_TYPE:
         said = arguments.get(FLAG_ARGUMENT)
         if said is None or isinstance(said, bool):

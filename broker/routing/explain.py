@@ -1,6 +1,7 @@
-"""Why a message goes where it goes: each exchange on its way and what that does with it. Pure.
+"""Why a message goes where it goes: the exchanges on its way and what each does with it.
 
-Told by the one function that routes. What chance decides is told as all that may be.
+The function that routes tells the steps. Where chance decides, all possible destinations are told.
+Pure.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from shardmq.broker.routing.table import RoutingTable
 
 
 class Hash(NamedTuple):
-    """What a hash exchange looked at. `hashed`: the bytes; `among`: destinations it chose one of."""
+    """What an exchange hashed.
+
+    `by` is "routing key", "header NAME" or "property NAME", `hashed` the bytes, and `among` the
+    number of destinations that it chose one of.
+    """
 
     algorithm: str
-    by: str  # "routing key", "header NAME", "property NAME"
+    by: str
     hashed: bytes
     hash: int
     among: int
 
 
 class Hop(NamedTuple):
-    """One exchange. `destinations`: of one that decides by chance all that may be; `alternate`: where the message went
-    because none matched."""
+    """A message at one exchange.
+
+    `destinations` are all possible ones if the exchange decides by chance. `alternate` is where the
+    message went because no binding matched.
+    """
 
     exchange: str
     type: str
@@ -37,7 +45,7 @@ class Hop(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A destination of a hash exchange, and which part of all messages it is to expect."""
+    """A destination of a hash exchange, and the part of all messages that it is to expect."""
 
     target: Target
     weight: int
@@ -45,14 +53,17 @@ class Share(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """`queues`: where the message goes; with chance on its way, one of the possible outcomes."""
+    """The way of a message.
+
+    `queues` are where the message goes. With chance on its way they are one possible outcome.
+    """
 
     queues: tuple[str, ...]
     hops: tuple[Hop, ...]
 
 
 def explain(table: RoutingTable, exchange: str, message: Message) -> Explained:
-    """Raises NoSuchExchange."""
+    """Explain the way of a message. Raises NoSuchExchange."""
     steps: list[Step] = []
     queues = route_message(table, exchange, message, steps).queues
     return Explained(queues, tuple(_hop(step, message) for step in steps))
@@ -64,7 +75,7 @@ def _hop(step: Step, message: Message) -> Hop:
         return Hop(
             step.name,
             attributes.type,
-            tuple(lot.target for lot in matcher.lots),
+            tuple(each.target for each in matcher.destinations),
             step.alternate,
             True,
             None,
@@ -74,19 +85,22 @@ def _hop(step: Step, message: Message) -> Hop:
 
 
 def _hash(matcher: object, message: Message) -> Hash | None:
-    if not isinstance(matcher, Spread) or not matcher.lots:
+    if not isinstance(matcher, Spread) or not matcher.destinations:
         return None
     by = matcher.hashes if isinstance(matcher, ConsistentHash) else "routing key"
     hashed = matcher.hashed_of(message)
-    return Hash(matcher.how, by, hashed, key_hash(hashed), len(matcher.lots))
+    return Hash(matcher.how, by, hashed, key_hash(hashed), len(matcher.destinations))
 
 
 def ring(table: RoutingTable, exchange: str) -> list[Share] | None:
-    """Of an exchange that gives each message to one destination; None: it is another one. Raises NoSuchExchange."""
+    """Return the shares of an exchange that gives each message to one destination.
+
+    Return None for another exchange. Raises NoSuchExchange.
+    """
     matcher = table.exchange(exchange).matcher
     if not isinstance(matcher, Spread):
         return None
     return [
-        Share(lot.target, lot.weight, share)
-        for lot, share in zip(matcher.lots, matcher.shares(), strict=True)
+        Share(each.target, each.weight, share)
+        for each, share in zip(matcher.destinations, matcher.shares(), strict=True)
     ]

@@ -20,7 +20,10 @@ def hash64(data: bytes | str) -> int:
 
 
 def jump(key: int, buckets: int) -> int:
-    """Jump consistent hash (Lamping, Veach 2014): with one bucket more, a key stays or moves to the new one."""
+    """Return the bucket of a key by jump consistent hash (Lamping, Veach 2014).
+
+    With one bucket more, a key stays or moves to the new bucket.
+    """
     if buckets < 1:
         raise ValueError(f"{buckets} buckets")
     bucket, next = -1, 0
@@ -31,18 +34,19 @@ def jump(key: int, buckets: int) -> int:
     return bucket
 
 
-# -- which destination of an exchange: the packer does the same in compiled code (shardd/wire/key_hash.h)
+# -- which destination of an exchange gets a message. The packer does the same in compiled code
+# (shardd/wire/key_hash.h).
 
 
 def mixed(bits: int) -> int:
-    """Murmur3's finalizer: each bit of the result depends on all 64."""
+    """Return the bits after Murmur3's finalizer: each bit of the result depends on all 64."""
     bits = (bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCD & _MASK
     bits = (bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53 & _MASK
     return bits ^ (bits >> 33)
 
 
 def key_hash(key: bytes) -> int:
-    """FNV-1a, 64 bits, mixed at the end."""
+    """Return FNV-1a of 64 bits, mixed at the end."""
     found = 0xCBF29CE484222325
     for byte in key:
         found = (found ^ byte) * 0x100000001B3 & _MASK
@@ -54,9 +58,12 @@ def modulus(bits: int, count: int) -> int:
 
 
 def rendezvous_weighted(hashed: int, members: Sequence[tuple[int, int]]) -> int:
-    """Index of the winner of `members` (weight, seed): each draws an exponential time at the rate of its weight from
-    the hash and its seed, and the first wins. So shares are exactly as the weights, and without one member only its
-    keys move."""
+    """Return the index of the winner of `members` (weight, seed).
+
+    Each member draws an exponential time at the rate of its weight from the hash and its seed, and
+    the first wins. So shares are exactly as the weights, and without a member only the keys of that
+    member move.
+    """
     return min(
         range(len(members)),
         key=lambda i: (_arrival(mixed(hashed ^ members[i][1]), members[i][0]), i),
@@ -64,8 +71,10 @@ def rendezvous_weighted(hashed: int, members: Sequence[tuple[int, int]]) -> int:
 
 
 def jump_weighted(hashed: int, weights: Sequence[int]) -> int:
-    """Index of the one that jump hash leads to, each having as many buckets as its weight. One more at the end takes
-    its share of each; one less before the end moves those behind it too."""
+    """Return the index that jump hash leads to, if each has as many buckets as its weight.
+
+    One more at the end takes its share of each. One less before the end moves those behind it too.
+    """
     ends = list(accumulate(weights))
     return bisect_right(ends, jump(hashed, ends[-1]))
 

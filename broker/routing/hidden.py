@@ -1,7 +1,7 @@
-"""Queues that belong to an exchange, which keeps messages there: nobody else's to see or to name. Pure.
+"""Queues that exchanges keep messages in. Clients can neither see nor name them. Pure.
 
-They are made with the exchange, last as long as it does, and go with it; no exchange leads to them, no policy is about
-them, no limit counts them, they are in no listing and no export.
+Such a queue is made with its exchange and goes with it. No binding leads to it, no policy applies
+to it, no limit counts it, and it is in no listing and no export.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-DELAYED: Final = "amq.delayed."  # what is not due (delaying.py)
-PERSISTENT: Final = "amq.persistent."  # what bindings to come may have (keeping.py)
+DELAYED: Final = "amq.delayed."  # messages that are not due (delaying.py)
+PERSISTENT: Final = "amq.persistent."  # messages for bindings to come (keeping.py)
 PREFIXES: Final = (DELAYED, PERSISTENT)
 NAME_BYTES_MAX = 255
 

@@ -1,20 +1,21 @@
-"""Exchanges that keep what is published to them, so that a new binding can have it too: which ones, and how much.
+"""Exchanges that keep what is published to them, so that new bindings can have it too.
 
-`type` is that by which an exchange routes: of one that delays messages the inner one. What waits there is kept when it
-is due, as if it had been published then.
-
-An exchange of any type with the argument `x-persist-messages` (how many of the newest) or `x-persist-ms` (how old at
-the most), or both, keeps every message that comes to it in a stream of its own, whether it goes to a queue or not; so
-does one of type `x-recent-history` (the newest `x-recent-history-length`, 20 if not said), but for those with the
-header `x-recent-history-no-store`. A binding says what of it the queue gets first:
+An exchange of any type with the argument `x-persist-messages` (how many of the newest),
+`x-persist-ms` (the highest age) or both keeps every message that comes to it in a stream of its
+own, whether the message goes to a queue or not. So does an exchange of type `x-recent-history`,
+which keeps the newest `x-recent-history-length` messages (20 if not said) except those with the
+header `x-recent-history-no-store`. A binding says what the queue gets first:
 
     x-head N        the oldest N         -N   all but the newest N
     x-tail N        the newest N         -N   all but the oldest N
-    x-from N        that offset and what came later; all, if there is none so high
+    x-from N        that offset and what came later; all, if no offset is so high
     x-from-time T   what came at that time (s since the epoch, or a timestamp) or later
 
-These count all that is kept; of it, the queue gets what the binding lets through. A binding to x-recent-history gets
-all that is kept. Pure.
+These count all messages that are kept. The queue gets those that the binding lets through. A
+binding to x-recent-history gets all that is kept.
+
+The parameter `type` is the type by which an exchange routes: the inner type of an exchange that
+delays messages. A delayed message is kept when it is due, as if it had been published then. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ AGE_MS: Final = "x-persist-ms"
 LENGTH: Final = "x-recent-history-length"
 NO_STORE: Final = "x-recent-history-no-store"
 LENGTH_USUALLY: Final = 20
-# Of the stream: whole segments go, so this much may be kept beyond what is asked for.
+# Size of a segment of the stream. Whole segments are deleted, so this much more may be kept.
 SEGMENT_BYTES: Final = 4 << 20
 NUMBER_MAX: Final = (1 << 63) - 1
 HEAD, TAIL, FROM, FROM_TIME = "x-head", "x-tail", "x-from", "x-from-time"
@@ -40,7 +41,10 @@ WISHES: Final = (HEAD, TAIL, FROM, FROM_TIME)
 
 
 class RecentHistory(Fanout):
-    """Whether a message is kept is said in its headers."""
+    """Routes like a fanout exchange.
+
+    The headers of a message say whether it is kept, so the routing key does not decide alone.
+    """
 
     by_key = False
 
@@ -50,7 +54,7 @@ def keeps(type: str, arguments: Arguments) -> bool:
 
 
 def is_kept(type: str, headers: Mapping[str, Any]) -> bool:
-    """By an exchange that keeps messages."""
+    """Return whether an exchange that keeps messages keeps one with these headers."""
     return type != RECENT_HISTORY or headers.get(NO_STORE) is not True
 
 
@@ -62,7 +66,7 @@ def messages_max(type: str, arguments: Arguments) -> int | None:
 
 
 def queue_name(exchange: str) -> str:
-    """The stream where its messages lie."""
+    """Return the name of the stream that the messages of the exchange lie in."""
     return hidden.queue_name(hidden.PERSISTENT, exchange)
 
 
@@ -81,8 +85,11 @@ Q = TypeVar("Q", bound=Placed)
 
 
 def named(queues: Sequence[Q]) -> list[tuple[int, Q]]:
-    """Whom the record of a message at each shard names; streams where exchanges keep it come last in `queues`. At the
-    shard of such a stream that is all of them, wherever they are: by that it knows which message went where."""
+    """Return (shard, queue) for each queue that the record of a message at each shard names.
+
+    Streams that exchanges keep messages in come last in `queues`. The record at the shard of such a
+    stream names all queues, wherever they are: by it the stream knows which message went where.
+    """
     found = [(queue.shard, queue) for queue in queues]
     if not queues or not is_keeping_queue(queues[-1].name):
         return found
@@ -96,7 +103,7 @@ def named(queues: Sequence[Q]) -> list[tuple[int, Q]]:
 
 
 def queue_arguments(type: str, arguments: Arguments) -> dict[str, Any]:
-    """Of that stream."""
+    """Return the arguments of the stream of an exchange."""
     made: dict[str, Any] = {
         "x-queue-type": "stream",
         "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
@@ -110,7 +117,7 @@ def queue_arguments(type: str, arguments: Arguments) -> dict[str, Any]:
 
 
 def exchange_fault(type: str, arguments: Arguments) -> str:
-    """Why there can be no such exchange, or ""."""
+    """Return why there can be no such exchange, or ""."""
     for name in (MESSAGES, AGE_MS, LENGTH) if type == RECENT_HISTORY else (MESSAGES, AGE_MS):
         value = arguments.get(name)
         if name in arguments and (
@@ -121,7 +128,7 @@ def exchange_fault(type: str, arguments: Arguments) -> str:
 
 
 def binding_fault(arguments: Arguments) -> str:
-    """Why there can be no such binding from an exchange that keeps messages, or ""."""
+    """Return why an exchange that keeps messages can have no such binding, or ""."""
     said = [name for name in WISHES if name in arguments]
     if len(said) > 1:
         return f"only one of {', '.join(WISHES)} can be asked for"
@@ -141,7 +148,10 @@ def _is_no_number(value: Any) -> bool:
 
 
 def wants_history(type: str, arguments: Arguments) -> bool:
-    """Whether a binding with these arguments, from an exchange of that type that keeps messages, gets some of them."""
+    """Return whether a binding with these arguments gets some of the kept messages.
+
+    The exchange keeps messages.
+    """
     return type == RECENT_HISTORY or any(name in arguments for name in WISHES)
 
 
@@ -154,7 +164,11 @@ def from_time_ms(arguments: Arguments) -> int | None:
 
 
 class Kept(NamedTuple):
-    """Offsets: of the first message there is, of the first young enough, behind the last, of FROM_TIME."""
+    """Offsets of a stream.
+
+    `first` is the first message there is, `young` the first that is young enough, `end` the offset
+    behind the last message, and `at_time` the first message at FROM_TIME.
+    """
 
     first: int
     young: int
@@ -163,7 +177,10 @@ class Kept(NamedTuple):
 
 
 def chosen(arguments: Arguments, most: int | None, kept: Kept) -> tuple[int, int]:
-    """Offsets [start, stop) of what a new binding gets; `most`: as many are kept."""
+    """Return the offsets [start, stop) of what a new binding gets.
+
+    `most` is the number of messages that the exchange keeps, or None.
+    """
     first = max(kept.first, kept.young)
     if most is not None:
         first = max(first, kept.end - most)

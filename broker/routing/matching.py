@@ -1,9 +1,10 @@
-"""What each exchange type does with a routing key and headers: one class per type. Those that choose
-one destination of several are in spreading.py; types.py knows them all by name.
+"""Exchange types: what each does with a routing key and headers. One class is one type.
 
-A matcher holds the bindings of one exchange and is changed in place; that old tables stay as they were is `table`'s
-affair. The caller adds a binding once and removes only what it added. Two bindings may lead to one target, by
-the same key with other arguments: the target goes with the last of them.
+Types that choose one destination of several are in spreading.py; types.py knows all types by name.
+
+A matcher holds the bindings of one exchange and is changed in place; table.py keeps old tables as
+they were. The caller adds a binding once and removes only bindings that it added. Two bindings may
+lead to one target by the same key with other arguments: the target goes with the last of them.
 """
 
 from __future__ import annotations
@@ -28,30 +29,38 @@ class Target(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What routing looks at. `draw`: 64 random bits, for what chance decides; `more_keys`: those of CC and BCC;
-    `delay_ms`: not 0 for one that waits at exchanges that delay."""
+    """What routing looks at in a message.
+
+    `properties` are message_id, correlation_id and timestamp as far as they are given. `draw` is 64
+    random bits for decisions by chance. `more_keys` are those of the headers CC and BCC. `delay_ms`
+    is not 0 if the message waits at exchanges that delay messages.
+    """
 
     key: str
     headers: Headers = NOTHING
-    properties: Mapping[str, str | int] = (
-        NOTHING  # message_id, correlation_id, timestamp, as far as they are said
-    )
+    properties: Mapping[str, str | int] = NOTHING
     draw: int = 0
     more_keys: tuple[str, ...] = ()
     delay_ms: int = 0
 
 
 class Matcher(Protocol):
-    """Made with the arguments of its exchange."""
+    """The bindings of one exchange, made with the exchange's arguments.
 
-    by_key: bool  # the routing key alone decides
+    `by_key`: the routing key alone decides.
+    """
+
+    by_key: bool
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None: ...
 
     def remove(self, key: str, arguments: Arguments, target: Target) -> None: ...
 
     def match(self, message: Message) -> Collection[Target]:
-        """Each target once. Valid until the next add or remove: not to be kept."""
+        """Return each target once.
+
+        The result is valid until the next `add` or `remove` and must not be kept.
+        """
         ...
 
 
@@ -88,7 +97,10 @@ class Direct:
 
 
 class QueueNames:
-    """The default exchange: every queue is bound by its name, and nothing else is. Keeps no binding, reads `queues`."""
+    """The default exchange, which binds every queue by its name and has no other bindings.
+
+    It keeps no bindings but reads `queues`.
+    """
 
     by_key = True
 
@@ -162,7 +174,11 @@ class HeadersExchange:
 
 
 class HeaderRule(NamedTuple):
-    """A headers binding: `all` asks for every one of `wanted`, `any` for one. A wanted None asks for presence."""
+    """A headers binding.
+
+    `all` asks for every one of `wanted`, `any` for one of them. A wanted value of None asks for the
+    presence of the header.
+    """
 
     quantity: Literal["all", "any"]
     wanted: tuple[tuple[str, Any], ...]
@@ -193,8 +209,11 @@ class HeaderRule(NamedTuple):
 
 
 def _is_wanted(given: Any, wanted: Any) -> bool:
-    """As in RabbitMQ a value counts, not in which of AMQP's types it travels: numbers and times are numbers, text and
-    bytes are bytes. A boolean is neither."""
+    """Return whether a header has the wanted value.
+
+    As in RabbitMQ the value counts, not the AMQP type it travels in: numbers and times are numbers,
+    text and bytes are bytes. A boolean is neither.
+    """
     if wanted is None:
         return True
     if type(given) is type(wanted):
@@ -203,7 +222,7 @@ def _is_wanted(given: Any, wanted: Any) -> bool:
 
 
 def _value(field: Any) -> tuple[str, Any]:
-    """What a field is compared by with one of another type."""
+    """Return what a field is compared by with a field of another type."""
     if isinstance(field, bool):
         return "bool", field
     if isinstance(field, datetime.datetime):

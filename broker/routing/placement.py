@@ -6,5 +6,8 @@ from shardmq.broker.routing.hashing import hash64, jump
 
 
 def place(vhost: str, queue: str, shards: int) -> int:
-    """A new shard takes its part of the queues; no queue moves between old ones."""
+    """Return the shard that a queue lives on.
+
+    A new shard takes its part of the queues; no queue moves between old shards.
+    """
     return jump(hash64(f"{len(vhost)}:{vhost}{queue}"), shards)

@@ -1,4 +1,4 @@
-"""route(): from an exchange, through exchange-to-exchange bindings and alternates, to a set of queues."""
+"""route(): from an exchange through bindings between exchanges and alternates to queues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from shardmq.broker.routing.table import Exchange, RoutingTable
 
 
 class Routed(NamedTuple):
-    """`queues`: each once, in an order that depends only on their names. `kept`: streams of exchanges on the way
-    that keep what comes to them; a message that goes nowhere else is not routed."""
+    """Where a message goes.
+
+    `queues` has each queue once, in an order that depends only on the names. `kept` are streams of
+    exchanges on the way that keep what comes to them. A message that goes nowhere else is not
+    routed.
+    """
 
     queues: tuple[str, ...]
     kept: tuple[str, ...] = ()
@@ -23,12 +27,15 @@ class Routed(NamedTuple):
 def route(
     table: RoutingTable, exchange: str, routing_key: str, headers: Mapping[str, Any] | None = None
 ) -> Routed:
-    """By key and headers only; see `route_message`."""
+    """Route by key and headers only; see `route_message`."""
     return route_message(table, exchange, Message(routing_key, headers or NOTHING))
 
 
 class Step(NamedTuple):
-    """A message at one exchange. `targets`: who gets it; `alternate`: asked instead, if it exists."""
+    """A message at one exchange.
+
+    `targets` get the message. `alternate` is asked instead, if it exists.
+    """
 
     name: str
     exchange: Exchange
@@ -39,9 +46,10 @@ class Step(NamedTuple):
 def route_message(
     table: RoutingTable, exchange: str, message: Message, trace: list[Step] | None = None
 ) -> Routed:
-    """Each exchange is visited once. Raises NoSuchExchange for the first one only: a missing alternate is no route.
+    """Return where a message goes. Each exchange is visited once.
 
-    `trace` is told what each exchange did.
+    Raises NoSuchExchange for the first exchange only: a missing alternate is no route. `trace` gets
+    what each exchange did.
     """
     queues: set[str] = set()
     visited = {exchange}
@@ -54,7 +62,8 @@ def route_message(
         if here.keeps and _is_kept(here, message):
             kept.append(queue_name(at))
         targets = _matched(matcher, message) if message.more_keys else matcher.match(message)
-        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led nowhere.
+        # RabbitMQ asks the alternate when no binding matched, not when the matched ones led
+        # nowhere.
         following = (
             [] if targets or here.attributes.alternate is None else [here.attributes.alternate]
         )
@@ -73,14 +82,20 @@ def route_message(
 
 
 def _is_kept(here: Exchange, message: Message) -> bool:
-    """By an exchange that keeps messages; what it delays it keeps when that is due."""
+    """Return whether an exchange that keeps messages keeps this one.
+
+    A message that the exchange delays is kept when it is due.
+    """
     if isinstance(here.matcher, Delayed) and here.matcher.waiting(message):
         return False
     return is_kept(inner_type(here.attributes.type, here.attributes.arguments), message.headers)
 
 
 def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
-    """By any of the message's keys; an exchange that chooses one destination looks at the first."""
+    """Return the targets by any of the message's keys.
+
+    An exchange that chooses one destination looks at the first key only.
+    """
     if isinstance(matcher, Delayed):
         return matcher.waiting(message) or _matched(matcher.inner, message)
     if not matcher.by_key or isinstance(matcher, Spread):
@@ -92,8 +107,11 @@ def _matched(matcher: Matcher, message: Message) -> Collection[Target]:
 
 
 def goes_by_key(table: RoutingTable, exchange: str, *, is_due: bool = False) -> bool:
-    """Whether the routing key alone decides at all exchanges that a message published here can come to; else no route
-    may be kept. `is_due`: of messages that wait nowhere any more."""
+    """Return whether the routing key alone decides where messages published here go.
+
+    This must hold at all exchanges that a message can come to; otherwise no route may be kept.
+    `is_due`: the messages wait nowhere any more.
+    """
     for here in _within_reach(table, exchange):
         matcher = (
             here.matcher.inner if is_due and isinstance(here.matcher, Delayed) else here.matcher
@@ -104,7 +122,7 @@ def goes_by_key(table: RoutingTable, exchange: str, *, is_due: bool = False) -> 
 
 
 def goes_always_alike(table: RoutingTable, exchange: str) -> bool:
-    """Whether nothing of a message decides at all these exchanges: one route is that of every message."""
+    """Return whether all messages published here go to the same queues."""
     return all(
         here.matcher.by_key and isinstance(here.matcher, Fanout)
         for here in _within_reach(table, exchange)
@@ -112,7 +130,7 @@ def goes_always_alike(table: RoutingTable, exchange: str) -> bool:
 
 
 def _within_reach(table: RoutingTable, exchange: str) -> Iterator[Exchange]:
-    """All exchanges that a message published here can come to, this one first."""
+    """Return all exchanges that a message published here can come to, this one first."""
     visited = {exchange}
     waiting = [exchange]
     while waiting:
@@ -125,13 +143,16 @@ def _within_reach(table: RoutingTable, exchange: str) -> Iterator[Exchange]:
 
 
 def spread_of(table: RoutingTable, exchange: str) -> Spread | None:
-    """If all this exchange does is to choose one of its queues, by the routing key or by chance."""
+    """Return the matcher of an exchange that only chooses one of its queues, else None.
+
+    The exchange chooses by the routing key or by chance.
+    """
     here = table.exchange(exchange)
     matcher = here.matcher
     if (
         not isinstance(matcher, Spread)
         or here.destination_exchanges
-        or not matcher.lots
+        or not matcher.destinations
         or here.keeps
     ):
         return None

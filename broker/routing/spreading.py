@@ -1,8 +1,8 @@
-"""Exchange types that give each message to one of their destinations: by a hash, by its remainder, or by chance.
+"""Exchange types that give each message to one destination: by hash, by remainder or by chance.
 
-Which destination a hash leads to depends on nothing but the set of bindings: not on their order, not on what was bound
-before, so it is the same on every front door and after every restart. Without one of n destinations only that one's
-messages go elsewhere.
+Which destination a hash leads to depends on nothing but the set of bindings: not on their order,
+and not on earlier bindings. So it is the same at every front door and after every restart. Without
+one of n destinations only the messages of that destination go elsewhere.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from shardmq.broker.routing.hashing import jump_weighted, key_hash, modulus, ren
 from shardmq.broker.routing.matching import NOTHING, Arguments, Message, Target
 
 WEIGHT_MAX = 10000  # RabbitMQ's
-CHECKED_KEYS = frozenset(
-    ("x-consistent-hash", "x-local-random")
-)  # types that do not take any key of a binding
+# Types that do not take every key of a binding.
+CHECKED_KEYS = frozenset(("x-consistent-hash", "x-local-random"))
 HASH_PROPERTIES = ("message_id", "correlation_id", "timestamp")
-ALGORITHMS = (
-    "ring",
-    "jump",
-)  # LavinMQ's words; what we do for "ring" has no points and so no uneven ones
+# LavinMQ's words. "ring" is done without points on a ring, so shares are not uneven.
+ALGORITHMS = ("ring", "jump")
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=repr)
 
 How = Literal["rendezvous", "jump", "modulus", "chance"]
 
 
-class Lot(NamedTuple):
-    """One destination. `seed`: its own 64 bits, from kind and name."""
+class Destination(NamedTuple):
+    """A destination that may be chosen.
+
+    `seed`: 64 bits made of kind and name.
+    """
 
     target: Target
     weight: int
@@ -40,64 +40,67 @@ class Lot(NamedTuple):
 
 
 class Spread(ABC):
-    """Destinations in the order of their names; two bindings to one destination are one, with the larger weight."""
+    """Destinations in the order of their names.
+
+    Two bindings to one destination are one, with the larger weight.
+    """
 
     how: How
     by_key = True
 
     def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._weights: dict[Target, list[int]] = {}
-        self._lots: tuple[Lot, ...] | None = ()
+        self._destinations: tuple[Destination, ...] | None = ()
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
         self._weights.setdefault(target, []).append(self._weight(key))
-        self._lots = None
+        self._destinations = None
 
     def remove(self, key: str, arguments: Arguments, target: Target) -> None:
         weights = self._weights[target]
         weights.remove(self._weight(key))
         if not weights:
             del self._weights[target]
-        self._lots = None
+        self._destinations = None
 
     @property
-    def lots(self) -> tuple[Lot, ...]:
-        if self._lots is None:
+    def destinations(self) -> tuple[Destination, ...]:
+        if self._destinations is None:
             found = sorted(self._weights, key=self._rank)
-            self._lots = tuple(
-                Lot(target, max(self._weights[target]), _seed(target)) for target in found
+            self._destinations = tuple(
+                Destination(target, max(self._weights[target]), _seed(target)) for target in found
             )
-        return self._lots
+        return self._destinations
 
     def shares(self) -> list[float]:
-        """Of all messages, the part that each of `lots` is to expect."""
-        whole = sum(lot.weight for lot in self.lots)
-        return [lot.weight / whole for lot in self.lots]
+        """Return the part of all messages that each of `destinations` is to expect."""
+        whole = sum(each.weight for each in self.destinations)
+        return [each.weight / whole for each in self.destinations]
 
     def hashed_of(self, message: Message) -> bytes:
-        """What of a message decides."""
+        """Return the bytes of a message that decide."""
         return message.key.encode()
 
     def _rank(self, target: Target) -> tuple[str | int, ...]:
         return target
 
     def match(self, message: Message) -> Collection[Target]:
-        lots = self.lots
-        return (lots[self._choose(message, lots)].target,) if lots else ()
+        destinations = self.destinations
+        return (destinations[self._choose(message, destinations)].target,) if destinations else ()
 
     def _weight(self, key: str) -> int:
         return 1
 
     @abstractmethod
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        """Index of the one that gets the message; there is at least one."""
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
+        """Return the index of the destination that gets the message; there is at least one."""
 
 
 class ConsistentHash(Spread):
-    """Binding keys are weights. What is hashed: the routing key, or a header, or a property.
+    """Hashes the routing key, a header or a property. Binding keys are weights.
 
-    By rendezvous, or by jump hash over buckets that are numbered by the length of the names first, so that ...-10 comes
-    behind ...-9.
+    The hash chooses by rendezvous, or by jump hash over buckets that are numbered by the length of
+    the names first, so that ...-10 comes behind ...-9.
     """
 
     def __init__(self, arguments: Arguments = NOTHING) -> None:
@@ -110,24 +113,27 @@ class ConsistentHash(Spread):
     def _weight(self, key: str) -> int:
         return int(key) if key.isascii() and key.isdigit() else 1
 
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
         hashed = key_hash(self.hashed_of(message))
         if self.how == "jump":
-            return jump_weighted(hashed, [lot.weight for lot in lots])
-        return rendezvous_weighted(hashed, [(lot.weight, lot.seed) for lot in lots])
+            return jump_weighted(hashed, [each.weight for each in destinations])
+        return rendezvous_weighted(hashed, [(each.weight, each.seed) for each in destinations])
 
     def _rank(self, target: Target) -> tuple[str | int, ...]:
         return (target.kind, len(target.name), target.name) if self.how == "jump" else target
 
     @property
     def hashes(self) -> str:
-        """What is hashed, in words."""
+        """Return in words what is hashed."""
         if self._header:
             return f"header {self._header}"
         return f"property {self._property}" if self._property else "routing key"
 
     def hashed_of(self, message: Message) -> bytes:
-        """A message without the header or property goes where an empty one would."""
+        """Return the bytes that are hashed.
+
+        A message without the header or property goes where one with an empty one would.
+        """
         if self._header:
             return _bytes_of(message.headers.get(self._header))
         if self._property:
@@ -138,22 +144,28 @@ class ConsistentHash(Spread):
 class ModulusHash(Spread):
     how: How = "modulus"
 
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        return modulus(key_hash(message.key.encode()), len(lots))
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
+        return modulus(key_hash(message.key.encode()), len(destinations))
 
 
 class Chance(Spread):
-    """x-random, x-local-random: any, with equal chances. All queues are local: a host is one node."""
+    """x-random and x-local-random: any destination, with equal chances.
+
+    All queues are local, because a host is one node.
+    """
 
     how: How = "chance"
     by_key = False
 
-    def _choose(self, message: Message, lots: tuple[Lot, ...]) -> int:
-        return modulus(message.draw, len(lots))
+    def _choose(self, message: Message, destinations: tuple[Destination, ...]) -> int:
+        return modulus(message.draw, len(destinations))
 
 
 def exchange_fault(type: str, arguments: Arguments) -> str | None:
-    """Why there can be no exchange of this type with these arguments: RabbitMQ's text, code 406."""
+    """Return why there can be no exchange of this type with these arguments, or None.
+
+    The text is RabbitMQ's, for code 406.
+    """
     if type != "x-consistent-hash":
         return None
     by_header = "hash-header" in arguments or "x-hash-on" in arguments
@@ -174,7 +186,10 @@ def exchange_fault(type: str, arguments: Arguments) -> str | None:
 
 
 def weight_fault(type: str, key: str) -> str | None:
-    """Why a binding to an exchange of this type cannot have this key: RabbitMQ's text, code 406."""
+    """Return why a binding to an exchange of this type cannot have this key, or None.
+
+    The text is RabbitMQ's, for code 406.
+    """
     if type == "x-local-random" and key:
         return f"Non empty binding '{key}' key not permitted"
     if type != "x-consistent-hash":

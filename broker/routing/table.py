@@ -1,9 +1,10 @@
-"""RoutingTable: a vhost's exchanges, queues and bindings. A change makes a new table; the old one stays as it was.
+"""RoutingTable: a vhost's exchanges, queues and bindings. A change makes a new table.
 
-A change costs as much as what it changes, however many bindings there are, because all tables of one family share
-one `_State`: the newest holds it, an older one holds the steps that lead back from the next newer (Baker's
-rerooting). Reading an old table turns the steps around until the old one holds the state; so reading old and new
-by turns is right but slow, keeping an old table keeps every step since, and a family belongs to one thread.
+An old table stays as it was. A change costs as much as what it changes, however many bindings there
+are, because all tables of one family share one `_State`: the newest holds it, an older one holds
+the steps that lead back from the next newer (Baker's rerooting). Reading an old table turns the
+steps around until the old table holds the state. So reading old and new tables by turns is right
+but slow, keeping an old table keeps every step since, and a family belongs to one thread.
 """
 
 from __future__ import annotations
@@ -47,17 +48,23 @@ class Binding(NamedTuple):
         )
 
     def identity(self) -> Identity:
-        """Within its exchange. Arguments make another binding, their order does not."""
+        """Return what tells the binding from others of its exchange.
+
+        Arguments make another binding, their order does not.
+        """
         return (self.target, self.key, _encoder.encode(self.arguments) if self.arguments else b"")
 
 
 class Attributes(NamedTuple):
-    """An exchange without its bindings."""
+    """An exchange without its bindings.
+
+    `delays` is the queue where messages wait that are not due.
+    """
 
     type: str
     arguments: Mapping[str, Any]
     internal: bool
-    delays: str = ""  # the queue where messages wait that are not due
+    delays: str = ""
 
     @property
     def alternate(self) -> str | None:
@@ -70,9 +77,9 @@ class Exchange:
 
     def __init__(self, attributes: Attributes, matcher: Matcher | None = None) -> None:
         self.attributes = attributes
-        self.keeps = _keeps(attributes)  # messages, for bindings to come
+        self.keeps = _keeps(attributes)  # whether it keeps messages for bindings to come
         self.bindings: dict[Identity, Binding] = {}
-        self.destination_exchanges: dict[str, int] = {}  # with the number of bindings to each
+        self.destination_exchanges: dict[str, int] = {}  # number of bindings to each exchange
         self.matcher: Matcher = matcher or _matcher(attributes)
 
     def bind(self, identity: Identity, binding: Binding) -> None:
@@ -108,14 +115,17 @@ def _matcher(attributes: Attributes) -> Matcher:
     return matcher_of(attributes.type, attributes.arguments, attributes.delays)
 
 
-# One step of a change: what a name or a binding shall be from now on. None: nothing.
+# One step of a change: what a name or a binding is from now on. None: it is gone.
 class SetAttributes(NamedTuple):
     name: str
     attributes: Attributes
 
 
 class SetExchange(NamedTuple):
-    """With the bindings it has as source: whole exchanges come and go at the cost of their entries in `into`."""
+    """Put an exchange with the bindings it has as source, or take it away.
+
+    Whole exchanges come and go at the cost of their entries in `into`.
+    """
 
     name: str
     exchange: Exchange | None
@@ -132,12 +142,15 @@ class SetBinding(NamedTuple):
     exists: bool
 
 
-# The bindings that lead to one target, by their source too.
+# The bindings that lead to one target, by source and identity.
 Into = dict[tuple[str, Identity], Binding]
 
 
 class SetInto(NamedTuple):
-    """All bindings that lead to a target, at once: there may be tens of thousands, and everybody waits."""
+    """Put all bindings that lead to a target, or take them away, at once.
+
+    There may be tens of thousands, and everybody waits.
+    """
 
     target: Target
     into: Into
@@ -157,7 +170,7 @@ class _State:
         self.into: dict[Target, Into] = {}
 
     def apply(self, steps: Iterable[Step]) -> list[Step]:
-        """Returns the steps that undo these, in the order to take them."""
+        """Take the steps; return the steps that undo them, in the order to take them."""
         undo = [self._take(step) for step in steps]
         undo.reverse()
         return undo
@@ -197,7 +210,7 @@ class _State:
         return SetExchange(name, old)
 
     def _set_into(self, target: Target, into: Into) -> Step:
-        """From none to all of these, or from all to none."""
+        """Put all of these bindings where there are none, or take all away."""
         before = self.into.pop(target, {})
         assert not (before and into)
         exchanges = self.exchanges
@@ -228,14 +241,14 @@ DEFAULT_EXCHANGE = ""
 
 
 class RoutingTable:
-    """The default exchange is always there; it binds every queue by its name."""
+    """A vhost's exchanges, queues and bindings. The default exchange binds every queue by name."""
 
     __slots__ = ("_back", "_newer", "_state")
 
     def __init__(self, state: _State) -> None:
         self._state: _State | None = state
         self._newer: RoutingTable | None = None
-        self._back: list[Step] = []  # taken on _newer's state they lead to this table
+        self._back: list[Step] = []  # steps that lead from _newer's state to this table
 
     @classmethod
     def empty(cls) -> RoutingTable:
@@ -268,7 +281,10 @@ class RoutingTable:
         internal: bool = False,
         delays: str = "",
     ) -> RoutingTable:
-        """Replaces an existing one, whose bindings stay. The default exchange is never replaced."""
+        """Return the table with an exchange; the bindings of an exchange that it replaces stay.
+
+        The default exchange is never replaced.
+        """
         if type not in TYPES:
             raise ValueError(f"unknown exchange type {type!r}")
         attributes = Attributes(type, dict(arguments or {}), internal, delays)
@@ -280,7 +296,7 @@ class RoutingTable:
         return self._changed([SetExchange(name, Exchange(attributes))])
 
     def without_exchange(self, name: str) -> RoutingTable:
-        """Its bindings, in both directions, go with it."""
+        """Return the table without an exchange and without its bindings in both directions."""
         state = self._reached()
         if name == DEFAULT_EXCHANGE or name not in state.exchanges:
             return self
@@ -292,7 +308,7 @@ class RoutingTable:
         return self._changed([SetQueue(name, True)])
 
     def without_queue(self, name: str) -> RoutingTable:
-        """Its bindings go with it."""
+        """Return the table without a queue and its bindings."""
         state = self._reached()
         if name not in state.queues:
             return self
@@ -306,7 +322,7 @@ class RoutingTable:
         key: str,
         arguments: Mapping[str, Any] | None = None,
     ) -> RoutingTable:
-        """To the default exchange nothing is bound."""
+        """Return the table with a binding. Nothing is bound to the default exchange."""
         return self.with_bindings(source, kind, destination, ((key, arguments),))
 
     def with_bindings(
@@ -316,7 +332,7 @@ class RoutingTable:
         destination: str,
         keys: Iterable[tuple[str, Mapping[str, Any] | None]],
     ) -> RoutingTable:
-        """By these keys and arguments, all between the same two."""
+        """Return the table with bindings by these keys and arguments between the same two."""
         assert source != DEFAULT_EXCHANGE
         state = self._reached()
         exchange, target = self.exchange(source), Target(kind, destination)
@@ -342,7 +358,11 @@ class RoutingTable:
         key: str,
         arguments: Mapping[str, Any] | None = None,
     ) -> RoutingTable:
-        """A missing binding, or exchange, is no error. What the default exchange binds cannot be unbound."""
+        """Return the table without a binding.
+
+        A missing binding or exchange is no error. Bindings of the default exchange cannot be
+        removed.
+        """
         state = self._reached()
         exchange = state.exchanges.get(source)
         binding = Binding.of(source, kind, destination, key, arguments)
@@ -357,14 +377,14 @@ class RoutingTable:
         return self._followed(state, state.apply(steps))
 
     def _followed(self, state: _State, back: list[Step]) -> RoutingTable:
-        """The table that `state` means now; `back` leads from it to this one."""
+        """Return the table that `state` means now; `back` leads from it to this one."""
         newer = RoutingTable(state)
         self._back = back
         self._state, self._newer = None, newer
         return newer
 
     def _reached(self) -> _State:
-        """The state, as this table means it."""
+        """Return the state as this table means it."""
         if self._state is not None:
             return self._state
         way = [self]
@@ -380,7 +400,7 @@ class RoutingTable:
 
 
 class NoTable(RoutingTable):
-    """For those who do not route: always empty, whatever is put in."""
+    """A table for processes that do not route: always empty, whatever is put in."""
 
     __slots__ = ()
 

@@ -32,6 +32,9 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
 
 
 def matcher_of(type: str, arguments: Arguments, delays: str) -> Matcher:
-    """`delays`: the queue where messages wait, of an exchange that delays them."""
+    """Return a matcher without bindings for an exchange.
+
+    `delays` is the queue where messages wait, or "" if the exchange does not delay messages.
+    """
     inner = TYPES[type](arguments)
     return Delayed(delays, inner) if delays else inner

@@ -1,1 +1,1 @@
-"""What the front door and the controller both use: their messages to each other, logins, settings."""
+"""What front doors and the controller both use: their messages, logins and settings."""

@@ -1,8 +1,9 @@
-"""Certificates and keys as TLS contexts, which one a client is shown, and what a client's own certificate names it.
+"""Certificates and keys as TLS contexts, and the names in clients' certificates.
 
-A *generation* is everything the files said when they were read: the context of the certificate that is shown by default
-and one for each of the host names that have their own. `Certificates.reload` reads the files again and makes a new
-generation; connections that are there keep the one they began with.
+A *generation* is what the files said when they were read: the context of the certificate that is
+shown by default, and one for each host name that has its own certificate. `Certificates.reload`
+reads the files again and makes a new generation. Connections keep the generation that they began
+with.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 from shardmq.broker.shared.config import ConfigError, Tls
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-# As getpeercert names them, and as RabbitMQ writes them (RFC 4519, RFC 4514).
+# Names of getpeercert, and how RabbitMQ writes them (RFC 4519, RFC 4514).
 SHORT_NAMES: Final = {
     "surname": "SN",
     "givenName": "GIVENNAME",
@@ -39,15 +40,20 @@ PeerCertificate = dict[str, Any]
 
 
 class Certificates:
-    """`context`: for the next AMQP connection. Raises ConfigError naming the setting whose file is no good."""
+    """The certificates of a front door. `context` is for the next AMQP connection.
+
+    Raises ConfigError that names the setting whose file cannot be used.
+    """
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
         self.reload()
 
     def reload(self, tls: Tls | None = None) -> None:
-        """From the files as they are now, or those of other settings; ConfigError, and nothing is changed, when they
-        cannot be used."""
+        """Read the files again, or those of other settings.
+
+        Raises ConfigError, and changes nothing, when the files cannot be used.
+        """
         tls = tls or self._tls
         amqp = Generation(tls, verify=tls.verify == "peer")
         http = Generation(tls, verify=False)
@@ -55,7 +61,10 @@ class Certificates:
         self.context, self._http = amqp.context, http
 
     def http_context(self) -> ssl.SSLContext:
-        """For a listener that keeps one context for ever: each handshake is handed to the generation of its time."""
+        """Return a context for a listener that keeps one context for ever.
+
+        Each handshake is handed to the generation of its time.
+        """
         context = Generation(self._tls, verify=False).context
 
         def hand_over(connection: ssl.SSLObject, host: str | None, _: ssl.SSLContext) -> None:
@@ -66,7 +75,10 @@ class Certificates:
 
 
 class Generation:
-    """All contexts made of the files at one time. `context` chooses among them by the name a client asks for."""
+    """All contexts made of the files at one time.
+
+    `context` chooses among them by the host name that a client asks for.
+    """
 
     def __init__(self, tls: Tls, verify: bool) -> None:
         self.context = _context(tls, "tls", tls.cert, tls.key, verify)
@@ -81,12 +93,19 @@ class Generation:
         self.context.sni_callback = choose
 
     def shown_to(self, host: str | None) -> ssl.SSLContext:
-        """For a name nobody knows, or none, the first certificate: the client decides what it thinks of it."""
+        """Return the context for a host name.
+
+        For an unknown name, or none, it is that of the first certificate: the client decides
+        whether to accept it.
+        """
         return self._by_host.get(matching(host or "", self._by_host), self.context)
 
 
 def matching(host: str, patterns: Iterable[str]) -> str:
-    """The pattern for this host name: itself, or a star in the place of its first label; "" without one."""
+    """Return the pattern for this host name, or "" without one.
+
+    A pattern is the name itself, or has a star in place of the first label.
+    """
     host = host.lower().rstrip(".")
     _, _, parent = host.partition(".")
     known = frozenset(patterns)
@@ -98,7 +117,8 @@ def _context(tls: Tls, key: str, cert_path: str, key_path: str, verify: bool) ->
     context.minimum_version = VERSIONS[tls.min_version]
     # A client that asks for new keys all the time would keep the loop busy.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # Connections last; and the kernel takes a client that leaves with its tickets unread for one that has broken off.
+    # Connections last, so tickets are of no use; and the kernel reports a client that leaves with
+    # its tickets unread as broken off.
     context.num_tickets = 0
     if tls.ciphers:
         try:
@@ -123,7 +143,7 @@ def _load(context: ssl.SSLContext, key: str, cert_path: str, key_path: str) -> N
         except OSError as error:
             raise ConfigError(f"{key}.{name}: {path}: {error.strerror}") from None
     try:
-        # Without a word of ours OpenSSL would ask at the terminal for that of an encrypted key.
+        # Without a password OpenSSL would ask at the terminal for that of an encrypted key.
         context.load_cert_chain(cert_path, key_path or None, password=lambda: b"")
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -138,7 +158,7 @@ def _said(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-# -- until when one is good ----------------------------------------------------------------------------------
+# -- until when one is good ------------------------------------------------------------------------
 
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
@@ -147,7 +167,10 @@ _BEFORE_VALIDITY: Final = 3  # serial number, algorithm, issuer; RFC 5280, 4.1
 
 
 def expires_at(path: str) -> float:
-    """Of the first certificate in a PEM file, the one that is shown: seconds since the epoch. OSError, ValueError."""
+    """Return when the first certificate of a PEM file expires, in seconds since the epoch.
+
+    The first certificate is the one that is shown. Raises OSError, ValueError.
+    """
     with open(path, encoding="latin-1") as file:
         text = file.read(CERTIFICATE_CHARS_MAX)
     start, end = text.find(_BEGIN), text.find(_END)
@@ -161,7 +184,7 @@ def expires_at(path: str) -> float:
 
 
 def _not_after(der: bytes) -> float:
-    inside = _element(der, _element(der, 0)[1])[1]  # of the certificate, of what is signed of it
+    inside = _element(der, _element(der, 0)[1])[1]  # the certificate's signed part
     if der[inside] == _VERSION_TAG:
         inside = _element(der, inside)[2]
     for _ in range(_BEFORE_VALIDITY):
@@ -173,7 +196,7 @@ def _not_after(der: bytes) -> float:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Tag, where its content begins, and where it ends."""
+    """Return the tag of an element, where its content begins, and where the content ends."""
     first = der[at + 1]
     start, length = at + 2, first
     if first & 0x80:
@@ -182,11 +205,11 @@ def _element(der: bytes, at: int) -> tuple[int, int, int]:
     return der[at], start, start + length
 
 
-# -- who a client's certificate says it is ------------------------------------------------------------------
+# -- who a client's certificate says it is ---------------------------------------------------------
 
 
 def login_name(certificate: PeerCertificate, tls: Tls) -> str:
-    """The user that EXTERNAL logs in, "" when the certificate has no such name."""
+    """Return the user that EXTERNAL logs in, or "" if the certificate has no such name."""
     if tls.login_from == "common_name":
         return ",".join(value for name, value in _subject(certificate) if name == "commonName")
     if tls.login_from == "subject_alternative_name":
@@ -197,7 +220,10 @@ def login_name(certificate: PeerCertificate, tls: Tls) -> str:
 
 
 def distinguished_name(certificate: PeerCertificate, of: str = "subject") -> str:
-    """As RabbitMQ writes it: the most specific first, CN=one,O=two; several of one level are joined by +."""
+    """Return a name as RabbitMQ writes it, the most specific part first: CN=one,O=two.
+
+    Several values of one level are joined by +.
+    """
     levels = [
         "+".join(f"{SHORT_NAMES.get(name, name)}={_escaped(value)}" for name, value in level)
         for level in certificate.get(of, ())
@@ -210,7 +236,7 @@ def _subject(certificate: PeerCertificate) -> list[tuple[str, str]]:
 
 
 def _escaped(value: str) -> str:
-    """RFC 4514, 2.4."""
+    """Return the value escaped by RFC 4514, 2.4."""
     out = []
     for at, letter in enumerate(value):
         at_edge = (at == 0 and letter in "# ") or (at == len(value) - 1 and letter == " ")

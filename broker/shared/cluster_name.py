@@ -1,4 +1,4 @@
-"""What the broker calls itself to operators and clients: in connection.start, the HTTP API, traces and metrics."""
+"""The name of the broker in connection.start, the HTTP API, traces and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import CLUSTER_NAME, GLOBAL
 
-# Whose protocol and whose API this is: clients and tools choose by it how they talk.
+# The RabbitMQ whose protocol and API this is. Clients and tools choose by it how they talk.
 RABBITMQ_VERSION: Final = "3.13.7"
 DEFAULT: Final = f"shardmq@{socket.gethostname()}"  # as rabbit@HOST
 

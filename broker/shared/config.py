@@ -1,9 +1,9 @@
 """The settings of one front door: one JSON object that the supervisor hands it at its start.
 
-The command is `python -m shardmq.broker.front_door --config fd:N`, or the JSON itself in place of `fd:N`.
-
-It is checked once. The supervisor reads the settings file and hands each process its own section; nothing here reads
-files or the environment. A wrong key or value is a ConfigError whose text names the key.
+The command is `python -m shardmq.broker.front_door --config fd:N`, or the JSON itself in place of
+`fd:N`. The settings are checked once. The supervisor reads the settings file and hands each process
+its own section; nothing here reads files or the environment. A wrong key or value is a ConfigError
+whose text names the key.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import msgspec
 
 from shardmq.supervisor.notify import section
 
-FRAME_BYTES_FLOOR = (
-    8192  # clients may count on this much before they have negotiated (RabbitMQ 4.1 and later)
-)
+# Clients may count on this much before they have negotiated (RabbitMQ 4.1 and later).
+FRAME_BYTES_FLOOR = 8192
 FRAME_BYTES_CEILING = 16 << 20
 MESSAGE_BYTES_CEILING = 512 << 20
 
@@ -25,11 +24,14 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the text names it."""
+    """A setting cannot be used; the text names it."""
 
 
 class Sni(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Another certificate for clients that ask for `host`: a name, or *. and what follows its first label."""
+    """Another certificate for clients that ask for `host`.
+
+    `host` is a name, or *. and what follows the first label of a name.
+    """
 
     host: Annotated[str, msgspec.Meta(min_length=1)]
     cert: Annotated[str, msgspec.Meta(min_length=1)]
@@ -37,13 +39,18 @@ class Sni(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Paths are of PEM files; an empty `key`: it lies in the file of `cert`."""
+    """How a listener speaks TLS. Paths are of PEM files.
+
+    - An empty `key` lies in the file of `cert`.
+    - `ca`: certificates that may have signed those of clients.
+    - `ciphers`: OpenSSL's words, for TLS 1.2; an empty text leaves the choice to OpenSSL.
+    """
 
     cert: Annotated[str, msgspec.Meta(min_length=1)]
     key: str = ""
-    ca: str = ""  # who may have signed the clients' certificates
+    ca: str = ""
     min_version: Literal["1.2", "1.3"] = "1.2"
-    ciphers: str = ""  # OpenSSL's words, for TLS 1.2; empty: its own choice
+    ciphers: str = ""
     verify: Literal["none", "peer"] = "none"
     fail_if_no_peer_cert: bool = False
     login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = (
@@ -59,12 +66,26 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The settings of one front door.
+
+    - `door` is its number and `doors` how many there are.
+    - `boot` names one life of the broker.
+    - `listen_fds` and `tls_listen_fds` are listening sockets that the supervisor has bound.
+    - `channel_consumers_max`, `channel_max_per_node` and `connections_max`: 0 means no limit. The
+      second one counts the channels of all front doors, which the controller knows.
+    - `set_timestamp`: a message without a timestamp gets the time when it came.
+    - `connections_are_limited`: there is a limit over all front doors, so the controller is asked.
+    - `proxy_protocol_from`: networks whose connections may begin with a PROXY header.
+    - `tick_us`: how long small reads may pile up while there are many of them; not used when idle.
+    - `loopback_users` may log in from this host only: their password is known to everybody.
+    """
+
     runtime_dir: Annotated[str, msgspec.Meta(min_length=1)]
     door: Annotated[int, msgspec.Meta(ge=0, lt=0xFFFF)]  # 0xffff names the controller on the wire
-    doors: Annotated[int, msgspec.Meta(ge=1)] = 1  # how many there are
+    doors: Annotated[int, msgspec.Meta(ge=1)] = 1
     shards: Annotated[int, msgspec.Meta(ge=1, le=64)]  # the packer keeps them in a word
-    listen_fds: list[Count]  # listening sockets, bound by the supervisor
-    boot: Annotated[str, msgspec.Meta(min_length=1)]  # names one life of the broker
+    listen_fds: list[Count]
+    boot: Annotated[str, msgspec.Meta(min_length=1)]
     tls_listen_fds: list[Count] = []
     tls: Tls | None = None
 
@@ -73,21 +94,18 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         131072
     )
     channels_max: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 2047
-    channel_consumers_max: Count = 0  # 0: no limit
-    channel_max_per_node: Count = 0  # over all front doors, which the controller knows; 0: no limit
+    channel_consumers_max: Count = 0
+    channel_max_per_node: Count = 0
     message_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=MESSAGE_BYTES_CEILING)] = 128 << 20
-    set_timestamp: bool = False  # of a message that came without one: when it came
+    set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
-    connections_max: Count = 0  # of this door; 0: no limit but that of open files
-    connections_are_limited: bool = False  # over all doors: the controller is asked
-    proxy_protocol_from: list[str] = []  # networks whose connections may begin with a PROXY header
+    connections_max: Count = 0
+    connections_are_limited: bool = False
+    proxy_protocol_from: list[str] = []
 
-    # How long small reads may pile up while there are many of them; never applied when idle.
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 300
 
-    loopback_users: frozenset[str] = frozenset(
-        {"guest"}
-    )  # may log in from this host only: their password is known to everybody
+    loopback_users: frozenset[str] = frozenset({"guest"})
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = (
         "info"
     )
@@ -95,7 +113,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def read_config(arguments: list[str]) -> BrokerConfig:
-    """The configuration from a command line: `--config JSON` or `--config=JSON`."""
+    """Return the settings of a command line: `--config JSON` or `--config=JSON`.
+
+    Raises ConfigError.
+    """
     match arguments:
         case ["--config", text]:
             pass
@@ -105,8 +126,6 @@ def read_config(arguments: list[str]) -> BrokerConfig:
             raise ConfigError("expected --config JSON")
     try:
         return msgspec.json.decode(section(text).encode(), type=BrokerConfig)
-    except (
-        msgspec.DecodeError,
-        ValueError,
-    ) as error:  # ValidationError too: its text ends with the path of the key
+    except (msgspec.DecodeError, ValueError) as error:
+        # A ValidationError too, whose text ends with the path of the key.
         raise ConfigError(f"front door: {error}") from None

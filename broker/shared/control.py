@@ -1,8 +1,9 @@
-"""What front doors and the controller say to each other: every message as data.
+"""The messages between front doors and the controller.
 
-A unix stream at RUNTIME_DIR/control.sock; each message is a u32 length (little endian, at most CONTROL_BYTES_MAX)
-and msgpack of one struct below. The stream's end is the news that the other process is gone: the controller deletes the
-exclusive queues of a front door's connections; a front door keeps serving from its copy and connects again.
+They travel on a unix stream at RUNTIME_DIR/control.sock. Each is a u32 length (little endian, at
+most CONTROL_BYTES_MAX) and msgpack of one struct below. The end of the stream says that the other
+process is gone: the controller deletes the exclusive queues of a front door's connections; a front
+door keeps serving from its copy and connects again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True
     """Base of all messages."""
 
 
-# -- front door to controller -------------------------------------------------------------------------
+# -- front door to controller ----------------------------------------------------------------------
 
 
 class DoorHello(ControlMessage, tag="door-hello", frozen=True):
-    """First on the stream. `version`: of the catalog the door already holds in `boot` (0: nothing). Answered by a
-    Snapshot or, where the controller can, by the Changes since."""
+    """First on the stream.
+
+    `version` is that of the catalog that the door already holds in `boot` (0: nothing). Answered by
+    a Snapshot or, where the controller can, by the Changes since that version.
+    """
 
     door: int
     incarnation: int
@@ -36,10 +40,15 @@ class DoorHello(ControlMessage, tag="door-hello", frozen=True):
 
 
 class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
-    """One client. `owner` is the door's name for it: "door.incarnation.connection"."""
+    """One client.
+
+    `owner` is the door's name for it: "door.incarnation.connection". `name` is "peer:port ->
+    host:port". `tls_version` is written as in "tlsv1.3". `channels` is their number when it last
+    mattered to a limit.
+    """
 
     owner: str
-    name: str  # "peer:port -> host:port"
+    name: str
     user: str
     vhost: str
     peer_host: str
@@ -54,21 +63,21 @@ class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
     heartbeat_s: int
     connected_at_ms: int
     client_properties: dict[str, Any]
-    tls_version: str = ""  # tlsv1.3
+    tls_version: str = ""
     tls_cipher: str = ""
     peer_cert_subject: str = ""
     peer_cert_issuer: str = ""
-    channels: int = 0  # as of when it last mattered to a limit
+    channels: int = 0
 
 
 class ConnectionUp(ControlMessage, tag="up", frozen=True):
-    """New, or one that has another number of channels now."""
+    """A connection is new or has another number of channels now."""
 
     info: ConnectionInfo
 
 
 class ConnectionDown(ControlMessage, tag="down", frozen=True):
-    """Its exclusive queues are deleted."""
+    """A connection is gone; its exclusive queues are deleted."""
 
     owner: str
 
@@ -80,10 +89,11 @@ class Applied(ControlMessage, tag="applied", frozen=True):
 
 
 class Ask(ControlMessage, tag="ask", frozen=True):
-    """A request to change what exists. Answered by Answer(id) once every door has applied the outcome.
+    """A request to change what exists.
 
-    The door has checked the user's rights and the names' form; the controller checks existence, equivalence,
-    exclusivity, use and limits.
+    Answered by Answer(id) once every door has applied the outcome. The door has checked the user's
+    rights and the form of names; the controller checks existence, equivalence, exclusivity, use and
+    limits.
     """
 
     id: int
@@ -93,50 +103,63 @@ class Ask(ControlMessage, tag="ask", frozen=True):
 
 
 class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
-    """What a consumer of a virtual queue asks for (controller/groups/groups.py says what it means)."""
+    """What a consumer of a virtual queue asks for; controller/groups/groups.py says what it means.
+
+    `owner`, `channel` and `tag` are for listings.
+    """
 
     group: str
     assignment: str
     exclusive: bool
     priority: int
     affinity: bool
-    owner: str  # connection, channel and tag: for listings
+    owner: str
     channel: int
     tag: str
 
 
 class Fenced(ControlMessage, tag="fenced", frozen=True):
-    """Answers Fence: all that this door routed by what was in force before has been taken in by the shards."""
+    """Answers Fence.
+
+    All that this door routed by what was in force before has been taken in by the shards.
+    """
 
     number: int
 
 
 class DoorReport(ControlMessage, tag="report", frozen=True):
-    """Answers Query. connections: per connection {owner, channels, send_oct, recv_oct, state, ...};
-    channels: per channel {owner, number, prefetch_count, unacked, confirm, ...}; counters: totals of this
-    door, "connections" and "channels" among them."""
+    """Answers Query.
+
+    - `connections`: for each connection {owner, channels, send_oct, recv_oct, state, ...}
+    - `channels`: for each channel {owner, number, prefetch_count, unacked, confirm, ...}
+    - `counters`: totals of this door, "connections" and "channels" among them
+    - `unacked`: for each delivery {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
+    - `exchanges`: (vhost, name, messages published to it, messages to queues)
+    """
 
     query: int
     connections: list[dict[str, Any]]
     channels: list[dict[str, Any]]
     counters: dict[str, float]
-    unacked: list[
-        dict[str, Any]
-    ] = []  # {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
-    exchanges: list[
-        tuple[str, str, int, int]
-    ] = []  # vhost, name, messages published to it, messages to queues
+    unacked: list[dict[str, Any]] = []
+    exchanges: list[tuple[str, str, int, int]] = []
 
 
 class SeatName(msgspec.Struct, array_like=True, frozen=True):
-    """A place at a shard queue, by its id; all but the first (0) are for consumers with key affinity."""
+    """A place at a shard queue, which is named by its id.
+
+    Places but the first (0) are for consumers with key affinity.
+    """
 
     queue: int
     place: int
 
 
 class ConsumerHere(msgspec.Struct, array_like=True, frozen=True):
-    """A consumer of a virtual queue as its front door sees it. `left`: its client cancelled it, and it holds seats."""
+    """A consumer of a virtual queue as its front door sees it.
+
+    `left`: its client cancelled it, and it still holds seats.
+    """
 
     number: int
     vhost: str
@@ -147,26 +170,38 @@ class ConsumerHere(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ConsumersHere(ControlMessage, tag="consumers", frozen=True):
-    """First after each Snapshot or Changes that answer a hello: all consumers of virtual queues at this door."""
+    """All consumers of virtual queues at this door.
+
+    It is the first message after each Snapshot or Changes that answer a hello.
+    """
 
     consumers: list[ConsumerHere]
 
 
 class ConsumerLeave(ControlMessage, tag="consumer-", frozen=True):
-    """Cancelled, or its channel is gone. Each seat it still has follows with SeatGivenUp."""
+    """A consumer was cancelled, or its channel is gone.
+
+    Each seat that it still has follows with SeatGivenUp.
+    """
 
     number: int
 
 
 class SeatGivenUp(ControlMessage, tag="seat-", frozen=True):
-    """The consumer is stopped there, and what it held is settled or requeued; also when the queue went."""
+    """A consumer is stopped at a shard queue, and what it held is settled or requeued.
+
+    This is also said when the queue is deleted.
+    """
 
     number: int
     seat: SeatName
 
 
 class SeatPassed(ControlMessage, tag="seat>", frozen=True):
-    """The consumer has settled all below `offset` there, which is not below the mark it was given."""
+    """A consumer has settled all messages below `offset` at a shard queue.
+
+    `offset` is not below the mark that the consumer was given.
+    """
 
     number: int
     seat: SeatName
@@ -176,12 +211,15 @@ class SeatPassed(ControlMessage, tag="seat>", frozen=True):
 ConsumerNews = ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
 
 
-# -- requests ----------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 class Request(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
-    """Base of what can be asked; the fields are those of the AMQP methods. `arguments` are decoded field tables:
-    bool, int, float, str, bytes, None, datetime, Decimal as str, list, dict."""
+    """Base of what can be asked; the fields are those of the AMQP methods.
+
+    `arguments` are decoded field tables: bool, int, float, str, bytes, None, datetime, Decimal as
+    str, list, dict.
+    """
 
     vhost: str
 
@@ -201,7 +239,10 @@ class ExchangeRemove(Request, tag="exchange.delete", frozen=True):
 
 
 class QueueDeclare(Request, tag="queue.declare", frozen=True):
-    """Answer.result: {"name": str, "messages": int, "consumers": int}; name "" asks for amq.gen-..."""
+    """queue.declare. An empty name asks for amq.gen-...
+
+    Answer.result: {"name": str, "messages": int, "consumers": int}.
+    """
 
     name: str
     durable: bool
@@ -227,8 +268,11 @@ class Bind(Request, tag="bind", frozen=True):
 
 
 class BindMany(Request, tag="bind.many", frozen=True):
-    """Queues, without arguments, in this order: (source, queue, routing key) of each. The first that is refused ends
-    it; what was done before stays. Answer.result, if `code` is not 0: {"done": how many were}."""
+    """Binds queues without arguments in this order: (source, queue, routing key) of each.
+
+    The first bind that is refused ends the request; earlier ones stay. Answer.result, if `code` is
+    not 0: {"done": how many were bound}.
+    """
 
     binds: list[tuple[str, str, str]]
 
@@ -242,14 +286,20 @@ class Unbind(Request, tag="unbind", frozen=True):
 
 
 class ConnectionOpen(Request, tag="connection.open", frozen=True):
-    """May this connection, of which a ConnectionUp came before, be open beside the others of its vhost and user? Asked
-    only where one of them has a limit; whoever is up first counts first."""
+    """Asks whether this connection may be open beside the others of its vhost and user.
+
+    A ConnectionUp of the connection came before. Asked only where vhost or user have a limit. The
+    connection that is up first counts first.
+    """
 
     user: str
 
 
 class ConsumerJoin(Request, tag="consumer.join", frozen=True):
-    """basic.consume on a virtual queue, by consumer `number` of the door. What it gets follows in SeatOrders."""
+    """basic.consume on a virtual queue by consumer `number` of the door.
+
+    The seats that it gets follow in SeatOrders.
+    """
 
     exchange: str
     number: int
@@ -257,56 +307,78 @@ class ConsumerJoin(Request, tag="consumer.join", frozen=True):
 
 
 class VirtualLook(Request, tag="virtual.look", frozen=True):
-    """Answer.result: {"consumers": of the virtual queue, "seats": those they have at its shard queues}."""
+    """Asks for the consumers of a virtual queue.
+
+    Answer.result: {"consumers": of the virtual queue, "seats": those they have at its shard
+    queues}.
+    """
 
     exchange: str
 
 
 class ChannelOpen(Request, tag="channel.open", frozen=True):
-    """May this connection have so many channels, beside all others of its user and of the broker? Asked only where
-    there is a limit. Whoever is refused loses the connection: its channels count no more from then on."""
+    """Asks whether this connection may have so many channels.
+
+    All other channels of its user and of the broker count too. Asked only where there is a limit. A
+    connection that is refused is closed: its channels count no more from then on.
+    """
 
     user: str
     channels: int
 
 
 class ChannelClose(Request, tag="channel.close", frozen=True):
-    """The connection has but so many channels left. Asked, not told, where there is a limit: who has seen its
-    channel.close-ok may open another at any front door. Never refused."""
+    """Tells that the connection has only so many channels left. Never refused.
+
+    It is asked, not told, where there is a limit: a client that has seen its channel.close-ok may
+    open another channel at any front door.
+    """
 
     channels: int
 
 
 AnyRequest = (
-    ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | BindMany | Unbind | ConnectionOpen
-    | ChannelOpen | ChannelClose | ConsumerJoin | VirtualLook
+    ExchangeDeclare | ExchangeRemove | QueueDeclare | QueueRemove | Bind | BindMany | Unbind
+    | ConnectionOpen | ChannelOpen | ChannelClose | ConsumerJoin | VirtualLook
 )  # fmt: skip
 
 
 def things_asked(request: Any) -> int:
-    """For the bounds on requests: what many are asked with at once counts as many."""
+    """Return how many requests this counts for in the bounds on requests.
+
+    A request that asks many things at once counts as many.
+    """
     return len(request.binds) if type(request) is BindMany else 1
 
 
-# -- controller to front door ---------------------------------------------------------------------------
+# -- controller to front door ----------------------------------------------------------------------
 
 
 class SnapshotPart(ControlMessage, tag="snapshot-part", frozen=True):
-    """The first changes of the Snapshot that follows, when it is long: what is read at once is garbage at once."""
+    """The first changes of the Snapshot that follows.
+
+    A long snapshot comes in parts, so that its bytes need not be in memory all at once.
+    """
 
     changes: list[AnyChange]
 
 
 class Snapshot(ControlMessage, tag="snapshot", frozen=True):
-    """The whole catalog as the changes that make it, in an order that can be applied to an empty one."""
+    """The whole catalog as changes that make it out of an empty one, in their order.
 
-    boot: str  # names one life of the broker: versions of another boot mean nothing
+    `boot` names one life of the broker: versions of another boot mean nothing.
+    """
+
+    boot: str
     version: int
     changes: list[AnyChange]
 
 
 class Changes(ControlMessage, tag="changes", frozen=True):
-    """`version` is the catalog's after all of them. `waited`: somebody waits for Applied; else it may come later."""
+    """Changes of the catalog, whose version is `version` after all of them.
+
+    `waited`: somebody waits for Applied. Otherwise Applied may come later.
+    """
 
     version: int
     changes: list[AnyChange]
@@ -314,7 +386,11 @@ class Changes(ControlMessage, tag="changes", frozen=True):
 
 
 class Answer(ControlMessage, tag="answer", frozen=True):
-    """`code` 0 means done; else an AMQP reply code with RabbitMQ's text without the "NAME - " in front."""
+    """Answers Ask.
+
+    `code` 0 means done; else it is an AMQP reply code with RabbitMQ's text without the "NAME - " in
+    front.
+    """
 
     id: int
     code: int = 0
@@ -329,7 +405,10 @@ class CloseConnection(ControlMessage, tag="close", frozen=True):
 
 
 class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
-    """An operator wants it gone: its client is told, as when its queue goes. One that is gone already is no error."""
+    """An operator cancels a consumer; its client is told, as when the queue is deleted.
+
+    A consumer that is gone already is no error.
+    """
 
     owner: str
     channel: int
@@ -337,12 +416,17 @@ class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
 
 
 class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
-    """`kind`: "give" a seat to consumer `number`, "take" it back (answered by SeatGivenUp), "bound" its reading there,
-    or "close": the virtual queue is no more, which the client is told.
+    """What a consumer of a virtual queue is to do with a seat.
 
-    Of streams, with "give" and "bound": it gets nothing from offset `stop` on, and SeatPassed is wanted when all below
-    `mark` is settled. With "give", `fresh`: the shard came when its group was there already, and is read from its
-    beginning, wherever the consumer began elsewhere."""
+    `kind` is "give" (consumer `number` gets the seat), "take" (it gives the seat back, answered by
+    SeatGivenUp), "bound" (its reading there gets bounds) or "close" (the virtual queue is no more,
+    which the client is told).
+
+    With "give" and "bound", for streams: the consumer gets nothing from offset `stop` on, and
+    SeatPassed is wanted when all below `mark` is settled. With "give", `fresh` says that the shard
+    came when its group was there already. It is then read from its beginning, even if the consumer
+    began elsewhere.
+    """
 
     kind: str
     number: int
@@ -357,25 +441,37 @@ class SeatOrders(ControlMessage, tag="seats", frozen=True):
 
 
 class Fence(ControlMessage, tag="fence", frozen=True):
-    """Answered by Fenced, when every shard is there and has taken in what this door had routed before."""
+    """Answered by Fenced.
+
+    The answer comes when every shard is there and has taken in what this door had routed before.
+    """
 
     number: int
 
 
 class Alarmed(ControlMessage, tag="alarmed", frozen=True):
-    """Publishers are to be held back for this reason, whatever the shards say; "", or a Snapshot: that is over."""
+    """Publishers are to be held back for this reason, whatever the shards say.
+
+    An empty reason, or a Snapshot, ends the alarm.
+    """
 
     reason: str
 
 
 class Outlived(ControlMessage, tag="outlived", frozen=True):
-    """The only answer to a DoorHello of an incarnation that was taken for gone: shards have put back in order what it
-    held, and hear it no more. It is to end; the next one is heard."""
+    """The only answer to a DoorHello of an incarnation that was taken for gone.
+
+    Shards have put back in order what it held, and do not hear it any more. The process is to end;
+    the next one is heard.
+    """
 
 
 class Query(ControlMessage, tag="query", frozen=True):
-    """Answered by DoorReport. `totals_only`: with nothing of single connections and channels, of which there may be
-    thousands. `unacked_of`: a queue's id, with nothing but its deliveries that wait for their ack."""
+    """Answered by DoorReport.
+
+    `totals_only`: without single connections and channels, of which there may be thousands.
+    `unacked_of`: the id of a queue; only its deliveries that wait for their ack are reported.
+    """
 
     query: int
     totals_only: bool = False
@@ -384,6 +480,7 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
-    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed | Outlived | Query
+    | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
+    | Outlived | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed | SeatOrders | Fence | Fenced
 )  # fmt: skip

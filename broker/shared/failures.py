@@ -1,21 +1,21 @@
-"""How often one may guess a password: a budget of each user from each address, and a larger one of
-the address. Pure.
+"""How often one may guess a password. Pure.
 
-A wrong password takes one from both budgets, which fill again slowly. Where one of them is used up
-a login is refused unseen: its password is not looked at. So a client that comes back with a stale
-password again and again uses up its user's budget, and not that of the others at its address; who
-tries many users at one address uses up the address's.
+Each user has a budget at each address, and each address has a larger one. A wrong password takes
+one from both, and both fill again slowly. When one of them is used up, a login is refused unseen:
+its password is not looked at. So a client that comes back with a stale password again and again
+uses up its user's budget, but not that of other users at its address. A client that tries many
+users at one address uses up the budget of the address.
 
-Passwords that are being looked at just now count against the budget of their user as if they were
-wrong, but not against the address's: several hundred clients of one address that come back together
-with right passwords must all be let in. Who uses this to guess for many users side by side gains
-nothing in the long run. Each wrong password is charged when it is known to be wrong, so the budget
-goes below nothing, and nobody from the address is looked at until that is made up for: on average
-one guess each ADDRESS_FAILURE_S. At once there are no more than ADDRESS_FAILURES_MAX and
-ADDRESS_GUESSES_MAX together. Each process has budgets of its own.
+Passwords that are being looked at count against the budget of their user as if they were wrong, but
+not against that of the address: several hundred clients of one address that come back together with
+right passwords must all be let in. To guess for many users side by side gains nothing in the long
+run. Each wrong password is charged when it is known to be wrong, so the budget goes below zero, and
+no password from the address is looked at until that is made up for: on average one guess each
+ADDRESS_FAILURE_S. At once there are no more than ADDRESS_FAILURES_MAX and ADDRESS_GUESSES_MAX
+together. Each process has budgets of its own.
 
-`now` is in seconds, of any clock that does not go back. Every table has a bound; what was silent
-longest is forgotten.
+`now` is in seconds, of any clock that does not go back. Every table has a bound; the key that was
+silent longest is forgotten.
 """
 
 from __future__ import annotations
@@ -27,18 +27,16 @@ from typing import Final
 
 USER_FAILURES_MAX: Final = 30  # wrong passwords of one user from one address at once ...
 USER_FAILURE_S: Final = 2.0  # ... and after that one more for each so many seconds
-ADDRESS_FAILURES_MAX: Final = (
-    300  # the same of all users from one address: nine may be stale at a time
-)
+# The same for all users from one address: the passwords of nine users may be stale at a time.
+ADDRESS_FAILURES_MAX: Final = 300
 ADDRESS_FAILURE_S: Final = 0.2
-ADDRESS_GUESSES_MAX: Final = (
-    1_000  # slow passwords from one address that are being looked at at a time
-)
+# Passwords with a slow hash from one address that are looked at at a time.
+ADDRESS_GUESSES_MAX: Final = 1_000
 USERS_MAX: Final = 20_000  # pairs of address and user that are remembered
 ADDRESSES_MAX: Final = 10_000
-SAID_MAX: Final = 1_000  # of which it is remembered when the log was told that they are refused
-SAY_EACH_S: Final = 60.0  # of one of them the log is told no more often
-DIGEST_BYTES: Final = 16  # in the place of a pair: names of users may be long, and are anybody's
+SAID_MAX: Final = 1_000  # keys for which the time is kept when the log was told
+SAY_EACH_S: Final = 60.0  # the log is told no more often of one key
+DIGEST_BYTES: Final = 16  # kept in place of a pair: anybody may send long names of users
 
 TOO_MANY_OF_USER: Final = "too many failed logins of this user from this address"
 TOO_MANY: Final = "too many failed logins from this address"
@@ -47,13 +45,18 @@ UNSEEN: Final = frozenset((TOO_MANY_OF_USER, TOO_MANY, TOO_MANY_AT_ONCE))
 
 
 class Budget:
-    """Failures that are left to each key: `most` at once, one more each `refill_s` seconds, for at most `keys_max`."""
+    """The failures that are left to each key.
+
+    A key has `most` at once and one more each `refill_s` seconds. At most `keys_max` keys are
+    remembered.
+    """
 
     def __init__(self, most: int, refill_s: float, keys_max: int) -> None:
         self._most = most
         self._refill_s = refill_s
         self._keys_max = keys_max
-        self._used: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # failures, and when
+        # Failures that are used, and the time when they were counted.
+        self._used: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._used)
@@ -73,7 +76,7 @@ class Budget:
 
 
 class Failures:
-    """Wrong passwords by address and user."""
+    """The wrong passwords by address and user."""
 
     def __init__(self) -> None:
         self._users = Budget(USER_FAILURES_MAX, USER_FAILURE_S, USERS_MAX)
@@ -84,8 +87,8 @@ class Failures:
     ) -> str:
         """Return why a password of this user from this address is not looked at, or "".
 
-        `guesses`: other passwords of the user from there that are being looked at just now, and may be wrong.
-        `of_address`: the same of all users from there.
+        `guesses` are other passwords of the user from there that are being looked at and may be
+        wrong, `of_address` those of all users from there.
         """
         if self._users.left(pair_of(address, user), now) < 1 + guesses:
             return TOO_MANY_OF_USER
@@ -99,16 +102,18 @@ class Failures:
 
 
 class Unseen:
-    """Counts what is refused unseen, and says of each user or address that it is, but not each time."""
+    """Counts logins that are refused unseen.
+
+    It tells the log of each user or address, but not each time.
+    """
 
     def __init__(self) -> None:
         self.count = 0
-        self._said: OrderedDict[Hashable, tuple[float, int]] = (
-            OrderedDict()
-        )  # when, and how many since
+        # The time when the log was told, and the number of refusals since then.
+        self._said: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
     def refused(self, address: str, user: str, why: str, now: float) -> str:
-        """Return a line for the log, or "" when it was told of this a short while ago."""
+        """Return a line for the log, or "" when the log was told of this a short while ago."""
         self.count += 1
         key = pair_of(address, user) if why == TOO_MANY_OF_USER else address
         said_at, since = self._said.pop(key, (-SAY_EACH_S, 0))

@@ -1,12 +1,11 @@
-"""Whether a login's password is right, without keeping the event loop from its work, and how often
-one may guess.
+"""Whether the password of a login is right, without stopping the event loop.
 
 A password that is known to be right (`passwords.Memory`) or has a quick hash is judged at once, in
-the loop; the others in two threads. Who guesses wrong uses up budgets (`failures`), by AMQP and
-HTTP alike; who has none left is refused unseen, unless the password is one that was right lately.
-So guessing from a neighbour's address, or of a neighbour with a stale password, does not lock out
-clients that are at work. What is refused unseen is said in the log here, now and then; every other
-refusal is for the caller to say.
+the loop; other passwords in two threads. Wrong guesses by AMQP and HTTP use up the same budgets
+(`failures`). A login without budget is refused unseen, unless the password was right a short while
+ago. So guesses from a neighbour's address, or a neighbour with a stale password, do not lock out
+clients that are at work. This file logs now and then that logins are refused unseen; the caller
+logs every other refusal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from shardmq.broker.shared.failures import Failures, Unseen
 MECHANISMS = b"AMQPLAIN PLAIN"  # in RabbitMQ's order
 THREADS = 2  # each takes 16 MiB while it works
 PENDING_MAX = 10_000  # passwords that wait for a thread
-IPV6_PREFIX = 64  # what one subscriber has
+IPV6_PREFIX = 64  # bits of the network that one subscriber has
 
 WRONG = "unknown, or a wrong password"
 BUSY = "too many logins at once"
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class TakesLong(Exception):
-    """Ask `slowly`."""
+    """The password's hash takes long: ask `slowly`."""
 
     def __init__(self, user: str, password: str) -> None:
         super().__init__("the password's hash takes long")
@@ -47,7 +46,10 @@ class TakesLong(Exception):
 
 
 class Logins:
-    """Of one process. A verdict is "" when the password is right, else the reason, for the log alone."""
+    """The logins of one process.
+
+    A verdict is "" when the password is right, else the reason, which is for the log alone.
+    """
 
     def __init__(self) -> None:
         self._failures = Failures()
@@ -55,20 +57,19 @@ class Logins:
         self._memory = passwords.Memory(secrets.token_bytes(32))
         self._threads = ThreadPoolExecutor(THREADS, "password")
         self._pending: dict[bytes, _Pending] = {}
-        self._guesses: Counter[tuple[str, str]] = (
-            Counter()
-        )  # hashes under way, by address and user who began them
-        self._guesses_from: Counter[str] = Counter()  # the same by address
+        # Hashes under way, by address and user that began them, and by address.
+        self._guesses: Counter[tuple[str, str]] = Counter()
+        self._guesses_from: Counter[str] = Counter()
 
     @property
     def refused_unseen(self) -> int:
-        """How many logins were refused without a look at their password, for the metrics."""
+        """Return how many logins were refused without a look at their password."""
         return self._unseen.count
 
     def at_once(
         self, user: UserPut | None, name: str, password: str, address: str, now: float
     ) -> str:
-        """Raises TakesLong when the loop should not wait for it."""
+        """Return the verdict. Raises TakesLong when the loop should not wait for it."""
         source = source_of(address)
         if user is not None and self._memory.knows(self._memory.mark(user, password)):
             return ""
@@ -84,6 +85,7 @@ class Logins:
     async def slowly(
         self, user: UserPut | None, name: str, password: str, address: str, now: float
     ) -> str:
+        """Return the verdict after a hash in another thread."""
         mark, source = self._memory.mark(user or NOBODY, password), source_of(address)
         pending = self._pending.get(mark)
         if pending is None:
@@ -95,18 +97,16 @@ class Logins:
             pending = self._pending[mark] = self._begin(mark, user, password, (source, name))
         pending.waiting += 1
         try:
-            # Who gives up must not take the answer from the others.
+            # A login that is given up must not take the answer from others.
             right = await asyncio.shield(pending.answer)
         finally:
             pending.waiting -= 1
             if not pending.waiting:
-                pending.answer.cancel()  # nobody wants to know any more: if it has not begun, it need not
+                pending.answer.cancel()  # nobody waits any more: it need not begin
         if right:
             return ""
-        if (
-            source,
-            name,
-        ) not in pending.charged:  # a thousand clients with one password made one guess
+        # A thousand clients with one password made one guess.
+        if (source, name) not in pending.charged:
             pending.charged.add((source, name))
             self._failures.failed(source, name, now)
         return WRONG
@@ -114,7 +114,10 @@ class Logins:
     def _begin(
         self, mark: bytes, user: UserPut | None, password: str, guesser: tuple[str, str]
     ) -> _Pending:
-        """A thousand clients that come back with one password cost one hash."""
+        """Begin a hash in another thread.
+
+        A thousand clients that come back with one password cost one hash.
+        """
         loop = asyncio.get_running_loop()
         answer = loop.run_in_executor(self._threads, passwords.matches, user, password)
         self._guesses[guesser] += 1
@@ -142,7 +145,11 @@ class Logins:
 
 
 class _Pending:
-    """A hash under way, how many wait for it, and whose budgets it was taken from when it turned out wrong."""
+    """A hash under way.
+
+    `waiting` counts the logins that wait for it. `charged` are the budgets that a wrong password
+    was taken from.
+    """
 
     __slots__ = ("answer", "charged", "waiting")
 
@@ -153,14 +160,14 @@ class _Pending:
 
 
 def _lower(counts: Counter[T], key: T) -> None:
-    """Count one less; what is none is forgotten."""
+    """Count one less; forget a count of none."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
 
 
 def source_of(address: str) -> str:
-    """Whose budget a guess from this address uses."""
+    """Return the key of the budget that guesses from this address use."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -173,7 +180,10 @@ def source_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the peer is on this machine; "" is a unix socket's peer. IPv4 written as IPv6 counts as IPv4."""
+    """Return whether the peer is on this machine. "" is the peer of a unix socket.
+
+    IPv4 written as IPv6 counts as IPv4.
+    """
     if not host:
         return True
     try:

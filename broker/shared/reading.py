@@ -1,7 +1,7 @@
-"""Consumers of streams, at the front door: what their arguments mean, and which offset each delivery had.
+"""Consumers of streams at the front door: their arguments and the offsets of their deliveries.
 
-A shard that starts anew knows no consumer, and a stream has no message marked as delivered: where a consumer goes on is
-known here, by the offsets of what it has not acknowledged. Pure.
+A shard that starts anew knows no consumer, and a stream marks no message as delivered. So the front
+door knows where a consumer goes on: by the offsets of what the consumer has not acknowledged. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNIT_MS: Final = {
 }
 OFFSET_MAX = (1 << 63) - 1
 FILTERS_MAX = 256
-# Deliveries that are remembered before a look which of them are settled pays.
+# So many runs of deliveries are remembered before it pays to look which of them are settled.
 LOOK_MIN = 64
 
 
@@ -47,7 +47,7 @@ def is_stream(arguments: Mapping[str, Any]) -> bool:
 def check_consume(
     vhost: str, queue: str, no_ack: bool, exclusive: bool, prefetch: int, channel_limit: int
 ) -> None:
-    """Raises Refusal, with RabbitMQ's words where it has some."""
+    """Raise Refusal if a stream cannot be consumed in this way, in RabbitMQ's words if any."""
     thing = named("queue", queue, vhost)
     if no_ack:
         raise Refusal(NOT_IMPLEMENTED, f"automatic acknowledgement not supported by stream {thing}")
@@ -66,8 +66,11 @@ def no_get(vhost: str, queue: str) -> Refusal:
 
 
 def read_from(arguments: Mapping[str, Any], tag: str) -> ReadFrom:
-    """What basic.consume asks for. Its tag is a name whose position is kept when it is the client's own and no offset
-    is given, or when the argument TRACKING says so. Raises Refusal."""
+    """Return what basic.consume asks for. Raises Refusal.
+
+    The tag is a name whose position is kept when the tag is the client's own and no offset is
+    given, or when the argument TRACKING says so.
+    """
     said = arguments.get(OFFSET)
     start, value = _start(said)
     tracking = arguments.get(TRACKING)
@@ -120,39 +123,41 @@ class _Run(NamedTuple):
 
 
 class Reading:
-    """Where one consumer of a stream is. What it was given is remembered as long as it may be unsettled."""
+    """The position of one consumer of a stream.
+
+    Its deliveries are remembered as long as they may be unsettled. `epoch` is that of the shard
+    that gave the latest delivery.
+    """
 
     def __init__(self, asked: ReadFrom) -> None:
         self.asked = asked
-        self.epoch = 0  # of the shard that gave the latest delivery
-        self._position: int | None = (
-            None  # behind the latest delivery; None: no shard has said where it begins
-        )
+        self.epoch = 0
+        # The offset behind the latest delivery, None until a shard has said where it begins.
+        self._position: int | None = None
         self._seen_below = 0
         self._runs: deque[_Run] = deque()
-        self._again: set[int] = (
-            set()
-        )  # offsets given back, and not come again; at most as many as the prefetch
+        # Offsets given back that have not come again; at most as many as the prefetch.
+        self._again: set[int] = set()
         self._look_at = LOOK_MIN
 
     def begins(self, offset: int) -> None:
-        """Its shard says so, before the first delivery."""
+        """Note where the consumer begins, as its shard says before the first delivery."""
         if self._position is None:
             self._position = offset
 
     @property
     def crowded(self) -> bool:
-        """`forget_before` is to be called."""
+        """Return whether `forget_before` is to be called."""
         return len(self._runs) > self._look_at
 
     def forget_before(self, number: int) -> None:
-        """All deliveries before that are settled."""
+        """Forget deliveries before this number: all of them are settled."""
         while self._runs and self._runs[0].number + self._runs[0].messages <= number:
             self._runs.popleft()
         self._look_at = max(LOOK_MIN, 2 * len(self._runs))
 
     def take(self, number: int, count: int, blob: memoryview, epoch: int) -> bytes:
-        """The stored messages of a delivery, each with its offset in a header."""
+        """Return the stored messages of a delivery, each with its offset in a header."""
         self.epoch = epoch
         offsets = array("Q", bytes(blob[: 8 * count]))
         if offsets[-1] - offsets[0] + 1 == count:
@@ -178,7 +183,7 @@ class Reading:
             self._runs.append(run)
 
     def give_back(self, first: int, last: int) -> None:
-        """Deliveries that are to come again."""
+        """Note deliveries that are to come again."""
         for run in self._runs:
             start, stop = max(first, run.number), min(last, run.number + run.messages - 1)
             self._again.update(
@@ -186,7 +191,10 @@ class Reading:
             )
 
     def resume(self, unsettled: int | None) -> ReadFrom:
-        """For a new life of its shard; `unsettled`: the number of the old one's first unsettled delivery."""
+        """Return where to begin in a new life of the shard.
+
+        `unsettled` is the number of the first unsettled delivery of the old life.
+        """
         asked = self.asked
         if self._position is None:
             return asked

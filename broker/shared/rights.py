@@ -1,10 +1,9 @@
-"""Which rights an act needs, and whether a user has them: one answer for AMQP, the HTTP API and
-whatever comes beside.
+"""Which rights an act needs, and whether a user has them.
 
-An act is the request that asks for it (`control`, `changes`), or one of the classes below where no
-request is made of it. `needs` gives what an act needs in the order in which RabbitMQ looks; `check`
-raises the Refusal that RabbitMQ gives for the first that is missing. Whoever carries out an act for
-a user calls `check` first: front doors in `topology` and `publishing`, the HTTP API in
+An act is the request that asks for it (`control`, `changes`), or one of the classes below where
+there is no such request. `needs` returns what an act needs in the order in which RabbitMQ looks.
+`check` raises the Refusal that RabbitMQ gives for the first need that is not met. Code that carries
+out an act for a user calls `check` first: front doors in `topology` and `publish`, the HTTP API in
 `management.call`. Requests without a user (an import of definitions, the broker itself) are not
 checked here: an import is an administrator's, by its route.
 
@@ -53,7 +52,7 @@ MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR = (
     "monitoring",
     "administrator",
 )
-# What each tag lets its user do beside its own: RabbitMQ's ranks.
+# The tags that include each tag: RabbitMQ's ranks.
 TAGS: Final[dict[str, frozenset[str]]] = {
     MANAGEMENT: frozenset((MANAGEMENT, POLICYMAKER, MONITORING, ADMINISTRATOR)),
     POLICYMAKER: frozenset((POLICYMAKER, ADMINISTRATOR)),
@@ -71,33 +70,41 @@ GLOBAL_TAGS: Final = {CLUSTER_NAME: ADMINISTRATOR}
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 ALTERNATE_EXCHANGE: Final = "alternate-exchange"
 SHARD_ARGUMENTS: Final = "x-shard-arguments"
-# The name that the broker will give to a queue is not known yet; rights to it are those to a name of its shape.
+# The name that the broker will give to a queue is not known yet. Rights are those to such a name.
 SERVER_NAMED: Final = SERVER_NAMED_PREFIX + 22 * "A"
 
 
-# -- acts that are no requests ------------------------------------------------------------------------------
+# -- acts that are no requests ---------------------------------------------------------------------
 
 
 class Read(NamedTuple):
-    """To have messages of a queue, or of a stream exchange as a queue: consume, get, purge, read as Arrow."""
+    """Having messages of a queue, or of a stream exchange as a queue.
+
+    Consume, get, purge and reading as Arrow are such acts.
+    """
 
     vhost: str
     name: str
 
 
 class Configure(NamedTuple):
-    """To change how a queue that is there behaves: pause, resume, restart."""
+    """Changing how a queue that is there behaves: pause, resume, restart."""
 
     vhost: str
     name: str
 
 
-# -- needs --------------------------------------------------------------------------------------------------
+# -- needs -----------------------------------------------------------------------------------------
 
 
 class Need(NamedTuple):
+    """A right to a thing.
+
+    `kind` is "exchange" or "queue", for the text.
+    """
+
     right: Right
-    kind: str  # "exchange" or "queue", for the text
+    kind: str
     vhost: str
     name: str
 
@@ -106,11 +113,15 @@ class Need(NamedTuple):
         if catalog.permissions.may(user, self.vhost, self.right, self.name):
             return ""
         shown = self.name or "amq.default" if self.kind == "exchange" else self.name
-        return f"{self.right} access to {checks.named(self.kind, shown, self.vhost)} refused for user '{user}'"
+        thing = checks.named(self.kind, shown, self.vhost)
+        return f"{self.right} access to {thing} refused for user '{user}'"
 
 
 class TopicNeed(NamedTuple):
-    """Of an exchange that is no topic exchange, or is not there, any key may be used."""
+    """A right to a routing key of a topic exchange.
+
+    Every key may be used with an exchange that is no topic exchange, or does not exist.
+    """
 
     right: TopicRight
     vhost: str
@@ -130,7 +141,10 @@ class Tag(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Administrators set parameters in every vhost."""
+    """Any permission in a vhost.
+
+    Administrators need none: they set parameters in every vhost.
+    """
 
     vhost: str
 
@@ -147,7 +161,8 @@ AnyNeed = Need | TopicNeed | Tag | Entry
 def check(catalog: Catalog, user: str, act: Any) -> None:
     """Raise Refusal, 403, when the user lacks a right that the act needs.
 
-    Raises KeyError for an act that has no line in `_NEEDS`: nobody may do what nobody has thought of.
+    Raises KeyError for an act that has no line in `_NEEDS`: an act without a rule is allowed to
+    nobody.
     """
     for need in needs(catalog, act):
         if text := need.refusal(catalog, user):
@@ -155,16 +170,19 @@ def check(catalog: Catalog, user: str, act: Any) -> None:
 
 
 def needs(catalog: Catalog, act: Any) -> Iterator[AnyNeed]:
-    """Give what the act needs, in order. Raises Refusal on the way for what nobody may do at all."""
+    """Return what the act needs, in order.
+
+    Raises Refusal on the way for what nobody may do at all.
+    """
     return _NEEDS[type(act)](catalog, act)
 
 
 def has_tag(tags: Iterable[str], tag: str) -> bool:
-    """Whether a user with these tags may do what the tag is for."""
+    """Return whether a user with these tags may do what the tag is for."""
     return not TAGS[tag].isdisjoint(tags)
 
 
-# -- publishing: many a second, so without a request for each -----------------------------------------------
+# -- publishing: without a request for each message, for speed -------------------------------------
 
 
 def check_publish(catalog: Catalog, user: str, vhost: str, exchange: str) -> None:
@@ -176,7 +194,7 @@ def check_publish(catalog: Catalog, user: str, vhost: str, exchange: str) -> Non
 
 
 def check_keys(catalog: Catalog, user: str, vhost: str, exchange: str, keys: Iterable[str]) -> None:
-    """Raise Refusal when the user may not publish to this topic exchange with one of these routing keys.
+    """Raise Refusal when the user may not publish to a topic exchange with one of these keys.
 
     The keys are all by which the message is routed: its own and those of its headers CC and BCC.
     """
@@ -187,9 +205,10 @@ def check_keys(catalog: Catalog, user: str, vhost: str, exchange: str, keys: Ite
 def check_dead_letter(
     catalog: Catalog, user: str, vhost: str, headers: dict[str, Any], keys: Iterable[str]
 ) -> None:
-    """Raise Refusal when a message names an exchange for its dead letter to which the user may not publish it.
+    """Raise Refusal when the user may not publish to the exchange of the dead letter.
 
-    The dead letter goes there with the key that the message names for it, else with the message's own keys.
+    A message may name an exchange for its dead letter. The dead letter goes there with the key that
+    the message names for it, else with the message's own keys.
     """
     exchange = own_letters.exchange_of(headers)
     if exchange is None:
@@ -219,11 +238,15 @@ def _is_topic(exchange: ExchangePut | None) -> bool:
     )
 
 
-# -- what each act needs ------------------------------------------------------------------------------------
+# -- what each act needs ---------------------------------------------------------------------------
 
 
 def _exchange_declare(catalog: Catalog, act: ExchangeDeclare) -> Iterator[AnyNeed]:
-    """Names in the arguments of an exchange that is there change nothing: they are compared with what it has."""
+    """Return the needs of exchange.declare.
+
+    Names in the arguments of an exchange that is there change nothing: they are compared with what
+    it has.
+    """
     name = checks.clean_name(act.name)
     yield Need("configure", "exchange", act.vhost, name)
     if catalog.exchange(act.vhost, name) is not None:

@@ -76,7 +76,7 @@ def test_a_message_says_by_two_headers_where_it_goes_as_far_as_they_are_names(he
         value = headers.get(of)
         return value if isinstance(value, str) and len(value.encode()) <= 255 else None
 
-    found = deaths.wish_of(encode_table(headers)[4:])
+    found = deaths.requested_route(encode_table(headers)[4:])
     assert found == (name("x-dead-letter-exchange"), name("x-dead-letter-routing-key"))
 
 

@@ -101,7 +101,7 @@ class FakeController:
 
 
 class FakeShards:
-    async def look(self, queue: QueuePut) -> tuple[int, int] | None:
+    async def count_if_there(self, queue: QueuePut) -> tuple[int, int] | None:
         return None if queue.name == "leaving" else (5, 2)
 
     async def purge(self, queue: QueuePut) -> int:

@@ -102,7 +102,7 @@ def test_shares_are_equal_over_the_names_of_shard_queues_too(kind: Callable[[], 
         spread.add("1", {}, Target("queue", f"sharding: images - shardmq@localhost - {i}"))
     shares = Counter(owner(spread, Message(str(i))) for i in range(KEYS))
     expected = KEYS / count
-    chi_square = sum((shares[lot.target.name] - expected) ** 2 / expected for lot in spread.lots)
+    chi_square = sum((shares[each.target.name] - expected) ** 2 / expected for each in spread.destinations)
     assert chi_square < chi_square_limit(count - 1)
 
 
@@ -213,16 +213,16 @@ def test_the_map_depends_on_the_bindings_only_not_on_how_they_came_about(order: 
         roundabout.add("1", {}, Target("queue", f"q{i}"))
     roundabout.add("1", {"n": 1}, Target("queue", f"q{again}"))
     roundabout.remove("1", {}, Target("queue", f"q{again}"))
-    assert roundabout.lots == straight.lots
+    assert roundabout.destinations == straight.destinations
 
 
 @pytest.mark.row("E3.6")
 def test_a_destination_bound_twice_counts_once_and_stays_until_the_last_binding_goes() -> None:
     spread = bound(ConsistentHash(), 2)
     spread.add("9", {}, Target("queue", "q0"))
-    assert [lot.weight for lot in spread.lots] == [9, 1]
+    assert [each.weight for each in spread.destinations] == [9, 1]
     spread.remove("9", {}, Target("queue", "q0"))
-    assert [lot.weight for lot in spread.lots] == [1, 1]
+    assert [each.weight for each in spread.destinations] == [1, 1]
 
 
 @pytest.mark.row("E3.3")
@@ -290,7 +290,7 @@ def test_only_an_exchange_that_leads_to_queues_alone_is_left_to_the_packer() -> 
     assert spread_of(table, "h") is None
     table = table.with_binding("h", "queue", "q", "1")
     found = spread_of(table, "h")
-    assert found is not None and [lot.target.name for lot in found.lots] == ["q"]
+    assert found is not None and [each.target.name for each in found.destinations] == ["q"]
     assert goes_by_key(table, "h")
     table = table.with_exchange("r", "x-random").with_binding("r", "exchange", "h", "")
     assert spread_of(table, "r") is None

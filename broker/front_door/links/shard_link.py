@@ -137,7 +137,7 @@ class ShardLink:
 
     @property
     def up(self) -> bool:
-        """Whether the shard's process is there."""
+        """Return whether the shard's process is there."""
         return self.epoch != 0 and self.away_since is None
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -159,9 +159,9 @@ class ShardLinks:
 
     async def count(self, queue: QueuePut) -> tuple[int, int]:
         """Return the ready messages and consumers of a queue; none of a queue that just went."""
-        return await self.look(queue) or (0, 0)
+        return await self.count_if_there(queue) or (0, 0)
 
-    async def look(self, queue: QueuePut) -> tuple[int, int] | None:
+    async def count_if_there(self, queue: QueuePut) -> tuple[int, int] | None:
         """Return the same, but None of a queue that just went or is about to go."""
         done = await self._requests.ask_about(queue, wire.Count)
         return None if done is None else (done.messages, done.consumers)

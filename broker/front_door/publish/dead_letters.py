@@ -314,9 +314,9 @@ class DeadLetters:
         self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int
     ) -> DeadLetter:
         exchange, key = _split_names(names)
-        batch, wish = self._batch, deaths.wish_of(inside)
-        given = batch.routing_key if wish.routing_key is None else wish.routing_key
-        to_exchange = batch.exchange if wish.exchange is None else wish.exchange
+        batch, requested = self._batch, deaths.requested_route(inside)
+        given = batch.routing_key if requested.routing_key is None else requested.routing_key
+        to_exchange = batch.exchange if requested.exchange is None else requested.exchange
         said = None if expiration is None else expiration.decode("utf-8", "replace")
         death = deaths.Death(self.queue, batch.reason, int(self._now_s), exchange, key)
         recorded = deaths.record(inside, said, death, without_cc=given is not None)

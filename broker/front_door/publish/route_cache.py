@@ -165,7 +165,7 @@ class RouteCache:
         if spread is None:
             return False
         members = []
-        for target, weight, seed in spread.lots:
+        for target, weight, seed in spread.destinations:
             queue = vhost.queues[target.name]
             if rule_of(queue) is not None:
                 return False

@@ -138,12 +138,12 @@ class Pipeline:
 
     @property
     def busy(self) -> bool:
-        """Whether a method is unanswered."""
+        """Return whether a method is unanswered."""
         return bool(self._running)
 
     @property
     def full(self) -> bool:
-        """Whether the client is not to be read until some methods are answered."""
+        """Return whether the client is not to be read until some methods are answered."""
         return self._waiting_count >= WAITING_MAX
 
     def receive(self, method: base.Frame | Binds) -> None:

@@ -25,7 +25,7 @@ class Session(Protocol):
     def vhost(self) -> str: ...
     @property
     def owner(self) -> str:
-        """The connection, as "front door.incarnation.connection"."""
+        """Return the connection, as "front door.incarnation.connection"."""
 
 
 def named_queue(name: str, last_queue: str) -> str:

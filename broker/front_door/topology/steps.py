@@ -79,7 +79,7 @@ class Controller(Protocol):
 
     @property
     def catalog(self) -> Catalog:
-        """The copy that is in force, which a snapshot replaces by another object."""
+        """Return the copy that is in force. A snapshot replaces it by another object."""
 
     def request(self, request: AnyRequest, owner: str, user: str) -> Pending: ...
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]: ...
@@ -88,7 +88,7 @@ class Controller(Protocol):
 class Shards(Protocol):
     """The links to the shards (shard_links.ShardLinks)."""
 
-    def look(self, queue: QueuePut) -> Awaitable[Counts | None]: ...
+    def count_if_there(self, queue: QueuePut) -> Awaitable[Counts | None]: ...
     def purge(self, queue: QueuePut) -> Awaitable[int]: ...
 
 
@@ -119,7 +119,9 @@ async def carry_out(step: Step, session: Session, links: Links) -> base.Frame:
             case AskAll():
                 step = step.then(await asyncio.gather(*map(ask, step.requests)))
             case Count():
-                step = step.then(await asyncio.gather(*map(links.shards.look, step.queues)))
+                step = step.then(
+                    await asyncio.gather(*map(links.shards.count_if_there, step.queues))
+                )
             case Purge():
                 step = step.then(sum(await asyncio.gather(*map(links.shards.purge, step.queues))))
             case BindWithHistory(vhost, wish, (request, then)):
