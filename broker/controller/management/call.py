@@ -297,7 +297,7 @@ class Route(NamedTuple):
 
     @property
     def destroys(self) -> bool:
-        """Whether the call deletes or purges, so that unknown parameters must be refused."""
+        """True for a call that deletes or purges: it refuses unknown parameters."""
         return self.method == "DELETE" or self.query is not None
 
 

@@ -149,17 +149,9 @@ async def post(call: Call) -> web.Response:
 
 
 async def delete(call: Call) -> None:
-    vhost, binding = call.vhost_to_change(), _binding(call)
-    await call.ask(
-        Unbind(
-            vhost.name,
-            binding.source,
-            binding.kind,
-            binding.destination,
-            binding.routing_key,
-            binding.arguments,
-        )
-    )
+    vhost, b = call.vhost_to_change(), _binding(call)
+    unbind = Unbind(vhost.name, b.source, b.kind, b.destination, b.routing_key, b.arguments)
+    await call.ask(unbind)
 
 
 ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"

@@ -52,6 +52,7 @@ async def row(vhost: Vhost, stats: Stats, work: SlicedWork) -> dict[str, Any]:
             ready_grown += known.ready - earlier.ready
             unacked_grown += known.unacked - earlier.unacked
         await work.yield_to_others()
+    seconds = stats.at - stats.before.at if stats.before is not None else 0.0
     return {
         "name": vhost.name,
         **metadata_of(vhost.put),
@@ -62,11 +63,7 @@ async def row(vhost: Vhost, stats: Stats, work: SlicedWork) -> dict[str, Any]:
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
-        **depth_details(
-            ready_grown,
-            unacked_grown,
-            stats.at - stats.before.at if stats.before is not None else 0.0,
-        ),
+        **depth_details(ready_grown, unacked_grown, seconds),
     }
 
 
