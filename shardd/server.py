@@ -35,11 +35,12 @@ from shardmq.shardd.store import (
     SegmentStore,
     StoreError,
     StreamCache,
+    StreamLog,
 )
 from shardmq.shardd.store.files import OsFiles, is_full
+from shardmq.shardd.store.published_range import QueueRange, Ranges
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
-from shardmq.shardd.store.told_log import Ranges, ToldLog
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -243,16 +244,12 @@ class Stores:
             stream_directory(self._path(vhost), queue_id),
             self._log_settings(segment_bytes),
         )
-        if self._ranges is None:
-            opened = QueueLog(path, remover=self._remover, **settings)
-        else:
-            opened = ToldLog(
-                path, remover=self._remover, queue_id=queue_id, ranges=self._ranges, **settings
-            )
+        published = QueueRange(self._ranges, queue_id) if self._ranges is not None else None
+        opened = StreamLog(path, remover=self._remover, published=published, **settings)
         opened.recover()
         self._tell_damage(vhost, opened)
         self._hear_damage(vhost, opened)
-        return opened
+        return QueueLog(opened)
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
         self._remove_streams(self._path(vhost), queue_ids)
@@ -261,7 +258,7 @@ class Stores:
         for name in os.listdir(path) if os.path.isdir(path) else ():
             found = STREAM_DIRECTORY.fullmatch(name)
             if found is not None and int(found[1]) not in but:
-                QueueLog(f"{path}/{name}", **self._log_settings(SEGMENT_BYTES_MIN)).delete_all()
+                StreamLog(f"{path}/{name}", **self._log_settings(SEGMENT_BYTES_MIN)).delete_all()
                 log.info("removed %s/%s, of a stream that is gone", path, name)
 
     def recovered(self, vhost: str, store: SegmentStore) -> None:
@@ -277,7 +274,7 @@ class Stores:
             "recovered_messages": sum(messages for _, messages in gone_through),
         }
 
-    def _tell_damage(self, vhost: str, store: SegmentStore | QueueLog) -> None:
+    def _tell_damage(self, vhost: str, store: SegmentStore | StreamLog) -> None:
         """What was found broken, in words: the file, where, how much, and what became of it."""
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
             self._tell_place(vhost, store.directory, one)
@@ -297,7 +294,7 @@ class Stores:
             where += f", offsets {one.offsets[0]} to {one.offsets[1] - 1}"
         log.log(level, "vhost %s: %s: %s", vhost, where, became.format(one.file.rpartition(".")[2]))
 
-    def _hear_damage(self, vhost: str, opened: QueueLog) -> None:
+    def _hear_damage(self, vhost: str, opened: StreamLog) -> None:
         """What readers of the stream find from now on is told at once, as far as the lines go."""
         told = len(opened.damage)
 
@@ -309,7 +306,7 @@ class Stores:
             elif told == DAMAGE_LOGGED_MAX + 1:
                 log.error("vhost %s: %s: and more damaged places", vhost, opened.directory)
 
-        opened.damage_heard = heard
+        opened.known_damage.heard = heard
 
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
         notify.watchdog()

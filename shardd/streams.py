@@ -102,7 +102,7 @@ class Streams:
         waiting = [queue for queue in self._gone if queue in self._syncing]
         for queue in self._gone:
             if queue not in waiting:
-                queue.log.delete_all()
+                queue.log.stream.delete_all()
         self._gone = waiting
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Streams:
         queues, self.queues = self.queues, {}
         self.dirty.clear()
         for queue in queues.values():
-            queue.log.close()
+            queue.log.stream.close()
 
     def abandon(self) -> list[Exception]:
         """Something broke; troubles met. What the logs have is as good as before: recovery decides."""
@@ -118,7 +118,7 @@ class Streams:
         for queue in self.queues.values():
             try:
                 if queue not in self._syncing:
-                    queue.log.close()
+                    queue.log.stream.close()
             except Exception as error:  # one log's trouble must not cost the others theirs
                 troubles.append(error)
         return troubles
@@ -140,7 +140,7 @@ class Streams:
 
     def forget_producers(self, heard_before: int) -> None:
         for queue in self.queues.values():
-            queue.log.forget_producers(heard_before)
+            queue.log.stream.forget_producers(heard_before)
 
     def settle(self, reader: Reader, kind: int, entries: array[int], size: int) -> None:
         queue = reader.queue
@@ -161,7 +161,7 @@ class Streams:
             read.start, read.value, read.name, read.filters, read.unfiltered, now
         )
         if name:
-            queue.log.store_position(name, offset)
+            queue.log.stream.positions.set(name, offset)
             self.dirty[queue] = None
         reader = Reader(
             queue,
@@ -201,7 +201,7 @@ class Streams:
             return m.Refused(look.request, 404, "gone")
         if look.watch:
             queue.watched.setdefault((look.watch, peer.number), [])
-        log = queue.log
+        log = queue.log.stream
         return m.Looked(
             look.request,
             log.first_offset,
@@ -269,14 +269,17 @@ class Streams:
     def look_at(self, id: int, offset: int) -> None:
         """Read there, where somebody else has met damage: what the log finds it tells, as it does for a consumer."""
         queue = self.queues.get(id)
-        if queue is not None and queue.log.first_offset <= offset < queue.log.committed_offset:
+        if (
+            queue is not None
+            and queue.log.stream.first_offset <= offset < queue.log.stream.committed_offset
+        ):
             queue.log.batch(offset, 0, 1)
 
     # -- numbers ---------------------------------------------------------------------------------------
 
     def damage(self) -> dict[str, int]:
         """Damaged places known in all logs, as stores have them in their numbers."""
-        found = [queue.log.stats() for queue in self.queues.values()]
+        found = [queue.log.stream.stats() for queue in self.queues.values()]
         return (
             {name: sum(one.get(name, 0) for one in found) for name in ("damaged", "torn")}
             if found
@@ -286,18 +289,19 @@ class Streams:
     def gaps(self, ids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
         """Offsets lost by damage, of the streams among these queues that have some."""
         return {
-            queue.id: queue.log.gaps[:GAPS_TOLD_MAX]
+            queue.id: queue.log.stream.gaps[:GAPS_TOLD_MAX]
             for queue in self._among_ids(ids)
-            if queue.log.gaps
+            if queue.log.stream.gaps
         }
 
     def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
         """Of the streams among these queues."""
         found = []
         for queue in self._among_ids(ids):
-            log = queue.log
+            log = queue.log.stream
             positions = {
-                name.decode("utf-8", "replace"): offset for name, offset in log.positions().items()
+                name.decode("utf-8", "replace"): offset
+                for name, offset in log.positions.offsets.items()
             }
             found.append(
                 m.StreamStats(

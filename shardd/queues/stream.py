@@ -71,13 +71,25 @@ class Taken(Protocol):
     def altered(self) -> list[int]: ...
 
 
-class Log(Protocol):
+class Positions(Protocol):
+    """Where named consumers of a stream are: the offset each wants next."""
+
+    @property
+    def offsets(self) -> Mapping[bytes, int]: ...
+    def get(self, name: bytes) -> int | None: ...
+    def set(self, name: bytes, offset: int) -> None: ...
+    def forget(self, name: bytes) -> None: ...
+
+
+class Stream(Protocol):
     """Where the messages of a stream lie; shardd.store meets it."""
 
     next_offset: int
     committed_offset: int
     segment_bytes: int
 
+    @property
+    def positions(self) -> Positions: ...
     @property
     def first_offset(self) -> int: ...
     @property
@@ -86,20 +98,7 @@ class Log(Protocol):
     def disk_bytes(self) -> int: ...
     @property
     def gaps(self) -> list[tuple[int, int]]: ...
-    def append_records(
-        self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
-    ) -> Taken: ...
     def forget_producers(self, heard_before: int) -> int: ...
-    def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
-    def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
-    def batch(
-        self,
-        offset: int,
-        bytes_max: int,
-        count_max: int,
-        wanted: array[int] | None = None,
-        below: int = NO_STOP,
-    ) -> Batch: ...
     def find(self, timestamp: int) -> int: ...
     def retain(
         self,
@@ -110,10 +109,6 @@ class Log(Protocol):
         max_messages: int | None = None,
     ) -> int: ...
     def truncate(self) -> bool: ...
-    def position(self, name: bytes) -> int | None: ...
-    def store_position(self, name: bytes, offset: int) -> None: ...
-    def forget_position(self, name: bytes) -> None: ...
-    def positions(self) -> dict[bytes, int]: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     def begin_settled_sync(self) -> Any: ...
@@ -121,6 +116,26 @@ class Log(Protocol):
     def close(self) -> None: ...
     def delete_all(self) -> None: ...
     def stats(self) -> dict[str, int]: ...
+
+
+class Log(Protocol):
+    """The queue's side of a stream: records in, deliveries out; shardd.store meets it."""
+
+    @property
+    def stream(self) -> Stream: ...
+    def append_records(
+        self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
+    ) -> Taken: ...
+    def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
+    def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
+    def batch(
+        self,
+        offset: int,
+        bytes_max: int,
+        count_max: int,
+        wanted: array[int] | None = None,
+        below: int = NO_STOP,
+    ) -> Batch: ...
 
 
 class Retention(NamedTuple):
@@ -227,14 +242,14 @@ class StreamQueue(Queue):
         self._recount()
 
     def _recount(self) -> None:
-        self.backlog.ready_count = self.log.committed_offset - self.log.first_offset
-        self.backlog.ready_bytes = self.log.disk_bytes
+        self.backlog.ready_count = self.log.stream.committed_offset - self.log.stream.first_offset
+        self.backlog.ready_bytes = self.log.stream.disk_bytes
 
     # -- in --------------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> Taken:
         """Take of a PUBLISH those records that name this stream (`alone`: all do)."""
-        first = self.log.next_offset
+        first = self.log.stream.next_offset
         taken = self.log.append_records(records, self.id, alone, in_sequence)
         self.counters.published += taken.count
         self.counters.repeated += taken.repeated
@@ -248,24 +263,24 @@ class StreamQueue(Queue):
     ) -> tuple[bytes, int, int]:
         """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue
         `watch`, too."""
-        offset = max(offset, self.log.first_offset)
+        offset = max(offset, self.log.stream.first_offset)
         for first, behind in self.watched.get((watch, who), ()):
             if offset < first:
                 stop = min(stop, first)
                 break
             offset = max(offset, min(behind, stop))
-        if offset >= min(stop, self.log.committed_offset):
+        if offset >= min(stop, self.log.stream.committed_offset):
             return b"", 0, offset
         batch = self.log.batch(offset, bytes_max, stop - offset)
         return batch.blob, len(batch.entries), batch.next_offset
 
     def newest(self) -> int:
         """Behind the last message, be it on stable storage or not."""
-        return self.log.next_offset
+        return self.log.stream.next_offset
 
     def left_until(self, last: int) -> int:
         """Not on stable storage."""
-        return max(0, last - self.log.committed_offset)
+        return max(0, last - self.log.stream.committed_offset)
 
     def publish(self, arrival: Arrival, now: int, reserved: bool = False) -> list[int] | None:
         """They went to other queues of the vhost too, and so to its store, where this one does not need them."""
@@ -274,22 +289,22 @@ class StreamQueue(Queue):
 
     def begin_sync(self) -> Any:
         """What was appended becomes readable when the job was run and `finish_sync` called; None: at once."""
-        job = self.log.begin_sync()
+        job = self.log.stream.begin_sync()
         if job is None:
             self._recount()
         return job
 
     def finish_sync(self, job: Any) -> None:
-        self.log.finish_sync(job)
+        self.log.stream.finish_sync(job)
         self._look_at = 0
         self._recount()
 
     def begin_settled_sync(self) -> Any:
         """Positions of readers last when the job was run; None: they do already."""
-        return self.log.begin_settled_sync()
+        return self.log.stream.begin_settled_sync()
 
     def finish_settled_sync(self, job: Any) -> None:
-        self.log.finish_settled_sync(job)
+        self.log.stream.finish_settled_sync(job)
 
     # -- out -------------------------------------------------------------------------------------------
 
@@ -297,9 +312,9 @@ class StreamQueue(Queue):
         self, start: str, value: int, name: str, filters: Sequence[str], unfiltered: bool, now: int
     ) -> tuple[int, bytes, array[int] | None]:
         """(offset, name, wanted) of one that begins there: drawn at wire.ReadFrom."""
-        log = self.log
+        log = self.log.stream
         key = name.encode()[:NAME_BYTES_MAX]
-        stored = log.position(key) if key else None
+        stored = log.positions.get(key) if key else None
         if stored is not None and start != "at":
             offset = stored
         elif start == "first":
@@ -319,7 +334,7 @@ class StreamQueue(Queue):
         return (
             min(max(offset, log.first_offset), log.committed_offset),
             key,
-            log.filters(filters, unfiltered),
+            self.log.filters(filters, unfiltered),
         )
 
     def place(self, name: bytes, offset: int | None) -> None:
@@ -332,13 +347,18 @@ class StreamQueue(Queue):
                 "consumers are reading under this name, or hold messages they have read"
             )
         if offset is None:
-            self.log.forget_position(name)
+            self.log.stream.positions.forget(name)
             return
-        if offset > self.log.committed_offset:
-            raise ValueError(f"offset {offset} is beyond its end, {self.log.committed_offset}")
-        if self.log.position(name) is None and len(self.log.positions()) >= PLACED_MAX:
+        if offset > self.log.stream.committed_offset:
+            raise ValueError(
+                f"offset {offset} is beyond its end, {self.log.stream.committed_offset}"
+            )
+        if (
+            self.log.stream.positions.get(name) is None
+            and len(self.log.stream.positions.offsets) >= PLACED_MAX
+        ):
             raise ValueError(f"{PLACED_MAX} names have a position in it already")
-        self.log.store_position(name, offset)
+        self.log.stream.positions.set(name, offset)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
         """Each reader in turn gets a piece; whether there is more to hand out now."""
@@ -371,7 +391,7 @@ class StreamQueue(Queue):
     def has_for(self, consumer: Consumer) -> bool:
         assert isinstance(consumer, Reader)
         return bool(consumer.again) or consumer.offset < min(
-            self.log.committed_offset, consumer.stop
+            self.log.stream.committed_offset, consumer.stop
         )
 
     @staticmethod
@@ -393,7 +413,7 @@ class StreamQueue(Queue):
         if seen:
             count = min(count, reader.seen_below - reader.offset)
         batch = self.log.batch(reader.offset, room, count, reader.filters, reader.stop)
-        if batch.next_offset == reader.offset and reader.stop <= self.log.committed_offset:
+        if batch.next_offset == reader.offset and reader.stop <= self.log.stream.committed_offset:
             reader.offset = reader.stop  # damaged up to there
         else:
             reader.offset = batch.next_offset
@@ -410,7 +430,7 @@ class StreamQueue(Queue):
         many = 1
         while many < min(count, len(reader.again)) and reader.again[many] == first + many:
             many += 1
-        if first < self.log.first_offset:
+        if first < self.log.stream.first_offset:
             del reader.again[0]
             return 0
         batch = self.log.batch(first, room, many)
@@ -459,7 +479,7 @@ class StreamQueue(Queue):
 
     def _note(self, reader: Reader) -> None:
         if reader.name:
-            self.log.store_position(reader.name, reader.position)
+            self.log.stream.positions.set(reader.name, reader.position)
 
     def release(self, consumer: Consumer, now: int) -> None:
         """It is gone for good. Its position stays at the lowest offset it had not settled."""
@@ -476,7 +496,7 @@ class StreamQueue(Queue):
         keep = self.retention
         self._look_at = now + RETAIN_EACH_MS
         if keep.bounded:
-            self.log.retain(
+            self.log.stream.retain(
                 now,
                 max_bytes=keep.max_bytes,
                 max_age_ms=keep.max_age_ms,
@@ -505,7 +525,7 @@ class StreamQueue(Queue):
 
     def change_retention(self, retention: Retention) -> None:
         self.retention = retention
-        self.log.segment_bytes = retention.segment_bytes
+        self.log.stream.segment_bytes = retention.segment_bytes
         self._look_at = 0
 
     # -- all of it -------------------------------------------------------------------------------------
@@ -521,7 +541,7 @@ class StreamQueue(Queue):
 
     def purge_now(self) -> bool:
         """Let all messages go. False: the disk is too full for that, and they stay."""
-        all_went = self.log.truncate()
+        all_went = self.log.stream.truncate()
         self._recount()
         return all_went
 

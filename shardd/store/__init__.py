@@ -16,8 +16,9 @@ from shardmq.shardd.store.record import Arrival
 from shardmq.shardd.store.recovery import Damage
 from shardmq.shardd.store.sequences import Screened
 from shardmq.shardd.store.store import SegmentStore
-from shardmq.shardd.store.stream import StreamLog, StreamSync, filter_of, wanted_filters
+from shardmq.shardd.store.stream import StreamLog, filter_of, wanted_filters
 from shardmq.shardd.store.stream_reading import Messages, StreamCache
+from shardmq.shardd.store.stream_segments import StreamSync
 from shardmq.shardd.store.sync import SyncJob
 
 __all__ = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmq.shardd.queues import Reader, StreamQueue, Window, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES_MIN, age_ms
-from shardmq.shardd.store import StreamCache
+from shardmq.shardd.store import StreamCache, StreamLog
 from shardmq.shardd.store.queue_log import QueueLog
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.dict_store import DictStore
@@ -77,10 +77,10 @@ class History:
         self.open()
 
     def open(self) -> None:
-        log = QueueLog("s", files=self.files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(self.files))
+        log = StreamLog("s", files=self.files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(self.files))
         log.recover()
         self.store = DictStore()
-        self.queue = StreamQueue(QUEUE, self.store, log, retention_of(self.limits))
+        self.queue = StreamQueue(QUEUE, self.store, QueueLog(log), retention_of(self.limits))
 
     # -- acts ------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class History:
         if len(self.readers) - len(self.cancelled) >= 4:
             return
         self.last_number += 1
-        log = self.queue.log
+        log = self.queue.log.stream
         name = self.random.choice(["", "", "audit", "copy"])
         start, value, offset = self.random.choice(
             [
@@ -134,7 +134,7 @@ class History:
         reader = Reader(
             self.queue, self, self.last_number, Window(WINDOW), prefetch=self.random.choice([1, 3, 20, 500])
         )
-        stored = log.position(name.encode()) if name else None
+        stored = log.positions.get(name.encode()) if name else None
         reader.begin(*self.queue.new_reader(start, value, name, [], False, self.now))
         expected = offset if stored is None else stored
         assert reader.offset == min(max(expected, log.first_offset), self.committed)
@@ -164,7 +164,7 @@ class History:
             assert not is_all or mark is None or reader.position < mark, "settled, and not told"
 
     def deliver(self) -> None:
-        before = self.queue.log.first_offset
+        before = self.queue.log.stream.first_offset
         more = self.queue.deliver(self.now, self.told, 4000)
         self.check_bounds(is_all=not more)
         for number, got in self.told.got.items():
@@ -177,14 +177,14 @@ class History:
                     stop = self.bounds.get(number, (None, None))[0]
                     assert stop is None or offset < stop, "beyond its bound"
                     due = max(self.due[number], before)
-                    assert offset == due or due < self.queue.log.first_offset <= offset
+                    assert offset == due or due < self.queue.log.stream.first_offset <= offset
                     self.due[number] = offset + 1
         self.told.got.clear()
         for (number, delivery), offset in self.told.numbers.items():
             self.held[number][delivery] = offset
         self.told.numbers.clear()
         for number, reader in self.readers.items():
-            first = self.queue.log.first_offset  # what was given back and is gone does not come again
+            first = self.queue.log.stream.first_offset  # what was given back and is gone does not come again
             self.again[number] = {offset for offset in self.again[number] if offset >= first or offset in reader.again}
             assert len(self.held[number]) <= reader.prefetch
             assert reader.unacked.count == len(self.held[number])
@@ -218,7 +218,7 @@ class History:
         waiting = [*self.held[reader.number].values(), *self.again[reader.number], reader.offset]
         assert reader.position == min(waiting)
         if reader.name and is_told:
-            assert self.queue.log.position(reader.name) == reader.position
+            assert self.queue.log.stream.positions.get(reader.name) == reader.position
 
     def cancel(self) -> None:
         """It gets no more; what it holds it may still settle, or give back."""
@@ -241,15 +241,15 @@ class History:
             position = min([*self.held[number].values(), *self.again[number], reader.offset])
             self.queue.release(reader, self.now)
             if reader.name:
-                assert self.queue.log.position(reader.name) == position
+                assert self.queue.log.stream.positions.get(reader.name) == position
 
     def end(self) -> None:
         """Of the process: in order, or in the middle of something."""
         clean = self.random.random() < 0.3
-        known = self.queue.log.positions()
+        known = dict(self.queue.log.stream.positions.offsets)
         if clean:
             self.end_sync()
-            self.queue.log.close()
+            self.queue.log.stream.close()
             self.committed = len(self.messages)
         else:
             self.job = None
@@ -257,9 +257,9 @@ class History:
         self.readers.clear()
         self.cancelled.clear()
         self.open()
-        assert self.queue.log.committed_offset >= self.committed, "what was committed is lost"
-        assert not clean or self.queue.log.positions() == known
-        self.committed = self.queue.log.committed_offset
+        assert self.queue.log.stream.committed_offset >= self.committed, "what was committed is lost"
+        assert not clean or dict(self.queue.log.stream.positions.offsets) == known
+        self.committed = self.queue.log.stream.committed_offset
         del self.messages[self.committed :]
         self.ends = [end for end in self.ends if end <= self.committed] + [self.committed]
 
@@ -269,7 +269,7 @@ class History:
         for _ in range(steps):
             self.random.choice(acts)() if self.random.random() > 0.02 else self.end()
             self.now += self.random.choice([0, 1, 400])
-            log, backlog = self.queue.log, self.queue.backlog
+            log, backlog = self.queue.log.stream, self.queue.backlog
             in_order = log.first_offset <= backlog.ready_count + log.first_offset == self.committed
             assert in_order or self.job is not None
             assert backlog.unacked_count == sum(reader.unacked.count for reader in self.readers.values())

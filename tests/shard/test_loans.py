@@ -24,7 +24,7 @@ from shardmq.broker.shared.control import SeatName
 from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
-from shardmq.shardd.store import StreamCache
+from shardmq.shardd.store import StreamCache, StreamLog
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.wire import messages as wire
 from tests.reference.record import Record
@@ -139,9 +139,9 @@ class Bench:
         if not self.streams:
             return Queue(number, store, limits_of({}))
         files = FaultyFiles()
-        log = QueueLog("s", files=files, segment_bytes=SEGMENT_BYTES, cache=StreamCache(files))
+        log = StreamLog("s", files=files, segment_bytes=SEGMENT_BYTES, cache=StreamCache(files))
         log.recover()
-        return StreamQueue(number, store, log, retention_of({}))
+        return StreamQueue(number, store, QueueLog(log), retention_of({}))
 
     # -- between them ----------------------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ def takes_the_last_ack_for_all_before(patch: pytest.MonkeyPatch) -> None:
         settled(queue, reader, is_ack, entries, size, again)
         assert isinstance(reader, Reader)
         if entries and is_ack and reader.name:
-            queue.log.store_position(reader.name, entries[-1])
+            queue.log.stream.positions.set(reader.name, entries[-1])
 
     patch.setattr(StreamQueue, "settled", store)
 

@@ -146,7 +146,7 @@ def test_what_a_cancelled_reader_gives_back_is_where_its_name_goes_on() -> None:
         bench.tell(m.Place(60, 1, "auditor", 0), m.CONTROLLER, 3)
         assert [one.code for one in bench.turn(m.CONTROLLER)] == [406], "it holds some still"
         bench.settle(m.REQUEUE, number, number)
-    assert bench.shard.streams.queues[1].log.position(b"auditor") == 5
+    assert bench.shard.streams.queues[1].log.stream.positions.get(b"auditor") == 5
     bench.turn()
     bench.attach(name="auditor")
     assert bench.turn() == [m.AttachedAt(50, 5), ("deliver", [(1, 1, False, 7)])]

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import Damage, FormatTooNew, SegmentStore, manifest
+from shardmq.shardd.store import Damage, FormatTooNew, SegmentStore, StreamLog, manifest
 from shardmq.shardd.store.chunk import expanded
-from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.record import crc32c
 from shardmq.shardd.store.segment import encode_header
 from shardmq.shardd.store.stream_inspection import StreamContents
@@ -28,7 +27,7 @@ def one(number: int, size: int) -> bytes:
 
 
 def written(files: FaultyFiles, rng: random.Random, batches: int, segment_bytes: int = 1 << 16) -> None:
-    log = QueueLog("s", files=files, segment_bytes=segment_bytes)
+    log = StreamLog("s", files=files, segment_bytes=segment_bytes)
     log.recover()
     for number in range(batches):
         log.append(b"".join(one(number, rng.choice([10, 200, 3000])) for _ in range(rng.randint(1, 9))))
@@ -37,14 +36,14 @@ def written(files: FaultyFiles, rng: random.Random, batches: int, segment_bytes:
     log.close()
 
 
-def opened(files: FaultyFiles, segment_bytes: int = 1 << 16) -> tuple[QueueLog, list[Damage]]:
-    log, heard = QueueLog("s", files=files, segment_bytes=segment_bytes), []
+def opened(files: FaultyFiles, segment_bytes: int = 1 << 16) -> tuple[StreamLog, list[Damage]]:
+    log, heard = StreamLog("s", files=files, segment_bytes=segment_bytes), []
     log.recover()
-    log.damage_heard = heard.append
+    log.known_damage.heard = heard.append
     return log, heard
 
 
-def offsets_read(log: QueueLog, start: int, rng: random.Random) -> list[int]:
+def offsets_read(log: StreamLog, start: int, rng: random.Random) -> list[int]:
     found: list[int] = []
     while start < log.committed_offset:
         read = log.read(start, rng.choice([1, 5000, 1 << 20]))

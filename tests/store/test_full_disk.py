@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import DiskFull, SegmentStore
+from shardmq.shardd.store import DiskFull, SegmentStore, StreamLog
 from shardmq.shardd.store.queue_log import QueueLog
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
@@ -36,8 +36,8 @@ def store_on(files: FaultyFiles) -> tuple[SegmentStore, array[int]]:
     return store, found.entries if found is not None else array("Q")
 
 
-def stream_on(files: FaultyFiles) -> QueueLog:
-    log = QueueLog("s", files=files, segment_bytes=4096)
+def stream_on(files: FaultyFiles) -> StreamLog:
+    log = StreamLog("s", files=files, segment_bytes=4096)
     log.recover()
     return log
 
@@ -68,12 +68,12 @@ def test_a_stream_begins_on_a_full_disk_and_takes_messages_when_there_is_room(er
     files = FaultyFiles()
     files.fill(error, inodes=inodes)
     log = stream_on(files)
-    log.store_position(b"reader", 0)
+    log.positions.set(b"reader", 0)
     for _ in range(3):
         with pytest.raises(DiskFull):
             log.append(one(1))
         sync(log)
-        assert log.batch(0, 1 << 20).next_offset == 0 and log.retain(1, max_bytes=1) == 0
+        assert QueueLog(log).batch(0, 1 << 20).next_offset == 0 and log.retain(1, max_bytes=1) == 0
     log.close()
     log = stream_on(files.restarted(power_cut=False))
     log.close()
@@ -154,7 +154,7 @@ def test_a_stream_keeps_what_it_said_through_any_history_of_full_and_free(seed: 
         elif act == "sync":
             sync(log)
         elif act == "position":
-            log.store_position(b"r", rng.randrange(100))
+            log.positions.set(b"r", rng.randrange(100))
         elif act == "full":
             error, inodes = rng.choice(WAYS)
             files.fill(error, inodes=inodes)
@@ -182,20 +182,20 @@ def test_on_a_real_disk_without_room_for_a_directory_both_begin_and_end_and_go_o
         free = fill(disk)
         for _ in range(2):
             store = SegmentStore(f"{disk}/shard/d", segment_bytes=1 << 16)
-            log = QueueLog(f"{disk}/shard/s", segment_bytes=1 << 16)
+            log = StreamLog(f"{disk}/shard/s", segment_bytes=1 << 16)
             assert store.recover([QUEUE]) == {}
             log.recover()
-            log.store_position(b"r", 0)
+            log.positions.set(b"r", 0)
             for append in (store.append, log.append):
                 with pytest.raises(DiskFull):
                     append(one(1, 30_000) * 2)
             with pytest.raises(DiskFull):
-                log.append_records(memoryview(one(1, 30_000) * 2), QUEUE, True, in_sequence=True)
+                QueueLog(log).append_records(memoryview(one(1, 30_000) * 2), QUEUE, True, in_sequence=True)
             sync(store)
             sync(log)
             store.close({})
             log.close()
-        gone = QueueLog(f"{disk}/shard/gone", segment_bytes=1 << 16)
+        gone = StreamLog(f"{disk}/shard/gone", segment_bytes=1 << 16)
         gone.recover()
         gone.delete_all()
         free()
@@ -203,7 +203,7 @@ def test_on_a_real_disk_without_room_for_a_directory_both_begin_and_end_and_go_o
         store.recover([QUEUE])
         store.append(one(1))
         sync(store)
-        log = QueueLog(f"{disk}/shard/s", segment_bytes=1 << 16)
+        log = StreamLog(f"{disk}/shard/s", segment_bytes=1 << 16)
         log.recover()
         log.append(one(2))
         sync(log)
@@ -212,8 +212,8 @@ def test_on_a_real_disk_without_room_for_a_directory_both_begin_and_end_and_go_o
         assert split_messages(stream_of(f"{disk}/shard/s").read(0, 1 << 20).blob) == [message(2)]
 
 
-def stream_of(directory: str) -> QueueLog:
-    log = QueueLog(directory, segment_bytes=1 << 16)
+def stream_of(directory: str) -> StreamLog:
+    log = StreamLog(directory, segment_bytes=1 << 16)
     log.recover()
     return log
 
@@ -225,7 +225,7 @@ def test_the_position_of_a_reader_waits_for_a_stream_to_have_a_directory(
     with small_disk(tmp_path / "disk", mib=2, inodes=40) as disk:
         free = fill(disk)
         log = stream_of(f"{disk}/shard/s")
-        log.store_position(b"reader", 1)
+        log.positions.set(b"reader", 1)
         sync(log)
         assert log.begin_settled_sync() is None
         free()
@@ -235,7 +235,7 @@ def test_the_position_of_a_reader_waits_for_a_stream_to_have_a_directory(
             job.run()
             log.finish_settled_sync(job)
         log.close()
-        assert stream_of(f"{disk}/shard/s").position(b"reader") == 1
+        assert stream_of(f"{disk}/shard/s").positions.get(b"reader") == 1
 
 
 @pytest.mark.parametrize("fill", [take_all_bytes, take_all_inodes])

@@ -7,9 +7,10 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import StreamCache
-from shardmq.shardd.store.queue_log import GONE_PREFIX, QueueLog
+from shardmq.shardd.store import StreamCache, StreamLog
+from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
+from shardmq.shardd.store.stream_segments import GONE_PREFIX
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
 
@@ -33,14 +34,14 @@ class Later:
         self.paths.clear()
 
 
-def opened(files: FaultyFiles) -> tuple[QueueLog, Later]:
+def opened(files: FaultyFiles) -> tuple[StreamLog, Later]:
     later = Later(files)
-    log = QueueLog("s", remover=later, files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files))
+    log = StreamLog("s", remover=later, files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files))
     log.recover()
     return log, later
 
 
-def filled(log: QueueLog) -> None:
+def filled(log: StreamLog) -> None:
     for number in range(40):
         log.append(Record((1,), (encode_message(b"%d" % number + bytes(500)),)).encode())
         if number % 5 == 4:
@@ -62,7 +63,7 @@ def test_a_segment_that_goes_has_another_name_at_once() -> None:
     assert sum(name.startswith("log.") for name in names(files)) == log.stats()["segments"]
     assert any(name.startswith(GONE_PREFIX) for name in names(files))
     first = log.first_offset
-    found = log.batch(0, 1 << 20)
+    found = QueueLog(log).batch(0, 1 << 20)
     assert [entry - 1 for entry in found.entries] == list(range(first, 40))
     later.come_to_it()
     assert not any(name.startswith(GONE_PREFIX) for name in names(files))
@@ -90,7 +91,7 @@ def test_who_has_no_remover_removes_at_once() -> None:
     log, _ = opened(files)
     filled(log)
     log.retain(0, max_messages=10)
-    log = QueueLog("s", files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files))
+    log = StreamLog("s", files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files))
     log.delete_all()
     assert not files.names
 
@@ -100,7 +101,7 @@ def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(offset: int
     log, _ = opened(FaultyFiles())
     filled(log)
     size = len(encode_message(b"0" + bytes(500)))
-    found = log.batch(offset, bytes_max, count)
+    found = QueueLog(log).batch(offset, bytes_max, count)
     offsets = [entry - 1 for entry in found.entries]
     assert offsets == list(range(offset, 40))[: len(offsets)]
     assert len(offsets) <= count
@@ -116,12 +117,12 @@ def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(offset: int
 def test_nothing_is_read_beyond_an_end_the_log_has_had(offset: int, below: int, wanted: str) -> None:
     log, _ = opened(FaultyFiles())
     filled(log)
-    filters = None if wanted == "all" else log.filters(["a"], wanted == "unfiltered")
+    filters = None if wanted == "all" else QueueLog(log).filters(["a"], wanted == "unfiltered")
     found, at = [], offset
     while at < min(below, 40):
-        batch = log.batch(at, 4000, wanted=filters, below=below)
+        batch = QueueLog(log).batch(at, 4000, wanted=filters, below=below)
         assert at < batch.next_offset <= below
         found += [entry - 1 for entry in batch.entries]
         at = batch.next_offset
     assert found == ([] if wanted == "none" else list(range(offset, min(below, 40))))
-    assert not log.batch(at, 4000, wanted=filters, below=below).entries or below > at
+    assert not QueueLog(log).batch(at, 4000, wanted=filters, below=below).entries or below > at

@@ -247,38 +247,38 @@ def test_named_positions_outlive_a_stop_and_their_file_does_not_grow_without_end
     files = FaultyFiles()
     log = filled(files, 1)
     for number in range(20_000):
-        log.store_position(b"reader %d" % (number % 10), number)
+        log.positions.set(b"reader %d" % (number % 10), number)
         if number % 3 == 0:
             log.flush()
-    log.forget_position(b"reader 3")
-    assert log.position(b"reader 3") is None and log.position(b"reader 9") == 19_999
+    log.positions.forget(b"reader 3")
+    assert log.positions.get(b"reader 3") is None and log.positions.get(b"reader 9") == 19_999
     assert len(files.names["d/positions"].data) < 3 * positions.REWRITE_BYTES_MIN
-    expected = log.positions()
+    expected = dict(log.positions.offsets)
     assert len(expected) == 9
     log.close()
     files = files.restarted(power_cut=True)
     log = opened(files)
-    assert log.positions() == expected and log.damage == []
+    assert dict(log.positions.offsets) == expected and log.damage == []
     files.names["d/positions"].data[-3] ^= 1
     log = opened(files)
-    assert len(log.positions()) >= 8 and [damage.what for damage in log.damage] == ["torn"]
-    log.store_position(b"late", 5)
+    assert len(dict(log.positions.offsets)) >= 8 and [damage.what for damage in log.damage] == ["torn"]
+    log.positions.set(b"late", 5)
     log.close()
-    assert opened(files.restarted(power_cut=False)).position(b"late") == 5
+    assert opened(files.restarted(power_cut=False)).positions.get(b"late") == 5
 
 
 def test_there_are_bounds_on_names_and_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(FaultyFiles(), 1)
     for name, offset in ((b"n" * 256, 0), (b"n", -1), (b"n", 1 << 64)):
         with pytest.raises(ValueError):
-            log.store_position(name, offset)
+            log.positions.set(name, offset)
     monkeypatch.setattr(positions, "NAMES_MAX", 2)
-    log.store_position(b"a", 1)
-    log.store_position(b"b", 1)
+    log.positions.set(b"a", 1)
+    log.positions.set(b"b", 1)
     with pytest.raises(TooManyNames):
-        log.store_position(b"c", 1)
-    log.store_position(b"b", 2)
-    assert log.positions() == {b"a": 1, b"b": 2}
+        log.positions.set(b"c", 1)
+    log.positions.set(b"b", 2)
+    assert dict(log.positions.offsets) == {b"a": 1, b"b": 2}
 
 
 def test_a_stream_that_is_not_open_says_so() -> None:
@@ -295,7 +295,7 @@ def test_a_stream_that_is_not_open_says_so() -> None:
 def test_all_files_go_with_the_stream_and_nothing_else_does() -> None:
     files = FaultyFiles()
     log = filled(files, 40)
-    log.store_position(b"n", 3)
+    log.positions.set(b"n", 3)
     log.flush()
     handle = files.open("d/notes", create=True)
     files.close(handle)

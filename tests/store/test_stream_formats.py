@@ -46,7 +46,7 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_messages(
         log = opened(tmp_path / "s")
         assert log.damage == []
         assert (log.first_offset, log.next_offset) == (expected["first"], expected["next"])
-        assert {key.decode(): offset for key, offset in log.positions().items()} == expected["positions"]
+        assert {key.decode(): offset for key, offset in dict(log.positions.offsets).items()} == expected["positions"]
         found = log.read(0, 1 << 20)
         assert split_messages(found.blob) == published[expected["first"] : expected["next"]]
         assert log.find(golden_stream.batch(20).timestamp) == 60

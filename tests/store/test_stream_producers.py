@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shardmq.shardd.store import stream_producers
+from shardmq.shardd.store import StreamLog, stream_producers
 from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.stream import StreamSync
 from shardmq.shardd.store.stream_reading import StreamCache
+from shardmq.shardd.store.stream_segments import StreamSync
 from tests.reference.record import Record, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.producer_lives import IN_SEQUENCE, NAMES, PERSISTENT, message, place_of
@@ -53,7 +53,7 @@ class Life:
 
     def start(self) -> None:
         cache = StreamCache(self.files, handles_max=2)
-        self.log = QueueLog("s", files=self.files, segment_bytes=SEGMENT_BYTES, cache=cache, sync=self.with_sync)
+        self.log = StreamLog("s", files=self.files, segment_bytes=SEGMENT_BYTES, cache=cache, sync=self.with_sync)
         self.log.recover()
 
     def play(self, steps: int) -> None:
@@ -84,7 +84,7 @@ class Life:
         numbers = [place_of(one)[1] for record in records if QUEUE in record.queues for one in record.messages]
         expected = [number for number in numbers if number > self.highest.get(producer.name, -1)]
         first = self.log.next_offset
-        taken = self.log.append_records(
+        taken = QueueLog(self.log).append_records(
             memoryview(b"".join(one.encode() for one in records)), QUEUE, alone=False, in_sequence=True
         )
         assert (taken.count, taken.repeated, taken.refused) == (len(expected), len(numbers) - len(expected), [])
@@ -97,7 +97,7 @@ class Life:
     def publish_plainly(self) -> None:
         """As dead letters come: with a place that says nothing here."""
         record = Record((QUEUE,), (message(NAMES[0], 1 << 50, 10),), 1000, flags=PERSISTENT)
-        self.log.append_records(memoryview(record.encode()), QUEUE, alone=True)
+        QueueLog(self.log).append_records(memoryview(record.encode()), QUEUE, alone=True)
 
     def sync_step(self) -> None:
         if self.job is None:
@@ -145,7 +145,7 @@ class Life:
             self.sync_step()
         self.log.close()
         self.end(power_cut=False)
-        assert self.log._producers.uncovered_bytes == 0, "nothing is looked at after a clean stop"
+        assert self.log.producers.uncovered_bytes == 0, "nothing is looked at after a clean stop"
 
     def end(self, *, power_cut: bool) -> None:
         """Another process finds what is on the disk."""
@@ -169,7 +169,7 @@ class Life:
             assert number > self.highest.get(name, -1) or number <= self.gone.get(name, -1), "in order"
             self.highest[name] = max(number, self.highest.get(name, -1))
         for producer in self.producers:
-            table = self.log._producers.table
+            table = self.log.producers.table
             assert table.highest(0, producer.name) == self.highest.get(producer.name), "else lost, or stored twice"
             confirmed = [number for number, _ in producer.sent[: producer.confirmed]]
             there = {number for name, number in places if name == producer.name}
@@ -216,17 +216,17 @@ def test_a_full_disk_takes_nothing_and_what_follows_waits_for_it() -> None:
     life = Life(1)
     record = Record((QUEUE,), tuple(message(b"p", n, 10) for n in range(2)), 1000, flags=IN_SEQUENCE).encode()
     after = Record((QUEUE,), (message(b"p", 2, 10),), 1000, flags=IN_SEQUENCE).encode()
-    life.log.append_records(memoryview(record), QUEUE, alone=True, in_sequence=True)
+    QueueLog(life.log).append_records(memoryview(record), QUEUE, alone=True, in_sequence=True)
     large = Record((QUEUE,), (message(b"p", 5, 100_000),), 1000, flags=IN_SEQUENCE).encode()
     life.files.fail["allocate"] = (0, 28)
     with pytest.raises(DiskFull):
-        life.log.append_records(memoryview(large), QUEUE, alone=True, in_sequence=True)
+        QueueLog(life.log).append_records(memoryview(large), QUEUE, alone=True, in_sequence=True)
     life.files.fail.clear()
     behind = Record((QUEUE,), (message(b"p", 6, 10),), 1000, flags=IN_SEQUENCE).encode()
-    taken = life.log.append_records(memoryview(behind), QUEUE, alone=True, in_sequence=True)
+    taken = QueueLog(life.log).append_records(memoryview(behind), QUEUE, alone=True, in_sequence=True)
     assert (taken.count, taken.refused) == (0, [0]), "else number 5 would later look like a repetition"
     for batch, count in [(after, 1), (large, 1), (behind, 1), (record, 0)]:
-        taken = life.log.append_records(memoryview(batch), QUEUE, alone=True, in_sequence=True)
+        taken = QueueLog(life.log).append_records(memoryview(batch), QUEUE, alone=True, in_sequence=True)
         assert (taken.count, taken.refused) == (count, [])
 
 

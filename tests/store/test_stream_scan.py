@@ -21,9 +21,10 @@ from shardmq.shardd.store.columns import OFFSET, VALUE, Columns
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.filtering import Filter
+from shardmq.shardd.store.published_range import QueueRange
+from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.stream_scan import PIECE_BYTES, Places, Scan, Truncated, find, segments_of
 from shardmq.shardd.store.stream_segment import HEADER_BYTES, file_name
-from shardmq.shardd.store.told_log import ToldLog
 from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
 from tests.reference.columns import encode_props, row
@@ -383,13 +384,13 @@ def test_others_are_told_of_what_is_on_stable_storage_and_of_nothing_else(tmp_pa
             told.append((queue, -1, -1))
 
     batch = Record((7,), (encode_message(bytes(1000)),) * 3, T0).encode()
-    log = ToldLog(str(tmp_path / "stream"), segment_bytes=4096, queue_id=7, ranges=Told())
+    log = StreamLog(str(tmp_path / "stream"), segment_bytes=4096, published=QueueRange(Told(), 7))
     log.recover()
-    log.append_records(memoryview(batch), 7, True)
+    QueueLog(log).append_records(memoryview(batch), 7, True)
     log.flush()
     job = log.begin_sync()
     assert job is not None
-    log.append_records(memoryview(batch), 7, True)
+    QueueLog(log).append_records(memoryview(batch), 7, True)
     job.run()
     assert set(told) == {(7, 0, 0)}
     log.finish_sync(job)

@@ -244,7 +244,7 @@ def a_stream(directory: Path, count: int = 30) -> None:
     log.recover()
     for number in range(count):
         log.append(one(number))
-    log.store_position(b"audit", 3)
+    log.positions.set(b"audit", 3)
     log.close()
 
 
@@ -268,7 +268,7 @@ def test_a_stream_is_counted_told_and_dumped_offset_by_offset(tmp_path: Path, ca
     assert main(["salvage", str(tmp_path), str(tmp_path) + "-new"]) == 0
     log = StreamLog(str(tmp_path) + "-new/shard-00/vhost/stream-7")
     log.recover()
-    assert log.next_offset == 30 and log.position(b"audit") == 3
+    assert log.next_offset == 30 and log.positions.get(b"audit") == 3
 
 
 def test_damage_in_a_stream_is_told_by_file_and_byte_range_and_nothing_is_changed(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardmq.shardd.queues.entry import HAS_BCC, OWN_LETTERS
-from shardmq.shardd.store import StreamCache
+from shardmq.shardd.store import StreamCache, StreamLog
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.sequences import Screened, Sequences
 from tests.reference.wire import records_of
@@ -198,9 +198,9 @@ class DictHome:
         self.found = {vhost: store for vhost, store in self.found.items() if vhost in vhosts}
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
-        log = QueueLog(f"stream.{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
+        log = StreamLog(f"stream.{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
         log.recover()
-        return log
+        return QueueLog(log)
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
         pass

@@ -36,10 +36,10 @@ def make_v1(directory: str) -> dict[str, object]:
         sync(log)
     gone = log.retain(0, max_bytes=4 * SEGMENT_BYTES)
     assert gone and log.stats()["segments"] == 4
-    log.store_position(b"audit", 70)
-    log.store_position(b"audit", 72)
-    log.store_position(b"gone", 1)
-    log.forget_position(b"gone")
+    log.positions.set(b"audit", 70)
+    log.positions.set(b"audit", 72)
+    log.positions.set(b"gone", 1)
+    log.positions.forget(b"gone")
     sync(log)
     return {"first": log.first_offset, "next": log.next_offset, "positions": {"audit": 72}}
 

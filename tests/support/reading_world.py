@@ -455,13 +455,13 @@ class World:
     def end_of_log(self, at: int) -> int:
         shard = self.shards[at]
         assert shard is not None
-        return shard.streams.queues[at + 1].log.committed_offset
+        return shard.streams.queues[at + 1].log.stream.committed_offset
 
     def position(self, at: int, name: str) -> int | None:
         shard = self.shards[at]
         if shard is None:
             return None
-        found: int | None = shard.streams.queues[at + 1].log.position(name.encode())
+        found: int | None = shard.streams.queues[at + 1].log.stream.positions.get(name.encode())
         return found
 
     def check_positions(self, names: list[str]) -> None:

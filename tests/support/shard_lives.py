@@ -24,7 +24,7 @@ from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
 from shardmq.shardd.queues import StreamQueue
 from shardmq.shardd.server import Syncer
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache
+from shardmq.shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache, StreamLog
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.sync import Job, SettledSync
 from shardmq.shardd.stores import Sync
@@ -97,13 +97,13 @@ class FaultyHome:
         )
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
-        log = QueueLog(f"stream-{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
+        log = StreamLog(f"stream-{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
         log.recover()
-        return log
+        return QueueLog(log)
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
         if FLEETING not in queue_ids and vhost == "/":
-            QueueLog(f"stream-{FLEETING}", files=self.files, segment_bytes=SEGMENT_BYTES).delete_all()
+            StreamLog(f"stream-{FLEETING}", files=self.files, segment_bytes=SEGMENT_BYTES).delete_all()
 
     def remove(self, vhost: str) -> None:
         raise AssertionError("no vhost is dropped here")
@@ -351,7 +351,7 @@ class Life:
 
     def position(self, queue: int) -> int:
         """Of the reader with a name; -1: none is known."""
-        position = self.shard.streams.queues[queue].log.position(b"reader-%d" % queue)
+        position = self.shard.streams.queues[queue].log.stream.positions.get(b"reader-%d" % queue)
         return -1 if position is None else position
 
     def reclaim(self) -> None:
@@ -406,7 +406,7 @@ class Life:
         """Each message, and whether it was handed out before."""
         queue = self.shard.queues[queue_id]
         if queue_id in STREAMS:
-            log = queue.log  # type: ignore[attr-defined] # a stream has one
+            log = queue.log.stream  # type: ignore[attr-defined] # a stream has one
             found: list[int] = []
             while log.first_offset + len(found) < log.committed_offset:
                 found += numbers_in(log.read(log.first_offset + len(found), 1 << 20).blob)

@@ -147,12 +147,12 @@ class StreamHistory:
         name = self.random.choice(CONSUMERS)
         if self.random.random() < 0.2:
             self.model.positions.pop(name, None)
-            self.log.forget_position(name)
+            self.log.positions.forget(name)
         else:
             offset = self.random.randint(0, self.log.committed_offset)
             self.model.positions.setdefault(name, []).append(offset)
-            self.log.store_position(name, offset)
-        assert self.log.positions() == {name: stored[-1] for name, stored in self.model.positions.items()}
+            self.log.positions.set(name, offset)
+        assert dict(self.log.positions.offsets) == {name: stored[-1] for name, stored in self.model.positions.items()}
 
     def retain(self) -> None:
         before = self.log.stats()
@@ -229,14 +229,14 @@ class StreamHistory:
         assert not self.files.handles, "every file is closed"
         self.start_again(power_cut=self.sync_mode and self.random.random() < 0.5)
         assert self.log.next_offset == promised and self.log.damage == [], "a clean stop costs nothing"
-        assert self.log.positions() == {name: stored[-1] for name, stored in self.model.positions.items()}
+        assert dict(self.log.positions.offsets) == {name: stored[-1] for name, stored in self.model.positions.items()}
 
     def crash(self, *, power_cut: bool) -> None:
         promised = self.model.committed if power_cut else self.flushed
         self.start_again(power_cut=power_cut)
         assert self.log.next_offset >= promised, f"{promised - self.log.next_offset} messages are lost that it owed"
         assert all(damage.what == "torn" for damage in self.log.damage), "nothing is damaged by a power cut"
-        for name, offset in self.log.positions().items():
+        for name, offset in dict(self.log.positions.offsets).items():
             assert offset <= max(self.model.positions.get(name, [1 << 62])), "no consumer is put forward"
 
     def start_again(self, *, power_cut: bool) -> None:
@@ -252,7 +252,7 @@ class StreamHistory:
         model.first = self.log.first_offset
         model.committed = self.flushed = self.log.next_offset
         assert self.log.committed_offset == self.log.next_offset
-        model.positions = {name: [offset] for name, offset in self.log.positions().items()}
+        model.positions = {name: [offset] for name, offset in dict(self.log.positions.offsets).items()}
         self.read_all()
 
     def read_all(self) -> None:
