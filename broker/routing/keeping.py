@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from shardmq.broker.routing import hidden
-from shardmq.broker.routing.matching import Arguments, Fanout
+from shardmq.broker.routing.matching import Arguments
 
 RECENT_HISTORY: Final = "x-recent-history"
 MESSAGES: Final = "x-persist-messages"
@@ -38,15 +38,6 @@ SEGMENT_BYTES: Final = 4 << 20
 NUMBER_MAX: Final = (1 << 63) - 1
 HEAD, TAIL, FROM, FROM_TIME = "x-head", "x-tail", "x-from", "x-from-time"
 WISHES: Final = (HEAD, TAIL, FROM, FROM_TIME)
-
-
-class RecentHistory(Fanout):
-    """Routes like a fanout exchange.
-
-    The headers of a message say whether it is kept, so the routing key does not decide alone.
-    """
-
-    by_key = False
 
 
 def keeps(type: str, arguments: Arguments) -> bool:

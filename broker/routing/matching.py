@@ -132,6 +132,15 @@ class Fanout:
         return self._targets
 
 
+class RecentHistory(Fanout):
+    """Routes like a fanout exchange.
+
+    The headers of a message say whether it is kept, so the routing key does not decide alone.
+    """
+
+    by_key = False
+
+
 class Topic:
     by_key = True
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Final
 
 from shardmq.broker.routing.delaying import DELAYED_TYPE, Delayed, inner_type
-from shardmq.broker.routing.keeping import RECENT_HISTORY, RecentHistory
+from shardmq.broker.routing.keeping import RECENT_HISTORY
 from shardmq.broker.routing.matching import (
     Arguments,
     Direct,
     Fanout,
     HeadersExchange,
     Matcher,
+    RecentHistory,
     Topic,
 )
 from shardmq.broker.routing.spreading import Chance, ConsistentHash, ModulusHash

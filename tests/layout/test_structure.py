@@ -117,20 +117,33 @@ def classes_in_pieces(modules: list[Module]) -> list[str]:
     A Protocol is no base: it says what a function needs, and has no code to hand down.
     """
     where = {
-        node.name: module.name
+        f"{module.name}.{node.name}": module.name
         for module, node in classes(modules)
         if not any(ast.unparse(base).startswith("Protocol") for base in node.bases)
     }
+    origins = {module.name: imported_names(module) for module in modules}
     subclasses: dict[str, list[str]] = defaultdict(list)
     for module, node in classes(modules):
         for base in node.bases:
             name = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
-            subclasses[name.rpartition(".")[2]].append(module.name)
+            first, dot, rest = name.partition(".")
+            origin = origins[module.name].get(first, f"{module.name}.{first}")
+            subclasses[origin + dot + rest].append(module.name)
     return [
-        f"{where[base]}.{base}"
+        base
         for base, files in sorted(subclasses.items())
         if base in where and len(files) == 1 and files[0] != where[base]
     ]
+
+
+def imported_names(module: Module) -> dict[str, str]:
+    """Return what the names that a file imports stand for."""
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 PRODUCT = product(ROOT)
@@ -169,8 +182,10 @@ def test_the_rules_would_notice() -> None:
     assert circles(imports(three)) == [["a", "b", "c"]]
     hidden = module("a", "if TYPE_CHECKING:\n    import os\n    from shardmq.broker import amqp")
     assert list(type_checking_imports(hidden)) == ["a: from shardmq.broker import amqp"]
-    cut = [module("a", "class Half: ..."), module("b", "class Whole(a.Half): ...")]
+    whole = "from a import Half\nclass Whole(Half): ..."
+    cut = [module("a", "class Half: ..."), module("b", whole)]
     assert classes_in_pieces(cut) == ["a.Half"]
-    assert classes_in_pieces([*cut, module("c", "class Other(Half): ...")]) == []
+    assert classes_in_pieces([*cut, module("c", whole)]) == []
+    assert classes_in_pieces([module("a", "class Half(Protocol): ..."), cut[1]]) == []
     methods = "\n".join(f"    def m{i}(self) -> None: ..." for i in range(METHODS_MAX + 1))
     assert large_classes([module("a", f"class Large:\n{methods}")]) == ["a.Large"]
