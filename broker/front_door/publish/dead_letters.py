@@ -24,6 +24,7 @@ from shardmq.broker.front_door.publish.due_messages import (
     PERSISTENT,
     DueMessages,
 )
+from shardmq.broker.front_door.publish.message import exchange_and_key
 from shardmq.broker.front_door.publish.single_message import CatalogSource
 from shardmq.broker.front_door.publish.targets import by_shard
 from shardmq.broker.model.catalog import Vhost
@@ -313,7 +314,7 @@ class DeadLetters:
     def _letter(
         self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int
     ) -> DeadLetter:
-        exchange, key = _split_names(names)
+        exchange, key = exchange_and_key(names)
         batch, requested = self._batch, deaths.requested_route(inside)
         given = batch.routing_key if requested.routing_key is None else requested.routing_key
         to_exchange = batch.exchange if requested.exchange is None else requested.exchange
@@ -380,11 +381,6 @@ class DeadLetters:
 def _name_of(vhost: Vhost, queue_id: int) -> str:
     """Return the name of a queue, "" when it is gone."""
     return next((name for name, queue in vhost.queues.items() if queue.id == queue_id), "")
-
-
-def _split_names(names: _Names) -> tuple[str, str]:
-    n = names[0]
-    return names[1 : n + 1].decode("utf-8", "replace"), names[n + 2 :].decode("utf-8", "replace")
 
 
 def _short(data: bytes) -> bytes:

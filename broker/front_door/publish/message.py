@@ -171,7 +171,7 @@ def line_of(event: Publishes, at: int) -> bytes:
 
 
 def exchange_and_key(line: bytes) -> tuple[str, str]:
-    """Return exchange and routing key of a line."""
+    """Return exchange and routing key of a line, which may lack its bits."""
     n = line[0]
     m = line[n + 1]
     return line[1 : n + 1].decode("utf-8", "replace"), line[n + 2 : n + 2 + m].decode(
