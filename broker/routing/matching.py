@@ -117,9 +117,8 @@ class QueueNames:
 
 
 class Fanout:
-    by_key = True
-
-    def __init__(self, arguments: Arguments = NOTHING) -> None:
+    def __init__(self, arguments: Arguments = NOTHING, *, by_key: bool = True) -> None:
+        self.by_key = by_key
         self._targets = _Targets()
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:
