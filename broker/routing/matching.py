@@ -117,8 +117,9 @@ class QueueNames:
 
 
 class Fanout:
-    def __init__(self, arguments: Arguments = NOTHING, *, by_key: bool = True) -> None:
-        self.by_key = by_key
+    by_key = True
+
+    def __init__(self, arguments: Arguments = NOTHING) -> None:
         self._targets = _Targets()
 
     def add(self, key: str, arguments: Arguments, target: Target) -> None:

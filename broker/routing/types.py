@@ -28,8 +28,7 @@ TYPES: Final[dict[str, Callable[[Arguments], Matcher]]] = {
     "x-local-random": Chance,
     "x-random": Chance,
     DELAYED_TYPE: lambda arguments: TYPES[inner_type(DELAYED_TYPE, arguments)](arguments),
-    # The headers of a message say whether it is kept, so the key does not decide alone.
-    RECENT_HISTORY: lambda arguments: Fanout(arguments, by_key=False),
+    RECENT_HISTORY: RecentHistory,
 }
 
 
