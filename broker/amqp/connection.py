@@ -40,20 +40,23 @@ from shardmq.broker.amqp.states import (
     next_of_channel,
     next_of_connection,
 )
+from shardmq.broker.amqp.unfinished import (
+    FRAME_END,
+    FRAME_HEAD,
+    BodyPart,
+    UnfinishedPublish,
+    UnfinishedPublishes,
+)
 
-_FRAME_HEAD = struct.Struct(">BHI")
 _CONTENT_HEAD = struct.Struct(">HHQ")
 _IDS = struct.Struct(">HH")  # class and method
-_IDS_AT, _IDS_END = _FRAME_HEAD.size, _FRAME_HEAD.size + _IDS.size
+_IDS_AT, _IDS_END = FRAME_HEAD.size, FRAME_HEAD.size + _IDS.size
 _BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
-_FRAME_END = bytes([spec.FRAME_END])
 _FRAME_KINDS = frozenset(
     {spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME}
 )
-_HEARTBEAT: Final = _FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + _FRAME_END
+_HEARTBEAT: Final = FRAME_HEAD.pack(spec.HEARTBEAT_FRAME, 0, 0) + FRAME_END
 _IMMEDIATE = 2
-# Bytes that unfinished messages of one connection may have together, beyond the largest message.
-CONTENT_BYTES_MORE: Final = 32 << 20
 # Frames without an event (heartbeats, parts of bodies, discarded frames) before next_event()
 # returns Nothing.
 EVENTLESS_FRAMES_MAX: Final = 64
@@ -88,83 +91,6 @@ _CLOSES: Final = frozenset(
 )
 
 
-class _Content:
-    """A publish that is put together frame by frame.
-
-    `data` is laid out as a publish that came whole: line | properties | head of a body frame, then
-    the body, in one frame. `left` counts the bytes of the body that are missing.
-    """
-
-    __slots__ = ("_place", "_used", "body_len", "data", "facts", "left", "line_len", "props_len")
-
-    def __init__(self, line: bytes) -> None:
-        self.data = bytearray(line)
-        self.line_len = len(line)
-        self.props_len = self.body_len = self.left = 0
-        self.facts = (0, 0, 0, 0)
-        self._place: memoryview | None = None  # all of `data`, if it has room for the whole message
-        self._used = 0  # bytes of it
-
-    def begin_body(self, props: bytes, body_len: int, has_room: bool) -> None:
-        self.facts = frames.facts(props)
-        self.props_len = len(props)
-        self.body_len = self.left = body_len
-        self.data += props
-        if body_len:
-            self.data += _FRAME_HEAD.pack(spec.BODY_FRAME, 0, body_len)
-        if has_room:
-            begun, self._used = self.data, len(self.data)
-            self.data = frames.room(self._used + body_len + len(_FRAME_END))
-            self._place = memoryview(self.data)
-            self._place[: self._used] = begun
-
-    def add(self, part: bytes | bytearray | memoryview) -> None:
-        """Add bytes of the body. `left` counts whole frames and is the caller's."""
-        if self._place is None:
-            self.data += part
-        else:
-            stop = self._used + len(part)
-            self._place[self._used : stop] = part
-            self._used = stop
-
-    @property
-    def kept(self) -> int:
-        """Return how many bytes of the client's are here."""
-        return self.line_len + self.props_len + self.body_len - self.left
-
-    def whole(self, channel: int) -> Publishes:
-        body_off = self.line_len + self.props_len
-        if self.body_len:
-            self.add(_FRAME_END)
-        row = frames.row(
-            0,
-            self.line_len,
-            channel,
-            self.line_len,
-            self.props_len,
-            body_off,
-            self.body_len,
-            self.facts,
-        )
-        return Publishes(self.data, row, 1, lasting=True)
-
-
-class _Part:
-    """A body frame that comes in parts.
-
-    `left` bytes of its `size` are missing, then its end. `shown` are its first bytes, for the text
-    about a broken frame.
-    """
-
-    __slots__ = ("channel", "content", "left", "shown", "size")
-
-    def __init__(self, channel: int, content: _Content, size: int, shown: bytes) -> None:
-        self.channel = channel
-        self.content = content
-        self.size = self.left = size
-        self.shown = shown
-
-
 class Connection:
     """One AMQP connection.
 
@@ -195,9 +121,7 @@ class Connection:
         self._close_sent = False
         # The state of each channel number up to the highest that was opened.
         self._channels = bytearray(1)
-        self._contents: dict[int, _Content] = {}
-        self._content_bytes = 0  # in all of them
-        self._content_bytes_max = message_bytes_max + CONTENT_BYTES_MORE
+        self._unfinished = UnfinishedPublishes(message_bytes_max)
         self._out: list[bytes] = []
         # What is read: _buffer from _at on, then _next. At least _needed bytes are needed to see
         # more.
@@ -205,7 +129,7 @@ class Connection:
         self._at = 0
         self._next: memoryview | None = None
         self._needed = 0
-        self._part: _Part | None = None  # what is read begins within this frame
+        self._part: BodyPart | None = None  # what is read begins within this frame
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
     # -- in ----------------------------------------------------------------------------------------
@@ -360,9 +284,9 @@ class Connection:
 
     def _read_frame(self) -> Event | None:
         """Take one frame of any kind."""
-        if not self._has(_FRAME_HEAD.size):
+        if not self._has(FRAME_HEAD.size):
             return None
-        kind, channel, size = _FRAME_HEAD.unpack_from(self._buffer, self._at)
+        kind, channel, size = FRAME_HEAD.unpack_from(self._buffer, self._at)
         frame_bytes = size + spec.FRAME_OVERHEAD_BYTES
         if kind not in _FRAME_KINDS:
             raise self._broken_frame(kind, b"", "unknown_frame")
@@ -370,7 +294,7 @@ class Connection:
             payload_bytes_max = self._received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if kind == spec.BODY_FRAME and size >= PART_BYTES_MIN:
-            content = self._contents.get(channel)
+            content = self._unfinished.get(channel)
             if (
                 content is not None
                 and size <= content.left
@@ -379,7 +303,7 @@ class Connection:
                 return self._read_part(channel, content, size)
         if not self._has(frame_bytes):
             return None
-        payload = bytes(self._buffer[self._at + _FRAME_HEAD.size : self._at + frame_bytes - 1])
+        payload = bytes(self._buffer[self._at + FRAME_HEAD.size : self._at + frame_bytes - 1])
         end = self._buffer[self._at + frame_bytes - 1]
         if end != spec.FRAME_END:
             raise self._broken_frame(kind, payload, f"{{invalid_frame_end_marker,{end}}}")
@@ -391,22 +315,22 @@ class Connection:
             self._set_channel(channel, ChannelState.CLOSING)
             return Failed(error.with_traceback(None), channel)
 
-    def _read_part(self, channel: int, content: _Content, size: int) -> Event | None:
+    def _read_part(self, channel: int, content: UnfinishedPublish, size: int) -> Event | None:
         """Begin a body frame that is put in its place from its head on."""
-        if not self._has(_FRAME_HEAD.size + SHOWN_BYTES):
+        if not self._has(FRAME_HEAD.size + SHOWN_BYTES):
             return None
-        self._at += _FRAME_HEAD.size
-        self._part = _Part(
+        self._at += FRAME_HEAD.size
+        self._part = BodyPart(
             channel, content, size, bytes(self._buffer[self._at : self._at + SHOWN_BYTES])
         )
         return self._go_on_with_part(self._part)
 
-    def _go_on_with_part(self, part: _Part) -> Event | None:
+    def _go_on_with_part(self, part: BodyPart) -> Event | None:
         """Put what has come of the frame in its place, if its message is still wanted."""
         if not self._has(1):
             return None
         count = min(len(self._buffer) - self._at, part.left)
-        is_wanted = self._contents.get(part.channel) is part.content
+        is_wanted = self._unfinished.get(part.channel) is part.content
         if count:
             if is_wanted:
                 part.content.add(memoryview(self._buffer)[self._at : self._at + count])
@@ -442,7 +366,12 @@ class Connection:
     def _received(self, kind: int, channel: int, payload: bytes) -> Event | None:
         if self._state in CONNECTION_DISCARDS:
             if kind == spec.METHOD_FRAME and channel == 0 and payload[:4] in _CLOSES:
-                return self._received_close(payload)
+                method = decode_method(payload)
+                if (
+                    self._state is ConnectionState.CLOSING
+                ):  # a second close of the same side is forgotten
+                    self._state = next_of_connection(self._state, method.name)
+                    return Method(0, method)
             return None
         if kind == spec.HEARTBEAT_FRAME:
             if payload:
@@ -471,17 +400,6 @@ class Connection:
 
     # -- channel 0 ---------------------------------------------------------------------------------
 
-    def _received_close(self, payload: bytes) -> Event | None:
-        """Take close or close-ok behind a close.
-
-        A second close of the same side is forgotten.
-        """
-        method = decode_method(payload)
-        if self._state is not ConnectionState.CLOSING:
-            return None
-        self._state = next_of_connection(self._state, method.name)
-        return Method(0, method)
-
     def _received_on_connection(self, payload: bytes) -> Event | None:
         method = decode_method(payload)
         ids = _ids(payload)
@@ -496,31 +414,21 @@ class Connection:
             data = response.encode() if isinstance(response, str) else bytes(response or b"")
             return StartOk(method.mechanism, data, method.locale, self.client_properties)
         if isinstance(method, commands.Connection.TuneOk):
-            self._agree(method)
+            self.channels_max = _agreed("channel_max", method.channel_max, 1, self.channels_max)
+            self.frame_bytes_max = _agreed(
+                "frame_max", method.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
+            )
+            self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
+            self.heartbeat_s = method.heartbeat
             return None
         if isinstance(method, commands.Connection.Open):
             return Open(method.virtual_host)
         return Method(0, method)
 
-    def _agree(self, said: commands.Connection.TuneOk) -> None:
-        self.channels_max = _agreed("channel_max", said.channel_max, 1, self.channels_max)
-        self.frame_bytes_max = _agreed(
-            "frame_max", said.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
-        )
-        self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
-        self.heartbeat_s = said.heartbeat
-
     # -- channels ----------------------------------------------------------------------------------
 
-    def _channel_state(self, channel: int) -> ChannelState:
-        return (
-            ChannelState(self._channels[channel])
-            if channel < len(self._channels)
-            else ChannelState.CLOSED
-        )
-
     def _received_method(self, channel: int, payload: bytes) -> Event | None:
-        state = self._channel_state(channel)
+        state = _state_of(self._channels, channel)
         name = _CHANNEL_NAMES.get(payload[:4], "method")
         ids = _ids(payload)
         following = next_of_channel(state, name, ids)
@@ -534,11 +442,10 @@ class Connection:
             if line[-1] & _IMMEDIATE:
                 raise ConnectionException(spec.NOT_IMPLEMENTED, "immediate=true", *ids)
             self._channels[channel] = following
-            self._contents[channel] = _Content(line)
-            self._keep(len(line))
+            self._unfinished.begin(channel, line)
             return None
         if isinstance(method, commands.Channel.Open):
-            self._make_room(channel)
+            _make_room(self._channels, channel, self.channels_max)
         if following is state and name == commands.Channel.CloseOk.name:
             return None  # a close-ok that answers nothing
         self._channels[channel] = following
@@ -547,23 +454,8 @@ class Connection:
             return None
         return Method(channel, method)
 
-    def _make_room(self, channel: int) -> None:
-        """Make room for the state of one more channel number.
-
-        RabbitMQ counts channels, whatever their numbers are.
-        """
-        open_count = len(self._channels) - sum(map(self._channels.count, _NOT_OPEN))
-        if open_count >= self.channels_max:
-            text = (
-                f"number of channels opened ({open_count}) has reached "
-                f"the negotiated channel_max ({self.channels_max})"
-            )
-            raise ConnectionException(spec.NOT_ALLOWED, text, spec.CHANNEL, 10)
-        if channel >= len(self._channels):
-            self._channels += bytes(channel + 1 - len(self._channels))
-
     def _received_header(self, channel: int, payload: bytes) -> Event | None:
-        state = self._channel_state(channel)
+        state = _state_of(self._channels, channel)
         if state in CHANNEL_DISCARDS:
             return None
         if state is ChannelState.AWAITING_CONTENT_HEADER and len(payload) < _CONTENT_HEAD.size:
@@ -585,14 +477,16 @@ class Connection:
             raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
         props = payload[_CONTENT_HEAD.size :]
         properties.check(props)
-        has_room = len(self._contents) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
-        self._contents[channel].begin_body(props, body_len, has_room)
-        self._keep(len(props))
-        return None if body_len else self._whole(channel)
+        has_room = len(self._unfinished) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
+        content = self._unfinished.get(channel)
+        assert content is not None  # content headers pass only in the state that has one
+        content.begin_body(props, body_len, has_room)
+        self._unfinished.count(len(props))
+        return None if body_len else self._unfinished.finish(channel)
 
     def _received_body(self, channel: int, payload: bytes) -> Event | None:
-        state = self._channel_state(channel)
-        content = self._contents.get(channel)
+        state = _state_of(self._channels, channel)
+        content = self._unfinished.get(channel)
         if content is None or len(payload) > content.left:
             if next_of_channel(state, "body") is None:
                 return None
@@ -602,34 +496,18 @@ class Connection:
         content.add(payload)
         return self._came_whole(channel, content, len(payload))
 
-    def _came_whole(self, channel: int, content: _Content, size: int) -> Publishes | None:
+    def _came_whole(self, channel: int, content: UnfinishedPublish, size: int) -> Publishes | None:
         """Count a body frame whose bytes are in their place; return the publish it ends."""
         is_last = content.left == size
         following = next_of_channel(
-            self._channel_state(channel), "last body" if is_last else "body"
+            _state_of(self._channels, channel), "last body" if is_last else "body"
         )
         if following is None:
             return None
         self._channels[channel] = following
-        self._keep(size)
+        self._unfinished.count(size)
         content.left -= size
-        return self._whole(channel) if is_last else None
-
-    def _keep(self, count: int) -> None:
-        """Count bytes of unfinished messages.
-
-        Many channels that each begin a large message must not fill the memory.
-        """
-        self._content_bytes += count
-        if self._content_bytes > self._content_bytes_max:
-            most = self._content_bytes_max
-            text = f"more than {most} bytes in unfinished messages of one connection"
-            raise ConnectionException(spec.RESOURCE_ERROR, text, *spec.PUBLISH)
-
-    def _whole(self, channel: int) -> Publishes:
-        content = self._contents.pop(channel)
-        self._content_bytes -= content.kept
-        return content.whole(channel)
+        return self._unfinished.finish(channel) if is_last else None
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -651,9 +529,9 @@ class Connection:
                 return
             self._state = CONNECTION_SENT.get((self._state, method.name), self._state)
         elif isinstance(method, commands.Channel.CloseOk):
-            if self._channel_state(channel) is not ChannelState.CLOSED:
+            if _state_of(self._channels, channel) is not ChannelState.CLOSED:
                 self._set_channel(channel, ChannelState.CLOSED)
-        elif self._close_sent or self._channel_state(channel) in (
+        elif self._close_sent or _state_of(self._channels, channel) in (
             ChannelState.CLOSED,
             ChannelState.CLOSING,
         ):
@@ -679,7 +557,7 @@ class Connection:
 
         What else comes on the channel is discarded until the client's close-ok.
         """
-        if self._close_sent or self._channel_state(channel) in (
+        if self._close_sent or _state_of(self._channels, channel) in (
             ChannelState.CLOSED,
             ChannelState.CLOSED_BY_CLIENT,
         ):
@@ -704,27 +582,24 @@ class Connection:
             return
         self._state = ConnectionState.CLOSING
         self._close_sent = True
-        self._contents.clear()
-        self._content_bytes = 0
+        self._unfinished.clear()
         self._put(
             0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
         )
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
-        content = self._contents.pop(channel, None)
-        if content is not None:
-            self._content_bytes -= content.kept
+        self._unfinished.drop(channel)
         self._channels[channel] = state
 
     def _put(self, channel: int, method: base.Frame, count: int = 1) -> None:
         payload = encode_method(method)
-        frame = _FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + _FRAME_END
+        frame = FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + FRAME_END
         self._out.append(frame if count == 1 else frame * count)
 
     # -- state ---------------------------------------------------------------------------
 
     def channel_is_open(self, channel: int) -> bool:
-        state = self._channel_state(channel)
+        state = _state_of(self._channels, channel)
         return state is not ChannelState.CLOSED and state not in CHANNEL_DISCARDS
 
     @property
@@ -734,6 +609,26 @@ class Connection:
         data_to_send() may still return bytes.
         """
         return self._state is _CLOSED
+
+
+def _state_of(channels: bytearray, channel: int) -> ChannelState:
+    return ChannelState(channels[channel]) if channel < len(channels) else ChannelState.CLOSED
+
+
+def _make_room(channels: bytearray, channel: int, channels_max: int) -> None:
+    """Make room for the state of one more channel number.
+
+    RabbitMQ counts channels, whatever their numbers are. Raises ConnectionException.
+    """
+    open_count = len(channels) - sum(map(channels.count, _NOT_OPEN))
+    if open_count >= channels_max:
+        text = (
+            f"number of channels opened ({open_count}) has reached "
+            f"the negotiated channel_max ({channels_max})"
+        )
+        raise ConnectionException(spec.NOT_ALLOWED, text, spec.CHANNEL, 10)
+    if channel >= len(channels):
+        channels += bytes(channel + 1 - len(channels))
 
 
 def _ids(payload: bytes) -> tuple[int, int]:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Messages as they are stored, and in frames: deliveries, answers and returns out; publishes into stored messages.
+"""Stored messages: made of publishes, and put into the frames of deliveries, answers and returns.
 
 A stored message, little endian:
     u32 body_bytes | u32 props_bytes | u8 n, exchange[n] | u8 m, key[m] | props | body
@@ -13,7 +13,8 @@ from shardmq.shardd.content cimport (
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
 cdef enum:
-    HEAD_BYTES_MAX = 1024   # between two bodies: an end, a deliver with three names of 255 bytes, the head of a header
+    # Between two bodies: the end of a frame, a deliver with three names of 255 bytes, the head of a header frame.
+    HEAD_BYTES_MAX = 1024
 
 cdef struct Stored:
     const uint8_t *names      # u8 n, exchange, u8 m, key: as a deliver has them
@@ -22,10 +23,10 @@ cdef struct Stored:
     uint32_t props_len
     const uint8_t *body
     uint32_t body_len
-    size_t size               # of the whole
+    size_t size               # bytes of the whole message
 
 cdef int read_message(const uint8_t *p, size_t left, Stored *s) noexcept nogil:
-    """0, or -1 when the bytes are no whole stored message."""
+    """Fill `s`. Return 0, or -1 when the bytes are no whole stored message."""
     cdef size_t n
     if left < 10:
         return -1
@@ -53,7 +54,7 @@ cdef inline uint8_t *put_frame_head(uint8_t *p, uint8_t kind, uint32_t channel, 
 
 cdef uint8_t *put_content(uint8_t *p, uint32_t channel, const uint8_t *props, uint32_t props_len,
                           const uint8_t *body, uint64_t body_len, uint32_t part_max) noexcept nogil:
-    """Header frame and body frames."""
+    """Put the header frame and the body frames; return where they end."""
     cdef uint32_t part
     p = put_frame_head(p, 2, channel, props_len + 12)
     p = put64(put32(p, 60 << 16), body_len)
@@ -76,7 +77,7 @@ cdef inline uint32_t body_part_max(uint32_t frame_bytes_max) except 0:
 
 cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ctag, size_t ctag_len, uint64_t tag,
                                  bint redelivered, const uint8_t *names, size_t names_len) noexcept nogil:
-    """The frame of a basic.deliver: 7 + 14 + 1 bytes, the tag and the names."""
+    """Put the frame of a basic.deliver: 7 + 14 + 1 bytes, the consumer tag and the names."""
     p = put_frame_head(p, 1, channel, <uint32_t>(4 + 1 + ctag_len + 9 + names_len))
     p = put32(p, 60 << 16 | 60)
     p[0] = <uint8_t>ctag_len
@@ -88,7 +89,7 @@ cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ct
 
 def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
                uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
-    """basic.deliver with its content for each of `count` stored messages, tags from `first_tag` on."""
+    """Return basic.deliver with content for each of `count` stored messages, with tags from `first_tag` on."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max), i
     cdef size_t ctag_len = len(consumer_tag), total = 0, left = blob.shape[0]
     cdef const uint8_t *start = &blob[0] if left else NULL
@@ -119,7 +120,7 @@ def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channe
 
 def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
                    uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
-    """What deliveries() gives, in parts whose bodies are views into `blob`: for large ones, which are not to be copied."""
+    """Return what deliveries() returns, in parts whose bodies are views into `blob`: large ones are not copied."""
     cdef const uint8_t[::1] bytes_of = blob
     cdef uint32_t part_max = body_part_max(frame_bytes_max), part, i
     cdef size_t ctag_len = len(consumer_tag), at = 0, left = bytes_of.shape[0], body, end
@@ -154,7 +155,7 @@ def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consum
     return found
 
 cdef uint8_t *put_bodies(uint8_t *p, uint32_t channel, const uint8_t *frame, uint64_t body_len, uint32_t part_max) noexcept nogil:
-    """A body as it came, in frames of its publisher's size, in frames of another."""
+    """Put a body, which lies in frames of its publisher's size, into frames of another size."""
     cdef uint32_t left = get32(frame + 3) if body_len else 0
     cdef uint32_t part, piece
     frame += 7
@@ -177,7 +178,7 @@ cdef uint8_t *put_bodies(uint8_t *p, uint32_t channel, const uint8_t *frame, uin
 
 def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t first, size_t count,
               uint16_t channel, bytes consumer_tag not None, uint64_t first_tag, uint32_t frame_bytes_max):
-    """basic.deliver with its content for each of `count` messages of a Publishes event, from row `first` on."""
+    """Return basic.deliver with content for each of `count` messages of a Publishes event, from row `first` on."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max)
     cdef size_t ctag_len = len(consumer_tag), total = 0, i
     cdef const uint8_t *ctag = <const uint8_t *>PyBytes_AS_STRING(consumer_tag)
@@ -206,7 +207,7 @@ def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not N
 
 def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, bint redelivered, uint32_t remaining,
            uint32_t frame_bytes_max):
-    """basic.get-ok with its content, of one stored message."""
+    """Return basic.get-ok with the content of one stored message."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max)
     cdef uint8_t *p
     cdef Stored s
@@ -224,7 +225,7 @@ def get_ok(const uint8_t[::1] message not None, uint16_t channel, uint64_t tag, 
 
 def content(uint16_t channel, bytes method_payload not None, bytes props not None, const uint8_t[::1] body not None,
             uint32_t frame_bytes_max):
-    """A method frame and the content that belongs to it, as basic.return has."""
+    """Return a method frame with content, such as basic.return."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max)
     cdef size_t method_len = len(method_payload), props_len = len(props), body_len = body.shape[0]
     cdef uint8_t *p
@@ -237,7 +238,7 @@ def content(uint16_t channel, bytes method_payload not None, bytes props not Non
     return out
 
 def stored(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t index):
-    """One message of a Publishes event as a stored message."""
+    """Return one message of a Publishes event as a stored message."""
     cdef Row r
     cdef const uint8_t *base
     cdef const uint8_t *frame
@@ -261,7 +262,7 @@ def stored(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None
     return out
 
 def read_stored(const uint8_t[::1] message not None):
-    """(exchange, key, props, body) of a stored message."""
+    """Return (exchange, key, props, body) of a stored message."""
     cdef Stored s
     cdef size_t n
     if message.shape[0] == 0 or read_message(&message[0], message.shape[0], &s) < 0:
@@ -275,7 +276,10 @@ def read_stored(const uint8_t[::1] message not None):
     )
 
 def split(const uint8_t[::1] blob not None, uint32_t count):
-    """`count` stored messages back to back: (names, props, body) of each. Names: u8 n, exchange, u8 m, key."""
+    """Return (names, props, body) of each of `count` stored messages back to back.
+
+    Names are u8 n, exchange, u8 m, key.
+    """
     cdef Stored s
     cdef size_t at = 0, left = blob.shape[0]
     cdef uint32_t i
@@ -294,10 +298,10 @@ def split(const uint8_t[::1] blob not None, uint32_t count):
     return found
 
 def letters(const uint8_t[::1] blob not None, uint32_t count):
-    """`count` stored messages back to back, each as (look, flags, before, middle, after, body).
+    """Return each of `count` stored messages back to back as (look, flags, before, middle, after, body).
 
-    look: (names, headers without the length before them, expiration or None, delivery mode or 0, priority or 255): all
-    that decides what becomes of a dead letter. The properties are flags, before, headers, middle, expiration, after.
+    `look` decides what becomes of a dead letter: (names, headers without the length before them, expiration or None,
+    delivery mode or 0, priority or 255). The properties are flags, before, headers, middle, expiration, after.
     """
     cdef Stored s
     cdef size_t at = 0, left = blob.shape[0]

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops over AMQP frames: whole publishes, runs of settles and of binds out of a read.
+"""The loops over AMQP frames: they find whole publishes, runs of settles and runs of binds in a read.
 
 A frame:      u8 type | u16 channel | u32 size | payload[size] | 0xCE                              (big endian)
 A publish:    method frame  60,40 | u16 ticket | u8 n, exchange[n] | u8 m, key[m] | u8 bits
               header frame  60 | u16 weight | u64 body size | flags word | property list
               body frames   until the body size is reached; none for an empty body
 
-`scan` stops at what it does not understand at once (OTHER): the caller looks at that one frame in plain code, which finds the
-mistake in it or puts an interleaved or large publish together. So every check here may be "not this one" instead of an answer.
+`scan` stops at a frame that it does not understand at once (OTHER). The caller looks at that one frame in plain code, which
+finds the mistake in it or puts an interleaved or large publish together. So a check that fails here needs no reason.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -26,7 +26,7 @@ OTHER = 1
 SETTLE = 2
 FULL = 3
 
-# What is found in the properties, in a row's flags.
+# Flags of a row: what was found in the properties.
 HAS_HEADERS = 1
 MAY_HAVE_CC = 2
 HAS_USER_ID = 4
@@ -36,7 +36,7 @@ BAD_PROPERTIES = 32
 MAY_HAVE_SEQUENCE = 64
 MAY_HAVE_LETTERS = 128
 
-# States of a channel that matter here; the others are states.py's.
+# The state of a channel that matters here; states.py has the others.
 CHANNEL_OPEN = 1
 
 cdef enum:
@@ -54,12 +54,12 @@ cdef enum:
     C_MAY_HAVE_SEQUENCE = 64
     C_MAY_HAVE_LETTERS = 128
     NO_TTL = 0xffffffff
-    ROWS_MAX = 2048         # of one event: 96 KiB of rows, which stay in the cache
-    RANGES_MAX = 4096       # of one Settles event
-    BINDS_MAX = 256         # of one Binds event: they are one request to the controller
+    ROWS_MAX = 2048         # rows of one event: 96 KiB, which stay in the cache
+    RANGES_MAX = 4096       # ranges of one Settles event
+    BINDS_MAX = 256         # binds of one Binds event, which is one request to the controller
     QUEUE_BIND = 0x320014   # class and method
-    BIND_BYTES_MIN = 22     # of a frame, with three names of no byte
-    WHOLE_BYTES_MAX = 65536 # a publish not larger is waited for in one piece; of a larger one each frame is taken as it comes
+    BIND_BYTES_MIN = 22     # bytes of the frame if its three names are empty
+    WHOLE_BYTES_MAX = 65536 # a larger publish is not waited for in one piece: its frames are taken as they come
 
 cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
@@ -85,7 +85,7 @@ cdef uint32_t read_ttl(const uint8_t *p, uint32_t size, uint8_t *flags) noexcept
     return <uint32_t>value
 
 cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
-    """Is "CC" or "BCC", with its length before it, anywhere in the table. A key has a value behind it."""
+    """Return whether "CC" or "BCC", with its length before it, is anywhere in the table."""
     cdef const uint8_t *end = p + size
     cdef const uint8_t *c = p
     while c < end:
@@ -101,7 +101,10 @@ cdef int may_have_cc(const uint8_t *p, uint32_t size) noexcept nogil:
     return 0
 
 cdef inline int may_have(const uint8_t *p, uint32_t size, const char *name, uint32_t length, uint32_t rarest) noexcept nogil:
-    """Is `name`, which begins with its length, anywhere in the table. `rarest`: where in it is its rarest letter."""
+    """Return whether `name`, which begins with its length, is anywhere in the table.
+
+    `rarest` is the place of its rarest letter.
+    """
     cdef const uint8_t *end = p + size
     cdef const uint8_t *c = p + rarest
     while c < end:
@@ -159,15 +162,15 @@ cdef void read_properties(const uint8_t *p, uint32_t size, Row *row) noexcept no
 
 # -- publishes ------------------------------------------------------------------------------------------------------
 
-cdef struct Memo:                 # of the publish before
-    const uint8_t *method         # its method frame
+cdef struct Memo:                 # the publish before
+    const uint8_t *method         # method frame
     uint32_t method_len
     const uint8_t *props
     uint32_t props_len
     Row *row
 
 cdef int read_line(const uint8_t *p, uint32_t size) noexcept nogil:
-    """Is the payload one whole basic.publish, not immediate."""
+    """Return whether the payload is one whole basic.publish that is not immediate."""
     cdef uint32_t n
     if size < 9:
         return 0
@@ -179,7 +182,7 @@ cdef int read_line(const uint8_t *p, uint32_t size) noexcept nogil:
 
 cdef int read_body(const uint8_t *base, size_t start, size_t *at, size_t end, uint32_t channel,
                    uint32_t frame_max, Row *row, size_t *needed) noexcept nogil:
-    """Count the body's frames; -1 when all are there."""
+    """Count the frames of the body. Return -1 when all are there, else why not."""
     cdef uint64_t left = row.body_len
     cdef uint32_t size
     cdef const uint8_t *p
@@ -204,8 +207,10 @@ cdef int read_body(const uint8_t *base, size_t start, size_t *at, size_t end, ui
     return -1
 
 cdef inline bint ends_alike(const uint8_t *frame, const uint8_t *other, size_t size) noexcept nogil:
-    """By the last 8 bytes, of which there are some of the key: where keys differ, that is told before all is compared.
-    There are 8 at least."""
+    """Return whether the last 8 bytes are equal. They hold a part of the key, which differs most often.
+
+    Both frames have 8 bytes or more.
+    """
     cdef uint64_t a, b
     memcpy(&a, frame + size - 8, 8)
     memcpy(&b, other + size - 8, 8)
@@ -213,7 +218,10 @@ cdef inline bint ends_alike(const uint8_t *frame, const uint8_t *other, size_t s
 
 cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
                       uint32_t frame_max, uint64_t message_max, Memo *memo, Row *row, size_t *needed) noexcept nogil:
-    """One publish at `position`; -1 when it is whole: the row is filled and `position` is behind it."""
+    """Read one publish at `position`. Return -1 when it is whole, else why not.
+
+    If it is whole, the row is filled and `position` is behind the publish.
+    """
     cdef size_t start = position[0], at = start, left = end - start
     cdef const uint8_t *p = base + at
     cdef const uint8_t *props
@@ -284,9 +292,10 @@ cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const u
 
 def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None,
          uint32_t frame_bytes_max, uint64_t message_bytes_max):
-    """(position, rows as bytes, their count, why it stopped, bytes needed from position on to see more).
+    """Return (position, rows as bytes, their count, why it stopped, bytes needed from position on to see more).
 
-    `states`: of each channel number, CHANNEL_OPEN where a publish may begin. Publishes may be of many channels.
+    `states` has a byte for each channel number, CHANNEL_OPEN where a publish may begin. Publishes may be of many
+    channels.
     """
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *open_states = &states[0] if states.shape[0] else NULL
@@ -308,18 +317,18 @@ def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[
     return at, PyBytes_FromStringAndSize(<char *>rows, count * sizeof(Row)), count, why, needed
 
 def room(size_t size):
-    """A bytearray that is to be filled: what is in it is whatever was there."""
+    """Return a bytearray that is to be filled. It holds whatever was in its memory."""
     return PyByteArray_FromStringAndSize(NULL, size)
 
 def facts(const uint8_t[::1] props not None):
-    """(ttl_ms, delivery_mode, priority, flags) of a property list, as in a row."""
+    """Return (ttl_ms, delivery_mode, priority, flags) of a property list, as in a row."""
     cdef Row row
     read_properties(&props[0] if props.shape[0] else NULL, <uint32_t>props.shape[0], &row)
     return row.ttl_ms, row.delivery_mode, row.priority, row.flags
 
 def row(uint32_t line_off, uint16_t line_len, uint16_t channel, uint32_t props_off, uint32_t props_len,
         uint32_t body_off, uint64_t body_len, tuple found):
-    """The row of one publish that was put together, its body in a single frame; `found`: see facts()."""
+    """Return the row of a publish that was put together, with its body in a single frame. `found` is of facts()."""
     cdef Row r
     r.line_off, r.line_len, r.channel, r.props_off, r.props_len = line_off, line_len, channel, props_off, props_len
     r.body_off = body_off if body_len else 0
@@ -340,7 +349,7 @@ cdef class Sizes:
         self.total = 0
 
     def add(self, bytes table not None):
-        """Those of an event's rows."""
+        """Add the body sizes of an event's rows."""
         cdef size_t at = 0, begun, count = len(table) // sizeof(Row)
         cdef const Row *row = <const Row *>PyBytes_AS_STRING(table)
         cdef uint64_t size
@@ -364,7 +373,7 @@ cdef class Sizes:
 # -- settles ------------------------------------------------------------------------------------------------------------
 
 def settles(const uint8_t[::1] data not None, size_t at, size_t end):
-    """(position, channel, ranges) of the whole ack, nack and reject frames of one channel that begin at `at`."""
+    """Return (position, channel, ranges) of the whole ack, nack and reject frames of one channel from `at` on."""
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *p
     cdef uint32_t method, channel = 0
@@ -410,20 +419,25 @@ def settles(const uint8_t[::1] data not None, size_t at, size_t end):
 # -- binds --------------------------------------------------------------------------------------------------------------
 
 cdef size_t short_behind(const uint8_t *p, size_t at, size_t end) noexcept nogil:
-    """Where the short string at `at` ends, or 0 when that is behind `end`."""
+    """Return where the short string at `at` ends, or 0 when that is behind `end`."""
     return at + 1 + p[at] if at < end and at + 1 + p[at] <= end else 0
 
 cdef object text_again(const uint8_t *p, object text, const uint8_t **bytes, Py_ssize_t *size):
-    """The short string at `p`: `text` itself, if its `bytes` are the same; else they are this one's afterwards."""
+    """Return the short string at `p`: `text` itself, if its `bytes` are the same.
+
+    Otherwise `bytes` and `size` are those of the new string afterwards.
+    """
     if text is not None and p[0] == size[0] and memcmp(p + 1, bytes[0], p[0]) == 0:
         return text
     bytes[0], size[0] = p + 1, p[0]
     return PyUnicode_DecodeUTF8(<const char *>(p + 1), p[0], NULL)
 
 def binds(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None):
-    """(position, channel, (exchange, queue, key) of each, nowait) of the whole queue.bind frames without arguments of one
-    channel that begin at `at`, as long as they are alike in nowait; at most BINDS_MAX. A frame whose names are no UTF-8
-    ends the run. `states`: see scan."""
+    """Return (position, channel, (exchange, queue, key) of each, nowait) of a run of queue.bind frames from `at` on.
+
+    The frames are whole, of one channel, without arguments and alike in nowait; there are at most BINDS_MAX. A frame
+    whose names are no UTF-8 ends the run. `states` is as in scan.
+    """
     cdef const uint8_t *p
     cdef const uint8_t *last_queue = NULL
     cdef const uint8_t *last_exchange = NULL
@@ -473,13 +487,13 @@ cdef uint32_t property_at(const uint8_t *props, uint32_t size, uint32_t bit) noe
     return 0 if found < 0 else <uint32_t>((walk.value if found else walk.next) - props)
 
 cdef inline uint32_t timestamp_at(const uint8_t *props, uint32_t size) noexcept nogil:
-    """Where the timestamp of a property list would be, 0 if it has one or is none."""
+    """Return where the timestamp of a property list would be; 0 if there is one, or the list is broken."""
     if size < 2 or get16(props) >> TIMESTAMP_BIT & 1:
         return 0
     return property_at(props, size, TIMESTAMP_BIT)
 
 def stamped(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, uint64_t seconds):
-    """(buffer, table) in which every publish has a timestamp: those that came without have this one. None: all have."""
+    """Return (buffer, table) in which publishes without a timestamp have this one; None if all publishes have one."""
     cdef size_t count = table.shape[0] // sizeof(Row), extra = 0, i
     cdef size_t used = buffer.shape[0]
     cdef Row *r

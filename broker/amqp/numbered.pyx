@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Stored messages (drawn in contents.pyx) get a header each that says their offset: an int64 under a given name."""
+"""Gives stored messages (drawn in contents.pyx) a header each with their offset: an int64 under a given name."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -34,9 +34,11 @@ cdef uint64_t headers_at(const uint8_t *props, uint64_t size) noexcept nogil:
 
 def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not None, bytes name not None,
              bint cleaned=False):
-    """The stored messages of `blob`, each with the header `name` that says its number of `offsets` (u64, little endian, one
-    for each). None when some message may have a header of that name: it must be taken out before
-    (`cleaned`: it was)."""
+    """Return the stored messages of `blob`, each with the header `name` that has its offset.
+
+    `offsets` are u64, little endian, one for each message. Return None when a message may have a header of that name,
+    which must be taken out before (`cleaned`: it was).
+    """
     cdef uint64_t count = offsets.shape[0] // 8, total = blob.shape[0], at = 0, i, n, here, table, offset
     cdef uint64_t name_size = len(name), pair = 1 + name_size + 9
     cdef const uint8_t *data = &blob[0] if total else NULL
@@ -48,7 +50,7 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
     cdef uint8_t *start
     if not 0 < name_size < 256:
         raise ValueError("a header's name has 1 to 255 bytes")
-    # At the most: flags, a table's length and the pair.
+    # Each message grows by flags, the size of a table and the entry at most.
     out = PyBytes_FromStringAndSize(NULL, total + count * (6 + pair))
     start = p = <uint8_t*>PyBytes_AS_STRING(out)
     for i in range(count):
@@ -71,7 +73,7 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
         if not cleaned and flags & HEADERS and has(props + here, props_size - here, key, name_size):
             return None
         p = put(p, data + at, 4)
-        p += 4  # their new size, below
+        p += 4  # the new size of the properties is put below
         p = put(p, data + at + 8, n - 8)
         p[0] = <uint8_t>((flags | HEADERS) >> 8)
         p[1] = <uint8_t>flags

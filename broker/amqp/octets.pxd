@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Numbers and bytes in network order, and the row that describes a publish: shared by the compiled modules here."""
+"""Numbers and bytes in network order, and the row that describes a publish."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Messages that have waited long enough: told so in their header `x-delay`, and put together with their neighbours.
+"""Delayed messages that are due: their header `x-delay` says so, and neighbours that are alike are put together.
 
-A stored message is drawn in shardd/wire/packer.pyx, properties in shardd/content.pxd. As RabbitMQ's plugin does it, the
-header stays with the number negated: so the message waits nowhere again, and whoever gets it sees how long it did. The
-number keeps its width; one that cannot be negated so (unsigned and large, text, a fraction) becomes a 0 of its type.
+A stored message is drawn in shardd/wire/packer.pyx, properties in shardd/content.pxd. As in
+RabbitMQ's plugin the header stays with its number negated. So the message waits nowhere again, and its consumer sees how
+long it waited. The number keeps its width. One that cannot be negated so (unsigned and large, text, a fraction) becomes
+a 0 of its type.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -18,18 +19,18 @@ from shardmq.shardd.content cimport (
 cdef enum:
     NO_PRIORITY = 255
 
-cdef struct Look:  # all that decides where a message goes, and how
+cdef struct Look:  # all that decides where a message goes and how it is stored
     const uint8_t *names
     uint32_t names_len
-    const uint8_t *expiration  # its text, NULL without one
+    const uint8_t *expiration  # a text, or NULL
     uint32_t expiration_len
     uint8_t mode
     uint8_t priority
-    bint alone  # has more keys
+    bint alone  # has more routing keys or a dead-letter exchange of its own
 
 
 cdef void negate(uint8_t *value, size_t size) noexcept nogil:
-    """`value`: with its type; `size`: of both."""
+    """Negate the number of a value in place. `value` begins with its type, and `size` counts both."""
     cdef uint8_t kind = value[0]
     cdef uint8_t *number = value + 1
     cdef uint64_t said = 0
@@ -40,7 +41,7 @@ cdef void negate(uint8_t *value, size_t size) noexcept nogil:
         for i in range(4, width):
             number[i] = b'0'
         return
-    if kind == b'D':  # its first byte says where the point is
+    if kind == b'D':  # the first byte of a decimal says where its point is
         memset(number + 1, 0, width - 1)
         return
     if not signed and not unsigned:
@@ -48,7 +49,7 @@ cdef void negate(uint8_t *value, size_t size) noexcept nogil:
         return
     for i in range(width):
         said = said << 8 | number[i]
-    if said >> (8 * width - 1):  # negative, then it was not to wait; or too large for a sign
+    if said >> (8 * width - 1):  # negative, so the message was not to wait; or too large for a sign
         said = said if signed else 0
     else:
         said = ~said + 1
@@ -121,9 +122,9 @@ cdef tuple run_of(const Look *look, size_t start, size_t stop, uint32_t messages
 
 
 def released(const uint8_t[::1] blob not None, uint32_t count):
-    """`count` stored messages back to back, as they are to be published again, and runs of neighbours that are alike:
-    (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255, whether it is alone).
+    """Return `count` stored messages as they are to be published again, and runs of neighbours that are alike.
 
+    A run is (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255, whether it is alone).
     A message with more keys (CC, BCC) or an exchange of its own for its dead letter is a run of its own.
     """
     cdef size_t total = blob.shape[0], at = 0, start = 0, names_len

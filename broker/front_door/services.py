@@ -23,7 +23,7 @@ from shardmq.broker.shared.logins import Logins
 class Services:
     """The services of one front door, handed to each of its connections.
 
-    They are the `Links` of topology, too (topology/steps.py).
+    They are the `TopologyLinks` of topology, too (topology/steps.py).
     """
 
     config: BrokerConfig  # replaced when the process is told to reload

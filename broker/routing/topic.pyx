@@ -1,15 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Topic patterns as a trie of words: `*` is one word, `#` any number of them, none included.
+"""Topic patterns as a trie of words: `*` is one word, `#` any number of words or none.
 
-A key is followed word by word through the set of places it can be at, each place at most once, so a pattern of many
-`#` costs its length and never its number of ways. The slow twin is tests/reference/topic.py.
+A key is followed word by word through the set of places that it can be at, each place at most once. So a pattern of many
+`#` costs as much as its length, however many ways it has. The slow twin is tests/reference/topic.py.
 """
 
 from libc.stdint cimport uint64_t
 
 
 cdef class _Place:
-    """What was read so far. `targets` end here, with how often each was added."""
+    """A place in the trie, reached by the words so far.
+
+    `targets` of patterns that end here, with how often each was added.
+    """
 
     cdef dict words
     cdef _Place star
@@ -46,7 +49,7 @@ cdef class TopicTrie:
         place.targets[target] = place.targets.get(target, 0) + 1
 
     def remove(self, str pattern not None, object target):
-        """Takes back one add. KeyError if there was none."""
+        """Take back one add. Raise KeyError if there was none."""
         cdef _Place place = self.root
         for word in _words(pattern):
             place = self._find(place, word)
@@ -64,7 +67,7 @@ cdef class TopicTrie:
             place = self._cut(place)
 
     def match(self, str key not None):
-        """The set of targets of all patterns that match."""
+        """Return the set of targets of all patterns that match."""
         cdef set found = set()
         cdef list here = [], there
         cdef _Place place, next

@@ -127,7 +127,7 @@ class FakeSession:
         for change in (VhostPut("/"), UserPut("u", ""), EVERYTHING, *changes):
             self.catalog.apply(change)
         self.catalog_link = FakeController(self.catalog)
-        self.shards: steps.Shards = FakeShards()
+        self.shards: steps.ShardQueries = FakeShards()
         self.rewinding: Any = FakeRewinding()
 
 

@@ -16,7 +16,7 @@ from pamqp import base, commands
 from shardmq.broker.amqp.events import Binds
 from shardmq.broker.front_door.consume import rewinding
 from shardmq.broker.front_door.topology.queues import Session, shards_of
-from shardmq.broker.front_door.topology.steps import Controller
+from shardmq.broker.front_door.topology.steps import ControllerLink
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.routing import delaying, keeping
@@ -29,7 +29,7 @@ class Foresight:
     Another connection may still prove a judgement wrong, as if it had come between two methods.
     """
 
-    def __init__(self, session: Session, controller: Controller) -> None:
+    def __init__(self, session: Session, controller: ControllerLink) -> None:
         self._session, self._controller = session, controller
         # Kind and name of what the unanswered methods will have made (True) or deleted (False).
         self._foreseen: dict[tuple[str, str], bool] = {}

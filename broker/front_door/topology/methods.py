@@ -22,12 +22,12 @@ from shardmq.broker.front_door.topology.queues import (
     shards_of,
 )
 from shardmq.broker.front_door.topology.steps import (
-    Ask,
-    AskAll,
+    AskController,
+    AskEach,
     BindWithHistory,
-    Count,
+    CountQueues,
     Counts,
-    Purge,
+    PurgeQueues,
     Step,
 )
 from shardmq.broker.model import checks
@@ -90,7 +90,7 @@ def _declare_exchange(
         method.arguments or {},
     )
     rights.check(catalog, session.user, request)
-    return Ask(request, lambda _: commands.Exchange.DeclareOk())
+    return AskController(request, lambda _: commands.Exchange.DeclareOk())
 
 
 def _delete_exchange(
@@ -101,7 +101,7 @@ def _delete_exchange(
     checks.check_exchange_delete(session.vhost, name, used=False, if_unused=False)
     request = ExchangeRemove(session.vhost, name, method.if_unused)
     rights.check(catalog, session.user, request)
-    return Ask(request, lambda _: commands.Exchange.DeleteOk())
+    return AskController(request, lambda _: commands.Exchange.DeleteOk())
 
 
 def _bind_exchange(
@@ -116,7 +116,7 @@ def _bind_exchange(
     request = (Bind if is_bind else Unbind)(*ends, method.arguments or {})
     rights.check(catalog, session.user, request)
     reply = commands.Exchange.BindOk() if is_bind else commands.Exchange.UnbindOk()
-    return Ask(request, lambda _: reply)
+    return AskController(request, lambda _: reply)
 
 
 # -- queues ---------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _declare_queue(
         result = answer.result
         return _declare_ok(result["name"], result.get("messages", 0), result.get("consumers", 0))
 
-    return Ask(request, declared)
+    return AskController(request, declared)
 
 
 def _declare_ok(name: str, messages: int, consumers: int) -> base.Frame:
@@ -169,7 +169,7 @@ def _passive_declare(session: Session, catalog: Catalog, name: str) -> Step:
             raise checks.no_queue(session.vhost, name)
         return _declare_ok(name, *counts[0])
 
-    return Count((queue,), counted)
+    return CountQueues((queue,), counted)
 
 
 def _delete_queue(
@@ -182,12 +182,14 @@ def _delete_queue(
     rights.check(catalog, session.user, request)
     if shards := shards_of(session, catalog, name):
         return _delete_shards(session, name, shards, method)
-    ask = Ask(request, lambda answer: commands.Queue.DeleteOk(answer.result.get("messages", 0)))
+    ask = AskController(
+        request, lambda answer: commands.Queue.DeleteOk(answer.result.get("messages", 0))
+    )
     queue = catalog.queue(session.vhost, name)
     if queue is not None and (method.if_empty or method.if_unused):
         # The shard answers behind what this channel published and consumed. The question of the
         # controller comes another way and could overtake it.
-        return Count((queue,), lambda _: ask)
+        return CountQueues((queue,), lambda _: ask)
     return ask
 
 
@@ -198,7 +200,7 @@ def _bind_queue(
     request = Bind(session.vhost, source, "queue", name, key, method.arguments or {})
     rights.check(catalog, session.user, request)
     _check_not_virtual(session, catalog, name, "bind")
-    ask = Ask(request, lambda _: BIND_OK)
+    ask = AskController(request, lambda _: BIND_OK)
     vhost = catalog.vhost(session.vhost)
     if vhost is None or not rewinding.wants_history(vhost, source, request.arguments):
         return ask
@@ -218,7 +220,7 @@ def _unbind_queue(
     request = Unbind(session.vhost, source, "queue", name, key, method.arguments or {})
     rights.check(catalog, session.user, request)
     _check_not_virtual(session, catalog, name, "unbind")
-    return Ask(request, lambda _: commands.Queue.UnbindOk())
+    return AskController(request, lambda _: commands.Queue.UnbindOk())
 
 
 def _queue_ends(
@@ -245,7 +247,7 @@ def _purge_queue(
     name = named_queue(method.queue, last_queue)
     rights.check(catalog, session.user, rights.Read(session.vhost, name))
     purged = shards_of(session, catalog, name) or (owned_queue(session, catalog, name),)
-    return Purge(purged, commands.Queue.PurgeOk)
+    return PurgeQueues(purged, commands.Queue.PurgeOk)
 
 
 # -- virtual queues -------------------------------------------------------------------------------
@@ -278,9 +280,9 @@ def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> 
             alone = max(0, consumers - known["seats"])
             return _declare_ok(name, messages, known["consumers"] + alone)
 
-        return Count(shards, counted)
+        return CountQueues(shards, counted)
 
-    return AskAll([VirtualLook(session.vhost, name)], count)
+    return AskEach([VirtualLook(session.vhost, name)], count)
 
 
 def _delete_shards(
@@ -294,7 +296,7 @@ def _delete_shards(
     """
     # Each queue is deleted on its condition once more: what came after the count is not lost.
     conditions = method.if_unused, method.if_empty
-    delete = AskAll(
+    delete = AskEach(
         [QueueRemove(session.vhost, each.name, *conditions) for each in shards],
         lambda answers: commands.Queue.DeleteOk(
             sum(answer.result.get("messages", 0) for answer in answers)
@@ -310,7 +312,7 @@ def _delete_shards(
             raise checks.Refusal(PRECONDITION_FAILED, f"{virtual} not empty")
         return delete
 
-    return Count(shards, checked) if method.if_empty or method.if_unused else delete
+    return CountQueues(shards, checked) if method.if_empty or method.if_unused else delete
 
 
 _DECISIONS: Final[dict[type[base.Frame], Callable[[Session, Catalog, str, Any], Step]]] = {

@@ -16,7 +16,13 @@ from shardmq.broker.amqp.events import Binds
 from shardmq.broker.front_door.topology import methods
 from shardmq.broker.front_door.topology.foresight import Foresight
 from shardmq.broker.front_door.topology.queues import Session
-from shardmq.broker.front_door.topology.steps import Ask, Links, Pending, carry_out, granted
+from shardmq.broker.front_door.topology.steps import (
+    AskController,
+    PendingAnswer,
+    TopologyLinks,
+    carry_out,
+    granted,
+)
 from shardmq.broker.model import checks
 from shardmq.broker.shared.control import Answer, BindMany
 
@@ -26,7 +32,7 @@ WAITING_MAX = 4096  # methods of one channel behind them; beyond it the client i
 Say = Callable[[base.Frame, int], None]
 
 
-class Channel(Protocol):
+class DeclaringChannel(Protocol):
     """The state of a channel that declares change."""
 
     last_queue: str  # the queue declared last, which an empty queue name means
@@ -39,14 +45,14 @@ class _Running(NamedTuple):
     """
 
     method: base.Frame
-    outcome: Pending
+    outcome: PendingAnswer
     then: Callable[[Answer], base.Frame] | None
 
     @property
     def size(self) -> int:
         return 1
 
-    def finish(self, channel: Channel, say: Say) -> None:
+    def finish(self, channel: DeclaringChannel, say: Say) -> None:
         """Answer the client. Raises what the channel or the connection is to be closed with."""
         try:
             reply = self.outcome.result()
@@ -67,13 +73,13 @@ class _RunningBinds(NamedTuple):
     """Many binds that are on their way as one request."""
 
     binds: Binds
-    outcome: Pending
+    outcome: PendingAnswer
 
     @property
     def size(self) -> int:
         return len(self.binds.ends)
 
-    def finish(self, channel: Channel, say: Say) -> None:
+    def finish(self, channel: DeclaringChannel, say: Say) -> None:
         """Answer the binds that are done, also when the one behind them was refused."""
         answer = self.outcome.result()
         done = answer.result.get("done", 0) if answer.code else self.size
@@ -113,8 +119,8 @@ class Pipeline:
     def __init__(
         self,
         session: Session,
-        links: Links,
-        channel: Channel,
+        links: TopologyLinks,
+        channel: DeclaringChannel,
         *,
         say: Say,
         idle: Callable[[], None],
@@ -199,7 +205,7 @@ class Pipeline:
             refused: asyncio.Future[base.Frame] = loop.create_future()
             refused.set_exception(error)  # raised in the turn of this method by `finish`
             return _Running(method, refused, None)
-        if isinstance(step, Ask):
+        if isinstance(step, AskController):
             asked = controller.request(step.request, session.owner, session.user)
             return _Running(method, asked, step.then)
         return _Running(method, loop.create_task(carry_out(step, session, self._links)), None)

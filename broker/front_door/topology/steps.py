@@ -23,14 +23,14 @@ from shardmq.broker.shared.control import Answer, AnyRequest
 Counts = tuple[int, int]  # ready messages and consumers of a queue
 
 
-class Ask(NamedTuple):
+class AskController(NamedTuple):
     """Ask the controller. The answer makes the reply; a refusal ends the method."""
 
     request: AnyRequest
     then: Callable[[Answer], base.Frame]
 
 
-class AskAll(NamedTuple):
+class AskEach(NamedTuple):
     """Ask the controller several things at once, or one that does not make the reply yet.
 
     The first refusal ends the method.
@@ -40,14 +40,14 @@ class AskAll(NamedTuple):
     then: Callable[[list[Answer]], Step]
 
 
-class Count(NamedTuple):
+class CountQueues(NamedTuple):
     """Ask the shards for the counts of these queues; None means that a queue is about to go."""
 
     queues: tuple[QueuePut, ...]
     then: Callable[[list[Counts | None]], Step]
 
 
-class Purge(NamedTuple):
+class PurgeQueues(NamedTuple):
     """Drop the ready messages of these queues. Their number makes the reply."""
 
     queues: tuple[QueuePut, ...]
@@ -59,13 +59,13 @@ class BindWithHistory(NamedTuple):
 
     vhost: Vhost
     wish: rewinding.Wish
-    bind: Ask
+    bind: AskController
 
 
-Step = base.Frame | Ask | AskAll | Count | Purge | BindWithHistory
+Step = base.Frame | AskController | AskEach | CountQueues | PurgeQueues | BindWithHistory
 
 
-class Pending(Protocol):
+class PendingAnswer(Protocol):
     """The answer of the controller, once it is there (catalog_requests.Reply)."""
 
     def done(self) -> bool: ...
@@ -74,36 +74,36 @@ class Pending(Protocol):
     def add_done_callback(self, then: Callable[[Any], None], /) -> None: ...
 
 
-class Controller(Protocol):
+class ControllerLink(Protocol):
     """The copy of the catalog and the line to the controller (catalog_link.CatalogLink)."""
 
     @property
     def catalog(self) -> Catalog:
         """Return the copy that is in force. A snapshot replaces it by another object."""
 
-    def request(self, request: AnyRequest, owner: str, user: str) -> Pending: ...
+    def request(self, request: AnyRequest, owner: str, user: str) -> PendingAnswer: ...
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]: ...
 
 
-class Shards(Protocol):
+class ShardQueries(Protocol):
     """The links to the shards (shard_links.ShardLinks)."""
 
     def count_if_there(self, queue: QueuePut) -> Awaitable[Counts | None]: ...
     def purge(self, queue: QueuePut) -> Awaitable[int]: ...
 
 
-class Links(Protocol):
+class TopologyLinks(Protocol):
     """The ways from a connection to the other processes."""
 
     @property
-    def catalog_link(self) -> Controller: ...
+    def catalog_link(self) -> ControllerLink: ...
     @property
-    def shards(self) -> Shards: ...
+    def shards(self) -> ShardQueries: ...
     @property
     def rewinding(self) -> rewinding.Rewinding: ...
 
 
-async def carry_out(step: Step, session: Session, links: Links) -> base.Frame:
+async def carry_out(step: Step, session: Session, links: TopologyLinks) -> base.Frame:
     """Do what the step and those that follow from it say; return the method to reply with.
 
     Raises Refusal when the controller or a shard refuses.
@@ -114,15 +114,15 @@ async def carry_out(step: Step, session: Session, links: Links) -> base.Frame:
 
     while not isinstance(step, base.Frame):
         match step:
-            case Ask():
+            case AskController():
                 step = step.then(await ask(step.request))
-            case AskAll():
+            case AskEach():
                 step = step.then(await asyncio.gather(*map(ask, step.requests)))
-            case Count():
+            case CountQueues():
                 step = step.then(
                     await asyncio.gather(*map(links.shards.count_if_there, step.queues))
                 )
-            case Purge():
+            case PurgeQueues():
                 step = step.then(sum(await asyncio.gather(*map(links.shards.purge, step.queues))))
             case BindWithHistory(vhost, wish, (request, then)):
                 step = then(await links.rewinding.bind(vhost, wish, partial(ask, request)))
