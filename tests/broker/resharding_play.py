@@ -11,7 +11,7 @@ from typing import Any
 
 from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.resharding.reshard_progress import step_of
-from shardmq.broker.controller.resharding.resharding import Name, Resharding
+from shardmq.broker.controller.resharding.resharding import ExchangeName, Resharding
 from shardmq.broker.controller.resharding.states import STEPS, Step
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, QueuePut
@@ -21,7 +21,7 @@ from shardmq.shardd.wire import messages as wire
 from tests.broker.test_shard_sets import World
 
 KEYS = "abcdefgh"
-NAME = Name("/", "e")
+NAME = ExchangeName("/", "e")
 Sent = tuple[str, int]
 
 

@@ -258,7 +258,7 @@ class DoorLinks:
 
     def _expect_no_more(self) -> None:
         self._expected.clear()
-        self._settle()
+        self._call_what_is_in_force()
 
     async def stop(self) -> None:
         if self._check is not None:
@@ -294,7 +294,7 @@ class DoorLinks:
                 door.send_bytes(data)
         if self.handler is not None:
             self.handler.handed_out(changes)
-        self._settle()
+        self._call_what_is_in_force()
 
     def say_together(self, say: Callable[[], None]) -> None:
         """Call `say`, and send what it says to front doors in one write to each."""
@@ -319,7 +319,7 @@ class DoorLinks:
     def when_in_force(self, version: int, then: Callable[[], None]) -> None:
         """Call `then` once every front door has applied `version`, which never falls."""
         self._waiting.append((version, then))
-        self._settle()
+        self._call_what_is_in_force()
 
     def close_connection(self, owner: str, code: int, text: str) -> None:
         door = self._doors.get(int(owner.split(".", 1)[0]))
@@ -344,7 +344,8 @@ class DoorLinks:
             for door in self._doors.values():
                 door.send(Alarmed(reason))
 
-    def _settle(self) -> None:
+    def _call_what_is_in_force(self) -> None:
+        """Make the calls of `when_in_force` whose version every front door has applied."""
         if self._expected or not self._waiting:
             return
         in_force = min((door.applied for door in self._doors.values()), default=self._handed_out)
@@ -457,7 +458,7 @@ class DoorLinks:
             self.handler.door_gone(door.number, door.incarnation)
         for fence in self._fences.values():
             fence.lost(door.number)
-        self._settle()
+        self._call_what_is_in_force()
 
     def receive(self, door: FrontDoorLink, message: AnyControl) -> None:
         """Handle a message of a front door that has entered. Raises ProtocolError."""
@@ -474,7 +475,7 @@ class DoorLinks:
                     door.behind_since = 0.0
                 else:
                     door.behind_since = asyncio.get_running_loop().time()
-                self._settle()
+                self._call_what_is_in_force()
             case ConnectionUp():
                 self.handler.connection_up(message.info)
             case ConnectionDown():

@@ -63,7 +63,7 @@ class FrontDoors(Protocol):
     async def fence(self) -> bool: ...
 
 
-class Name(NamedTuple):
+class ExchangeName(NamedTuple):
     """The name of a stream exchange."""
 
     vhost: str
@@ -84,7 +84,7 @@ class Resharding:
         self._shards = shards
         self._front_doors = front_doors
         self.progress: dict[tuple[str, str], ReshardProgress] = {}
-        self._tasks: dict[Name, asyncio.Task[None]] = {}
+        self._tasks: dict[ExchangeName, asyncio.Task[None]] = {}
         self._actions = {
             Step.CLOSING: self._hold_back,
             Step.PASSING: self._pass,
@@ -108,22 +108,22 @@ class Resharding:
     def _begin_new(self) -> None:
         for vhost in self._catalog.vhosts.values():
             for exchange in vhost.part_exchanges():
-                name = Name(vhost.name, exchange)
+                name = ExchangeName(vhost.name, exchange)
                 if name not in self._tasks and is_under_way(vhost.parts(exchange)):
                     task = self._tasks[name] = asyncio.create_task(self._carry_through(name))
                     task.add_done_callback(lambda task, name=name: self._ended(name, task))  # type: ignore[misc]
 
-    def _ended(self, name: Name, task: asyncio.Task[None]) -> None:
+    def _ended(self, name: ExchangeName, task: asyncio.Task[None]) -> None:
         del self._tasks[name]
         self.progress.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s", name, exc_info=error)
 
-    def _parts(self, name: Name) -> list[QueuePut]:
+    def _parts(self, name: ExchangeName) -> list[QueuePut]:
         vhost = self._catalog.vhosts.get(name.vhost)
         return vhost.parts(name.exchange) if vhost is not None else []
 
-    async def _carry_through(self, name: Name) -> None:
+    async def _carry_through(self, name: ExchangeName) -> None:
         while is_under_way(self._parts(name)):
             try:
                 await self.step(name)
@@ -133,20 +133,20 @@ class Resharding:
             left = progress.left_in_all if progress is not None else 0
             await asyncio.sleep(min(POLL_S_MAX, POLL_S * (1 + left / POLL_MESSAGES)))
 
-    async def step(self, name: Name) -> None:
+    async def step(self, name: ExchangeName) -> None:
         """Go through the steps of one reshard as far as nothing has to be waited for."""
         for step, action in self._actions.items():
             if step_of(self._parts(name), self.progress.get(name)) is step:
                 await action(name)
 
-    async def _hold_back(self, name: Name) -> None:
+    async def _hold_back(self, name: ExchangeName) -> None:
         """Have the queues that gain keys hold back what arrives (closing)."""
         closing = await self._authority.tell_shards(queues_in(CLOSING, self._parts(name)))
         if any(map(cuts.is_stream, closing)) and not await self._cut_off(name, closing):
             return
         await self._authority.ask(Closed(*name, frozenset(queue.id for queue in closing)))
 
-    async def _cut_off(self, name: Name, closing: list[QueuePut]) -> bool:
+    async def _cut_off(self, name: ExchangeName, closing: list[QueuePut]) -> bool:
         """Put a cut at the present end of each stream that gains keys.
 
         A stream does not hold back what arrives. Instead its consumers do not read on beyond the
@@ -169,7 +169,7 @@ class Resharding:
         answer = await self._shards.request(queue.shard, lambda n: wire.Left(n, queue.id))
         return queue.id, answer.until - answer.left if isinstance(answer, wire.Marked) else None
 
-    async def _pass(self, name: Name) -> None:
+    async def _pass(self, name: ExchangeName) -> None:
         """Wait until all that was routed by the old bindings is at its shard (passing)."""
         now = asyncio.get_running_loop().time()
         progress = self.progress.setdefault(name, ReshardProgress(now))
@@ -179,7 +179,7 @@ class Resharding:
         if not progress.passed:
             await self._look_at_deadline(name, progress)
 
-    async def _settle(self, name: Name) -> None:
+    async def _settle(self, name: ExchangeName) -> None:
         """Ask the queues that lose keys how much they have not settled (settling)."""
         progress, losing = self.progress[name], queues_losing_keys(self._parts(name))
         await asyncio.gather(
@@ -188,7 +188,7 @@ class Resharding:
         if not progress.is_settled(losing):
             await self._look_at_deadline(name, progress)
 
-    async def _let_go(self, name: Name) -> None:
+    async def _let_go(self, name: ExchangeName) -> None:
         """Let go what was held back, and leave cuts in the streams that lost keys (settled)."""
         progress, losing = self.progress[name], queues_losing_keys(self._parts(name))
         if not progress.is_given_up:
@@ -210,7 +210,7 @@ class Resharding:
         else:
             progress.gone(queue)
 
-    async def _look_at_deadline(self, name: Name, progress: ReshardProgress) -> None:
+    async def _look_at_deadline(self, name: ExchangeName, progress: ReshardProgress) -> None:
         """Do what was chosen for the deadline of the reshard, if the deadline is over."""
         deadline_ms, choice = shard_sets.deadline(self._catalog.vhosts[name.vhost], name.exchange)
         if not progress.is_overdue(asyncio.get_running_loop().time(), deadline_ms):

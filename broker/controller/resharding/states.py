@@ -17,7 +17,7 @@ event may come twice.
     shard holds back    the shard has said that it does
     rebind              all queues that gain keys hold back, so the bindings change
     settled             the queues that lose keys have settled what they had, or are not waited for
-    call off            the queue gains no keys after all; after the bindings changed it does
+    call off            the queue is to gain no keys after all; too late once the bindings changed
 
 The step of the exchange follows from the states of its queues and from what the controller has
 found out since its start (`reshard_progress.py`). One step follows another like this (STEPS):
