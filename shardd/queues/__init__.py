@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from shardmq.shardd.queues.backlog import Counters
-from shardmq.shardd.queues.consumers import Consumer, Loan, Window
+from shardmq.shardd.queues.consumers import Consumer, Loan, Reader, Window
 from shardmq.shardd.queues.limits import Limits, limits_of
 from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.roster import Kind, Roster
 from shardmq.shardd.queues.store import Arrival, Store
-from shardmq.shardd.queues.stream import Log, Reader, Stream, StreamQueue, is_stream, retention_of
+from shardmq.shardd.queues.stream import Log, Stream, StreamQueue, is_stream, retention_of
 from shardmq.shardd.queues.unacked import Getter
 
 __all__ = [

@@ -5,8 +5,9 @@ A consumer has *room* while its prefetch (or its loan), its grants and the deliv
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from shardmq.shardd.queues.entry import ENDLESS
 from shardmq.shardd.queues.handed import Handed
@@ -14,6 +15,7 @@ from shardmq.shardd.queues.turns import SharingQueue, Turns
 from shardmq.shardd.queues.unacked import Unacked
 
 NO_LIMIT = 1 << 30
+NO_STOP: Final = 1 << 63  # beyond any offset
 
 
 class Window:
@@ -348,6 +350,44 @@ class Consumer:
             return self.loan.room(self.queue)
         wanted = self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
         return min(wanted, self.grants) if self.limited else wanted
+
+
+class Reader(Consumer):
+    """A consumer of a stream, which reads a log and removes nothing.
+
+    `offset` is the next message it gets, apart from those that it gave back.
+    """
+
+    __slots__ = ("again", "came_again", "filters", "mark", "name", "offset", "seen_below", "stop")
+
+    offset: int
+    name: bytes  # b"": the position of the reader is not kept
+    filters: array[int] | None  # None: the reader wants every message
+    seen_below: int  # the reader may have seen messages below this offset
+    # Offsets that the reader gave back and does not hold, ascending; at most as many as its prefetch.
+    again: list[int]
+    came_again: set[int]  # offsets delivered a second time and not settled
+    stop: int  # the reader gets no new message from this offset on
+    mark: int | None  # the shard tells the front door when all messages below are settled
+
+    @property
+    def position(self) -> int:
+        """The offset of the first message that is not settled."""
+        first = self.unacked.first_entry
+        position = first - 1 if first else self.offset
+        return min([position, *self.again[:1], *self.came_again])
+
+    def begin(
+        self, offset: int, name: bytes, filters: array[int] | None, seen_below: int = 0
+    ) -> None:
+        """Say what to read. Called once, before the reader is attached."""
+        self.offset, self.name, self.filters, self.seen_below = offset, name, filters, seen_below
+        self.again, self.came_again = [], set()
+        self.stop, self.mark = NO_STOP, None
+
+    def bound(self, stop: int | None, mark: int | None) -> None:
+        """Set where the reader stops: the end of a log at the time of a resharding."""
+        self.stop, self.mark = NO_STOP if stop is None else stop, mark
 
 
 class Consumers:

@@ -20,7 +20,7 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from shardmq.shardd.queues.consumers import Consumer
+from shardmq.shardd.queues.consumers import NO_STOP, Consumer, Reader
 from shardmq.shardd.queues.dispatch import Outlet
 from shardmq.shardd.queues.limits import UNLIMITED, Limits
 from shardmq.shardd.queues.queue import Queue
@@ -37,7 +37,6 @@ AGE = re.compile(r"(\d+)([YMDhms])")
 UNIT_S: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
 # Names are AMQP short strings.
 NAME_BYTES_MAX: Final = 255
-NO_STOP: Final = 1 << 63  # beyond any offset
 # Names with a position in one stream, from which on no more are taken of those that read elsewhere.
 PLACED_MAX: Final = 1000
 
@@ -149,42 +148,6 @@ class Retention(NamedTuple):
     @property
     def bounded(self) -> bool:
         return self[:3] != (None, None, None)
-
-
-class Reader(Consumer):
-    """A consumer of a stream. `offset`: what it gets next, but for what it gave back."""
-
-    __slots__ = ("again", "came_again", "filters", "mark", "name", "offset", "seen_below", "stop")
-
-    offset: int
-    name: bytes  # b"": its position is not kept
-    filters: array[int] | None  # None: it wants everything
-    seen_below: int  # what is below this offset it may have seen
-    again: list[
-        int
-    ]  # offsets it gave back and does not hold, ascending; at most as many as its prefetch
-    came_again: set[int]  # of those, what it has a second time and has not settled
-    stop: int  # it gets nothing new from there on
-    mark: int | None  # when all below is settled is to be told
-
-    @property
-    def position(self) -> int:
-        """The first message it has not settled."""
-        first = self.unacked.first_entry
-        position = first - 1 if first else self.offset
-        return min([position, *self.again[:1], *self.came_again])
-
-    def begin(
-        self, offset: int, name: bytes, filters: array[int] | None, seen_below: int = 0
-    ) -> None:
-        """Once, before it is attached."""
-        self.offset, self.name, self.filters, self.seen_below = offset, name, filters, seen_below
-        self.again, self.came_again = [], set()
-        self.stop, self.mark = NO_STOP, None
-
-    def bound(self, stop: int | None, mark: int | None) -> None:
-        """`stop`: where the log ended at some time, so where messages that are read together end."""
-        self.stop, self.mark = NO_STOP if stop is None else stop, mark
 
 
 def _note(ranges: list[tuple[int, int]], first: int, behind: int) -> None:
