@@ -210,9 +210,13 @@ async def test_the_firehose_sees_what_is_delivered() -> None:
     play.consuming.trace(tracing)
     play.deliver(number, 1, b"one", redelivered=True)
     assert seen == [(1, "a", True, 1)]
+    play.shards.crowd = [1]
+    play.deliver(number, 2, b"another")
+    assert play.connection.socket.paused == 0b10  # a client waits for the shards that get its copies
+    play.loop.publish_room(1)
     play.consuming.trace(None)
-    play.deliver(number, 2, b"two")
-    assert len(seen) == 1
+    play.deliver(number, 3, b"two")
+    assert len(seen) == 2
 
 
 # -- cancel, the end ---------------------------------------------------------------------------------------------------

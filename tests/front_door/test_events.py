@@ -111,6 +111,14 @@ async def test_an_alarm_of_a_shard_holds_publishers_until_it_or_the_shard_is_ove
     assert play.names() == ["Connection.Blocked", "Connection.Unblocked"]
 
 
+async def test_what_became_of_first_copies_is_told_to_the_service_that_asked() -> None:
+    play = Heard()
+    became = wire.OnceBecame([1], [2])
+    play.shard_events.told(1, became)
+    play.shard_events.restarted(1)
+    assert play.deduplicated == [(1, became), (1,)]
+
+
 async def test_dead_letters_are_published_batch_by_batch() -> None:
     play = Heard()
     batch = wire.DeadLetters(1, "/", "a", "expired", "", None, False, 0, b"")
