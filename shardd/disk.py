@@ -7,12 +7,14 @@ when that is over. The loop of the shard may be the one that hangs, so whoever h
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from threading import get_ident
 from typing import ParamSpec, TypeVar
 
+from shardmq.shardd.config import ShardConfig
 from shardmq.shardd.store.files import Files
 
 log = logging.getLogger("shardmq.shardd.disk")
@@ -22,6 +24,7 @@ R = TypeVar("R")
 
 # How late a stall, or its end, may be noticed; less where `stall_s` is less than four of these.
 LOOK_EACH_S = 0.5
+MB = 1_000_000
 
 
 class Calls:
@@ -97,6 +100,43 @@ class StallWatch:
         while True:
             time.sleep(each_s)
             self.look()
+
+
+class DiskRoom:
+    """How much room there is on the disk of a shard, and a line in the log before it becomes too little."""
+
+    def __init__(self, directory: str, data_directory: str, calls: Calls) -> None:
+        self._directory = directory
+        self._data_directory = data_directory
+        self._statvfs = calls.timed("statvfs", os.statvfs)
+        self._warned = False
+
+    def free_bytes(self) -> int:
+        try:
+            stat = self._statvfs(self._directory)
+        except FileNotFoundError:  # not made yet, for want of room
+            stat = self._statvfs(self._data_directory)
+        return stat.f_bavail * stat.f_frsize
+
+    def is_low(self, config: ShardConfig) -> bool:
+        """Return whether publishers are to be held back; warn before, once each time."""
+        free = self.free_bytes()
+        warns = free < config.disk_free_warn_bytes
+        if warns != self._warned:
+            self._warned = warns
+            level, word = (
+                (logging.WARNING, "low on disk soon")
+                if warns
+                else (logging.INFO, "enough room again")
+            )
+            log.log(
+                level,
+                "%s: %d MB free; publishers are blocked below %d MB",
+                word,
+                free // MB,
+                config.disk_free_min_bytes // MB,
+            )
+        return free < config.disk_free_min_bytes
 
 
 class WatchedFiles:

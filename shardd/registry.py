@@ -22,6 +22,7 @@ from shardmq.shardd.queues import (
     Limits,
     Queue,
     Roster,
+    StreamQueue,
     is_stream,
     limits_of,
 )
@@ -68,7 +69,7 @@ class Registry:
         self.timer_of: Final[dict[int, int]] = {}  # when a queue is to be looked at, by its id
         self.used: Final[set[int]] = set()  # auto-delete queues that have had a consumer
         self.gone: Final = Counters()  # of queues that are no more
-        self.sync: Sync | None = None  # of messages, under way
+        self.sync: Sync[Store | StreamQueue] | None = None  # of messages, under way
         self._consumer_timeout = consumer_timeout
         self._timeout_closes = timeout_closes
 

@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from shardmq.shardd.config import ShardConfig, read
 from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
-from shardmq.shardd.disk import Calls, StallWatch, WatchedFiles
+from shardmq.shardd.disk import Calls, DiskRoom, StallWatch, WatchedFiles
 from shardmq.shardd.peers import Outgoing
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.signals import Signals
@@ -41,13 +41,12 @@ from shardmq.shardd.store.files import OsFiles, is_full
 from shardmq.shardd.store.published_range import QueueRange, Ranges
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
-from shardmq.shardd.upkeep import Step
+from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
-from shardmq.shardd.wire.histogram import Histogram
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.memory import give_back, keep_warm
 from shardmq.supervisor import notify
@@ -66,13 +65,8 @@ LINGER_MS = 500
 TICK_MS = 1000
 # Between two looks for producers that are to be forgotten.
 SWEEP_MS = 60_000
-MB = 1_000_000
-# A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
-QUICK_SYNC_S = 0.001
 # So few taken in at once: a batch, and the settles that came with it.
 FEW_MESSAGES = 2
-# Syncs over which "usual" is taken.
-USUAL_OF = 16
 SWITCH_INTERVAL_S = 0.0005
 # zmq's own are enums: each `&` with one costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
@@ -108,45 +102,6 @@ DAMAGE_WORDS = {
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
 STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it
-
-
-class Job(Protocol):
-    def run(self) -> None: ...
-
-
-class Syncer:
-    """A thread that runs one job at a time; `fd` becomes readable when it ended."""
-
-    def __init__(self, name: str) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.seconds = 0.0
-        self.took_us = Histogram()
-        self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
-
-    def start(self, job: Job) -> None:
-        self._jobs.put(job)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self.run(self._jobs.get())
-            finally:  # a thread that ends must not leave the owner waiting
-                os.eventfd_write(self.fd, 1)
-
-    def run(self, job: Job) -> None:
-        """Run the job in the thread of the caller. Whether it succeeded is the job's to say."""
-        began = time.monotonic()
-        try:
-            job.run()
-        except Exception:  # whoever owns the job finds that it did not come to its end
-            log.debug("%s failed", threading.current_thread().name, exc_info=True)
-        took = time.monotonic() - began
-        self.seconds += took
-        self.took_us.add(int(took * 1e6))
-        self.usual_s += (took - self.usual_s) / USUAL_OF
 
 
 class Remover:
@@ -340,20 +295,14 @@ class Server:
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._inbox_told = True  # its descriptor has spoken since it was last found empty
         self._draining = False
-        self._syncing = False
         self._next_tick = 0
         self._next_sweep = 0
-        self._syncer = Syncer("sync")
-        self._settled_syncer = Syncer("sync of what is settled")
-        self._reclaimer = Syncer("reclaim")
-        self._step: Step | None = None  # under way there
         self._calls = Calls()
-        self._statvfs = self._calls.timed("statvfs", os.statvfs)
+        self._room = DiskRoom(self._directory, config.data_dir, self._calls)
         self._stall = StallWatch(
             self._calls, config.disk_stall_s, self._tell_stall, self._tell_status
         )
         self._status = "starting"
-        self._low = False
         self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
         self._rings_full = 0  # of lanes that are no more
         self._stores = Stores(self._directory, config, self._calls, self._board)
@@ -367,6 +316,7 @@ class Server:
             consumer_timeout=config.consumer_timeout_ms or None,
             timeout_closes=config.consumer_timeout_action == "close",
         )
+        self._threads = SyncThreads(self.shard)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
@@ -448,8 +398,7 @@ class Server:
         """What a turn waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
-        threads = (self._syncer.fd, self._settled_syncer.fd, self._reclaimer.fd)
-        for fd in (self._inbox_fd, listener, *threads, signals.fd, self._lifeline):
+        for fd in (self._inbox_fd, listener, *self._threads.fds, signals.fd, self._lifeline):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
@@ -462,18 +411,18 @@ class Server:
         if now >= self._next_tick:
             self._tick(now)
         if now >= self.shard.upkeep.due:
-            self._begin_reclaim(now)
-        self._begin_settled_sync()
-        if 0 < taken <= FEW_MESSAGES and self._syncer.usual_s < QUICK_SYNC_S:
+            self._threads.begin_reclaim(now)
+        self._threads.begin_settled_sync()
+        if 0 < taken <= FEW_MESSAGES and self._threads.messages.usual_s < QUICK_SYNC_S:
             self._send_all(self.shard.turn_end(now))
             if self.shard.wants_sync:
-                self._sync_here()
+                self._threads.sync_here()
                 self._send_all(self.shard.turn_end(now))
         else:
             if self.shard.wants_sync:
-                self._begin_sync()
+                self._threads.begin_sync()
             self._send_all(self.shard.turn_end(now))
-        self._begin_settled_sync()
+        self._threads.begin_settled_sync()
 
     def _wait(self) -> list[tuple[int, int]]:
         """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
@@ -500,12 +449,8 @@ class Server:
                     self._lose_lane(lane, now)
             elif fd == self._inbox_fd:
                 self._inbox_told = True
-            elif fd == self._syncer.fd:
-                self._end_sync()
-            elif fd == self._settled_syncer.fd:
-                self._end_settled_sync()
-            elif fd == self._reclaimer.fd:
-                self._end_reclaim(now)
+            elif self._threads.ended(fd, now):
+                pass
             elif fd == signals.fd:
                 if signals.take():
                     self._take_settings()
@@ -638,39 +583,12 @@ class Server:
         except OSError as error:
             log.warning("damage that the reader has met is not looked at: %s", error)
 
-    def _warn_of_room(self, free: int) -> None:
-        """Before it becomes an alarm, once each time."""
-        low = free < self.config.disk_free_warn_bytes
-        if low != self._low:
-            self._low = low
-            level, word = (
-                (logging.WARNING, "low on disk soon")
-                if low
-                else (logging.INFO, "enough room again")
-            )
-            log.log(
-                level,
-                "%s: %d MB free; publishers are blocked below %d MB",
-                word,
-                free // MB,
-                self.config.disk_free_min_bytes // MB,
-            )
-
     def _alarm(self) -> str:
         # A stall that is over since the last look is told too, and its end with the next look: the front doors have
         # heard of it from another thread, on another connection.
         if self._stall.seen():
             return wire.DISK_STALLED
-        free = self._free_bytes()
-        self._warn_of_room(free)
-        return wire.LOW_ON_DISK if free < self.config.disk_free_min_bytes else ""
-
-    def _free_bytes(self) -> int:
-        try:
-            stat = self._statvfs(self._directory)
-        except FileNotFoundError:  # not made yet, for want of room
-            stat = self._statvfs(self.config.data_dir)
-        return stat.f_bavail * stat.f_frsize
+        return wire.LOW_ON_DISK if self._room.is_low(self.config) else ""
 
     def _tell_stall(self, status: str) -> None:
         """In the thread that watches the disk: the loop may be the one that hangs. Sockets of its own, and what peers
@@ -689,47 +607,6 @@ class Server:
 
     # -- sync, stop ------------------------------------------------------------------------------------
 
-    def _begin_sync(self) -> None:
-        sync = self.shard.begin_sync()
-        if sync is not None:
-            self._syncing = True
-            self._syncer.start(sync)
-
-    def _sync_here(self) -> None:
-        """With one batch at hand and a quick disk the two wake-ups of the thread take longer than the sync itself."""
-        sync = self.shard.begin_sync()
-        if sync is not None:
-            self._syncer.run(sync)
-            self.shard.sync_ended()
-
-    def _end_sync(self) -> None:
-        os.eventfd_read(self._syncer.fd)
-        self._syncing = False
-        self.shard.sync_ended()
-
-    def _begin_settled_sync(self) -> None:
-        sync = self.shard.begin_settled_sync()
-        if sync is not None:
-            self._settled_syncer.start(sync)
-
-    def _end_settled_sync(self) -> None:
-        os.eventfd_read(self._settled_syncer.fd)
-        self.shard.settled_sync_ended()
-
-    def _begin_reclaim(self, now: int) -> None:
-        step = self.shard.begin_reclaim(now)
-        if step is not None:
-            self._step = step
-            self._reclaimer.start(step)
-
-    def _end_reclaim(self, now: int) -> None:
-        os.eventfd_read(self._reclaimer.fd)
-        assert self._step is not None
-        for line in self._step.left:
-            log.warning("not merged: %s", line)
-        self._step = None
-        self.shard.reclaim_ended(now)
-
     def _drain(self) -> None:
         """Take in what has arrived, make it last, confirm it, close clean. Nothing more is handed out: what waits stays
         as it is, what was handed out comes back as delivered before."""
@@ -738,23 +615,19 @@ class Server:
         self._receive(_now(), DRAIN_MESSAGES_MAX)
         self.shard.want_sync()
         for _ in range(2):  # the one under way, then one for what came behind it
-            self._await_sync()
-            self._begin_sync()
-        self._await_sync()
+            self._threads.await_sync()
+            self._threads.begin_sync()
+        self._threads.await_sync()
         self._send_all(self.shard.answers())
         self.shard.close()
         log.info("drained")
-
-    def _await_sync(self, timeout_s: float | None = None) -> None:
-        if self._syncing and select.select([self._syncer.fd], [], [], timeout_s)[0]:
-            self._end_sync()
 
     def _break_off(self, alarm: str, why: str) -> None:
         """Say so at once, before anything that may take long or fail again; then save what can be saved."""
         notify.failing(f"{alarm}: {why}")
         self._send_all(self.shard.break_off(alarm))
         try:
-            self._await_sync(LAST_SYNC_S)
+            self._threads.await_sync(LAST_SYNC_S)
         except Exception as error:
             log.error("and the sync under way: %r", error)
         for trouble in self.shard.abandon():
@@ -773,14 +646,14 @@ class Server:
         return {
             "rss_bytes": rss_pages * resource.getpagesize(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
-            "disk_free_bytes": self._free_bytes(),
+            "disk_free_bytes": self._room.free_bytes(),
             "disk_free_min_bytes": self.config.disk_free_min_bytes,
             "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
-            "sync_seconds": self._syncer.seconds,
+            "sync_seconds": self._threads.messages.seconds,
             "ring_bytes": sum(lane.waiting_bytes() for lane in self._heard.values()),
             "ring_full": self._rings_full + sum(lane.turned for lane in self._heard.values()),
             **self._stores.recovery(),
-            **self._syncer.took_us.report("sync_us"),
+            **self._threads.messages.took_us.report("sync_us"),
         }
 
 

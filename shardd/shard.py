@@ -28,7 +28,7 @@ from shardmq.shardd.queue_requests import QueueRequests
 from shardmq.shardd.queues import Arrival, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving
-from shardmq.shardd.stores import Home, NoRoom, Screened, Store, Sync
+from shardmq.shardd.stores import Home, NoRoom, Screened, Store, SyncJob
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
@@ -369,7 +369,7 @@ class Shard:
         """Whether begin_sync would do something now."""
         return self.syncs.wanted and self.registry.sync is None
 
-    def begin_sync(self) -> Sync | None:
+    def begin_sync(self) -> SyncJob | None:
         """Return a sync to be run, if there is something to do: see `Syncs.begin`.
 
         May confirm by itself: call it before turn_end.
@@ -380,7 +380,7 @@ class Shard:
         """End a sync after its `run`. Raises what the store raises when it failed."""
         self.syncs.end()
 
-    def begin_settled_sync(self) -> Sync | None:
+    def begin_settled_sync(self) -> SyncJob | None:
         """Return a sync of what is settled, if it is wanted and needed: see `Syncs.begin_settled`."""
         return self.syncs.begin_settled()
 

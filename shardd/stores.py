@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from shardmq.shardd.queues import Arrival, StreamQueue
+from shardmq.shardd.queues import Arrival
 from shardmq.shardd.queues import Store as QueueStore
 from shardmq.shardd.streams import Home as StreamHome
+
+# What a sync is of: a store, or a stream.
+Keeper = TypeVar("Keeper")
 
 # Of one store: bytes of message files gone through, of how many; messages found in them so far.
 Progress = Callable[[int, int, int], None]
@@ -93,15 +96,15 @@ class Home(StreamHome, Protocol):
         """A store recovers."""
 
 
-class Sync:
-    """One sync of stores and streams: `run` in any thread, then `Shard.sync_ended`.
+class Sync(Generic[Keeper]):
+    """One sync of stores and streams, with the job of each: `run` in any thread, then end it.
 
     `number`: batches that wait for it, or for an earlier one, may be confirmed when it ended well.
     None: some store or stream had no room to begin, or no messages are synced, so nothing may be
     confirmed by it.
     """
 
-    def __init__(self, jobs: list[tuple[Store | StreamQueue, SyncJob]], number: int | None) -> None:
+    def __init__(self, jobs: list[tuple[Keeper, SyncJob]], number: int | None) -> None:
         self.jobs = jobs
         self.number = number
 

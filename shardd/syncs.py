@@ -7,7 +7,7 @@ earlier batch. Knows no thread and no clock.
 
 from __future__ import annotations
 
-from shardmq.shardd.queues import StreamQueue
+from shardmq.shardd.queues import Stream, StreamQueue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.stores import Store, Sync, SyncJob
 from shardmq.shardd.upkeep import Step
@@ -24,7 +24,7 @@ class Syncs:
         self.ended = 0  # of these, the last of which all ended well, with all before it
         self.wanted = False  # somebody waits for a sync
         self._tried = 0
-        self._settled: Sync | None = None
+        self._settled: Sync[Store | Stream] | None = None
         self._settled_after: int | None = 0  # syncs tried until one may begin; None: not wanted
 
     def want(self) -> None:
@@ -38,7 +38,7 @@ class Syncs:
         if self._settled_after is None:
             self._settled_after = self._tried + self.wanted
 
-    def begin(self) -> Sync | None:
+    def begin(self) -> SyncJob | None:
         """Return a sync to be run, if there is something to do and no other runs.
 
         It may confirm by itself that nothing has to be waited for.
@@ -98,7 +98,7 @@ class Syncs:
 
     # -- what is settled -------------------------------------------------------------------------------
 
-    def begin_settled(self) -> Sync | None:
+    def begin_settled(self) -> SyncJob | None:
         """Return a sync of what is settled and of positions in streams, if it is wanted and needed.
 
         It is to be run in a thread of its own, beside syncs of messages; then `end_settled`. It
@@ -111,10 +111,10 @@ class Syncs:
         if self._settled is not None or registry.sync is not None:
             return None
         self._settled_after = None
-        jobs: list[tuple[Store | StreamQueue, SyncJob]] = []
-        keepers: list[Store | StreamQueue] = [
+        jobs: list[tuple[Store | Stream, SyncJob]] = []
+        keepers: list[Store | Stream] = [
             *registry.stores.values(),
-            *registry.streams.queues.values(),
+            *(stream.log.stream for stream in registry.streams.queues.values()),
         ]
         for each in keepers:
             job = each.begin_settled_sync()

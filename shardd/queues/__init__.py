@@ -11,7 +11,7 @@ from shardmq.shardd.queues.limits import Limits, limits_of
 from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.roster import Kind, Roster
 from shardmq.shardd.queues.store import Arrival, Store
-from shardmq.shardd.queues.stream import Log, Reader, StreamQueue, is_stream, retention_of
+from shardmq.shardd.queues.stream import Log, Reader, Stream, StreamQueue, is_stream, retention_of
 from shardmq.shardd.queues.unacked import Getter
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Reader",
     "Roster",
     "Store",
+    "Stream",
     "StreamQueue",
     "Window",
     "is_stream",

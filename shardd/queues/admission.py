@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumers
 from shardmq.shardd.queues.rules import Room
-from shardmq.shardd.queues.store import Arrival, sizes_of
+from shardmq.shardd.queues.store import Arrival, bytes_of, sizes_of
 
 
 class Admission:
@@ -32,8 +32,17 @@ class Admission:
         length = backlog.ready_count + backlog.kept_back + self.messages - capacity
         held = 0
         if length > 0 and limits.max_bytes is not None:
-            held = max(0, backlog.ready_bytes - backlog.first_bytes(capacity)) + self.body_bytes
+            held = max(0, backlog.ready_bytes - self._first_bytes(capacity)) + self.body_bytes
         return length, limits.max_length, held, limits.max_bytes
+
+    def _first_bytes(self, count: int) -> int:
+        """Return the body bytes of the `count` messages that leave next."""
+        found = 0
+        for level in reversed(self._backlog.levels):
+            if count > 0:
+                found += bytes_of(self._backlog.store, level.peek(count))
+                count -= len(level)
+        return found
 
     def refused(self, count: int, sizes: Sequence[int]) -> list[int]:
         """Return which of `count` new messages are not taken, ascending.

@@ -12,7 +12,6 @@ dead-letter exchange it then waits in `departures`, in the store still, until it
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 from shardmq.shardd.queues.behind import Behind
@@ -117,20 +116,6 @@ class Backlog:
         """Return the body bytes of the first messages of the level that leaves first."""
         return self.store.read(self.first_level().peek(STEP_MESSAGES), SIZES_BYTES)[1]
 
-    def first_bytes(self, count: int) -> int:
-        """Return the body bytes of the `count` messages that leave next."""
-        found = 0
-        for level in reversed(self.levels):
-            if count > 0:
-                found += bytes_of(self.store, level.peek(count))
-                count -= len(level)
-        return found
-
-    def waiting(self) -> list[array[int]]:
-        """Return the entries that are ready or kept back, an ascending array for each list of them."""
-        kept_back = self.behind.entries() if self.behind is not None else []
-        return [*(level.peek(len(level)) for level in self.levels), *kept_back]
-
     # -- rules -------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
@@ -167,23 +152,7 @@ class Backlog:
 
     # -- in ----------------------------------------------------------------------------------------------
 
-    def take_in(self, arrival: Arrival, now: int) -> bool:
-        """Take messages in, behind all others of their priority. `now`: ms since the epoch.
-
-        Return whether something of them is remembered: then `forget_facts_before` is to be called.
-        """
-        if arrival.marks != self.marks:
-            self.mark_as(arrival.marks)
-        if self.takes_all and arrival.facts is None and not self.facts:
-            entries = arrival.entries
-            self.levels[0].push_many(entries)
-            self.ready_count += len(entries)
-            self.ready_bytes += arrival.body_bytes
-            return False
-        self.place(arrival, None, arrival.body_bytes, now)
-        return True
-
-    def mark_as(self, marks: int) -> None:
+    def _mark_as(self, marks: int) -> None:
         """Remember the marks of messages that arrive, beside those of the messages that are there."""
         is_empty = not (
             self.ready_count or self.unacked_count or (self.departures and self.departures.count)
@@ -192,30 +161,43 @@ class Backlog:
         self.hides = bool(self.marks & HAS_BCC)
         self._decide_who_watches()
 
-    def place(self, arrival: Arrival, chosen: list[int] | None, size: int, now: int) -> None:
-        """Put messages on the ready list of their priority, with what is to be remembered of them.
+    def take_in(
+        self, arrival: Arrival, now: int, chosen: list[int] | None = None, lost_bytes: int = 0
+    ) -> bool:
+        """Take messages in, behind all others of their priority.
 
-        `chosen`: the ordinals of those to be put there, ascending; None is all. `size`: their body
-        bytes. `now`: ms since the epoch.
+        `chosen`: the ordinals of those to be taken in, ascending; None is all. `lost_bytes`: the
+        body bytes of the others. `now`: ms since the epoch. Return whether something of the
+        messages is remembered: then `forget_facts_before` is to be called.
         """
-        limits, behind = self.limits, self.behind
+        if arrival.marks != self.marks:
+            self._mark_as(arrival.marks)
+        facts, behind = self.facts, self.behind
+        if chosen is None and arrival.facts is None and not facts:
+            entries = arrival.entries
+            if self.takes_all:
+                self.levels[0].push_many(entries)
+                self.ready_count += len(entries)
+                self.ready_bytes += arrival.body_bytes
+                return False
+            if behind is not None and not self.rules.looks_at_each:
+                behind.bytes += arrival.body_bytes
+                behind.add(0, entries)
+                return False
+        size = arrival.body_bytes - lost_bytes
         if behind is not None:
             behind.bytes += size
         else:
             self.ready_bytes += size
-        facts = self.facts
-        nothing_said = chosen is None and arrival.facts is None and not facts
-        if behind is not None and nothing_said and not self.rules.looks_at_each:
-            behind.add(0, arrival.entries)
-            return
         if facts is None:
             facts = self.facts = Facts()
         entries, said, times = arrival.entries, arrival.facts, arrival.times
         if chosen is not None:
-            entries = array("Q", [entries[i] for i in chosen])
-            said = said and array("Q", [said[i] for i in chosen])
-            times = times and array("Q", [times[i] for i in chosen])
-        kept, parts = judge(entries, said, times, now, limits.message_ttl, len(self.levels) - 1)
+            entries = _those(entries, chosen)
+            said = said and _those(said, chosen)
+            times = times and _those(times, chosen)
+        ttl = self.limits.message_ttl
+        kept, parts = judge(entries, said, times, now, ttl, len(self.levels) - 1)
         facts.add_many(entries, kept)
         for priority, part in parts:
             if behind is not None:
@@ -223,6 +205,7 @@ class Backlog:
                 continue
             self.levels[priority].push_many(part)
             self.ready_count += len(part)
+        return True
 
     def forget_facts_before(self, held: Callable[[], Iterable[int]]) -> None:
         """Forget what is remembered of messages before the first that the queue still has.
@@ -302,19 +285,16 @@ class Backlog:
         at_once, at_once_bytes = array("Q"), 0
         for rest_ms, part in kept.items():
             part_bytes = size if len(kept) == 1 else bytes_of(self.store, part)
-            if rest_ms:
-                self._rest(part, part_bytes, rest_ms)
-            else:
+            if not rest_ms:
                 at_once, at_once_bytes = part, part_bytes
+                continue
+            # Messages that rest are counted as if they were still taken out.
+            if self.resting is None:
+                self.resting = Resting()
+            self.resting.add(part, part_bytes, rest_ms)
+            self.unacked_count += len(part)
+            self.unacked_bytes += part_bytes
         return at_once, at_once_bytes
-
-    def _rest(self, entries: array[int], size: int, rest_ms: int) -> None:
-        """Hold messages until they are due, as if they were still taken out."""
-        if self.resting is None:
-            self.resting = Resting()
-        self.resting.add(entries, size, rest_ms)
-        self.unacked_count += len(entries)
-        self.unacked_bytes += size
 
     def wake(self, now: int) -> None:
         """Make messages ready that have rested long enough; all, if no rule wants rests any more."""
@@ -373,13 +353,6 @@ class Backlog:
         self.ready_count -= len(head)
         self.ready_bytes -= bytes_of(self.store, head) if self.ready_count else self.ready_bytes
 
-    def drop_until(self, last: int, reason: str) -> None:
-        """Let go of the ready messages whose entry is not above `last`."""
-        for level in self.levels:
-            while len(level) and level.first() <= last:
-                head = level.peek(STEP_MESSAGES)
-                self.drop_head(level, head[: bisect_right(head, last)], reason)
-
     def let_go(self, entries: array[int], reason: str) -> None:
         """Let messages leave that were not consumed: to where dead letters go, if there is such a place."""
         self.counters.let_go += len(entries)
@@ -425,6 +398,12 @@ class Backlog:
     def entries(self, held: Iterable[int]) -> array[int]:
         """Return all entries in order: waiting ones as they are, `held` ones as delivered before."""
         found = marked(array("Q", sorted(held)))
-        for entries in self.waiting():
+        kept_back = self.behind.entries() if self.behind is not None else []
+        for entries in [*(level.peek(len(level)) for level in self.levels), *kept_back]:
             found = merged(entries, found)
         return found
+
+
+def _those(values: array[int], ordinals: list[int]) -> array[int]:
+    # No comprehension in `take_in`: variables that one uses cost every call of the function.
+    return array("Q", [values[i] for i in ordinals])

@@ -25,7 +25,7 @@ from shardmq.shardd.queues.dispatch import Dispatch, Outlet
 from shardmq.shardd.queues.entry import PLACE, REDELIVERED
 from shardmq.shardd.queues.limits import MAXLEN, REFUSED, REJECTED, Limits
 from shardmq.shardd.queues.ready import marked, merged
-from shardmq.shardd.queues.store import Arrival, Store, bytes_of
+from shardmq.shardd.queues.store import STEP_MESSAGES, Arrival, Store, bytes_of
 from shardmq.shardd.queues.unacked import Getter
 
 
@@ -99,14 +99,12 @@ class Queue:
         if not ordinals:
             self.restore(arrival, now)
             return None
-        if arrival.marks != backlog.marks:
-            backlog.mark_as(arrival.marks)
         entries = array("Q", [arrival.entries[i] for i in ordinals])
         lost_bytes = bytes_of(backlog.store, entries)
-        backlog.let_go(entries, MAXLEN if backlog.limits.refused_die else REFUSED)
         refused = set(ordinals)
         chosen = [i for i in range(len(arrival.entries)) if i not in refused]
-        backlog.place(arrival, chosen, arrival.body_bytes - lost_bytes, now)
+        backlog.take_in(arrival, now, chosen, lost_bytes)
+        backlog.let_go(entries, MAXLEN if backlog.limits.refused_die else REFUSED)
         backlog.forget_facts_before(self._held)
         indexes = arrival.indexes
         return [indexes[i] for i in ordinals] if indexes is not None else ordinals
@@ -307,11 +305,14 @@ class Queue:
 
         A late ack of it is no error.
         """
-        last, before = place | ~PLACE, self.counters.let_go
+        backlog, last, before = self.backlog, place | ~PLACE, self.counters.let_go
         taken = self.dispatch.take_until(self, last)
         if taken:  # before those that are ready: they are older
-            self.backlog.let_go(array("Q", sorted(chain(*taken))), reason)
-        self.backlog.drop_until(last, reason)
+            backlog.let_go(array("Q", sorted(chain(*taken))), reason)
+        for level in backlog.levels:
+            while len(level) and level.first() <= last:
+                head = level.peek(STEP_MESSAGES)
+                backlog.drop_head(level, head[: bisect_right(head, last)], reason)
         return self.counters.let_go - before
 
     def _held(self) -> list[int]:

@@ -232,6 +232,7 @@ class StreamQueue(Queue):
     def __init__(
         self, queue_id: int, store: Store, log: Log, retention: Retention, now: int = 0
     ) -> None:
+        # Without limits no rule applies: a stream does not expire, time out or drop anything.
         super().__init__(queue_id, store, UNLIMITED, durable=True, now=now)
         self.log = log
         self.retention = retention
@@ -298,13 +299,6 @@ class StreamQueue(Queue):
         self.log.stream.finish_sync(job)
         self._look_at = 0
         self._recount()
-
-    def begin_settled_sync(self) -> Any:
-        """Positions of readers last when the job was run; None: they do already."""
-        return self.log.stream.begin_settled_sync()
-
-    def finish_settled_sync(self, job: Any) -> None:
-        self.log.stream.finish_settled_sync(job)
 
     # -- out -------------------------------------------------------------------------------------------
 
@@ -507,17 +501,6 @@ class StreamQueue(Queue):
     def next_due(self) -> int | None:
         """When the oldest segment may have become too old."""
         return self._look_at if self.retention.max_age_ms is not None else None
-
-    def expired_itself(self, now: int) -> bool:
-        return False
-
-    def take_overdue(self, now: int) -> bool:
-        """Nothing: what a reader holds nobody else waits for."""
-        return False
-
-    def late(self, now: int) -> list[Consumer | Getter]:
-        """Nobody, for the same reason."""
-        return []
 
     def change(self, limits: Limits, now: int) -> None:
         """Its limits are its retention."""

@@ -6,9 +6,9 @@ import select
 
 import pytest
 
-from shardmq.shardd.server import Syncer
 from shardmq.shardd.store import StoreFailed
 from shardmq.shardd.store.sync import SettledSync
+from shardmq.shardd.sync_threads import Syncer
 from tests.support.faulty_files import FaultyFiles
 
 PATIENCE_S = 60

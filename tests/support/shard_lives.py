@@ -21,13 +21,12 @@ from typing import Any
 from unittest import mock
 
 from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
-from shardmq.shardd.queues import StreamQueue
-from shardmq.shardd.server import Syncer
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache, StreamLog
 from shardmq.shardd.store.queue_log import QueueLog
 from shardmq.shardd.store.sync import Job, SettledSync
 from shardmq.shardd.stores import Sync
+from shardmq.shardd.sync_threads import Syncer
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
@@ -565,6 +564,6 @@ BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
         SettledSync, "_make_last", _syncs_no_names
     ),
     "positions in streams are never synced": lambda: mock.patch.object(
-        StreamQueue, "begin_settled_sync", lambda stream: None
+        StreamLog, "begin_settled_sync", lambda stream: None
     ),
 }

@@ -1,0 +1,142 @@
+"""Run what of a shard blocks on the disk in threads of its own: syncs, and merging of files.
+
+One job runs at a time in each thread. The loop of the shard polls descriptors to hear of their
+ends, and begins the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import threading
+import time
+from typing import Protocol
+
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.upkeep import Step
+from shardmq.shardd.wire.histogram import Histogram
+
+log = logging.getLogger("shardmq.shardd.sync_threads")
+
+# A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
+QUICK_SYNC_S = 0.001
+# Syncs over which "usual" is taken.
+USUAL_OF = 16
+
+
+class Job(Protocol):
+    def run(self) -> None: ...
+
+
+class Syncer:
+    """A thread that runs one job at a time; `fd` becomes readable when it ended."""
+
+    def __init__(self, name: str) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.seconds = 0.0
+        self.took_us = Histogram()
+        self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def start(self, job: Job) -> None:
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.run(self._jobs.get())
+            finally:  # a thread that ends must not leave the owner waiting
+                os.eventfd_write(self.fd, 1)
+
+    def run(self, job: Job) -> None:
+        """Run the job in the thread of the caller. Whether it succeeded is the job's to say."""
+        began = time.monotonic()
+        try:
+            job.run()
+        except Exception:  # whoever owns the job finds that it did not come to its end
+            log.debug("%s failed", threading.current_thread().name, exc_info=True)
+        took = time.monotonic() - began
+        self.seconds += took
+        self.took_us.add(int(took * 1e6))
+        self.usual_s += (took - self.usual_s) / USUAL_OF
+
+
+class SyncThreads:
+    """The threads of one shard, and what is under way in them."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.messages = Syncer("sync")
+        self._settled = Syncer("sync of what is settled")
+        self._reclaimer = Syncer("reclaim")
+        self._syncing = False
+        self._step: Step | None = None  # under way in the reclaimer
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that become readable when a job ended: see `ended`."""
+        return self.messages.fd, self._settled.fd, self._reclaimer.fd
+
+    def ended(self, fd: int, now: int) -> bool:
+        """Take in the end of the job of that descriptor; return False if it is none of `fds`.
+
+        Raises what the store raises when the job failed.
+        """
+        if fd == self.messages.fd:
+            self._end_sync()
+        elif fd == self._settled.fd:
+            os.eventfd_read(fd)
+            self._shard.settled_sync_ended()
+        elif fd == self._reclaimer.fd:
+            os.eventfd_read(fd)
+            assert self._step is not None
+            for line in self._step.left:
+                log.warning("not merged: %s", line)
+            self._step = None
+            self._shard.reclaim_ended(now)
+        else:
+            return False
+        return True
+
+    def _end_sync(self) -> None:
+        os.eventfd_read(self.messages.fd)
+        self._syncing = False
+        self._shard.sync_ended()
+
+    def begin_sync(self) -> None:
+        """Begin a sync of messages in its thread, if the shard wants one and none runs."""
+        sync = self._shard.begin_sync()
+        if sync is not None:
+            self._syncing = True
+            self.messages.start(sync)
+
+    def sync_here(self) -> None:
+        """Sync in the thread of the loop.
+
+        With one batch at hand and a quick disk the two wake-ups of the thread take longer than the
+        sync itself.
+        """
+        sync = self._shard.begin_sync()
+        if sync is not None:
+            self.messages.run(sync)
+            self._shard.sync_ended()
+
+    def await_sync(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of the sync of messages under way, if there is one."""
+        if self._syncing and select.select([self.messages.fd], [], [], timeout_s)[0]:
+            self._end_sync()
+
+    def begin_settled_sync(self) -> None:
+        sync = self._shard.begin_settled_sync()
+        if sync is not None:
+            self._settled.start(sync)
+
+    def begin_reclaim(self, now: int) -> None:
+        step = self._shard.begin_reclaim(now)
+        if step is not None:
+            self._step = step
+            self._reclaimer.start(step)
