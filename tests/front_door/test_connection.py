@@ -15,6 +15,7 @@ from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_ALARM, PAUSE_LOGIN, PAUSE_WORK
 from shardmq.broker.front_door.connection.work_queue import WORK_BYTES_MAX, WORK_MAX
+from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.publish.confirms import ack_frame
 from shardmq.broker.front_door.publish.effects import Published
@@ -465,10 +466,17 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collect
     try:
         before = count()
         play = Play()
-        play.open(channels=2, **WANTS_ALL)
+        play.open(channels=4, **WANTS_ALL)
         play.says(1, commands.Exchange.Declare(exchange="new", exchange_type="direct"))
         play.says(1, commands.Basic.Get(queue="a"))
         play.says(2, commands.Basic.Get(queue="a"))
+        play.says(3, commands.Queue.Declare(queue="missing", passive=True))
+        play.says(4, commands.Basic.Consume(queue="a"))
+        await play.settled()
+        refused = play.shards.asked.pop()
+        assert isinstance(refused[1], wire.Attach)
+        refused[2].set_exception(ShardRefused(403, "exclusive"))
+        del refused
         await play.settled()
         play.read(b"")
         await play.settled()

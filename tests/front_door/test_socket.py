@@ -175,6 +175,16 @@ async def test_a_task_goes_on_when_the_shards_have_room() -> None:
     assert made.shards.flushed == [] and made.aio.soon  # what it published leaves at the end of a pass
 
 
+async def test_a_task_goes_on_when_the_client_is_gone_before_the_shards_have_room() -> None:
+    made = Made()
+    made.socket.pause(0b01)
+    task = asyncio.ensure_future(made.socket.next_slice())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    made.socket.close(shut=False)
+    await asyncio.wait_for(task, 1)
+
+
 # -- out ---------------------------------------------------------------------------------------------------------------
 
 

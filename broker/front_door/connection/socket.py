@@ -321,6 +321,7 @@ class ClientSocket:
         """
         self.lost = True
         self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
+        self.resume(PAUSE_SHARDS)  # a commit that waits for room goes on to its end
         aio = self._loop.aio
         aio.remove_reader(self.fd)
         if self._writing:

@@ -96,6 +96,7 @@ class Consuming:
         try:
             attached(consumer, await self._attaching.attach(consumer, resumed=False))
         except ShardRefused as refused:
+            consumer.attaching = None  # it holds the refusal, whose frames hold the consumer
             self.consumers.pop(consumer.number, None)
             if channel.consumers.get(consumer.tag) is consumer:
                 del channel.consumers[consumer.tag]

@@ -59,6 +59,8 @@ class _Running(NamedTuple):
             if self.then is not None:
                 reply = self.then(granted(reply))
         except checks.Refusal as refusal:
+            # Its frames hold `outcome`, which holds the refusal, and the connection with it.
+            refusal.__traceback__ = None
             raise methods.failure(self.method, refusal) from None
         # To ask for a reply queue does not make it the queue declared last, as in RabbitMQ.
         if isinstance(reply, commands.Queue.DeclareOk):
