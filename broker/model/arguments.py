@@ -311,7 +311,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-type",
-        "Messages that rest on their return: all, failed, returned or disabled.",
+        "Messages that rest on return: all, failed, returned or disabled.",
         NOT_STREAMS,
         values.word(RETRY_TYPES, "invalid_delayed_retry_type"),
         PolicyKey("delayed-retry-type", values.one_of(RETRY_TYPES, "delayed retry type")),

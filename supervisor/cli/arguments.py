@@ -23,7 +23,7 @@ QUEUE: Final = {
     "x-single-active-consumer": "Give all messages to one consumer; the others stand by.",
     "x-delivery-limit": "Returns of a message before it dies, at the most; negative: no limit.",
     "x-consumer-timeout": "Milliseconds after which unsettled deliveries are requeued; 0: never.",
-    "x-delayed-retry-type": "Messages that rest on their return: all, failed, returned or disabled.",
+    "x-delayed-retry-type": "Messages that rest on return: all, failed, returned or disabled.",
     "x-delayed-retry-min": "Milliseconds that a message rests for each time it came back.",
     "x-delayed-retry-max": "Milliseconds that a message rests at the most.",
     "x-delayed-retry-multiplier": "The factor by which the rest grows with each return.",
