@@ -48,7 +48,7 @@ class Piece:
 
 
 class Archive:
-    """One archive directory; a path may begin with `file://`."""
+    """An archive directory; its path may begin with `file://`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(str(path).removeprefix("file://"))

@@ -36,7 +36,7 @@ class DataLoss(RuntimeError):
 
 @dataclass(frozen=True)
 class ShardState:
-    """One shard of a queue or stream exchange: rows `first` to `next` - 1 are on stable storage.
+    """A shard of a queue or stream exchange: rows `first` to `next` - 1 are on stable storage.
 
     row_bytes: the average size of a row in bytes, 0 where it is not known.
     """

@@ -41,7 +41,7 @@ PRODUCER_HEADERS = ("x-producer-id", "x-sequence")
 
 @dataclass
 class Written(WriterCommitMessage):
-    """How many rows a task has published.
+    """The number of rows that a task has published.
 
     known: how many of the rows a queue already had of the same producer; None where the rows have
     no producer, since the broker cannot tell then.

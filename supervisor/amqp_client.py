@@ -62,7 +62,7 @@ _TUNE: Final = struct.Struct(">HIH")
 
 
 class State(Enum):
-    """How far a connection is."""
+    """The state of a connection."""
 
     AWAITING_START = auto()
     AWAITING_TUNE = auto()
@@ -173,7 +173,7 @@ class _NotAmqp(Exception):
 
 
 class Client:
-    """One connection with one channel; the head of the file says how it is used."""
+    """A connection with one channel; the head of the file says how it is used."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class ChildPlan:
-    """One child process: its module, its section of the settings and its descriptors."""
+    """The plan of a child process: its module, its section of the settings and its descriptors."""
 
     kind: str
     index: int

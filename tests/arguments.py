@@ -56,7 +56,7 @@ def shardctl(table: Table) -> str:
     acting = {name: key for name, key in table.keys.items() if name not in table.keys_without_effect}
     return "".join(
         (
-            '"""What shardctl\'s help says of arguments and policy keys.\n\n',
+            '"""Help of shardctl for arguments and policy keys.\n\n',
             f"Written by `make arguments` from {SOURCE}.\n",
             '"""\n\nfrom typing import Final\n\n',
             _dictionary("QUEUE", table.queue.values()),

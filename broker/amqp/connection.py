@@ -92,7 +92,7 @@ _CLOSES: Final = frozenset(
 
 
 class Connection:
-    """One AMQP connection.
+    """The state of one AMQP connection.
 
     Call `receive_data`, then `next_event` until it returns None, then `data_to_send`.
     """

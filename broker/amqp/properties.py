@@ -41,7 +41,7 @@ _COUNT_NAME = b"\x10x-delivery-count"
 
 
 class Properties:
-    """What a message says of itself; None for what it does not say.
+    """The properties of a message; None for each that the message does not have.
 
     A short string that is no UTF-8 has its bad bytes replaced.
     """

@@ -45,7 +45,7 @@ def no_answer(code: int, text: str, result: dict[str, Any]) -> None:
 
 
 class Pending:
-    """One request, then what was decided about it, and how many answers it still waits for."""
+    """A request, its decision, and the number of answers that the request still waits for."""
 
     __slots__ = ("answer", "code", "decision", "missed", "owner", "request", "text", "waits")
 

@@ -1,4 +1,4 @@
-"""What the shards are told and asked so that requests are carried out.
+"""The orders and questions to the shards that carry out requests.
 
 The authority decides and changes the catalog. This object knows which queues are on their way to
 their shards, and which may be gone there. The links keep the order of the messages to one shard.

@@ -82,7 +82,7 @@ def things(catalog: Catalog) -> Iterator[Any]:
 
 
 class Summary:
-    """One sentence for each name without effect, however many requests with it are added."""
+    """A summary with one sentence for each name without effect, for any number of requests."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], Found] = {}

@@ -1,4 +1,4 @@
-"""What a front door did since its start, for metrics.
+"""Counters of a front door since its start, for metrics.
 
 Each number goes up once per batch, not per message.
 """

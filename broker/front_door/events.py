@@ -1,4 +1,4 @@
-"""What the shards and the controller say to a front door, and what is done then."""
+"""Handle the events that the shards and the controller send to a front door."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("shardmq.broker.front_door.events")
 
 
 class ShardEvents:
-    """What the shards say (shard_link.Events)."""
+    """The handler of events from the shards (shard_link.Events)."""
 
     def attend(
         self, services: Services, connections: Connections, dead_lettering: DeadLettering
@@ -103,7 +103,7 @@ class ShardEvents:
 
 
 class ControllerEvents:
-    """What the controller says (catalog_link.Listener)."""
+    """The handler of events from the controller (catalog_link.Listener)."""
 
     def attend(
         self,

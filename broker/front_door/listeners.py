@@ -1,4 +1,4 @@
-"""Where connections come from: TCP, TLS, a load balancer's PROXY header, the controller.
+"""Listen for connections: TCP, TLS, a load balancer's PROXY header, the controller.
 
 A connection takes the steps that it needs (proxy.py, tls.py) and enters the front door then.
 """

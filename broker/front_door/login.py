@@ -1,4 +1,4 @@
-"""Who a client is and whether it may enter: connection.start-ok and connection.open.
+"""Decide who a client is and whether it may enter: connection.start-ok and connection.open.
 
 Everything here decides by the catalog. The caller keeps the time of the handshake, sends what is
 decided and closes. A refused login does not tell the client why: a wrong password and an unknown
@@ -48,7 +48,7 @@ CAPABILITIES = (
 
 
 class TlsPeer(NamedTuple):
-    """What the TLS handshake told of a client.
+    """The results of the TLS handshake with a client.
 
     `name` is the user that the certificate names, or "". `has_certificate` says that a certificate
     was shown and verified.

@@ -1,4 +1,4 @@
-"""When a front door lets small reads, or small batches of large ones, pile up.
+"""Decide when a front door lets small reads, or small batches of large reads, pile up.
 
 Clients that write one message at a time would turn each into a wake-up of every process on its way.
 While reads are small and come fast, passes keep a distance, so that many of them make a batch. The

@@ -45,7 +45,7 @@ DRAIN_S = 5.0
 
 
 class FrontDoor:
-    """One front door: its services, connections and listeners."""
+    """The process of a front door: its services, connections and listeners."""
 
     def __init__(self, config: BrokerConfig) -> None:
         aio = asyncio.get_running_loop()

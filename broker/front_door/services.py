@@ -1,4 +1,4 @@
-"""What all connections of a front door share."""
+"""The services that all connections of a front door share."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What exists and what may be done with it: one library for the controller and every front door."""
+"""The catalog and its rules: one library for the controller and every front door."""

@@ -47,7 +47,7 @@ OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 MODES = ("default", "lazy")
 RETRY_TYPES = ("disabled", "all", "failed", "returned")
 
-# Why something has no effect.
+# Reasons why something has no effect.
 ONE_HOST = "there is one host: queues have no replicas and no leader to place"
 IN_MEMORY = "messages of every queue are on disk; memory keeps an index of them"
 NO_FEDERATION = "there is no federation: nothing comes from the upstream"
@@ -56,7 +56,7 @@ INDEXED = "streams are filtered by their index, whose size is not set"
 
 
 class Merge(Enum):
-    """Which value is in force where a policy differs from an argument or an operator policy."""
+    """The rule for which value is in force where policies and an argument differ."""
 
     ARGUMENT = "argument"  # the argument's, or the operator policy's
     LOWER = "lower"
@@ -74,7 +74,7 @@ class PolicyKey(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """One row.
+    """A row of the table of arguments.
 
     name: as a client writes it.
     summary: the line for people, one short sentence.
@@ -103,19 +103,19 @@ class Argument(NamedTuple):
 _DEDUPLICATION: Final = (
     Argument(
         "x-message-deduplication",
-        "Whether a message with the id of an earlier one is dropped.",
+        "Drop messages that have the id of an earlier message.",
         NOT_STREAMS,
         values.boolean,
     ),
     Argument(
         "x-cache-size",
-        "How many ids are remembered; 128 if not said.",
+        "The number of ids that are remembered; 128 if not said.",
         NOT_STREAMS,
         values.positive_up_to(values.DEDUPLICATION_CACHE_MAX),
     ),
     Argument(
         "x-cache-ttl",
-        "For how many milliseconds an id is remembered.",
+        "Milliseconds for which an id is remembered.",
         NOT_STREAMS,
         values.positive,
     ),
@@ -195,7 +195,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-length-bytes",
-        "Bytes of those messages at the most.",
+        "Bytes that are ready in a queue, or kept by a stream, at the most.",
         QUEUE_TYPES,
         values.non_negative,
         PolicyKey(
@@ -210,7 +210,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-in-memory-length",
-        "How many messages are in memory.",
+        "The number of messages in memory.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey(
@@ -223,7 +223,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-in-memory-bytes",
-        "How many bytes of messages are in memory.",
+        "The number of bytes of messages in memory.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey(
@@ -244,7 +244,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-overflow",
-        "What a full queue does: drop-head, reject-publish or reject-publish-dlx.",
+        "The action of a full queue: drop-head, reject-publish or reject-publish-dlx.",
         NOT_STREAMS,
         values.word(OVERFLOWS, "invalid_overflow"),
         PolicyKey("overflow", values.one_of(OVERFLOWS, "overflow value"), is_operator=True),
@@ -261,7 +261,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-queue-version",
-        "How messages are stored: 1 or 2.",
+        "The format in which messages are stored: 1 or 2.",
         NOT_STREAMS,
         values.anything,
         PolicyKey("queue-version", values.one_of((1, 2), "queue-version value"), is_operator=True),
@@ -269,7 +269,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-single-active-consumer",
-        "Whether one consumer gets all messages and the others stand by.",
+        "Give all messages to one consumer; the others stand by.",
         NOT_STREAMS,
         values.boolean,
         limit="single_active",
@@ -277,7 +277,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delivery-limit",
-        "How often a message may come back before it dies; negative: no limit.",
+        "Returns of a message before it dies, at the most; negative: no limit.",
         NOT_STREAMS,
         values.integer,
         PolicyKey(
@@ -299,7 +299,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-consumer-disconnected-timeout",
-        "How many milliseconds a consumer may be disconnected.",
+        "Milliseconds for which a consumer may be disconnected.",
         NOT_STREAMS,
         values.non_negative,
         PolicyKey(
@@ -311,7 +311,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-type",
-        "What rests when it comes back: all, failed, returned or disabled.",
+        "Messages that rest on return: all, failed, returned or disabled.",
         NOT_STREAMS,
         values.word(RETRY_TYPES, "invalid_delayed_retry_type"),
         PolicyKey("delayed-retry-type", values.one_of(RETRY_TYPES, "delayed retry type")),
@@ -335,7 +335,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-delayed-retry-multiplier",
-        "By how much the rest grows each time a message comes back.",
+        "The factor by which the rest grows with each return.",
         NOT_STREAMS,
         values.positive,
         PolicyKey("delayed-retry-multiplier", values.at_least(1, "delayed retry multiplier")),
@@ -343,7 +343,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-max-age",
-        "How long a stream keeps messages, such as 7D (Y, M, D, h, m, s).",
+        "The age up to which a stream keeps messages, such as 7D (Y, M, D, h, m, s).",
         STREAMS,
         values.max_age,
         PolicyKey("max-age", values.age),
@@ -359,7 +359,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-stream-filter-size-bytes",
-        "How many bytes the filter of a chunk has.",
+        "The size of the filter of a chunk in bytes.",
         STREAMS,
         values.non_negative,
         PolicyKey("stream-filter-size-bytes", values.at_least(0, "filter size")),
@@ -367,7 +367,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-queue-leader-locator",
-        "Where the leader of the queue is placed.",
+        "The place of the queue's leader.",
         QUEUE_TYPES,
         values.string,
         PolicyKey(
@@ -381,7 +381,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-initial-cluster-size",
-        "How many replicas the queue begins with.",
+        "The number of replicas that the queue begins with.",
         QUEUE_TYPES,
         values.positive,
         PolicyKey("initial-cluster-size", values.at_least(0, "cluster size")),
@@ -389,14 +389,14 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-quorum-initial-group-size",
-        "How many replicas the queue begins with.",
+        "The number of replicas that the queue begins with.",
         NOT_STREAMS,
         values.positive,
         no_effect=ONE_HOST,
     ),
     Argument(
         "x-queue-master-locator",
-        "Where the leader of the queue is placed.",
+        "The place of the queue's leader.",
         QUEUE_TYPES,
         values.anything,
         PolicyKey("queue-master-locator", values.any_setting, Merge.APART),
@@ -405,7 +405,7 @@ _QUEUE: Final = (
     ),
     Argument(
         "x-ha-policy",
-        "Where the queue has mirrors.",
+        "The nodes that have mirrors of the queue.",
         QUEUE_TYPES,
         values.anything,
         no_effect=ONE_HOST,
@@ -414,7 +414,7 @@ _QUEUE: Final = (
     # Checked where the name is made (`checks.with_prefix`).
     Argument(
         "x-name-prefix",
-        "How a name begins that the broker gives; at most 64 bytes.",
+        "The beginning of a name that the broker makes; at most 64 bytes.",
         QUEUE_TYPES,
         values.anything,
         is_compared=False,
@@ -434,16 +434,16 @@ _EXCHANGE: Final = (
     Argument("hash-property", "The property that is hashed.", HASHED, is_offered=True),
     Argument("x-hash-on", "The same as hash-header.", HASHED),
     Argument(
-        "x-algorithm", "How a hash leads to a queue: ring (weighted rendezvous) or jump.", HASHED
+        "x-algorithm", "The way from a hash to a queue: ring (weighted rendezvous) or jump.", HASHED
     ),
     Argument(
         NUMBER_ARGUMENT,
-        "How many shard queues a stream exchange has, or auto.",
+        "The number of shard queues of a stream exchange, or auto.",
         ANY_EXCHANGE,
         policy=PolicyKey(NUMBER, values.any_setting, Merge.APART),
         is_offered=True,
     ),
-    Argument(SUPER_STREAM, "How many partitions a super stream has, or true.", ANY_EXCHANGE),
+    Argument(SUPER_STREAM, "The number of partitions of a super stream, or true.", ANY_EXCHANGE),
     Argument(SHARD_ARGUMENTS, "A table: the arguments of the shard queues.", ANY_EXCHANGE),
     Argument(
         KEY_ARGUMENT,
@@ -453,7 +453,7 @@ _EXCHANGE: Final = (
     ),
     Argument(
         WHEN_GONE_ARGUMENT,
-        "What becomes of old shard queues: drain, merge, keep or delete.",
+        "The end of old shard queues: drain, merge, keep or delete.",
         ANY_EXCHANGE,
         policy=PolicyKey(WHEN_GONE, when_gone_fault, Merge.APART),
     ),
@@ -465,16 +465,16 @@ _EXCHANGE: Final = (
     ),
     Argument(
         delaying.FLAG_ARGUMENT,
-        "Whether messages with a header x-delay wait so many milliseconds.",
+        "Hold messages with a header x-delay back for so many milliseconds.",
         ANY_EXCHANGE,
         policy=PolicyKey(delaying.POLICY_KEY, values.flag),
     ),
     *(row._replace(types=ANY_EXCHANGE) for row in _DEDUPLICATION),
-    Argument(keeping.MESSAGES, "How many of the newest messages are kept.", ANY_EXCHANGE),
-    Argument(keeping.AGE_MS, "For how many milliseconds messages are kept.", ANY_EXCHANGE),
+    Argument(keeping.MESSAGES, "The number of newest messages that are kept.", ANY_EXCHANGE),
+    Argument(keeping.AGE_MS, "Milliseconds for which messages are kept.", ANY_EXCHANGE),
     Argument(
         keeping.LENGTH,
-        "How many of the newest messages are kept; 20 if not said.",
+        "The number of newest messages that are kept; 20 if not said.",
         frozenset((keeping.RECENT_HISTORY,)),
     ),
     Argument(
@@ -486,7 +486,7 @@ _EXCHANGE: Final = (
     ),
     Argument(
         AT_DEADLINE_ARGUMENT,
-        "What is done then: wait, break-order or dead-letter.",
+        "The action at that deadline: wait, break-order or dead-letter.",
         ANY_EXCHANGE,
         policy=PolicyKey(AT_DEADLINE, at_deadline_fault, Merge.APART),
         is_compared=False,

@@ -1,4 +1,4 @@
-"""What exists, as a pure state machine: the same code in the controller and in every front door.
+"""The catalog as a pure state machine: the same code in the controller and in every front door.
 
 `Catalog.apply` takes one change (`changes.py`) and is total: a change that no longer fits, because
 its vhost or exchange is gone, does nothing but count. So two copies that applied the same changes
@@ -68,7 +68,7 @@ def binding_key(binding: BindingPut | BindingDelete) -> BindingKey:
 
 
 class Vhost:
-    """One vhost.
+    """A vhost with its exchanges, queues, bindings and policies.
 
     Bindings are found from both ends, so that removing a thing costs as much as it has bindings.
     """
@@ -328,7 +328,7 @@ class State(NamedTuple):
 
 
 class Catalog:
-    """What exists.
+    """The catalog: vhosts, users, permissions and parameters.
 
     version: the number of changes; a copy begins with that of the snapshot it was made of.
     permissions: who may do what. index: all queues by id, owner and shard.

@@ -125,7 +125,7 @@ OPEN, CLOSING, CLOSED, SETTLING = range(4)
 
 
 class Cut(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a change of the number of shards cuts a stream (`cuts.py`).
+    """The place where a change of the number of shards cuts a stream (`cuts.py`).
 
     number: counts the changes of one exchange.
     gains: the stream gains keys, whose messages lie from `offset` on. Otherwise it may lose keys,
@@ -138,7 +138,7 @@ class Cut(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ShardOf(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Which shard queue of a stream exchange a queue is.
+    """The part of a stream exchange that a shard queue holds.
 
     state: active (bound with `key`), draining (unbound, deleted when empty) or kept (unbound).
     cuts: the oldest first.

@@ -1,4 +1,4 @@
-"""Whether a client's request agrees with what exists: the rules and RabbitMQ's words.
+"""Check a client's request against the catalog, with RabbitMQ's rules and words.
 
 Front doors and the controller share these pure functions. Each returns when all is well and raises
 Refusal: an AMQP reply code with RabbitMQ's text (without the "NAME - " in front), because client

@@ -26,7 +26,7 @@ SCRYPT_BYTES_MAX = 32 << 20
 
 
 class Algorithm(NamedTuple):
-    """One way to hash passwords."""
+    """A way to hash passwords."""
 
     salt_bytes: int
     digest: Callable[[bytes, bytes], bytes]  # of salt and password

@@ -1,4 +1,4 @@
-"""Who may do what: the permissions of users in vhosts, and those on keys of topic exchanges.
+"""The permissions of users in vhosts and on the routing keys of topic exchanges.
 
 A permission is a regular expression over names. It is unanchored, as in RabbitMQ. What a user may
 do is asked for with each message and method, so the answers are remembered.

@@ -1,4 +1,4 @@
-"""Which policies apply to a queue or exchange, and what they make of its arguments. Pure.
+"""Find the policies of a queue or exchange and merge them with its arguments. Pure.
 
 Of the policies of a vhost exactly one applies to an object, and so does one of the operator
 policies: the one of the highest priority whose pattern and `apply-to` match. Of several with that
@@ -47,7 +47,7 @@ HIDDEN_PREFIXES = ("amq.rabbitmq.reply-to", *hidden.PREFIXES)
 
 
 class Applied(NamedTuple):
-    """What applies to one object: names, or None, and the merged definition by policy keys."""
+    """The policies of one object: their names or None, and the merged definition by policy keys."""
 
     policy: str | None = None
     operator_policy: str | None = None

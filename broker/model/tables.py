@@ -1,4 +1,4 @@
-"""Which values an AMQP table can have.
+"""Check that a value can stand in an AMQP table.
 
 What comes as AMQP has only such values. JSON has more, which neither the log of what exists nor the
 links between the processes can carry. Whoever takes values from JSON asks `fault_in` first.

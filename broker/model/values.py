@@ -1,4 +1,4 @@
-"""What the value of an argument or of a policy key may be. Pure.
+"""The checks of the values of arguments and policy keys. Pure.
 
 A check of an argument takes the value and all arguments beside it. A check of a policy key takes
 the value alone. Both return "" for a good value, else what is wrong with the value, in RabbitMQ's

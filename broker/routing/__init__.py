@@ -1,4 +1,4 @@
-"""Which queues a message goes to: pure functions over immutable tables."""
+"""Decide which queues a message goes to: pure functions over immutable tables."""
 
 from shardmq.broker.routing.matching import Message
 from shardmq.broker.routing.route import (

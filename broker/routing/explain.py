@@ -16,7 +16,7 @@ from shardmq.broker.routing.table import RoutingTable
 
 
 class Hash(NamedTuple):
-    """What an exchange hashed.
+    """The hash by which an exchange chose a destination.
 
     `by` is "routing key", "header NAME" or "property NAME", `hashed` the bytes, and `among` the
     number of destinations that it chose one of.

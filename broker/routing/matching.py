@@ -22,14 +22,14 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Target(NamedTuple):
-    """Where a binding leads."""
+    """The destination of a binding."""
 
     kind: str  # "queue" or "exchange"
     name: str
 
 
 class Message(NamedTuple):
-    """What routing looks at in a message.
+    """The properties of a message that routing looks at.
 
     `properties` are message_id, correlation_id and timestamp as far as they are given. `draw` is 64
     random bits for decisions by chance. `more_keys` are those of the headers CC and BCC. `delay_ms`

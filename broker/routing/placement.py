@@ -1,4 +1,4 @@
-"""Which shard a queue lives on: by its name, and stable when shards are added."""
+"""Choose the shard of a queue by its name; the choice is stable when shards are added."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from shardmq.broker.routing.table import Exchange, RoutingTable
 
 
 class Routed(NamedTuple):
-    """Where a message goes.
+    """The destinations of a message.
 
     `queues` has each queue once, in an order that depends only on the names. `kept` are streams of
     exchanges on the way that keep what comes to them. A message that goes nowhere else is not

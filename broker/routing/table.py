@@ -160,7 +160,7 @@ Step = SetAttributes | SetExchange | SetQueue | SetBinding | SetInto
 
 
 class _State:
-    """What the steps change. Bindings are found from both ends."""
+    """The state that the steps change. Bindings are found from both ends."""
 
     __slots__ = ("exchanges", "into", "queues")
 

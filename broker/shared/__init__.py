@@ -1,1 +1,1 @@
-"""What front doors and the controller both use: their messages, logins and settings."""
+"""The messages, logins and settings that front doors and the controller share."""

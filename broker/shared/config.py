@@ -39,7 +39,7 @@ class Sni(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a listener speaks TLS. Paths are of PEM files.
+    """The TLS settings of a listener. Paths are of PEM files.
 
     - An empty `key` lies in the file of `cert`.
     - `ca`: certificates that may have signed those of clients.

@@ -40,7 +40,7 @@ class DoorHello(ControlMessage, tag="door-hello", frozen=True):
 
 
 class ConnectionInfo(msgspec.Struct, array_like=True, frozen=True):
-    """One client.
+    """A client's connection, as front doors report it to the controller.
 
     `owner` is the door's name for it: "door.incarnation.connection". `name` is "peer:port ->
     host:port". `tls_version` is written as in "tlsv1.3". `channels` is their number when it last
@@ -103,7 +103,7 @@ class Ask(ControlMessage, tag="ask", frozen=True):
 
 
 class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
-    """What a consumer of a virtual queue asks for; controller/groups/groups.py says what it means.
+    """The wishes of a consumer of a virtual queue, as controller/groups/groups.py explains them.
 
     `owner`, `channel` and `tag` are for listings.
     """
@@ -416,7 +416,7 @@ class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
 
 
 class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
-    """What a consumer of a virtual queue is to do with a seat.
+    """An order to a consumer of a virtual queue about one seat.
 
     `kind` is "give" (consumer `number` gets the seat), "take" (it gives the seat back, answered by
     SeatGivenUp), "bound" (its reading there gets bounds) or "close" (the virtual queue is no more,

@@ -29,7 +29,7 @@ Id = tuple[str, str | bytes]
 
 
 class DedupRule(NamedTuple):
-    """What an exchange or queue takes for an id, how many ids it remembers and how long."""
+    """The header that holds an id, how many ids are remembered and for how long."""
 
     header: str
     size: int

@@ -1,4 +1,4 @@
-"""How often one may guess a password. Pure.
+"""Limits on guessing passwords. Pure.
 
 Each user has a budget at each address, and each address has a larger one. A wrong password takes
 one from both, and both fill again slowly. When one of them is used up, a login is refused unseen:

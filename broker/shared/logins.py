@@ -1,4 +1,4 @@
-"""Whether the password of a login is right, without stopping the event loop.
+"""Check the password of a login without stopping the event loop.
 
 A password that is known to be right (`passwords.Memory`) or has a quick hash is judged at once, in
 the loop; other passwords in two threads. Wrong guesses by AMQP and HTTP use up the same budgets

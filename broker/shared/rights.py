@@ -1,4 +1,4 @@
-"""Which rights an act needs, and whether a user has them.
+"""Decide which rights an act needs and whether a user has them.
 
 An act is the request that asks for it (`control`, `changes`), or one of the classes below where
 there is no such request. `needs` returns what an act needs in the order in which RabbitMQ looks.

@@ -16,7 +16,7 @@ FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
     if "node_modules" not in path.parts
 ]
 DOCUMENTS = [path for path in FILES if path.endswith(".md") and not path.startswith("bench/results/")]
-WIDE = {"CHANGELOG.md", "broker/FRONT-DOOR.md"}  # this list only gets shorter
+WIDE = {"CHANGELOG.md"}  # this list only gets shorter
 COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 # A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for any.

@@ -1,4 +1,4 @@
-"""What becomes of one request, and what a decision is made from."""
+"""The decision about one request, and the inputs of decisions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Decision:
 
 
 class Inputs(NamedTuple):
-    """What decisions are made from; the catalog is only read.
+    """The inputs of decisions. Decisions only read the catalog.
 
     new_queue_id: returns an id that no queue had before.
     new_name: returns a name for a queue that was declared without one.

@@ -1,1 +1,1 @@
-"""Who consumes a stream exchange as one virtual queue, and who owns which part."""
+"""The groups of consumers of virtual queues, and the shard queues that each consumer owns."""

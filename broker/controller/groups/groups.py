@@ -33,7 +33,7 @@ GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
 class Member(NamedTuple):
-    """One consumer; its front door uses each `number` once in the life of its process."""
+    """A consumer. Its front door uses each `number` once in the life of its process."""
 
     door: int
     incarnation: int
@@ -48,7 +48,7 @@ class Name(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a member asked for; the connection (`owner`), channel and tag are for listings."""
+    """The wishes of a member; the connection (`owner`), channel and tag are for listings."""
 
     group: str = ""
     assignment: str = GROUP

@@ -1,4 +1,4 @@
-"""One HTTP call: its user and their rights, its path, query and body; and the table of routes.
+"""An HTTP call (user, rights, path, query and body) and the table of routes.
 
 The file of a resource has a list of Routes and their handlers. A handler takes a Call and returns
 anything that JSON can hold, a web.Response, or None for 204. If the Route `is_long`, the handler
@@ -277,7 +277,7 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 
 class Route(NamedTuple):
-    """One line of the table of routes.
+    """A line of the table of routes.
 
     `tag`: the tag that users need. `query`: all known parameters of the query, others are refused;
     None: others are ignored, except by DELETE, which then knows none. `is_long`: the response may

@@ -11,7 +11,7 @@ REMEMBERED_MAX = 20
 
 @dataclass(slots=True)
 class Import:
-    """One import. Times are seconds since 1970; `ended_at` is 0 while it runs."""
+    """The progress of an import. Times are seconds since 1970; `ended_at` is 0 while it runs."""
 
     id: int
     user: str

@@ -73,7 +73,7 @@ class NotMoved(Exception):
 
 
 class Got(NamedTuple):
-    """One message; `remaining` are ready behind it."""
+    """A message from a queue in which `remaining` more messages were ready."""
 
     exchange: str
     routing_key: str

@@ -104,7 +104,7 @@ class Handler(Protocol):
 
 
 class FrontDoorLink:
-    """One connected front door.
+    """The link to a connected front door.
 
     told: the newest version that was sent.
     applied: the newest version that the front door has applied.

@@ -60,7 +60,7 @@ class _Waiting:
 
 
 class Shard:
-    """One shard as the controller knows it."""
+    """The state of one shard, as far as the controller knows."""
 
     def __init__(self, number: int, socket: zmq.Socket[bytes]) -> None:
         self.number = number

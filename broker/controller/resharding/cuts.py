@@ -40,7 +40,7 @@ class Move(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How far a consumer may read a stream.
+    """The bounds within which a consumer may read a stream.
 
     stop: the consumer gets nothing from this offset on.
     mark: the consumer's front door reports when everything below this offset is settled.
@@ -142,7 +142,7 @@ def without_cut(parts: Sequence[QueuePut], closing: Iterable[QueuePut]) -> list[
 
 
 class Crossing:
-    """How far one group of consumers is on its way over the reshards of its exchange."""
+    """The progress of one group of consumers over the reshards of its exchange."""
 
     def __init__(self) -> None:
         self.given_up: set[int] = set()  # reshards whose order is not waited for any more

@@ -49,7 +49,7 @@ class FrontDoors(Protocol):
 
 
 class Polls:
-    """What the polls have found so far."""
+    """The results of the polls so far."""
 
     def __init__(self) -> None:
         self._found: dict[int, int] = {}  # messages by queue id in the last poll

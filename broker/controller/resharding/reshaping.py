@@ -77,7 +77,7 @@ class Target(NamedTuple):
 
 
 class Reshaping:
-    """One exchange on its way from the shard queues it has to those it is to have."""
+    """The changes from the shard queues that an exchange has to those that it should have."""
 
     def __init__(
         self,

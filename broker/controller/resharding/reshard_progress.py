@@ -1,4 +1,4 @@
-"""What the controller has found out about one reshard since the bindings changed.
+"""The facts about one reshard that the controller has found since the bindings changed.
 
 The states are in the catalog (`states.py`). What is here is found out again after a restart of the
 controller: which queues must settle what they had, and how much of it is left. A queue that loses
@@ -37,7 +37,7 @@ class Question(NamedTuple):
 
 
 class ReshardProgress:
-    """One reshard. The queues that lose keys stay the same, but for those that are deleted."""
+    """The progress of one reshard. The queues that lose keys stay the same, except deleted ones."""
 
     def __init__(self, now: float) -> None:
         """Begin when the bindings change; `now` is in seconds of a clock that only goes forward."""

@@ -53,7 +53,7 @@ HOLD_NAMES: Final = {OPEN: "open", CLOSING: "closing", CLOSED: "closed", SETTLIN
 
 
 class Event(StrEnum):
-    """What changes the state of a shard queue."""
+    """An event that changes the state of a shard queue."""
 
     HOLD_BACK = "hold back"
     SHARD_HOLDS_BACK = "shard holds back"
@@ -73,7 +73,7 @@ HOLDS: Final = {
 
 
 class Step(StrEnum):
-    """How far a reshard is; the HTTP API uses the same words."""
+    """The step that a reshard has reached; the HTTP API uses the same words."""
 
     NONE = "none"
     CLOSING = "closing"

@@ -1,1 +1,1 @@
-"""What exists, as files: the definitions of a data directory, out and in."""
+"""Write the catalog to the files of a data directory and read it back."""

@@ -54,7 +54,7 @@ _CUT: Final = struct.Struct("<IQ?")
 
 
 class Record(NamedTuple):
-    """One record that was read; `end` is where the next one begins."""
+    """A record of the file; `end` is the offset at which the next record begins."""
 
     end: int
     version: int

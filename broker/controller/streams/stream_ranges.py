@@ -22,7 +22,7 @@ POLL_S = 0.005  # how late `wait_until` returns
 
 
 class Part(NamedTuple):
-    """One stream: a queue, or a shard of a stream exchange.
+    """A stream: a queue, or a shard of a stream exchange.
 
     number: the index of the shard; 0 for a queue.
     """

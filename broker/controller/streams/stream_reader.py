@@ -40,7 +40,7 @@ class CutOff(Exception):
 
 
 class Connection:
-    """One call. Use `ask`; after status 200 to a scan use either `hand_over` or `parts`."""
+    """A connection for one call: `ask`, and after status 200 to a scan `hand_over` or `parts`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -1,1 +1,1 @@
-"""One client's connection: its bytes, its channels, its work."""
+"""The connection of a client: its bytes, its channels and its work."""

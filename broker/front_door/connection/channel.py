@@ -1,4 +1,4 @@
-"""One channel: what the front door knows of it."""
+"""The state of a channel in the front door."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Work = base.Frame | Binds | Callable[[], Coroutine[None, None, Reply] | None]
 
 
 class Channel:
-    """One channel of a connection. Publishing and topology use it, consuming has `consuming`."""
+    """A channel of a connection. Publishing and topology use it, consuming has `consuming`."""
 
     def __init__(self, client: Receiver, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""One connection: events to their handlers, and what comes of them to the client.
+"""Hand the events of a connection to their handlers and carry out the results.
 
 Publish path, 1 of 5. Before: the socket. After: broker/front_door/publish/publish.py.
 
@@ -76,7 +76,7 @@ class Registry(Protocol):
 
 
 class ClientConnection:
-    """One connection of a client, or of the controller. `id` is used once in a front door's life.
+    """A connection of a client or the controller. `id` is used once in a front door's life.
 
     It is the session for publishing (publish/effects.py) and the receiver for consuming
     (consume/consumers.py).

@@ -1,4 +1,4 @@
-"""What is known of one connection: whose it is, where it comes from, what its login agreed on.
+"""Facts about one connection: its user, where it comes from, and what its login agreed on.
 
 Data for those who work for the connection. What they do with it is in the other files.
 """
@@ -14,7 +14,7 @@ from shardmq.broker.shared.control import ConnectionInfo
 
 
 class Session:
-    """One connection and its user. `owner` names it in the whole broker."""
+    """A connection and its user. `owner` names the connection in the whole broker."""
 
     __slots__ = (
         "auth_mechanism", "channels_max", "client_properties", "connected_at", "frame_bytes_max",

@@ -36,7 +36,7 @@ INTERNAL_ERROR = 541
 
 
 class Carrier(Protocol):
-    """Who carries out what comes of the work: the connection."""
+    """The connection, which carries out the results of the work."""
 
     def fail(self, error: ChannelException | ConnectionException, number: int) -> None:
         """Answer what the client did wrong."""

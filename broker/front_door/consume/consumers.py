@@ -1,4 +1,4 @@
-"""What the front door knows of the consumers of one channel and of their deliveries.
+"""The consumers of one channel and their deliveries, as the front door knows them.
 
 A `Consumer` takes messages of one queue of one shard. A `GroupConsumer` is a consumer of a virtual
 queue, as its client sees it; it has an `Assignment`, which is such a `Consumer`, for each shard
@@ -41,7 +41,7 @@ class Unsent(Protocol):
 
 
 class Session(Protocol):
-    """What consuming needs to know about a connection and its user."""
+    """The facts about a connection and its user that consuming needs."""
 
     owner: str
     user: str
@@ -50,7 +50,7 @@ class Session(Protocol):
 
 
 class Receiver(Protocol):
-    """What consuming needs of a connection: whose it is, and where deliveries go."""
+    """The connection as consuming sees it: its session, and the output for deliveries."""
 
     id: int
 

@@ -1,4 +1,4 @@
-"""What is wrong with a consume or get, in RabbitMQ's words."""
+"""Refusals of basic.consume and basic.get, in RabbitMQ's words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shard is to be told of settled deliveries, and whether that can wait.
+"""Decide what to tell a shard of settled deliveries, and whether that can wait.
 
 Nobody waits for the answer to an ack, and a client that holds enough deliveries does not wait for
 the credit that the ack frees. Told one by one, each ack would cost the shard a pass and make the
@@ -53,7 +53,7 @@ class Due:
 
 
 class Settles:
-    """What one shard is to be told of settles, in the order in which they came.
+    """The settles to tell one shard, in the order in which they came.
 
     Neighbouring acks of a consumer are one range. When `due` is set they must not wait.
     """

@@ -1,4 +1,4 @@
-"""Which delivery tag of a channel is which delivery of which shard, until it is settled.
+"""Find the delivery of a shard that a delivery tag of a channel stands for, until it is settled.
 
 A shard numbers the deliveries of each consumer 1, 2, 3 ...; a channel numbers all its deliveries.
 `Unacked` keeps both numbers as runs (neighbouring tags of one consumer), so that a burst costs one

@@ -63,7 +63,7 @@ REMOVED_S_MAX = 2.0
 
 
 class Listener(Protocol):
-    """What the front door does when something is said to it. None of these may wait."""
+    """The handler of messages from the controller. None of its methods may wait."""
 
     def receiving(self) -> None:
         """Hear that some messages are about to be handled.

@@ -1,4 +1,4 @@
-"""What a front door asks of the controller, until it is answered.
+"""The requests of a front door to the controller, until they are answered.
 
 Every request gets an Answer, never an exception: code 0, or a reply code with its text. Answers to
 the requests of one connection come in the order of asking. A request that was on its way when the

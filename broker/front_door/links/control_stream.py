@@ -19,7 +19,7 @@ HEAD_BYTES = 4  # of a message: the length of what follows, little endian
 
 
 class ControlStream(asyncio.Protocol):
-    """One connection to the controller.
+    """A connection to the controller.
 
     `take` handles what is unread and is called where few bytes came. More is handled by the task
     that waits for `heard`. Until that task calls `go_on`, nobody else handles anything.

@@ -1,4 +1,4 @@
-"""One shard as a front door sees it: what was sent, what waits to be sent, and credit both ways.
+"""The link to one shard: what was sent, what waits to be sent, and credit both ways.
 
 ShardLinks (shard_links.py) holds a link to each shard of the host.
 """
@@ -88,7 +88,7 @@ class BatchSizes:
 
 
 class ShardLink:
-    """What was sent to a shard, what waits for it, and what it has said of both.
+    """The link to a shard: batches sent and waiting, and what the shard has answered.
 
     `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles to
     tell. The packer, the sizes and `due` are shared by all links.

@@ -58,7 +58,7 @@ class Committed:
 
 
 class Commit:
-    """One commit. What its messages need was decided about when they were published."""
+    """A commit. The needs of its messages were decided when the messages were published."""
 
     def __init__(
         self,

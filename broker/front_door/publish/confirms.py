@@ -48,7 +48,7 @@ def known_frame(channel: int, first: int, last: int, altered: bool) -> bytes:
 
 
 class Answered(Protocol):
-    """Where the answers go."""
+    """The connection that the answers go to."""
 
     id: int
 

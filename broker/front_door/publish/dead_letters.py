@@ -74,7 +74,7 @@ class DeadLetterRoute(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """What all messages become that look alike."""
+    """The new headers and the route of dead letters that look alike."""
 
     names: _Names
     headers: bytes  # with their length before them
@@ -231,7 +231,7 @@ class DeadLettering:
 
 
 class DeadLetters:
-    """One batch of dead letters, being packed, and what is to be said about it."""
+    """A batch of dead letters that is being packed, and the answers about it."""
 
     def __init__(
         self,

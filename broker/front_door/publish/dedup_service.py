@@ -34,7 +34,7 @@ Thing = ExchangePut | QueuePut
 
 
 class Link(Protocol):
-    """One shard, as seen from here."""
+    """A link to a shard, as deduplication sees it."""
 
     @property
     def shard(self) -> int: ...

@@ -43,7 +43,7 @@ class Targets(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """What the messages of a run have in common."""
+    """The values that all messages of a run have in common."""
 
     targets: Targets
     ttl_ms: int | None
@@ -52,7 +52,7 @@ class _Common(NamedTuple):
 
 
 class DueMessages:
-    """One batch of messages that are due, being packed."""
+    """A batch of due messages that is being packed."""
 
     def __init__(
         self,

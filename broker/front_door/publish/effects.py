@@ -1,4 +1,4 @@
-"""What publishing sees of a connection, and what it asks the connection to do.
+"""The connection as publishing sees it, and the effects that publishing asks it to carry out.
 
 Publishing decides and packs; it writes to no socket and closes no channel. What is to be done comes
 back as a `Published`, and one place per connection carries it out.
@@ -32,7 +32,7 @@ class Decided(NamedTuple):
 
 
 class PublishingChannel(Protocol):
-    """What publishing needs of a channel."""
+    """A channel as publishing sees it."""
 
     number: int
     published: int
@@ -49,7 +49,7 @@ class PublishingChannel(Protocol):
 
 
 class PublishingSession(Protocol):
-    """Who publishes. `id` is a connection's number, used once in the life of this front door."""
+    """The publisher. `id` is a connection's number, used once in the life of this front door."""
 
     id: int
     route_cache: RouteCache | None
@@ -65,7 +65,7 @@ class PublishingSession(Protocol):
 
 
 class Published:
-    """What a call of publishing asks the connection to do, in the order of these attributes.
+    """The effects of a call of publishing. The connection carries them out in this order.
 
     An event of plain publishes has nothing but `fed`: its other attributes stay those of the class,
     so that nothing is made for them.

@@ -1,4 +1,4 @@
-"""One publish that is decided about alone: what it says of itself, in its line and its properties.
+"""A publish that is decided about alone: its line and its properties.
 
 A *line* is the arguments of basic.publish behind the reserved word: exchange, routing key (short
 strings) and the bits.

@@ -29,7 +29,7 @@ FOUND_EMPTY = 2
 
 
 class ReplyPath:
-    """Which path one consumer's replies take: near is straight to it, far by its shard.
+    """The path of one consumer's replies: near is straight to the consumer, far is by its shard.
 
     The caller says what happens.
     """
@@ -66,7 +66,7 @@ class ReplyPath:
 
 
 class Output(Protocol):
-    """What a client has not taken: `pending` bytes."""
+    """The output of a client, of which the client has not taken `pending` bytes."""
 
     pending: int
 

@@ -1,4 +1,4 @@
-"""One message that is decided about alone: checked, routed, then packed or returned.
+"""Check and route a message that is decided about alone, then pack or return it.
 
 Such is a message that has no learnt route, goes through an exchange that looks at headers, names
 more routing keys, is mandatory without a queue, belongs to a transaction, or whose vhost is traced.

@@ -1,4 +1,4 @@
-"""What a transactional channel holds back until commit: publishes and settles, in their order.
+"""Publishes and settles that a transactional channel holds back until commit, in their order.
 
 Pure bookkeeping of one channel: what is held is opaque here. The caller sends what `take` returns,
 and answers commit-ok once every shard concerned has it on stable storage. The guarantees are
@@ -34,7 +34,7 @@ class Held(NamedTuple, Generic[P, S]):
 
 
 class Transaction(Generic[P, S]):
-    """One channel's open transaction. After commit or rollback the next one is open at once."""
+    """The open transaction of a channel. After commit or rollback the next is open at once."""
 
     def __init__(self) -> None:
         self._publishes: list[P] = []

@@ -1,4 +1,4 @@
-"""What is known of a method before it is done: whether it can fail, and what it will have made.
+"""Foresee the result of a method: whether it can fail, and what it will have made.
 
 A channel's pipeline asks for a method while earlier methods are unanswered, if neither they nor the
 method can fail. This file judges by the copy of the catalog, by the user's rights and by what the

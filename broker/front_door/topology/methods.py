@@ -1,4 +1,4 @@
-"""What each exchange.* and queue.* method needs: names and rights are checked, the rest is asked.
+"""Decide exchange.* and queue.* methods: check names and rights here, ask others for the rest.
 
 A front door checks names and rights by its copy of the catalog. The controller decides on
 existence, equivalence, exclusivity and limits, so that two front doors cannot both be right. The

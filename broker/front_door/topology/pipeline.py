@@ -1,4 +1,4 @@
-"""One channel's declares, binds and deletes, asked and answered in order, overlapping if safe.
+"""Carry out a channel's declares, binds and deletes in order, overlapping where that is safe.
 
 methods.py says what each method needs, steps.py gets it from other processes.
 """

@@ -1,4 +1,4 @@
-"""Which queue a name in a method means, and whether this connection may have the queue.
+"""Find the queue that a method names, and check that the connection may use the queue.
 
 A name may be that of one queue or that of a stream exchange. The latter stands for all shard queues
 of the exchange, together called its virtual queue.
@@ -17,7 +17,7 @@ NOT_FOUND = 404
 
 
 class Session(Protocol):
-    """Who asks: the user, the virtual host and the connection."""
+    """The session that asks: its user, virtual host and connection."""
 
     @property
     def user(self) -> str: ...

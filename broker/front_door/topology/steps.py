@@ -1,4 +1,4 @@
-"""What a method on exchanges and queues needs from other processes, and how a front door gets it.
+"""The steps of a method on exchanges and queues: what is asked of other processes, and how.
 
 methods.py decides and returns a step. A step is the reply itself, or says what to ask and makes the
 next step of the answers. `carry_out` is the one place that does what steps say.

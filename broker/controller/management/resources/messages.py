@@ -90,7 +90,7 @@ async def get(call: Call) -> list[dict[str, Any]]:
 
 
 class ReadBody(msgspec.Struct):
-    """Which messages of a stream to read.
+    """The range of messages of a stream to read.
 
     `offset`: the offset of the first message, or as in x-stream-offset: first, last, next, or an
     age such as 1h. `truncate`: the number of bytes of each payload to show at the most.
@@ -126,7 +126,7 @@ async def read(call: Call) -> list[dict[str, Any]]:
 
 
 class MoveBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Where to move messages, a queue of the same vhost, and how many.
+    """The queue of the same vhost to move messages to, and the number of messages.
 
     Unknown fields are refused: a misspelt `count` must not move all messages.
     """

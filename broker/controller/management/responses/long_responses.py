@@ -67,7 +67,7 @@ Make = Callable[[], Awaitable[Parts]]
 
 
 class Recipient:
-    """One client that waits for a long response, or is being sent it."""
+    """A client that waits for a long response or is being sent one."""
 
     def __init__(self, request: web.Request) -> None:
         self.request = request
@@ -88,7 +88,7 @@ class Recipient:
 
 
 class Rendering:
-    """One long response: it waits, is made, and is kept until its last recipient has gone."""
+    """A long response, which waits, is made, and is kept until its last recipient has gone."""
 
     def __init__(self, key: Hashable, address: str, make: Make) -> None:
         self.key = key
