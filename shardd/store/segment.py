@@ -105,6 +105,11 @@ class Segment:
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
 
+    @property
+    def is_needless(self) -> bool:
+        """Whether nothing of the segment is on disk, and nobody needs what is in memory."""
+        return self.live == 0 and self.flushed == 0 and not self.in_sequence
+
     def live_bytes(self) -> int:
         """An estimate: the store keeps no size of each message, only how many are left."""
         if self.measured_live:

@@ -33,7 +33,7 @@ from shardmq.shardd.store.record import (
 )
 from shardmq.shardd.store.recovery import Damage, Progress
 from shardmq.shardd.store.retrieval import Retrieval
-from shardmq.shardd.store.segment import END_BYTES, Segment, file_name
+from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, file_name
 from shardmq.shardd.store.segments import Segments
 from shardmq.shardd.store.sequences import Screened
 from shardmq.shardd.store.settled import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
@@ -256,12 +256,7 @@ class SegmentStore:
         if segment is None or segment.buffer is None:
             return self._appender.append_in_pieces(records, indexes, in_sequence)
         used = segment.used
-        if (
-            used > RENEW_BYTES
-            and segment.live == 0
-            and segment.flushed == 0
-            and not segment.in_sequence
-        ):
+        if used > RENEW_BYTES and segment.live == 0 and segment.is_needless:
             segment = self._appender.renew(segment)
             used = segment.used
         if size > segment.capacity - used - END_BYTES or segment.buffer is None:
@@ -383,7 +378,15 @@ class SegmentStore:
         self._syncs.finish_sync(job)
 
     def begin_settled_sync(self) -> SettledSync | None:
-        """Return the job that makes last what is settled: see `Syncs.begin_settled_sync`."""
+        """Return the job that makes last what is settled: see `Syncs.begin_settled_sync`.
+
+        Messages that were settled before they were written are forgotten here. Written with later
+        ones, they would come back if the power failed before the next sync of what is settled.
+        """
+        self._state.check_usable()
+        segment = self._segments.open
+        if segment is not None and segment.used > HEADER_BYTES and segment.is_needless:
+            self._appender.renew(segment)
         return self._syncs.begin_settled_sync()
 
     def finish_settled_sync(self, job: SettledSync) -> None:
