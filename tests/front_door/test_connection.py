@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from shardmq.broker.amqp import ChannelException, ConnectionException
+from shardmq.broker.amqp import ChannelException, ConnectionException, properties
 from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_ALARM, PAUSE_LOGIN, PAUSE_WORK
@@ -455,16 +455,16 @@ async def test_the_end_of_the_socket_ends_all_that_the_connection_has_begun() ->
     assert play.ended == [play.connection]
 
 
+def connections_in_memory() -> int:
+    return sum(isinstance(each, ClientConnection) for each in gc.get_objects())
+
+
 async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
     """It looks seldom: connections that come and go must not fill the memory until then."""
-
-    def count() -> int:
-        return sum(isinstance(each, ClientConnection) for each in gc.get_objects())
-
     gc.collect()
     gc.disable()
     try:
-        before = count()
+        before = connections_in_memory()
         play = Play()
         play.open(channels=4, **WANTS_ALL)
         play.says(1, commands.Exchange.Declare(exchange="new", exchange_type="direct"))
@@ -485,7 +485,35 @@ async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collect
         play.shards.asked.clear()
         del play.connection
         await asyncio.sleep(0)
-        assert count() == before
+        assert connections_in_memory() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_what_a_connection_held_unacknowledged_does_not_keep_it(transactional: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = connections_in_memory()
+        play = Play()
+        play.open()
+        if transactional:
+            play.says(1, commands.Tx.Select())
+        play.says(1, commands.Basic.Get(queue="a"))
+        await play.settled()
+        stored = properties.stored_with(b"", b"a", {}, b"body")
+        play.shards.answer(wire.Got(1, stored, 1, False, 0))
+        await play.settled()
+        if transactional:
+            play.says(1, commands.Basic.Ack(1))
+        play.read(b"")
+        await play.settled()
+        play.ended.clear()
+        play.aio.later.clear()
+        del play.connection
+        await asyncio.sleep(0)
+        assert connections_in_memory() == before
     finally:
         gc.enable()
 

@@ -193,6 +193,10 @@ class Consuming:
         channel.cancelled.clear()
         channel.getters.clear()
         channel.wanting.clear()
+        # What is unsettled refers to consumers and they to the channel: both, and the connection,
+        # would live until the garbage collector finds them, which looks seldom.
+        channel.unacked.take_through(0)
+        channel.transaction = None
         return [*released.values()]
 
     def _released(

@@ -292,6 +292,7 @@ class GroupConsuming:
         if group.left and not group.assignments:
             self._all.pop(group.number, None)
             group.channel.groups.pop(group.number, None)
+            group.rotation.clear()  # its assignments refer to the group
         if group.left and group.channel.consumers.get(group.tag) is group:
             del group.channel.consumers[group.tag]
 
