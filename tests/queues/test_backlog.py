@@ -110,6 +110,22 @@ def test_what_comes_back_rests_and_counts_as_taken_out() -> None:
     assert bench.backlog.resting is None
 
 
+def test_what_leaves_on_its_return_costs_the_others_nothing_of_what_is_remembered() -> None:
+    bench = Bench(delivery_limit=1, max_priority=3)
+    first = bench.take_in(0)[0]
+    bench.backlog.send_back(array("Q", [bench.take()]), SIZE)
+    bench.backlog.taken_back(1, SIZE)
+    second = bench.take_in(2 << 56 | 500)[0]
+    taken = array("Q", sorted(bench.take_all()))
+    assert [entry & ~15 for entry in taken] == [first, second]
+    bench.backlog.taken_back(len(taken), 2 * SIZE)
+    bench.backlog.send_back(taken, 2 * SIZE)
+    assert bench.backlog.counters.let_go == 1, "the first came back twice"
+    assert bench.backlog.next_due() == [500]
+    third = bench.take_in(1 << 56)[0]
+    assert [entry & ~15 for entry in bench.take_all()] == [second, third]
+
+
 def test_what_is_kept_back_is_ready_when_it_is_told_so() -> None:
     bench = Bench()
     bench.backlog.change(limits_of({})._replace(held=True))
