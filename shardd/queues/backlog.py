@@ -154,9 +154,8 @@ class Backlog:
 
     def _mark_as(self, marks: int) -> None:
         """Remember the marks of messages that arrive, beside those of the messages that are there."""
-        is_empty = not (
-            self.ready_count or self.unacked_count or (self.departures and self.departures.count)
-        )
+        departing = self.departures is not None and self.departures.count
+        is_empty = not (self.ready_count or self.unacked_count or self.kept_back or departing)
         self.marks = marks if is_empty else self.marks | marks
         self.hides = bool(self.marks & HAS_BCC)
         self._decide_who_watches()
