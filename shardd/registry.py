@@ -101,6 +101,7 @@ class Registry:
         """Forget all queues, before they are ready: a new controller names them anew."""
         self.queues.clear()
         self.dirty.clear()
+        self.timer_of.clear()
         self.stores.clear()
         self.streams.close()
 

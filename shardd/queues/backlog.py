@@ -154,9 +154,8 @@ class Backlog:
 
     def _mark_as(self, marks: int) -> None:
         """Remember the marks of messages that arrive, beside those of the messages that are there."""
-        is_empty = not (
-            self.ready_count or self.unacked_count or (self.departures and self.departures.count)
-        )
+        departing = self.departures is not None and self.departures.count
+        is_empty = not (self.ready_count or self.unacked_count or self.kept_back or departing)
         self.marks = marks if is_empty else self.marks | marks
         self.hides = bool(self.marks & HAS_BCC)
         self._decide_who_watches()
@@ -259,12 +258,20 @@ class Backlog:
     def send_back(self, entries: array[int], size: int) -> None:
         """Take messages back that somebody had: ready at once, or when they have rested, or let go."""
         entries = marked(array("Q", sorted(entries)))
+        gone: dict[str, array[int]] = {}
         if self.rules.counts_returns:
-            entries, size = self._judge_returns(entries, size)
+            entries, size, gone = self._judge_returns(entries, size)
         self.put_back(entries, size)
+        for reason, part in gone.items():  # last: without messages nothing is remembered of any
+            self.let_go(part, reason)
 
-    def _judge_returns(self, entries: array[int], size: int) -> tuple[array[int], int]:
-        """Return the messages that go back at once: neither returned too often, nor to rest first."""
+    def _judge_returns(
+        self, entries: array[int], size: int
+    ) -> tuple[array[int], int, dict[str, array[int]]]:
+        """Have messages rest that must; return those that go back at once, and those to let go.
+
+        The former with their body bytes, the latter by reason.
+        """
         limits, rules = self.limits, self.rules
         kept: dict[int, array[int]] = {}
         gone: dict[str, array[int]] = {}
@@ -279,9 +286,8 @@ class Backlog:
             else:
                 rest_ms = max([ask(limits, times) for ask in rules.rests], default=0)
                 kept.setdefault(rest_ms, array("Q")).append(entry)
-        for reason, part in gone.items():
+        for part in gone.values():
             size -= bytes_of(self.store, part)
-            self.let_go(part, reason)
         at_once, at_once_bytes = array("Q"), 0
         for rest_ms, part in kept.items():
             part_bytes = size if len(kept) == 1 else bytes_of(self.store, part)
@@ -294,7 +300,7 @@ class Backlog:
             self.resting.add(part, part_bytes, rest_ms)
             self.unacked_count += len(part)
             self.unacked_bytes += part_bytes
-        return at_once, at_once_bytes
+        return at_once, at_once_bytes, gone
 
     def wake(self, now: int) -> None:
         """Make messages ready that have rested long enough; all, if no rule wants rests any more."""

@@ -7,13 +7,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from shardmq.broker.controller.resharding.reshard_progress import Question, ReshardProgress
-from shardmq.broker.controller.resharding.states import hold_of, queues_losing_keys
+from shardmq.broker.controller.resharding.states import Step, hold_of, queues_losing_keys
 from shardmq.broker.model.changes import OPEN, ParameterPut, QueuePut, ShardOf
-from shardmq.broker.shared.control import Answer
+from shardmq.broker.shared.control import Answer, QueueRemove
 from shardmq.shardd.wire import messages as wire
 from tests.broker.resharding_play import KEYS, ReshardingPlay, Sent
 
@@ -159,6 +160,26 @@ def test_keys_stay_in_order_and_all_comes_whatever_happens(case: int, request: p
     play.run([(chance.choice([*ACTS, *(KILLS if case % 2 else ())]), chance.randint(1, 6)) for _ in range(STEPS)])
     play.end()
     assert sum(play.seen.values()) > STEPS // 10
+
+
+def test_a_reshard_knows_nothing_of_one_before_whose_gaining_queue_was_deleted() -> None:
+    play = Play(1, "x-consistent-hash", 2)
+    play.fence = AsyncMock(return_value=True)  # type: ignore[method-assign]
+    play._happen = lambda most: None  # type: ignore[method-assign]
+    for _ in range(40):
+        play.publish()
+    while play.on_the_way:
+        play._arrive()
+    play.set(3)
+    play.step()
+    assert play.seen_step == Step.SETTLING
+    (gaining,) = (queue for queue in play.world.vhost.parts("e") if hold_of(queue))
+    # Both before the carrier looks again.
+    play.world.ask(QueueRemove("/", gaining.name, False, False))
+    play.set(4)
+    play.fence = AsyncMock(return_value=False)  # type: ignore[method-assign]
+    play.step()
+    assert play.seen_step == Step.PASSING, "what was routed since is on its way, whatever came before"
 
 
 QUEUES = [QueuePut("/", f"q{i}", i + 1, 0, part=ShardOf("e", i)) for i in range(2)]

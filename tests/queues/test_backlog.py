@@ -11,6 +11,7 @@ from typing import Any
 from shardmq.shardd.queues import backlog as module
 from shardmq.shardd.queues import limits_of
 from shardmq.shardd.queues.backlog import Backlog
+from shardmq.shardd.queues.entry import HAS_BCC
 from tests.support.dict_store import DictArrival, DictStore
 
 SIZE = 4
@@ -108,6 +109,31 @@ def test_what_comes_back_rests_and_counts_as_taken_out() -> None:
     bench.backlog.wake(due)
     assert (bench.backlog.ready_count, bench.backlog.unacked_count) == (1, 0)
     assert bench.backlog.resting is None
+
+
+def test_what_leaves_on_its_return_costs_the_others_nothing_of_what_is_remembered() -> None:
+    bench = Bench(delivery_limit=1, max_priority=3)
+    first = bench.take_in(0)[0]
+    bench.backlog.send_back(array("Q", [bench.take()]), SIZE)
+    bench.backlog.taken_back(1, SIZE)
+    second = bench.take_in(2 << 56 | 500)[0]
+    taken = array("Q", sorted(bench.take_all()))
+    assert [entry & ~15 for entry in taken] == [first, second]
+    bench.backlog.taken_back(len(taken), 2 * SIZE)
+    bench.backlog.send_back(taken, 2 * SIZE)
+    assert bench.backlog.counters.let_go == 1, "the first came back twice"
+    assert bench.backlog.next_due() == [500]
+    third = bench.take_in(1 << 56)[0]
+    assert [entry & ~15 for entry in bench.take_all()] == [second, third]
+
+
+def test_what_is_kept_back_may_still_have_a_header_that_no_consumer_is_to_see() -> None:
+    bench = Bench()
+    bench.backlog.change(limits_of({})._replace(held=True))
+    bench.take_in(0, marks=HAS_BCC)
+    bench.take_in(0)
+    bench.backlog.change(limits_of({}))
+    assert bench.backlog.hides
 
 
 def test_what_is_kept_back_is_ready_when_it_is_told_so() -> None:

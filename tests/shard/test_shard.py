@@ -429,6 +429,23 @@ def test_queues_named_in_parts_are_all_there_and_those_of_a_controller_that_died
     assert not shard.queues.lasting(stays)
 
 
+def test_the_timers_of_queues_that_a_dead_controller_named_are_forgotten() -> None:
+    home = DictHome()
+    home.store("/")
+    shard = Shard(0, EPOCH, 1, home)
+
+    def say(what: Any, incarnation: int, epoch: int = EPOCH) -> None:
+        shard.receive(envelope.control(m.CONTROLLER, incarnation, epoch, 0, what), 1000)
+
+    say(m.Join("c"), 3, 0)
+    say(m.AssignPart([m.QueueSpec(1, "/", "q", True, arguments={"x-expires": 50})]), 3)
+    shard.turn_end(1000)
+    assert shard.next_due() == 1050
+    say(m.Join("c"), 4, 0)
+    shard.turn_end(1060)
+    assert not shard.ready
+
+
 # -- requests of one turn have the order in which they came
 
 

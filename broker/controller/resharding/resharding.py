@@ -141,6 +141,7 @@ class Resharding:
 
     async def _hold_back(self, name: ExchangeName) -> None:
         """Have the queues that gain keys hold back what arrives (closing)."""
+        self.progress.pop(name, None)  # of a reshard whose gaining queues were deleted
         closing = await self._authority.tell_shards(queues_in(CLOSING, self._parts(name)))
         if any(map(cuts.is_stream, closing)) and not await self._cut_off(name, closing):
             return
