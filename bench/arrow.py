@@ -1,12 +1,16 @@
-"""Streams by HTTP as Arrow: read ranges of one, publish rows; CPU of the broker's processes for each row.
+"""Measure streams over HTTP as Arrow: read ranges of a stream, publish rows.
 
     python bench/arrow.py [--messages 2000000] [--body 100] [--runs 5] [--rows 200000] [--data DIR]
 
-One client reads all of a stream and throws the bytes away: with three columns (offset, timestamp, value), with the
-seven of the default, with headers and properties too; then two processes at once read three columns as tasks of Spark
-do, with the connector, and write what they get to a socket: they use the caches the reader would have. Then it
-publishes rows, with confirms. The figures are means of all runs: nanoseconds of CPU a row, by process; a read before
-them, when the reader imports pyarrow (0.1 s), is not counted. pyarrow is needed for the rows that are published, too.
+First one client reads the whole stream and throws the bytes away: with three columns (offset,
+timestamp, value), with the seven default columns, and with headers and properties as well. Then two
+processes read three columns at once through the connector, as tasks of Spark do, and write the rows
+to a socket, so that they use the caches that the reader would have. Then the client publishes rows,
+with confirms.
+
+The figures are means of all runs: nanoseconds of CPU per row for each kind of process. A first
+read, in which the reader imports pyarrow (0.1 s), is not counted. Publishing rows needs pyarrow
+here, too.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +55,7 @@ class Api:
         self._connection = http.client.HTTPConnection(host, int(port), timeout=60)
 
     def read(self, path: str) -> int:
-        """Bytes of the answer."""
+        """Read an answer to its end and return the number of its bytes."""
         answer = self.call("GET", path)
         buffer, total = bytearray(BUFFER_BYTES), 0
         while got := answer.readinto(buffer):
@@ -65,13 +70,13 @@ class Api:
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """In clock ticks: they count threads that have ended, too."""
+    """Return the CPU seconds of processes from their clock ticks, which count ended threads too."""
     fields = [machine.stat_fields(pid) for pid in pids]
     return sum(int(one[11]) + int(one[12]) for one in fields if one) / machine.TICKS_PER_S
 
 
 def measured(pid: int, act: Callable[[], Any]) -> dict[str, float]:
-    """CPU seconds by role, and the time it took."""
+    """Return the CPU seconds of each role during `act`, and the time in seconds that `act` took."""
     who: dict[str, list[int]] = {role: [] for role in ROLES}
     for each in machine.tree(pid):
         words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
@@ -86,13 +91,15 @@ def measured(pid: int, act: Callable[[], Any]) -> dict[str, float]:
 
 
 def show(what: str, rows: int, runs: list[dict[str, float]]) -> None:
-    each = {role: statistics.mean(run[role] for run in runs) * 1e9 / rows for role in (*ROLES, "time")}
+    each = {
+        role: statistics.mean(run[role] for run in runs) * 1e9 / rows for role in (*ROLES, "time")
+    }
     cpu = ", ".join(f"{role} {each[role]:.0f}" for role in ROLES)
     print(f"{what}: {1e9 / each['time']:,.0f} rows/s; ns of CPU a row: {cpu}", flush=True)
 
 
 def pass_on(address: str, rows: int) -> int:
-    """Reads the stream and writes it to a socket that a thread empties; rows read."""
+    """Copy the stream to a socket that a thread empties. Return the number of rows."""
     import pyarrow as pa
 
     from pyspark_shardmq.fetch import Broker
@@ -108,7 +115,9 @@ def pass_on(address: str, rows: int) -> int:
         emptying.start()
         with here.makefile("wb", PASSED_BYTES) as file:
             writer = None
-            for batch in broker.scan(Range("stream", 0, state.id, 0, rows), COLUMNS["3 columns"].split(",")):
+            for batch in broker.scan(
+                Range("stream", 0, state.id, 0, rows), COLUMNS["3 columns"].split(",")
+            ):
                 writer = writer or pa.ipc.new_stream(file, batch.schema)
                 writer.write_batch(batch)
                 found += batch.num_rows
@@ -127,7 +136,7 @@ def empty(there: socket.socket) -> None:
 def read_by_tasks(pid: int, address: str, rows: int, runs: int) -> None:
     with multiprocessing.get_context("spawn").Pool(TASKS) as pool:
         asked = [(address, rows)] * TASKS
-        pool.starmap(pass_on, asked, 1)  # imports what it takes
+        pool.starmap(pass_on, asked, 1)  # not measured: the processes import their modules
         found = [measured(pid, lambda: pool.starmap(pass_on, asked, 1)) for _ in range(runs)]
     show(f"read, 3 columns, {TASKS} tasks", rows * TASKS, found)
 
@@ -143,7 +152,9 @@ def rows_of(count: int, body_bytes: int) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--body", type=int, default=100)
     parser.add_argument("--runs", type=int, default=5)
@@ -162,11 +173,14 @@ def main() -> None:
         for what, columns in COLUMNS.items():
             path = f"/api/streams/%2F/stream/0/arrow?columns={columns}"
             api.read(path)
-            show(f"read, {what}", messages, [measured(pid, lambda: api.read(path)) for _ in range(options.runs)])  # noqa: B023
+            runs = [measured(pid, partial(api.read, path)) for _ in range(options.runs)]
+            show(f"read, {what}", messages, runs)
         read_by_tasks(pid, target.http, messages, options.runs)
         body = rows_of(options.rows, options.body)
         path = "/api/exchanges/%2F/amq.default/arrow?routing_key=copy"
-        calls = [measured(pid, lambda: api.call("POST", path, body).read()) for _ in range(options.runs)]
+        calls = [
+            measured(pid, lambda: api.call("POST", path, body).read()) for _ in range(options.runs)
+        ]
         show("publish, with confirms", options.rows, calls)
 
 

@@ -1,9 +1,9 @@
-"""Monitoring that asks a broker for the same things again and again, until its input ends.
+"""Ask a broker for the same things again and again, as monitoring does, until the input ends.
 
     python bench/asking.py SECONDS URL...
 
-Each of the URLs in turn, as guest, and again SECONDS after it began (0: at once). Prints, as JSON, the list of seconds
-that each took, a line a round.
+A round requests each URL in turn as guest. The next round begins SECONDS after this one began, at
+once with 0. Each round prints a line of JSON: a list of the seconds that each request took.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import sys
 import time
 import urllib.request
 
-READ_BYTES = 64 << 10  # a system call that takes in more holds up whoever else wants the processor
+READ_BYTES = 64 << 10  # a larger read would keep others from the processor
 SILENCE_S_MAX = 600.0
 LOGIN = base64.b64encode(b"guest:guest").decode()
 
 
 def read(url: str) -> None:
-    """To its end, and keeps nothing."""
+    """Read an answer to its end and throw the bytes away."""
     into = bytearray(READ_BYTES)
     request = urllib.request.Request(url, headers={"Authorization": f"Basic {LOGIN}"})
     with urllib.request.urlopen(request, timeout=SILENCE_S_MAX) as answer:

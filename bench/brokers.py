@@ -1,4 +1,7 @@
-"""Starting and ending this broker for a measurement: an own data directory, free ports, gone afterwards."""
+"""Start and end this broker for a measurement, with its own data directory and free ports.
+
+The data directory is removed afterwards.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,28 @@ AMQP_PORT = 5672
 
 
 @contextmanager
-def own_broker(data_parent: Path | None, python: str = sys.executable, flags: Sequence[str] = ()) -> Iterator[Target]:
-    """This broker on a fresh data directory below `data_parent`: the disk that is measured. `flags`: of its start."""
+def own_broker(
+    data_parent: Path | None, python: str = sys.executable, flags: Sequence[str] = ()
+) -> Iterator[Target]:
+    """Run this broker on a fresh data directory below `data_parent`.
+
+    The disk of `data_parent` is the disk that is measured. `flags` are added to the start command.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-", dir=data_parent) as directory:
         log = Path(directory) / "log"
-        command = [python, "-m", "shardmq.supervisor.cli.app", "start", "--data-dir", str(Path(directory) / "data")]
+        command = [
+            python,
+            "-m",
+            "shardmq.supervisor.cli.app",
+            "start",
+            "--data-dir",
+            str(Path(directory) / "data"),
+        ]
         command += ["--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", *flags]
         with log.open("w") as errors:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
         try:
             line = ready_line(process, log)
             amqp, http = (address_of(line, name) for name in ("amqp", "http"))
@@ -48,7 +65,10 @@ def own_broker(data_parent: Path | None, python: str = sys.executable, flags: Se
 
 
 def ready_line(process: subprocess.Popen[bytes], log: Path) -> str:
-    """`ready: amqp=HOST:PORT http=HOST:PORT ...`"""
+    """Return the line `ready: amqp=HOST:PORT http=HOST:PORT ...` of a broker that starts.
+
+    Raises RunFailed, with the end of the log, if the broker ends or is not ready in time.
+    """
     assert process.stdout
     give_up = time.monotonic() + READY_S_MAX
     text = b""
@@ -64,12 +84,16 @@ def ready_line(process: subprocess.Popen[bytes], log: Path) -> str:
                 break
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
     late = time.monotonic() >= give_up
-    what = f"the broker was not ready within {READY_S_MAX:.0f} s" if late else "the broker ended before it was ready"
+    what = (
+        f"the broker was not ready within {READY_S_MAX:.0f} s"
+        if late
+        else "the broker ended before it was ready"
+    )
     raise RunFailed(f"{what}; it said:\n{tail}")
 
 
 def address_of(ready_line: str, name: str) -> str:
-    """HOST:PORT to connect to."""
+    """Return the address HOST:PORT to connect to for one name of the ready line."""
     words = dict(word.split("=", 1) for word in ready_line.split()[1:] if "=" in word)
     host, _, port = words[name].rpartition(":")
     return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
@@ -80,7 +104,11 @@ def port_of(url: str) -> int:
 
 
 def supervisor_of(pid: int | None) -> int | None:
-    """Of a process of this broker, the one above all: a front door listens, but has not started the shards."""
+    """Return the pid of the broker's top process for the pid of any process of the broker.
+
+    The front door is the process that listens, but the top process is the one that started the
+    shards.
+    """
     while pid is not None and (fields := machine.stat_fields(pid)):
         parent = int(fields[1])
         if b"supervisor" not in command_line(parent):
@@ -97,9 +125,11 @@ def command_line(pid: int) -> bytes:
 
 
 def server_properties(url: str) -> dict[str, str]:
-    """What a broker says of itself in connection.start: product, version, platform; empty when it does not answer."""
+    """Return a broker's product, version and so on from connection.start, {} without an answer."""
     try:
-        with socket.create_connection((urlsplit(url).hostname or "", port_of(url)), ANSWER_S_MAX) as own:
+        with socket.create_connection(
+            (urlsplit(url).hostname or "", port_of(url)), ANSWER_S_MAX
+        ) as own:
             own.sendall(b"AMQP\0\0\x09\x01")
             got = b""
             while len(got) < 7 or len(got) < 8 + struct.unpack_from(">I", got, 3)[0]:
@@ -110,11 +140,15 @@ def server_properties(url: str) -> dict[str, str]:
     except (OSError, pamqp.exceptions.UnmarshalingException):
         return {}
     said = getattr(start, "server_properties", {})
-    return {name: str(said[name]) for name in ("product", "version", "platform", "information") if name in said}
+    return {
+        name: str(said[name])
+        for name in ("product", "version", "platform", "information")
+        if name in said
+    }
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Asks politely; after the longest drain, ends the whole session the broker was started in."""
+    """Ask the broker to end; after the longest drain, kill the whole session it was started in."""
     if process.poll() is None:
         process.terminate()
     try:

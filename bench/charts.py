@@ -1,9 +1,9 @@
-"""Charts as SVG, from numbers alone: lines over a logarithmic or named axis, and bars. Knows nothing of brokers.
+"""Draw charts as SVG from numbers alone: lines over a logarithmic or named axis, and bars.
 
     lines(title, {"series": {x: y}}, ...)     bars(title, {"series": {"row": value}}, ...)
 
-Both return the text of an SVG. A value that is missing leaves a gap, not a zero. The ground is white, so that
-it reads the same in a dark page.
+Both return the text of an SVG. A missing value leaves a gap, not a zero. The ground is white, so
+that a chart reads the same in a dark page. This module knows nothing of brokers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FONT = "font-family='sans-serif' font-size='12'"
 
 
 def short(value: float) -> str:
-    """1,500,000 as 1.5M."""
+    """Return a number in short form: 1,500,000 as 1.5M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -51,7 +51,10 @@ def document(title: str, about: str, height: float, parts: Iterable[str]) -> str
 def legend(names: Iterable[str], y: float) -> list[str]:
     parts, x = [], float(LEFT)
     for at, name in enumerate(names):
-        parts.append(f"<rect x='{x}' y='{y - 9}' width='10' height='10' fill='{COLOURS[at % len(COLOURS)]}'/>")
+        parts.append(
+            f"<rect x='{x}' y='{y - 9}' width='10' height='10'"
+            f" fill='{COLOURS[at % len(COLOURS)]}'/>"
+        )
         parts.append(text(x + 14, y, name))
         x += 34 + 6.6 * len(name)
     return parts
@@ -60,13 +63,18 @@ def legend(names: Iterable[str], y: float) -> list[str]:
 def scale(
     values: list[float], start: float, end: float, from_zero: bool
 ) -> tuple[Callable[[float], float], list[float]]:
-    """Where a value is drawn, and the values of the grid: linear from zero, or logarithmic over whole decades."""
+    """Return a function from values to positions, and the values of the grid lines.
+
+    The scale is linear from zero, or logarithmic over whole decades.
+    """
     if from_zero:
         top = max(values)
         step = 10 ** math.floor(math.log10(top))
         step = next(step * part for part in (0.2, 0.5, 1, 2) if top / (step * part) <= 6)
         count = math.ceil(top / step)
-        return lambda value: start + (end - start) * value / (count * step), [step * at for at in range(count + 1)]
+        return lambda value: start + (end - start) * value / (count * step), [
+            step * at for at in range(count + 1)
+        ]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     high = max(high, low + 1)
     return (
@@ -75,8 +83,10 @@ def scale(
     )
 
 
-def lines(title: str, series: Series, about: str = "", x_title: str = "", from_zero: bool = False) -> str:
-    """One line a series; the x axis has the names of the points, evenly, in the order they come."""
+def lines(
+    title: str, series: Series, about: str = "", x_title: str = "", from_zero: bool = False
+) -> str:
+    """Draw a line for each series; the x axis has the names of the points at equal distances."""
     points = list(dict.fromkeys(x for line in series.values() for x in line))
     values = [value for line in series.values() for value in line.values() if value > 0]
     if not values:
@@ -87,7 +97,9 @@ def lines(title: str, series: Series, about: str = "", x_title: str = "", from_z
     parts = legend(series, TOP - 8)
     for value in grid:
         y = place(value)
-        parts.append(f"<line x1='{LEFT}' y1='{y:.1f}' x2='{WIDTH - RIGHT}' y2='{y:.1f}' stroke='#ddd'/>")
+        parts.append(
+            f"<line x1='{LEFT}' y1='{y:.1f}' x2='{WIDTH - RIGHT}' y2='{y:.1f}' stroke='#ddd'/>"
+        )
         parts.append(text(LEFT - 8, y + 4, short(value), "end"))
     parts += [text(x, HEIGHT - BOTTOM + 18, point, "middle") for point, x in xs.items()]
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, x_title, "middle", "fill='#666'"))
@@ -103,7 +115,10 @@ def lines(title: str, series: Series, about: str = "", x_title: str = "", from_z
 
 
 def bars(title: str, series: Series, about: str = "") -> str:
-    """A group of bars a row, one of each series; logarithmic, for what is compared differs by decades."""
+    """Draw a group of bars for each row, one bar for each series.
+
+    The scale is logarithmic, because the compared values differ by decades.
+    """
     rows = list(dict.fromkeys(row for bar in series.values() for row in bar))
     values = [value for bar in series.values() for value in bar.values() if value > 0]
     if not values:
@@ -124,6 +139,11 @@ def bars(title: str, series: Series, about: str = "") -> str:
                 continue
             y, width = top + ROW * index, max(1.0, place(value) - NAMES_WIDTH)
             colour = COLOURS[index % len(COLOURS)]
-            parts.append(f"<rect x='{NAMES_WIDTH}' y='{y}' width='{width:.1f}' height='{ROW - 3}' fill='{colour}'/>")
-            parts.append(text(NAMES_WIDTH + width + 4, y + ROW - 5, short(value), more="font-size='11'"))
+            parts.append(
+                f"<rect x='{NAMES_WIDTH}' y='{y}' width='{width:.1f}' height='{ROW - 3}'"
+                f" fill='{colour}'/>"
+            )
+            parts.append(
+                text(NAMES_WIDTH + width + 4, y + ROW - 5, short(value), more="font-size='11'")
+            )
     return document(title, about, bottom + 34, parts)

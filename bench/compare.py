@@ -1,8 +1,9 @@
-"""Two result files side by side: `compare.py BEFORE AFTER` prints the ratio of the medians of every figure with a bar.
+"""Compare two result files: `compare.py BEFORE AFTER` prints the ratio of medians for each bar.
 
-A ratio inside the larger spread of the two is printed as no difference ("~"). The spread knows nothing of what changed
-between the two files: a neighbour on the machine, or a peer that has not given back its memory, looks like a
-difference here. Believe it when a run with both brokers side by side says the same.
+A ratio inside the larger spread of the two files is printed as no difference ("~"). The spread does
+not cover changes between the two files: a neighbour on the machine, or a peer that has not given
+back its memory, looks like a difference here. Believe a difference when a run with both brokers
+side by side shows it too.
 """
 
 from __future__ import annotations
@@ -18,23 +19,32 @@ from load.families import BY_NAME
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--broker", default="shardmq", help="whose figures (shardmq)")
-    parser.add_argument("--against", metavar="BROKER", help="compare with this broker of the first file")
+    parser.add_argument(
+        "--against", metavar="BROKER", help="compare with this broker of the first file"
+    )
     arguments = parser.parse_args()
     before, after = (json.loads(path.read_text()) for path in (arguments.before, arguments.after))
     if before["machine"] != after["machine"]:
         print("The machines differ: the ratios are worth little.\n")
     print("| scenario | figure | before | after | ratio | |\n| --- | --- | --- | --- | --- | --- |")
     for cells in compared(
-        before["scenarios"], after["scenarios"], arguments.against or arguments.broker, arguments.broker
+        before["scenarios"],
+        after["scenarios"],
+        arguments.against or arguments.broker,
+        arguments.broker,
     ):
         print(f"| {' | '.join(cells)} |")
 
 
-def compared(before: dict[str, Any], after: dict[str, Any], old: str, new: str) -> Iterator[list[str]]:
+def compared(
+    before: dict[str, Any], after: dict[str, Any], old: str, new: str
+) -> Iterator[list[str]]:
     for name in before:
         first, second = before[name].get(old), after.get(name, {}).get(new)
         if not first or not second or name not in BY_NAME:
@@ -42,9 +52,12 @@ def compared(before: dict[str, Any], after: dict[str, Any], old: str, new: str) 
         for bar in BY_NAME[name].bars:
             a, b = first["median"].get(bar.metric), second["median"].get(bar.metric)
             if a and b is not None:
-                noise = max(first["spread"].get(bar.metric, 0.0), second["spread"].get(bar.metric, 0.0))
-                yield [name, report.title(bar.metric), report.amount(a), report.amount(b), f"{b / a:.2f}",
-                       verdict(b / a, noise, bar.wanted == "at least")]  # fmt: skip
+                noise = max(
+                    first["spread"].get(bar.metric, 0.0), second["spread"].get(bar.metric, 0.0)
+                )
+                found = verdict(b / a, noise, bar.wanted == "at least")
+                amounts = [report.amount(a), report.amount(b), f"{b / a:.2f}"]
+                yield [name, report.title(bar.metric), *amounts, found]
 
 
 def verdict(ratio: float, noise: float, more_is_better: bool) -> str:

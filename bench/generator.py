@@ -1,7 +1,8 @@
-"""One run of the load generator beside one broker: what it reports, and what the broker's processes spent meanwhile.
+"""Run the load generator once beside one broker and read the broker's CPU time and memory.
 
-The generator prints `@start` and `@end` around the time it measures and `@hold` while its load still stands; CPU time
-and memory are read at these marks, so they belong to the same seconds as the rates.
+The generator prints `@start` and `@end` around the time that it measures, and `@hold` while its
+load still stands. CPU time and memory are read at these marks, so they belong to the same seconds
+as the rates.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import machine
 LOAD = Path(__file__).parent / "load"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmq"
 GENERATOR = (LOAD if os.access(LOAD, os.W_OK) else CACHE) / "amqpload"
-SETTLE_S = 1.0  # memory is read this long after the load stands
+SETTLE_S = 1.0  # time from the full load to the reading of memory
 SAMPLE_S = 0.05
-END_S_MAX = 5.0  # for a generator that was interrupted
-OVERTIME_S_MAX = 180.0  # beyond the seconds a run was asked to take
+END_S_MAX = 5.0  # time for an interrupted generator to end
+OVERTIME_S_MAX = 180.0  # added to the seconds that a run is asked to take
 
 Figures = dict[str, float]
 
@@ -36,7 +37,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A broker to measure. Without a pid there are rates and latencies, but no CPU and no memory."""
+    """A broker to measure. Without a pid there are rates and latencies, but no CPU and memory."""
 
     name: str
     url: str
@@ -49,7 +50,10 @@ class Target:
 
 @dataclass(slots=True)
 class Readings:
-    """What the marks said. `processes` is read once: a broker does not start any in the middle of a run."""
+    """The readings at the marks.
+
+    `processes` is read once, because a broker starts no process in the middle of a run.
+    """
 
     processes: list[int]
     before: machine.Memory
@@ -63,23 +67,35 @@ def build_generator() -> None:
     subprocess.run(["make", "--silent", "-C", str(LOAD), f"OUT={GENERATOR}"], check=True)
 
 
-def measure(target: Target, options: list[str], seconds: float, overtime_s: float = OVERTIME_S_MAX) -> Figures:
-    """One run. Raises RunFailed when a message was lost, refused or damaged, or the broker hung up."""
+def measure(
+    target: Target, options: list[str], seconds: float, overtime_s: float = OVERTIME_S_MAX
+) -> Figures:
+    """Run the generator once and return the figures of the run.
+
+    `seconds` is the time that the run is asked to take. Raises RunFailed when a message was lost,
+    refused or damaged, or when the broker closed a connection.
+    """
     processes = target.processes()
     readings = Readings(processes, machine.memory(processes))
     with watched(readings), started(target, options, seconds + overtime_s) as process:
         report = follow(process, readings)
     if report.get("error") or process.returncode:
-        raise RunFailed(report.get("error") or f"the generator ended with status {process.returncode}")
+        raise RunFailed(
+            report.get("error") or f"the generator ended with status {process.returncode}"
+        )
     return figures(report, readings)
 
 
 @contextmanager
-def started(target: Target, options: list[str], seconds_max: float) -> Iterator[subprocess.Popen[str]]:
+def started(
+    target: Target, options: list[str], seconds_max: float
+) -> Iterator[subprocess.Popen[str]]:
     command = [str(GENERATOR), "--url", target.url, "--json", "--marks", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     limits = [
-        threading.Timer(seconds_max, process.terminate),  # then it takes its queues away
+        threading.Timer(
+            seconds_max, process.terminate
+        ),  # on SIGTERM the generator deletes its queues
         threading.Timer(seconds_max + END_S_MAX, process.kill),
     ]
     for limit in limits:
@@ -99,7 +115,7 @@ def started(target: Target, options: list[str], seconds_max: float) -> Iterator[
 
 
 def follow(process: subprocess.Popen[str], readings: Readings) -> dict[str, Any]:
-    """Reads the generator's lines to the last, the report."""
+    """Read the generator's lines to the last one and return it: the report."""
     assert process.stdout and process.stdin
     for line in process.stdout:
         match line.strip():
@@ -118,7 +134,7 @@ def follow(process: subprocess.Popen[str], readings: Readings) -> dict[str, Any]
 
 @contextmanager
 def watched(readings: Readings) -> Iterator[None]:
-    """Keeps the most memory the broker had at any time."""
+    """Keep the largest memory that the broker had at any time."""
     over = threading.Event()
 
     def watch() -> None:
@@ -137,7 +153,7 @@ def watched(readings: Readings) -> Iterator[None]:
 
 
 def figures(report: dict[str, Any], readings: Readings) -> Figures:
-    """The flat list of numbers of a run; those that could not be read are not in it."""
+    """Return the flat list of numbers of a run, without those that could not be read."""
     names = ("rate", "published_per_s", "consumed_per_s", "bytes_per_s", "blocked_s")
     found: Figures = {name: report[name] for name in names}
     found["mb_per_s"] = report["bytes_per_s"] / machine.MB
@@ -153,14 +169,15 @@ def figures(report: dict[str, Any], readings: Readings) -> Figures:
 def cost(report: dict[str, Any], readings: Readings) -> Figures:
     spent = readings.cpu.get("@end", 0.0) - readings.cpu.get("@start", 0.0)
     found = {"cpu_s": spent, "cores": spent / report["seconds"], "rss_max_mb": readings.rss_max_mb}
-    moved_per_s = (
-        report["consumed_per_s"] or report["published_per_s"]
-    )  # deliveries; where nobody consumes, what was done
+    # Deliveries count; where nobody consumes, publishes or other operations do.
+    moved_per_s = report["consumed_per_s"] or report["published_per_s"]
     if spent > 0 and moved_per_s:
         found["per_cpu_s"] = moved_per_s * report["seconds"] / spent
         found["cpu_us"] = 1e6 / found["per_cpu_s"]
     after = readings.held
-    found["rss_added_mb"] = (after.rss_mb if after else readings.rss_max_mb) - readings.before.rss_mb
+    found["rss_added_mb"] = (
+        after.rss_mb if after else readings.rss_max_mb
+    ) - readings.before.rss_mb
     if after and after.pss_mb is not None and readings.before.pss_mb is not None:
         found["pss_added_mb"] = after.pss_mb - readings.before.pss_mb
     return found

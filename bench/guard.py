@@ -1,13 +1,17 @@
-"""Counts the instructions a message costs in the hot loops, compares them with those checked in: `make bench-guard`.
+"""Count the instructions of a message in the hot loops and compare with the baseline.
 
-Time on a shared machine is noise; a count of instructions is the same each time. Valgrind's callgrind counts them
-stage by stage on a message's way through one process (micro/path.py), user space only, what Python does around the
-loops included. A stage that takes more than `tolerance` above its baseline ends this with status 1; one that takes as
-much less is said, so that the baseline follows: `python bench/guard.py --update`.
+`make bench-guard` runs this file. Time on a shared machine is noise; a count of instructions is the
+same each time. Valgrind's callgrind counts the instructions of each stage on a message's way
+through one process (micro/path.py). The count covers user space and includes what Python does
+around the loops.
 
-Compilers differ by some percent: the baseline is of the one that instructions.json names, and for another the tolerance
-is twice as wide. One message a read is mostly Python, and compared with the same Python (3.11, say) only. Status 0 and
-a line when valgrind or a C compiler is missing.
+If a stage takes more than `tolerance` above its baseline, the exit status is 1. If a stage takes as
+much less, the output says so, and `python bench/guard.py --update` writes the new baseline.
+
+Compilers differ by some percent. The baseline belongs to the compiler that instructions.json names;
+for another compiler the tolerance is twice as wide. The way with one message per read is mostly
+Python and is compared only with the same Python (such as 3.11). Without valgrind or a C compiler
+the status is 0, and a line says what is missing.
 """
 
 from __future__ import annotations
@@ -29,8 +33,13 @@ from typing import Any
 HERE = Path(__file__).parent
 BASELINE = HERE / "instructions.json"
 TOLERANCE = 0.10
-WAYS = {"16 B": (16, 0, False), "16 B, acks": (16, 0, True), "1 KiB": (1024, 0, False), "one a read": (16, 1, False)}
-WARM_TURNS = 3  # buffers grow, memories are filled
+WAYS = {
+    "16 B": (16, 0, False),
+    "16 B, acks": (16, 0, True),
+    "1 KiB": (1024, 0, False),
+    "one a read": (16, 1, False),
+}
+WARM_TURNS = 3  # turns in which buffers grow and caches fill
 TURNS = 8
 LIMIT_S = 300.0
 SAID = re.compile(r"^desc: Trigger: Client Request: (.*)$", re.MULTILINE)
@@ -40,28 +49,42 @@ Counts = dict[str, dict[str, float]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--update", action="store_true", help="what is counted now is the baseline")
-    parser.add_argument("--counted", metavar="DIR", help=argparse.SUPPRESS)  # this process is the one that is watched
+    # With this option the process is the one that valgrind watches.
+    parser.add_argument("--counted", metavar="DIR", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.counted:
         play(Path(arguments.counted))
         return 0
     missing = [name for name in ("valgrind", "cc") if shutil.which(name) is None]
     if missing:
-        print(f"instructions are not counted: {' and '.join(missing)} missing (apt-get install valgrind gcc)")
+        print(
+            f"instructions are not counted: {' and '.join(missing)} missing"
+            " (apt-get install valgrind gcc)"
+        )
         return 0
     counts = counted()
     if arguments.update:
-        BASELINE.write_text(json.dumps({"of": surroundings(), "instructions": counts}, indent=1) + "\n")
+        BASELINE.write_text(
+            json.dumps({"of": surroundings(), "instructions": counts}, indent=1) + "\n"
+        )
         print(f"written to {BASELINE}")
         return 0
     return compare(json.loads(BASELINE.read_text()), counts)
 
 
 def surroundings() -> dict[str, str]:
-    compiler = subprocess.run(["cc", "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
-    return {"compiler": f"cc {compiler}", "python": platform.python_version(), "machine": platform.machine()}
+    compiler = subprocess.run(
+        ["cc", "-dumpfullversion"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return {
+        "compiler": f"cc {compiler}",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
 
 
 def compare(baseline: dict[str, Any], counts: Counts) -> int:
@@ -70,22 +93,33 @@ def compare(baseline: dict[str, Any], counts: Counts) -> int:
     if not same:
         print(f"baseline of {baseline['of']}, here {surroundings()}: tolerance {tolerance:.0%}")
     slower = 0
-    print("| way | stage | instructions a message | baseline | |\n| --- | --- | ---: | ---: | --- |")
+    print(
+        "| way | stage | instructions a message | baseline | |\n| --- | --- | ---: | ---: | --- |"
+    )
     for way, stage, now, before in rows(baseline["instructions"], counts):
         if WAYS[way][1] and python_of(baseline["of"]) != python_of(surroundings()):
             continue
         change = now / before - 1 if before else float("inf")
         worse = change > tolerance
         slower += worse
-        verdict = f"{change:+.1%} MORE" if worse else f"{change:+.1%} less: --update" if change < -tolerance else ""
+        verdict = (
+            f"{change:+.1%} MORE"
+            if worse
+            else f"{change:+.1%} less: --update"
+            if change < -tolerance
+            else ""
+        )
         print(f"| {way} | {stage} | {now:,.1f} | {before:,.1f} | {verdict} |")
     if slower:
-        print(f"{slower} stages take more than {tolerance:.0%} above their baseline; is it worth it? then --update")
+        print(
+            f"{slower} stages take more than {tolerance:.0%} above their baseline;"
+            " is it worth it? then --update"
+        )
     return 1 if slower else 0
 
 
 def python_of(surroundings: dict[str, str]) -> str:
-    """As far as its speed goes: 3.11."""
+    """Return the version of Python as far as it matters for speed, such as 3.11."""
     return surroundings["python"].rpartition(".")[0]
 
 
@@ -95,18 +129,41 @@ def rows(baseline: Counts, counts: Counts) -> Iterator[tuple[str, str, float, fl
             yield way, stage, now, baseline.get(way, {}).get(stage, 0.0)
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counting --------------------------------------------------------------------------------------
 
 
 def counted() -> Counts:
-    """Instructions a message, by way and stage."""
+    """Return the instructions of a message, by way and stage."""
     with tempfile.TemporaryDirectory(prefix="guard-") as name:
         directory = Path(name)
-        build = ["cc", "-shared", "-fPIC", "-O2", "-o", str(directory / "marks.so"), str(HERE / "micro" / "marks.c")]
+        build = [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-O2",
+            "-o",
+            str(directory / "marks.so"),
+            str(HERE / "micro" / "marks.c"),
+        ]
         subprocess.run(build, check=True)
-        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no", "--combine-dumps=no"]
-        command += [f"--callgrind-out-file={directory}/out", "--quiet", sys.executable, __file__, "--counted", name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=fixed(), check=False)
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            "--collect-atstart=no",
+            "--combine-dumps=no",
+        ]
+        command += [
+            f"--callgrind-out-file={directory}/out",
+            "--quiet",
+            sys.executable,
+            __file__,
+            "--counted",
+            name,
+        ]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, env=fixed(), check=False
+        )
         if done.returncode:
             sys.exit(f"the counted process failed:\n{done.stdout}\n{done.stderr}")
         messages: dict[str, int] = json.loads((directory / "messages").read_text())
@@ -121,16 +178,24 @@ def counted() -> Counts:
 
 
 def fixed() -> dict[str, str]:
-    """What would differ from run to run, or from processor to processor, does not.
+    """Return an environment in which counts do not differ from run to run or between processors.
 
-    `rep movsb`, which the C library chooses on some processors, would be counted as one instruction a byte.
+    The C library uses `rep movsb` on some processors, which would count as one instruction per
+    byte.
     """
-    same = {"PYTHONHASHSEED": "0", "PYTHONMALLOC": "pymalloc", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-ERMS,-FSRM"}
+    same = {
+        "PYTHONHASHSEED": "0",
+        "PYTHONMALLOC": "pymalloc",
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-ERMS,-FSRM",
+    }
     return {**os.environ, **same, "PYTHONPATH": str(HERE.parent)}
 
 
 def play(directory: Path) -> None:
-    """In the watched process: each stage of each way in a pass of its own, only it collected."""
+    """Run each stage of each way in a pass of its own, with the collection on for this stage only.
+
+    This is called in the watched process.
+    """
     from micro.path import STAGES
     from micro.path import Path as Way
 

@@ -1,6 +1,7 @@
-"""What is read from the machine: CPU time and memory of a broker's processes, and the facts that go beside a figure.
+"""Read from the machine: CPU time and memory of a broker's processes, and facts beside figures.
 
-A broker is a pid and all processes below it. Nothing here starts or measures a workload.
+A broker is a pid and all processes below that pid. This module neither starts nor measures a
+workload.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MB = 1_000_000
 PROBE_SYNCS = 200
-LISTENING = "0A"  # in /proc/net/tcp
+LISTENING = "0A"  # the state LISTEN in /proc/net/tcp
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all below it, as of now."""
+    """Return the pid and the pids of all processes below it at this moment."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
@@ -36,7 +37,7 @@ def tree(pid: int) -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """/proc/PID/stat from the state on; empty when the process is gone."""
+    """Return the fields of /proc/PID/stat from the state on, [] when the process is gone."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -48,9 +49,15 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """Time on a core of all threads: to the nanosecond where the kernel keeps it, else in clock ticks."""
+    """Return the CPU seconds of all threads of a process.
+
+    The time is exact to the nanosecond where the kernel keeps it, otherwise it is in clock ticks.
+    """
     try:
-        exact = [int((task / "schedstat").read_text().split()[0]) for task in (PROC / str(pid) / "task").iterdir()]
+        exact = [
+            int((task / "schedstat").read_text().split()[0])
+            for task in (PROC / str(pid) / "task").iterdir()
+        ]
     except OSError:
         exact = []
     if sum(exact):
@@ -61,9 +68,11 @@ def process_cpu_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def last_in_line(pids: list[int]) -> Iterator[str]:
-    """The processes and those they start get what others leave of the cores, as `systemd-run -p CPUWeight=idle` has it.
-    Gives what does that: a group with cpu.idle, or SCHED_IDLE where none can be made; by this alone they still take a
-    share where Linux divides the cores by session first.
+    """Give the processes, and those they start, only the cores that nobody else wants.
+
+    This is what `systemd-run -p CPUWeight=idle` does. Yields the name of the means: "cpu.idle", a
+    control group, or "SCHED_IDLE" where no group can be made. SCHED_IDLE alone still leaves the
+    processes a share where Linux divides the cores by session first.
     """
     for root in (one for one in CPU_GROUPS if (one / "cgroup.procs").exists()):
         group = root / f"bench-{os.getpid()}"
@@ -90,7 +99,10 @@ def last_in_line(pids: list[int]) -> Iterator[str]:
 
 
 def leave(group: Path, before: dict[int, Path], others: Path) -> None:
-    """All go back to where they were. Again and again: what was just started is in it, too."""
+    """Move all processes back to their groups and remove the group.
+
+    This is repeated until the group is empty, because a process may just have started another one.
+    """
     give_up = time.monotonic() + LEAVE_S_MAX
     while True:
         for pid in map(int, (group / "cgroup.procs").read_text().split()):
@@ -104,12 +116,12 @@ def leave(group: Path, before: dict[int, Path], others: Path) -> None:
 
 
 LEAVE_S_MAX = 10.0
-# Of the first and of the second kind.
+# The folders of control groups version 1 and version 2.
 CPU_GROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 
 
 def own_group(pid: int, root: Path) -> str:
-    """Of a process, below that root."""
+    """Return the path of a process's control group below this root."""
     for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
         number, kinds, path = line.split(":", 2)
         if root.name in kinds.split(",") or (number == "0" and root == CPU_GROUPS[1]):
@@ -123,15 +135,18 @@ def move(pid: int, group: Path) -> None:
 
 
 def set_policy(pids: list[int], policy: int) -> None:
-    """Of all threads there are; those that come get it from the ones that start them."""
+    """Set the scheduling policy of all threads of processes; new threads inherit it."""
     for pid in pids:
         for task in (PROC / str(pid) / "task").glob("*"):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the thread has ended
                 os.sched_setscheduler(int(task.name), policy, os.sched_param(0))
 
 
 def listener(port: int) -> int | None:
-    """The process on this host that listens on the TCP port; the oldest of several, that others may have it from."""
+    """Return the pid of the process on this host that listens on a TCP port.
+
+    If several processes have the socket, the oldest is returned: the others may have inherited it.
+    """
     inodes = set()
     for table in ("tcp", "tcp6"):
         for line in (PROC / "net" / table).read_text().splitlines()[1:]:
@@ -146,7 +161,7 @@ def has_socket(pid: int, inodes: set[str]) -> bool:
     try:
         return any(os.readlink(fd) in inodes for fd in (PROC / str(pid) / "fd").iterdir())
     except OSError:
-        return False  # gone, or another user's
+        return False  # the process has ended or is another user's
 
 
 def started_at(pid: int) -> int:
@@ -156,7 +171,7 @@ def started_at(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Sums over the processes. RSS counts a page that two processes share twice, PSS counts it once."""
+    """Sums over processes. RSS counts a page that two processes share twice, PSS counts it once."""
 
     rss_mb: float
     pss_mb: float | None
@@ -168,7 +183,7 @@ def rss_mb(pids: list[int]) -> float:
         try:
             total += int((PROC / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
         except OSError:
-            pass  # ended since it was listed
+            pass  # the process has ended since it was listed
     return total / MB
 
 
@@ -176,7 +191,7 @@ def memory(pids: list[int]) -> Memory:
     try:
         pss = sum(pss_kib(pid) for pid in pids) * 1024 / MB
     except OSError:
-        pss = None  # another user's process, or one that has just ended
+        pss = None  # the process is another user's or has just ended
     return Memory(rss_mb(pids), pss)
 
 
@@ -209,7 +224,10 @@ def cpu_model() -> str:
 
 
 def syncs_per_s(directory: Path, body_bytes: int = 4096) -> float:
-    """What the disk itself can do: writes of one page into a preallocated file, each followed by fdatasync."""
+    """Return how many single-page writes, each followed by fdatasync, the disk does per second.
+
+    The writes go into a preallocated file.
+    """
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, PROBE_SYNCS * body_bytes)
         os.fsync(file.fileno())

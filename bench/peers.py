@@ -1,9 +1,9 @@
-"""RabbitMQ as Debian packs it, to measure beside this broker: own node name, ports and directories, gone afterwards.
+"""Run Debian's RabbitMQ to measure it beside this broker: own node name, ports and directories.
 
     python bench/peers.py [--port 35672] -- python bench/run.py --runs 3
 
-runs the command with `--peer rabbitmq=URL --peer-pid rabbitmq=PID --peer-restarts rabbitmq` added. Other brokers are
-given to run.py by URL.
+runs the command with `--peer rabbitmq=URL --peer-pid rabbitmq=PID --peer-restarts rabbitmq` added,
+and removes the directories afterwards. Other brokers are given to run.py by URL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from pathlib import Path
 from brokers import end
 from generator import RunFailed, Target
 
-SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the one in /usr/sbin: that changes to another user
+# The script of this name in /usr/sbin changes to another user.
+SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 READY_S_MAX = 60.0
-WATCH_S = 0.05  # how long a killed server is not noticed
+WATCH_S = 0.05  # a killed server is noticed after this time
 
 
 @contextmanager
 def rabbitmq(port: int) -> Iterator[Target]:
-    """Listens on `port`; the two ports after it are Erlang's. When it is killed it is started anew on its data."""
+    """Run RabbitMQ on `port`; Erlang uses the two ports after it.
+
+    A server that is killed is started again on its data.
+    """
     if not SERVER.exists():
         raise RunFailed(f"{SERVER} is missing: apt-get install rabbitmq-server")
     with tempfile.TemporaryDirectory(prefix="bench-rabbitmq-") as directory:
@@ -44,12 +48,12 @@ def rabbitmq(port: int) -> Iterator[Target]:
             yield Target("rabbitmq", f"amqp://guest:guest@127.0.0.1:{port}/", peer.process.pid)
         finally:
             peer.stop()
-            # its port mapper is a daemon that outlives it
+            # The port mapper of Erlang is a daemon that outlives the server.
             subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, check=False)
 
 
 class Peer:
-    """The server's process, and its successors after it was killed."""
+    """The server's process, and its successors after a kill."""
 
     process: subprocess.Popen[bytes]
 
@@ -62,7 +66,11 @@ class Peer:
     def start(self) -> None:
         with self._out.open("a") as out:
             self.process = subprocess.Popen(
-                [str(SERVER)], env=self._environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                [str(SERVER)],
+                env=self._environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def watch(self) -> None:
@@ -110,7 +118,9 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, default=35672)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()

@@ -1,7 +1,8 @@
-"""How long a broker takes from `kill -9` with many persistent messages until all of them are there again.
+"""Measure the time from `kill -9` with many persistent messages until all of them are back.
 
-This broker is started anew here. A peer is by the one who started it (`peers.py` does): from the kill on it is asked
-again and again, so its figure has the time its start-up script takes, as ours has Python's.
+This broker is started again by this module. A peer is started again by the program that started the
+peer (`peers.py` does this). The peer is asked repeatedly from the kill on, so the figure contains
+the time of the peer's start-up script, as this broker's figure contains the start of Python.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ from generator import Figures, RunFailed, Target, measure
 
 QUEUES = 10
 NAMES = [f"recovery-{i}" for i in range(QUEUES)]
-SHARED = ["--body", "100", "--persistent", "--durable", "--no-consume", "--prefix", "recovery", "--queues", str(QUEUES)]
+SHARED = [
+    "--body",
+    "100",
+    "--persistent",
+    "--durable",
+    "--no-consume",
+    "--prefix",
+    "recovery",
+    "--queues",
+    str(QUEUES),
+]
 SHARED += ["--keys", str(QUEUES)]
 FILL_S_MAX = 900.0
 START_S_MAX = 600.0
 ASK_EACH_S = 0.02
-STARTED_S = 2.0  # then what it needs for itself is there
+STARTED_S = 2.0  # after this time a broker has its own memory
 
 
 def recovered_own(data_parent: Path | None, count: int) -> Figures:
@@ -47,18 +58,18 @@ def recovered(target: Target, count: int) -> Figures:
     fill(target, count)
     begun = killed(target)
     there_at = counted(address_of(target), NAMES, count)
-    # It deletes what it declares: nothing stays for the next run.
+    # This run deletes what it declares, so nothing stays for the next run.
     measure(as_it_is(target), [*SHARED, "--messages", "1"], FILL_S_MAX)
     return figures(there_at, begun, count)
 
 
 def anew(target: Target) -> Target:
-    """A peer that is started again when it ends, and holds nothing: what it adds is measured from there."""
+    """Return a restarted, empty peer, so that the memory of the messages is measured from there."""
     give_up = killed(target) + START_S_MAX
     counted(address_of(target), [], 0)
     while True:
         try:
-            # One message through it: it may answer before it can do anything, and has all it needs for itself then.
+            # A peer may answer before it can work. After one message it has all its own memory.
             measure(as_it_is(target), ["--messages", "1"], FILL_S_MAX)
             break
         except RunFailed:
@@ -70,7 +81,7 @@ def anew(target: Target) -> Target:
 
 
 def killed(target: Target) -> float:
-    """When."""
+    """Kill all processes of a broker and return the time."""
     for pid in target.processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -82,16 +93,21 @@ def address_of(target: Target) -> str:
 
 
 def as_it_is(target: Target) -> Target:
-    """Its process may be another one by now."""
+    """Return the target with the pid of the process that listens now, which a restart changes."""
     return Target(target.name, target.url, machine.listener(port_of(target.url)))
 
 
 def fill(target: Target, count: int) -> None:
-    measure(target, [*SHARED, "--messages", str(count), "--confirms", "20000", "--keep"], FILL_S_MAX)
+    measure(
+        target, [*SHARED, "--messages", str(count), "--confirms", "20000", "--keep"], FILL_S_MAX
+    )
 
 
 def counted(address: str, queues: list[str], count: int) -> float:
-    """When all messages of these queues were there. Raises RunFailed when they are not."""
+    """Return the time at which all messages of these queues were there.
+
+    Raises RunFailed when that takes too long.
+    """
     give_up = time.monotonic() + START_S_MAX
     found = "no answer"
     while time.monotonic() < give_up:

@@ -1,9 +1,9 @@
-"""Results as text and pictures: the Markdown table of a run, a row for each figure, a column for each broker; charts.
+"""Write results as text and pictures: a Markdown table with a row per figure, and charts.
 
-    python bench/report.py results/2026-11-21T061921.json     writes the .md and the charts beside it
+    python bench/report.py results/2026-11-21T061921.json     writes .md and charts beside the file
 
-A ratio is this broker's figure over the peer's where more is better, the other way round where less is: above 1 this
-broker is ahead.
+The table has a column for each broker. A ratio is this broker's figure over the peer's where more
+is better, and the inverse where less is better: above 1 this broker is ahead.
 """
 
 from __future__ import annotations
@@ -32,13 +32,20 @@ TITLES = {
     "recovered_per_s": "messages/s of it",
     "start_s": "from kill to there, s",
 }
-MORE_IS_BETTER = ("rate", "per_cpu_s", "mb_per_s", "published_per_s", "consumed_per_s", "recovered_per_s")
+MORE_IS_BETTER = (
+    "rate",
+    "per_cpu_s",
+    "mb_per_s",
+    "published_per_s",
+    "consumed_per_s",
+    "recovered_per_s",
+)
 LESS_IS_BETTER = ("rss_each_bytes", "rss_max_mb")
 PERCENTILES = ("p50", "p90", "p99", "p99.9")
 
 
 def title(metric: str) -> str:
-    """`confirm_p50_us` is read as "confirm p50, us"."""
+    """Return the name of a metric for readers: `confirm_p50_us` is "confirm p50, us"."""
     return TITLES.get(metric) or " ".join(metric.removesuffix("_us").split("_")) + ", us"
 
 
@@ -50,13 +57,16 @@ def amount(value: float) -> str:
 
 def versions(outcome: dict[str, Any]) -> str:
     said = outcome.get("brokers", {})
-    return "; ".join(f"{name}: {' '.join(properties.values())}" for name, properties in said.items())
+    return "; ".join(
+        f"{name}: {' '.join(properties.values())}" for name, properties in said.items()
+    )
 
 
 def machine_lines(outcome: dict[str, Any]) -> str:
     facts = outcome["machine"]
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_mb']:,} MB, Linux {facts['kernel']}; "
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_mb']:,} MB, "
+        f"Linux {facts['kernel']}; "
         f"commit {outcome['commit']}\n"
         f"load average {outcome['load_average']}, disk {outcome['syncs_per_s']:,} fdatasync/s; "
         f"median of {outcome['runs']} runs of {outcome['seconds']:g} s, +- half the spread\n"
@@ -86,7 +96,7 @@ def verdict(bar: Bar | None, broker: dict[str, Any]) -> str:
     if value is None:
         return "-"
     if bar.wanted == "below" and value < 0:
-        return "no base"  # memory fell while it was measured: what came before had not settled
+        return "no base"  # memory fell: the memory of an earlier run was still shrinking
     return "ok" if bar.holds(value) else "short"
 
 
@@ -124,7 +134,14 @@ def rows(name: str, taken: dict[str, Any]) -> Iterator[list[str]]:
 def table(outcome: dict[str, Any]) -> str:
     taken = outcome["scenarios"]
     brokers = list(next(iter(taken.values()))) if taken else []
-    heads = ["scenario", "figure", *brokers, *(f"ratio to {name}" for name in brokers[1:]), "bar", ""]
+    heads = [
+        "scenario",
+        "figure",
+        *brokers,
+        *(f"ratio to {name}" for name in brokers[1:]),
+        "bar",
+        "",
+    ]
     lines = [heads, ["---"] * len(heads)]
     for name, figures in taken.items():
         if name in BY_NAME:
@@ -132,11 +149,11 @@ def table(outcome: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# -- the page and its charts ------------------------------------------------------------------------------------------
+# -- the page and its charts -----------------------------------------------------------------------
 
 
 def median(outcome: dict[str, Any], scenario: str, broker: str, metric: str) -> float:
-    """0 when it was not measured."""
+    """Return the median of one metric, 0 when it was not measured."""
     taken = outcome["scenarios"].get(scenario, {}).get(broker, {})
     return float(taken.get("median", {}).get(metric, 0.0))
 
@@ -144,7 +161,10 @@ def median(outcome: dict[str, Any], scenario: str, broker: str, metric: str) -> 
 def series(
     outcome: dict[str, Any], points: dict[str, str], metric: str, brokers: list[str], of: str = ""
 ) -> charts.Series:
-    """By broker; `points`: name on the axis to scenario."""
+    """Return the values of a chart by broker.
+
+    `points` maps each name on the axis to a scenario.
+    """
     found = {}
     for broker in brokers:
         line = {point: median(outcome, name, broker, metric) for point, name in points.items()}
@@ -154,7 +174,7 @@ def series(
 
 
 def pictures(outcome: dict[str, Any]) -> dict[str, str]:
-    """SVG by name; only of what was measured."""
+    """Return the SVG of each chart whose scenarios were measured, by name."""
     brokers = list(dict.fromkeys(name for taken in outcome["scenarios"].values() for name in taken))
     sizes = {name: f"body-{name}" for name in SIZES}
     durable = {name: f"body-{name}-durable" for name in SIZES}
@@ -164,21 +184,39 @@ def pictures(outcome: dict[str, Any]) -> dict[str, str]:
     shards = {str(n): f"stream-{n}" for n in (1, 2, 4, 8)}
     scaling = series(outcome, shards, "rate", brokers, ": messages/s")
     scaling |= series(outcome, shards, "per_cpu_s", brokers, ": messages/broker-CPU-s")
-    drawn = {"throughput": throughput, "cpu": costs, "latency": latencies(outcome, brokers), "shards": scaling}
+    drawn = {
+        "throughput": throughput,
+        "cpu": costs,
+        "latency": latencies(outcome, brokers),
+        "shards": scaling,
+    }
     return {name: picture(name, data) for name, data in drawn.items() if any(data.values())}
 
 
 def picture(name: str, data: charts.Series) -> str:
     match name:
         case "throughput":
-            return charts.lines("Messages a second by body", data, "logarithmic; bytes of a body", "body")
+            return charts.lines(
+                "Messages a second by body", data, "logarithmic; bytes of a body", "body"
+            )
         case "cpu":
-            return charts.bars("Broker CPU, microseconds a delivery or operation", data, "logarithmic; less is better")
+            return charts.bars(
+                "Broker CPU, microseconds a delivery or operation",
+                data,
+                "logarithmic; less is better",
+            )
         case "latency":
-            return charts.lines("Publish to deliver, microseconds", data, "logarithmic; by percentile", "percentile")
+            return charts.lines(
+                "Publish to deliver, microseconds", data, "logarithmic; by percentile", "percentile"
+            )
         case _:
-            about = "cores are shared with the generator: more shards than cores show what a shard costs"
-            return charts.lines("A stream exchange of 1 to 8 shards, 16 B", data, about, "shards", from_zero=True)
+            about = (
+                "cores are shared with the generator:"
+                " more shards than cores show what a shard costs"
+            )
+            return charts.lines(
+                "A stream exchange of 1 to 8 shards, 16 B", data, about, "shards", from_zero=True
+            )
 
 
 def cpu_us(outcome: dict[str, Any], broker: str) -> dict[str, float]:
@@ -201,17 +239,21 @@ def latencies(outcome: dict[str, Any], brokers: list[str]) -> charts.Series:
 
 
 def page(outcome: dict[str, Any], drawn: dict[str, str]) -> str:
-    """`drawn`: file by title of each picture."""
+    """Return the page; `drawn` maps the title of each picture to its file."""
     parts = [f"# Measured on {outcome['date'][:10]}", machine_lines(outcome), versions(outcome)]
     parts += [f"![{name}]({file})" for name, file in drawn.items()]
-    parts += ["Above 1, a ratio says that this broker is ahead.", table(outcome), "## What was done"]
+    parts += [
+        "Above 1, a ratio says that this broker is ahead.",
+        table(outcome),
+        "## What was done",
+    ]
     measured = [name for name in outcome["scenarios"] if name in BY_NAME]
     parts.append("\n".join(f"- **{name}**: {BY_NAME[name].about}" for name in measured))
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
 
 
 def write(outcome: dict[str, Any], path: Path) -> list[Path]:
-    """The page and its charts, named like the results."""
+    """Write the page and its charts beside the results and return their paths."""
     written = {}
     for name, svg in pictures(outcome).items():
         written[name] = path.with_name(f"{path.stem}-{name}.svg")

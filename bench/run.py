@@ -1,8 +1,9 @@
-"""Measures this broker, and any number of others beside it: `make bench`.
+"""Measure this broker and any number of others beside it: `make bench`.
 
-Brokers take turns (A B A B ...), so a busy minute of the machine hurts all of them alike; medians are compared. Prints
-a Markdown table with the bar of each scenario and the ratio to each peer, writes everything to results/ (the table with
-charts, too), and ends with status 1 when a run failed. A figure that is short of its bar is said, not punished: the
+Brokers take turns (A B A B ...), so a busy minute of the machine slows all of them alike; medians
+are compared. The output is a Markdown table with the bar of each scenario and the ratio to each
+peer. Everything is written to results/, the table with charts as well. The exit status is 1 when a
+run failed. A figure that misses its bar is reported but does not change the status, because the
 machine may be another one.
 """
 
@@ -31,7 +32,7 @@ from load.scenarios import SCENARIOS, SMOKE, Scenario
 from recovery import anew, recovered, recovered_own
 
 RESULTS = Path(__file__).parent / "results"
-COUNTED_S_MAX = 900.0  # of a run that ends when its work is done, with a slow peer
+COUNTED_S_MAX = 900.0  # the limit of a run that ends when its work is done; peers may be slow
 
 
 def main() -> int:
@@ -39,7 +40,8 @@ def main() -> int:
     build_generator()
     if arguments.smoke:
         return smoke(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by a time limit takes the broker along
+    # So a time limit that ends this process ends the broker, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcome = heading(arguments)
     path = arguments.output or RESULTS / f"{outcome['date'][:19].replace(':', '')}.json"
     print(report.machine_lines(outcome), flush=True)
@@ -47,37 +49,78 @@ def main() -> int:
         note_versions(arguments, outcome)
         try:
             taken = run_scenario(arguments, scenario)
-        except RunFailed as failure:  # this broker did not start; what was measured before is still worth its table
+        except RunFailed as failure:  # the broker did not start: earlier results get their table
             taken = not_run(arguments, scenario, failure)
         outcome["scenarios"][scenario.name] = taken
         save(outcome, path)
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
     print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
-    return 1 if any(broker["failures"] for taken in outcome["scenarios"].values() for broker in taken.values()) else 0
+    return (
+        1
+        if any(
+            broker["failures"]
+            for taken in outcome["scenarios"].values()
+            for broker in taken.values()
+        )
+        else 0
+    )
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, help="runs of each broker in each scenario (5; quick: 1)")
-    parser.add_argument("--seconds", type=float, help="measured seconds of a timed run (5; quick: 1)")
-    parser.add_argument("--quick", action="store_true", help="once, a second each, a tenth of all that is counted")
-    parser.add_argument("--only", type=scenarios, default=[], metavar="NAME,...", help=", ".join(BY_NAME))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", type=int, help="runs of each broker in each scenario (5; quick: 1)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="measured seconds of a timed run (5; quick: 1)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="once, a second each, a tenth of all that is counted"
+    )
+    parser.add_argument(
+        "--only", type=scenarios, default=[], metavar="NAME,...", help=", ".join(BY_NAME)
+    )
     groups = f"all, {', '.join(FAMILIES)} (core)"
     parser.add_argument("--group", type=families, default=[], metavar="NAME,...", help=groups)
-    parser.add_argument("--self", dest="self_url", metavar="URL", help="do not start this broker, it is there")
-    parser.add_argument("--self-pid", type=int, metavar="PID", help="its topmost process (found by its port)")
-    parser.add_argument("--peer", type=pair, action="append", default=[], metavar="NAME=URL", help="another broker")
+    parser.add_argument(
+        "--self", dest="self_url", metavar="URL", help="do not start this broker, it is there"
+    )
+    parser.add_argument(
+        "--self-pid", type=int, metavar="PID", help="its topmost process (found by its port)"
+    )
+    parser.add_argument(
+        "--peer", type=pair, action="append", default=[], metavar="NAME=URL", help="another broker"
+    )
     pid_help = "its topmost process (found by its port when it is on this host)"
-    parser.add_argument("--peer-pid", type=pair, action="append", default=[], metavar="NAME=PID", help=pid_help)
+    parser.add_argument(
+        "--peer-pid", type=pair, action="append", default=[], metavar="NAME=PID", help=pid_help
+    )
     restarts = "this peer may be killed: somebody starts it anew (for `recovery`)"
-    parser.add_argument("--peer-restarts", action="append", default=[], metavar="NAME", help=restarts)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="where this broker's data goes (temporary directory)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="instead of results/<date>.json")
-    parser.add_argument("--smoke", action="store_true", help="one second of a few scenarios: do messages flow at all")
+    parser.add_argument(
+        "--peer-restarts", action="append", default=[], metavar="NAME", help=restarts
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="where this broker's data goes (temporary directory)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="instead of results/<date>.json"
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="one second of a few scenarios: do messages flow at all",
+    )
     arguments = parser.parse_args(words)
     arguments.runs = (1 if arguments.quick else 5) if arguments.runs is None else arguments.runs
-    arguments.seconds = (1.0 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
+    arguments.seconds = (
+        (1.0 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
+    )
     arguments.only = list(dict.fromkeys([*arguments.only, *arguments.group])) or list(SCENARIOS)
     if arguments.runs < 1:
         parser.error("--runs: at least one")
@@ -91,14 +134,18 @@ def parse(words: list[str]) -> argparse.Namespace:
 def scenarios(text: str) -> list[Scenario]:
     names = text.split(",")
     if unknown := [name for name in names if name not in BY_NAME]:
-        raise argparse.ArgumentTypeError(f"no scenario {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
+        raise argparse.ArgumentTypeError(
+            f"no scenario {', '.join(unknown)}; there are {', '.join(BY_NAME)}"
+        )
     return [BY_NAME[name] for name in names]
 
 
 def families(text: str) -> list[Scenario]:
     names = list(FAMILIES) if text == "all" else text.split(",")
     if unknown := [name for name in names if name not in FAMILIES]:
-        raise argparse.ArgumentTypeError(f"no group {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
+        raise argparse.ArgumentTypeError(
+            f"no group {', '.join(unknown)}; there are {', '.join(FAMILIES)}"
+        )
     return [scenario for name in names for scenario in FAMILIES[name]]
 
 
@@ -115,7 +162,7 @@ def peers(arguments: argparse.Namespace) -> list[Target]:
 
 
 def peer_pid(url: str, given: int | None) -> int | None:
-    """The one that was given, as long as it lives."""
+    """Return the given pid while its process lives, otherwise the pid that listens."""
     return given if given and machine.stat_fields(given) else machine.listener(port_of(url))
 
 
@@ -127,11 +174,12 @@ def own(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Targ
 
 
 def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
-    """By broker: figures of each run, their medians and spread.
+    """Return the figures of each run with their medians and spread, by broker.
 
-    This broker is fresh for every scenario, and for every run that measures memory: what an earlier run left warm
-    would be missing from what the next one adds, and so is a peer then that is started again when it ends. Any other
-    broker given by URL is taken as it is.
+    This broker is fresh for every scenario, and for every run that measures memory: memory that an
+    earlier run left warm would be missing from what the next run adds. For the same reason a peer
+    that restarts when it ends is made fresh for these runs. Any other broker given by URL is taken
+    as it is.
     """
     others = peers(arguments) if scenario.peers else []
     found: dict[str, dict[str, Any]] = {}
@@ -141,17 +189,24 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
     for runs in rounds:
         with own(arguments) as itself:
             if scenario.kind == "memory":
-                others = [anew(peer) if peer.name in arguments.peer_restarts else peer for peer in others]
+                others = [
+                    anew(peer) if peer.name in arguments.peer_restarts else peer for peer in others
+                ]
             for target in [itself, *others] * runs:
-                taken = found.setdefault(target.name, {"runs": [], "failures": [], "load_average": []})
+                taken = found.setdefault(
+                    target.name, {"runs": [], "failures": [], "load_average": []}
+                )
                 run_once(target, scenario, arguments, taken)
     return with_medians(arguments, found)
 
 
 def run_recovery(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
-    """Of this broker on a directory of its own, and of those peers that are started anew when they end."""
+    """Run the recovery of this broker, and of the peers that are started again when they end."""
     found: dict[str, dict[str, Any]] = {}
-    ours, theirs = scenario.count_of(False, arguments.quick), scenario.count_of(True, arguments.quick)
+    ours, theirs = (
+        scenario.count_of(False, arguments.quick),
+        scenario.count_of(True, arguments.quick),
+    )
     for _ in range(arguments.runs):
         if not arguments.self_url:
             kept(found, OWN_NAME, scenario, partial(recovered_own, arguments.data, ours))
@@ -163,7 +218,7 @@ def run_recovery(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
 
 
 def with_medians(arguments: argparse.Namespace, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """And with an empty place for each peer that did not take part."""
+    """Add medians and spreads, and an empty entry for each peer that did not take part."""
     for name, _ in arguments.peer:
         found.setdefault(name, {"runs": [], "failures": [], "load_average": []})
     for taken in found.values():
@@ -171,19 +226,28 @@ def with_medians(arguments: argparse.Namespace, found: dict[str, dict[str, Any]]
     return found
 
 
-def not_run(arguments: argparse.Namespace, scenario: Scenario, failure: RunFailed) -> dict[str, Any]:
+def not_run(
+    arguments: argparse.Namespace, scenario: Scenario, failure: RunFailed
+) -> dict[str, Any]:
     print(f"{scenario.name}: {failure}", file=sys.stderr, flush=True)
     names = [OWN_NAME, *(peer.name for peer in peers(arguments))]
-    return {name: {"runs": [], "failures": [str(failure)], "load_average": [], **summary([])} for name in names}
+    return {
+        name: {"runs": [], "failures": [str(failure)], "load_average": [], **summary([])}
+        for name in names
+    }
 
 
-def run_once(target: Target, scenario: Scenario, arguments: argparse.Namespace, taken: dict[str, Any]) -> None:
+def run_once(
+    target: Target, scenario: Scenario, arguments: argparse.Namespace, taken: dict[str, Any]
+) -> None:
     count = scenario.count_of(target.name != OWN_NAME, arguments.quick)
     seconds = arguments.seconds
     options = [*scenario.words(count), *(("--seconds", str(seconds)) if scenario.timed else ())]
 
     def act() -> Figures:
-        figures = measure(target, options, seconds, OVERTIME_S_MAX if scenario.timed else COUNTED_S_MAX)
+        figures = measure(
+            target, options, seconds, OVERTIME_S_MAX if scenario.timed else COUNTED_S_MAX
+        )
         if count and "rss_added_mb" in figures:
             figures["rss_each_bytes"] = figures["rss_added_mb"] * machine.MB / count
         return figures
@@ -191,7 +255,9 @@ def run_once(target: Target, scenario: Scenario, arguments: argparse.Namespace, 
     kept({target.name: taken}, target.name, scenario, act)
 
 
-def kept(found: dict[str, dict[str, Any]], name: str, scenario: Scenario, act: Callable[[], Figures]) -> None:
+def kept(
+    found: dict[str, dict[str, Any]], name: str, scenario: Scenario, act: Callable[[], Figures]
+) -> None:
     taken = found.setdefault(name, {"runs": [], "failures": [], "load_average": []})
     taken["load_average"].append(round(machine.load_average(), 2))
     try:
@@ -202,7 +268,10 @@ def kept(found: dict[str, dict[str, Any]], name: str, scenario: Scenario, act: C
 
 
 def summary(runs: list[Figures]) -> dict[str, Figures]:
-    """Medians, and the spread as (largest - smallest) / median. Of figures that every run has."""
+    """Return the medians, and the spread as (largest - smallest) / median.
+
+    Only figures that every run has are in the summary.
+    """
     common = set.intersection(*(set(run) for run in runs)) if runs else set()
     medians = {name: statistics.median(run[name] for run in runs) for name in sorted(common)}
     spread = {
@@ -228,7 +297,7 @@ def heading(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def note_versions(arguments: argparse.Namespace, outcome: dict[str, Any]) -> None:
-    """What each broker says of itself, once it can be asked."""
+    """Note the server properties of each broker as soon as it can be asked."""
     if outcome["brokers"]:
         return
     with own(arguments) as itself:
@@ -239,19 +308,21 @@ def note_versions(arguments: argparse.Namespace, outcome: dict[str, Any]) -> Non
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"  # measured from an unpacked archive
+        return "unknown"  # the source is an unpacked archive without git
 
 
 def save(outcome: dict[str, Any], path: Path) -> None:
-    """After each scenario: what was measured is there, whatever becomes of the rest."""
+    """Write the results after each scenario, so that a later failure loses nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(outcome, indent=1) + "\n")
 
 
 def smoke(arguments: argparse.Namespace) -> int:
-    """Only that messages flow, each once and whole."""
+    """Check only that messages flow, each once and whole, and return the exit status."""
     failures = 0
     with own(arguments) as itself:
         for name in SMOKE:

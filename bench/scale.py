@@ -1,12 +1,14 @@
-"""How this broker behaves when it is big: many stored messages, many queues, many bindings, many delayed messages;
-memory and time to start, what publishing feels of a large removal and of the HTTP API, how soon many consumers have
-divided many shards.
+"""Measure this broker at scale: many stored messages, queues, bindings, delayed messages.
 
-    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers] [api] [scrape]   all when none
-    is named
+The figures are memory and time to start, the effect of a large removal and of the HTTP API on
+publishing, and how soon many consumers have divided many shards.
 
-Each part has a broker and a data directory of its own. Figures come a line each, as they are known; the exit status is
-1 when something was lost. Nothing here says whether a figure is good: the bars are in bench/COSTS.md.
+    python bench/scale.py [messages] [queues] [bindings] [removals] [delayed] [consumers] [api]
+        [scrape]
+
+Without a name all parts run. Each part has a broker and a data directory of its own. Each figure is
+printed on a line as soon as it is known. The exit status is 1 when something was lost. Whether a
+figure is good is not decided here: the bars are in bench/COSTS.md.
 """
 
 from __future__ import annotations
@@ -36,25 +38,30 @@ import machine
 from brokers import ROOT, address_of, end, ready_line
 
 READ_BYTES = 1 << 20
-SILENCE_S_MAX = 120.0  # of the broker, while something is asked of it
-SETTLE_S = 2.0  # memory is read this long after the load
+SILENCE_S_MAX = 120.0  # the broker may be silent for this time during a request
+SETTLE_S = 2.0  # time from the load to the reading of memory
 KILLED_S_MAX = 30.0
-PIPELINE = 1000  # requests unanswered at a time
+PIPELINE = 1000  # unanswered requests at a time
 PUBLISH_S_MAX = 600.0
 BALANCED_S_MAX = 30.0
 DELAY_SPREAD_MS = 1000  # delayed messages are due at random within this time
 DELAYED_BODY_BYTES = 100
 DELAYED_AT_ONCE = 10_000
 COUNT_EACH_S = 0.05
-# How often: what monitoring does, and as fast as it is answered.
+# Seconds between two scrapes: as monitoring does, and at once after each answer.
 SCRAPE_EACH_S: dict[str, float | None] = {"without": None, "each 5 s": 5.0, "in a loop": 0.0}
 RATE_ROUNDS = 3
 RATE_S = 4
 PAGE = "/api/queues?page=1&page_size=100"
 SCRAPED = ("/metrics", "/metrics/per-object", f"{PAGE}&sort=messages&sort_reverse=true")
-PROBE_BEFORE_S = 1.5  # of publishing, before what it is to feel
+PROBE_BEFORE_S = 1.5  # publishing goes on for this time before the act begins
 
-ONE_MESSAGE = {"routing_key": "", "properties": {}, "payload": "in each queue", "payload_encoding": "string"}
+ONE_MESSAGE = {
+    "routing_key": "",
+    "properties": {},
+    "payload": "in each queue",
+    "payload_encoding": "string",
+}
 
 PROBE_S = 4
 PROBE = ["--rate", "1000", "--latency", "--batch", "1", "--body", "16", "--warmup", "0.5"]
@@ -75,7 +82,7 @@ def shortstr(text: str) -> bytes:
 
 
 class Client:
-    """As much of AMQP as it takes to ask for many things without waiting for each."""
+    """A small AMQP client that can ask for many things without waiting for each answer."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -86,7 +93,13 @@ class Client:
         self._socket.sendall(b"AMQP\0\0\x09\x01")
         self._next(1)
         plain = b"\0guest\0guest"
-        start_ok = struct.pack(">I", 0) + shortstr("PLAIN") + struct.pack(">I", len(plain)) + plain + shortstr("en_US")
+        start_ok = (
+            struct.pack(">I", 0)
+            + shortstr("PLAIN")
+            + struct.pack(">I", len(plain))
+            + plain
+            + shortstr("en_US")
+        )
         self._socket.sendall(self.method(10, 11, start_ok, channel=0))
         self._next(1)
         tune_ok = self.method(10, 31, struct.pack(">HIH", 1, 131072, 0), channel=0)
@@ -96,10 +109,12 @@ class Client:
 
     @staticmethod
     def method(cls: int, number: int, arguments: bytes, channel: int = 1) -> bytes:
-        return struct.pack(">BHIHH", 1, channel, 4 + len(arguments), cls, number) + arguments + b"\xce"
+        return (
+            struct.pack(">BHIHH", 1, channel, 4 + len(arguments), cls, number) + arguments + b"\xce"
+        )
 
     def _next(self, count: int) -> list[bytes]:
-        """The payloads of the next `count` methods, heartbeats left out."""
+        """Return the payloads of the next `count` methods; heartbeats are skipped."""
         found: list[bytes] = []
         at = 0
         while len(found) < count:
@@ -110,7 +125,8 @@ class Client:
                 if kind == 1:
                     found.append(self._got[at + 7 : at + 7 + size])
                     if struct.unpack_from(">HH", found[-1]) in CLOSE:
-                        raise Lost(f"the broker refused: {found[-1][7:].split(bytes(1))[0].decode(errors='replace')}")
+                        text = found[-1][7:].split(bytes(1))[0].decode(errors="replace")
+                        raise Lost(f"the broker refused: {text}")
                 at += size + 8
             self._got, at = self._got[at:], 0
             if len(found) < count:
@@ -121,7 +137,7 @@ class Client:
         return found
 
     def ask(self, requests: Iterable[bytes], pipeline: int = PIPELINE) -> list[bytes]:
-        """The answers, in order; `pipeline` requests go out before the first answer is read."""
+        """Return the answers in order; `pipeline` requests are sent before answers are read."""
         answers: list[bytes] = []
         batch: list[bytes] = []
         for request in requests:
@@ -134,14 +150,21 @@ class Client:
         return answers + self._next(len(batch))
 
     def declare(self, names: Iterable[str], passive: bool = False) -> int:
-        """All durable; how many messages they hold."""
+        """Declare durable queues and return the number of messages that they hold."""
         flags = 1 if passive else 2
-        frames = (self.method(50, 10, b"\0\0" + shortstr(name) + struct.pack(">BI", flags, 0)) for name in names)
-        return sum(struct.unpack_from(">I", answer, 5 + answer[4])[0] for answer in self.ask(frames))
+        frames = (
+            self.method(50, 10, b"\0\0" + shortstr(name) + struct.pack(">BI", flags, 0))
+            for name in names
+        )
+        return sum(
+            struct.unpack_from(">I", answer, 5 + answer[4])[0] for answer in self.ask(frames)
+        )
 
     def bind(self, queue: str, exchange: str, keys: Iterable[str], pipeline: int) -> None:
         start = b"\0\0" + shortstr(queue) + shortstr(exchange)
-        frames = (self.method(50, 20, start + shortstr(key) + struct.pack(">BI", 0, 0)) for key in keys)
+        frames = (
+            self.method(50, 20, start + shortstr(key) + struct.pack(">BI", 0, 0)) for key in keys
+        )
         self.ask(frames, pipeline)
 
     def unbind(self, queue: str, exchange: str, keys: Iterable[str]) -> None:
@@ -149,19 +172,25 @@ class Client:
         self.ask(self.method(50, 50, start + shortstr(key) + struct.pack(">I", 0)) for key in keys)
 
     def declare_exchange(self, name: str, kind: str, arguments: bytes = b"") -> None:
-        """`arguments`: the inside of a table."""
+        """Declare an exchange; `arguments` is the inside of an AMQP table."""
         start = b"\0\0" + shortstr(name) + shortstr(kind) + struct.pack(">BI", 2, len(arguments))
         self.ask([self.method(40, 10, start + arguments)])
 
     def consume(self, queue: str) -> None:
-        self.ask([self.method(60, 20, b"\0\0" + shortstr(queue) + b"\0" + struct.pack(">BI", 0, 0))])
+        self.ask(
+            [self.method(60, 20, b"\0\0" + shortstr(queue) + b"\0" + struct.pack(">BI", 0, 0))]
+        )
 
     def publish_delayed(self, exchange: str, delays_ms: list[int]) -> None:
-        """Persistent, one for each delay, in batches; returns when the last is confirmed."""
+        """Publish a persistent message for each delay and wait until the last is confirmed."""
         line = self.method(60, 40, b"\0\0" + shortstr(exchange) + shortstr("key") + b"\0")
         body = struct.pack(">BHI", 3, 1, DELAYED_BODY_BYTES) + bytes(DELAYED_BODY_BYTES) + b"\xce"
-        # Flags of headers and delivery mode; a table of one long integer.
-        start = struct.pack(">BHIHHQHI", 2, 1, 36, 60, 0, DELAYED_BODY_BYTES, 0x3000, 17) + shortstr("x-delay") + b"l"
+        # The flags of headers and delivery mode, then a table with one long integer.
+        start = (
+            struct.pack(">BHIHHQHI", 2, 1, 36, 60, 0, DELAYED_BODY_BYTES, 0x3000, 17)
+            + shortstr("x-delay")
+            + b"l"
+        )
         frames = [line + start + struct.pack(">qBB", delay, 2, 0xCE) + body for delay in delays_ms]
         self._socket.sendall(b"".join(frames))
         self.published += len(frames)
@@ -179,7 +208,7 @@ class Client:
 
 
 class Broker:
-    """This broker on one data directory, started and ended several times."""
+    """A broker on one data directory, started and ended several times."""
 
     def __init__(self, directory: Path, shards: int) -> None:
         self._directory = directory
@@ -187,7 +216,7 @@ class Broker:
         self.address = ""
 
     def start(self) -> float:
-        """Seconds until it said it was ready."""
+        """Start the broker and return the seconds until it was ready."""
         command = [
             sys.executable,
             "-m",
@@ -214,13 +243,16 @@ class Broker:
         return time.monotonic() - begun
 
     def kill(self) -> None:
-        """Every process at once, without a word."""
+        """Kill every process of the broker at once."""
         pids = machine.tree(self.process.pid)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
         give_up = time.monotonic() + KILLED_S_MAX
-        while any(machine.stat_fields(pid)[:1] not in ([], ["Z"]) for pid in pids) and time.monotonic() < give_up:
+        while (
+            any(machine.stat_fields(pid)[:1] not in ([], ["Z"]) for pid in pids)
+            and time.monotonic() < give_up
+        ):
             time.sleep(0.01)
 
     def memory(self) -> machine.Memory:
@@ -228,7 +260,7 @@ class Broker:
         return machine.memory(machine.tree(self.process.pid))
 
     def virtual_queue(self, name: str) -> dict[str, Any]:
-        """What the HTTP API says of it."""
+        """Return the description of a virtual queue from the HTTP API."""
         http = json.loads((self._directory / "data" / "broker.json").read_text())["http"]
         url = f"http://127.0.0.1:{http.rpartition(':')[2]}/api/virtual-queues/%2F/{name}"
         request = urllib.request.Request(url)
@@ -253,7 +285,7 @@ class Broker:
         return urllib.request.Request(self.url(path), body, headers)
 
     def controller(self) -> int:
-        """Its pid."""
+        """Return the pid of the controller."""
         found = json.loads(self.http("/api/processes"))
         return next(int(row["pid"]) for row in found if row["name"] == "controller")
 
@@ -272,8 +304,12 @@ def say(what: str, value: float, unit: str) -> None:
 
 
 def told_all(what: str, values: list[float], unit: str) -> None:
-    """The median, and what it is of."""
-    say(what, statistics.median(values), f"{unit} of {', '.join(f'{value:,.2f}' for value in values)}")
+    """Print the median of the values and the values."""
+    say(
+        what,
+        statistics.median(values),
+        f"{unit} of {', '.join(f'{value:,.2f}' for value in values)}",
+    )
 
 
 def added(what: str, before: machine.Memory, after: machine.Memory) -> None:
@@ -293,8 +329,13 @@ def broker(options: argparse.Namespace) -> Iterator[Broker]:
             own.stop()
 
 
-def restarts(own: Broker, what: str, names: list[str], messages: int, empty: machine.Memory) -> None:
-    """Killed with everything fresh, stopped, killed again: seconds until ready, and everything is there each time."""
+def restarts(
+    own: Broker, what: str, names: list[str], messages: int, empty: machine.Memory
+) -> None:
+    """Measure three starts: after a kill with everything fresh, after a stop, after another kill.
+
+    Each time the seconds until ready are printed, and everything must be there.
+    """
     for how, stop in (("killed fresh", own.kill), ("clean", own.stop), ("killed", own.kill)):
         took = stop()
         if took is not None:
@@ -317,9 +358,27 @@ def measure_messages(options: argparse.Namespace) -> None:
         client.declare(names)
         before = own.memory()
         count = str(options.messages)
-        load = ["--body", "100", "--persistent", "--durable", "--no-consume", "--keep", "--prefix", "scale"]
+        load = [
+            "--body",
+            "100",
+            "--persistent",
+            "--durable",
+            "--no-consume",
+            "--keep",
+            "--prefix",
+            "scale",
+        ]
         load += ["--messages", count]
-        load += ["--queues", str(len(names)), "--keys", str(len(names)), "--confirms", "20000", "--producers", "2"]
+        load += [
+            "--queues",
+            str(len(names)),
+            "--keys",
+            str(len(names)),
+            "--confirms",
+            "20000",
+            "--producers",
+            "2",
+        ]
         figures = generator.measure(own.target(), load, PUBLISH_S_MAX)
         say("messages: published", figures["published_per_s"], "/s")
         added("messages", before, own.memory())
@@ -347,7 +406,10 @@ def measure_bindings(options: argparse.Namespace) -> None:
     with broker(options) as own:
         client = own.client()
         client.declare(["scale"])
-        for how, count, pipeline in (("single", options.bindings // 20, 1), ("pipelined", options.bindings, PIPELINE)):
+        for how, count, pipeline in (
+            ("single", options.bindings // 20, 1),
+            ("pipelined", options.bindings, PIPELINE),
+        ):
             for exchange in ("amq.direct", "amq.topic"):
                 begun = time.monotonic()
                 client.bind("scale", exchange, (f"{how}.{i}" for i in range(count)), pipeline)
@@ -356,7 +418,10 @@ def measure_bindings(options: argparse.Namespace) -> None:
 
 
 def measure_removals(options: argparse.Namespace) -> None:
-    """The slowest of 1,000 messages a second while 10,000 bindings go; the first line is without any removal."""
+    """Measure the slowest of 1,000 messages a second while 10,000 bindings are removed.
+
+    The first line is without any removal.
+    """
     keys = [f"key.{i}" for i in range(options.removals)]
     with broker(options) as own:
         client = own.client()
@@ -377,13 +442,20 @@ def measure_removals(options: argparse.Namespace) -> None:
                 bound(kind)
                 figures, seconds = while_publishing(own, act)
                 took = f", which took {seconds:.2f} s"
-                say(f"removals: {kind}, {what}: slowest message", figures["latency_max_us"] / 1000, f"ms{took}")
+                say(
+                    f"removals: {kind}, {what}: slowest message",
+                    figures["latency_max_us"] / 1000,
+                    f"ms{took}",
+                )
                 client.delete_exchange("removal")
         client.close()
 
 
 def measure_api(options: argparse.Namespace) -> None:
-    """100,000 queues and bindings come in by HTTP, are each used, and are looked at; and what messages feel of that."""
+    """Import 100,000 queues and bindings by HTTP, use each queue and list them.
+
+    The latency of messages is measured meanwhile.
+    """
     document = many_queues(options.queues)
     with broker(options) as own:
         acts: dict[str, Callable[[], object]] = {
@@ -409,8 +481,10 @@ def measure_api(options: argparse.Namespace) -> None:
 
 
 def measure_scrape(options: argparse.Namespace) -> None:
-    """1,000 messages a second while monitoring asks for everything, and while it does not, in turn; queues that have
-    each been used."""
+    """Measure 1,000 messages a second while monitoring asks for everything, and while it does not.
+
+    Both take turns. Each of the queues has been used before.
+    """
     with broker(options) as own:
         own.http("/api/definitions", many_queues(options.queues))
         own.http("/api/exchanges/%2F/amq.fanout/publish", json.dumps(ONE_MESSAGE).encode())
@@ -420,20 +494,29 @@ def measure_scrape(options: argparse.Namespace) -> None:
         for _ in range(options.scrape_rounds):
             for what in order:
                 found[what].append(_scraped(own, what, options.scrape_probe_s))
-            order = [*order[1:], order[0]]  # what the machine does now and then falls on each of them
+            # The order rotates, so that periodic work of the machine falls on each of them.
+            order = [*order[1:], order[0]]
         alone = found["without"]
         for what, runs in found.items():
             for name in ("p50", "p99"):
-                told_all(f"scrape: {what}: latency {name}", [run[f"latency_{name}_us"] / 1000 for run in runs], "ms")
+                told_all(
+                    f"scrape: {what}: latency {name}",
+                    [run[f"latency_{name}_us"] / 1000 for run in runs],
+                    "ms",
+                )
             told_all(f"scrape: {what}: the broker's cores", [run["cores"] for run in runs], "cores")
-            told_all(f"scrape: {what}: the controller's cores", [run["controller"] for run in runs], "cores")
+            told_all(
+                f"scrape: {what}: the controller's cores",
+                [run["controller"] for run in runs],
+                "cores",
+            )
             beside = zip(runs, alone, strict=True)
             ratios = [run["latency_p99_us"] / other["latency_p99_us"] for run, other in beside]
             told_all(f"scrape: {what}: p99 beside that without", ratios, "times")
 
 
 def _scraped(own: Broker, what: str, seconds: float) -> generator.Figures:
-    """What messages feel, and the cores the controller takes."""
+    """Measure the latency of messages and the cores that the controller takes."""
     each_s = SCRAPE_EACH_S[what]
     beside: AbstractContextManager[list[list[float]]] = nullcontext([])
     if each_s is not None:
@@ -442,25 +525,42 @@ def _scraped(own: Broker, what: str, seconds: float) -> generator.Figures:
     begun, used = time.monotonic(), machine.process_cpu_seconds(controller)
     with beside as times:
         figures = generator.measure(own.target(), probe(seconds), seconds)
-        figures["controller"] = (machine.process_cpu_seconds(controller) - used) / (time.monotonic() - begun)
+        figures["controller"] = (machine.process_cpu_seconds(controller) - used) / (
+            time.monotonic() - begun
+        )
     for path, took in zip(SCRAPED, zip(*times, strict=True), strict=False):
-        say(f"scrape: {what}: {path.partition('&')[0]}", statistics.median(took), f"s, {len(took)} times")
+        say(
+            f"scrape: {what}: {path.partition('&')[0]}",
+            statistics.median(took),
+            f"s, {len(took)} times",
+        )
     return figures
 
 
 @contextmanager
-def repeating(own: Broker, paths: Iterable[str], each_s: float = 0.0) -> Iterator[list[list[float]]]:
-    """Meanwhile all of `paths` again and again; in the end how long each took, round by round. Who asks has his own
-    computer in earnest; here he is a process that has what nobody else wants of this one."""
+def repeating(
+    own: Broker, paths: Iterable[str], each_s: float = 0.0
+) -> Iterator[list[list[float]]]:
+    """Request all of `paths` again and again during the block.
+
+    Yields a list that holds, after the block, the seconds of each request, round by round. In
+    reality a monitoring system has its own computer; here it is a process that gets only the
+    processor time that nobody else wants.
+    """
     seconds: list[list[float]] = []
-    command = [sys.executable, str(Path(__file__).with_name("asking.py")), str(each_s), *map(own.url, paths)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("asking.py")),
+        str(each_s),
+        *map(own.url, paths),
+    ]
     asking = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert asking.stdin is not None and asking.stdout is not None
     with machine.last_in_line([asking.pid]):
         try:
             yield seconds
         finally:
-            told, _ = asking.communicate()  # the end of its input is its end
+            told, _ = asking.communicate()  # asking.py ends when its input ends
     seconds += map(json.loads, told.splitlines())
 
 
@@ -469,7 +569,7 @@ def probe(seconds: float) -> list[str]:
 
 
 def many_queues(count: int, prefix: str = "scale") -> bytes:
-    """Definitions: so many durable queues, each bound to amq.fanout."""
+    """Return definitions with this many durable queues, each bound to amq.fanout."""
     names = [f"{prefix}-{i}" for i in range(count)]
     rows = [{"name": name, "vhost": "/", "durable": True} for name in names]
     ends = {"source": "amq.fanout", "vhost": "/", "destination_type": "queue"}
@@ -487,9 +587,13 @@ def _felt(own: Broker, acts: dict[str, Callable[[], object]]) -> None:
 
 
 def _rates(own: Broker, queues: int) -> None:
-    """Messages a second while the API works and while it does not, in turn; and how much of a processor that work took,
-    which is what the messages may lack where there are no more."""
-    parts = iter([many_queues(queues // 4, f"rate-{number}") for number in range(RATE_ROUNDS * len(RATES))])
+    """Measure messages a second with and without work of the API, in turn, and that work's cores.
+
+    On a machine without spare cores the messages may lack those cores.
+    """
+    parts = iter(
+        [many_queues(queues // 4, f"rate-{number}") for number in range(RATE_ROUNDS * len(RATES))]
+    )
     acts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "without": nullcontext,
         "importing": lambda: importing(own, next(parts)),
@@ -503,7 +607,9 @@ def _rates(own: Broker, queues: int) -> None:
             for what, act in acts.items():
                 begun, used = time.monotonic(), machine.process_cpu_seconds(own.controller())
                 with act():
-                    figures = generator.measure(own.target(), [*options, "--seconds", str(RATE_S)], RATE_S)
+                    figures = generator.measure(
+                        own.target(), [*options, "--seconds", str(RATE_S)], RATE_S
+                    )
                     used = machine.process_cpu_seconds(own.controller()) - used
                     cores[what].append(used / (time.monotonic() - begun))
                 rates[what].append(figures["consumed_per_s"])
@@ -523,7 +629,7 @@ def importing(own: Broker, document: bytes) -> Iterator[None]:
 
 
 def _timed(own: Broker, what: str, path: str) -> None:
-    """The best of five."""
+    """Print the best time of five requests."""
     best = SILENCE_S_MAX
     for _ in range(5):
         begun = time.monotonic()
@@ -533,7 +639,10 @@ def _timed(own: Broker, what: str, path: str) -> None:
 
 
 def measure_delayed(options: argparse.Namespace) -> None:
-    """All due within a second, in another order than they were published; first the broker is killed once."""
+    """Publish messages that are all due within one second, in random order, and wait for them.
+
+    The broker is killed once before they are due.
+    """
     with broker(options) as own:
         client = own.client()
         client.declare(["delayed"])
@@ -547,7 +656,9 @@ def measure_delayed(options: argparse.Namespace) -> None:
         for start in range(0, options.delayed, DELAYED_AT_ONCE):
             left_ms = int((due - time.time()) * 1000)
             count = min(DELAYED_AT_ONCE, options.delayed - start)
-            client.publish_delayed("delayed", [left_ms + random.randrange(DELAY_SPREAD_MS) for _ in range(count)])
+            client.publish_delayed(
+                "delayed", [left_ms + random.randrange(DELAY_SPREAD_MS) for _ in range(count)]
+            )
         took = time.time() - begun
         say("delayed: published", options.delayed / took, "/s")
         added("delayed", before, own.memory())
@@ -575,7 +686,7 @@ def measure_delayed(options: argparse.Namespace) -> None:
 
 
 def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.Figures, float]:
-    """Publish-to-deliver times of 1,000 messages a second, with `act` in their midst; and how long that took."""
+    """Return latencies of 1,000 messages a second, and the seconds that `act` took meanwhile."""
     took: list[float] = []
 
     def do() -> None:
@@ -591,8 +702,11 @@ def while_publishing(own: Broker, act: Callable[[], object]) -> tuple[generator.
 
 
 def measure_consumers(options: argparse.Namespace) -> None:
-    """Consumers of one virtual queue join one by one, then half of them hang up, chosen at random: until each shard has
-    one owner and loads differ by one at the most."""
+    """Measure how soon consumers of one virtual queue have divided its shards.
+
+    The consumers join one by one, then half of them, chosen at random, hang up. The shards are
+    divided when each has one owner and the loads differ by at most one.
+    """
     with broker(options) as own:
         first = own.client()
         arguments = shortstr("x-shards") + b"I" + struct.pack(">I", options.consumer_shards)
@@ -613,13 +727,18 @@ def measure_consumers(options: argparse.Namespace) -> None:
 
 
 def balanced(own: Broker, consumers: int) -> float:
-    """Seconds until it is."""
+    """Return the seconds until the shards are divided evenly among the consumers."""
     begun = time.monotonic()
     while time.monotonic() - begun < BALANCED_S_MAX:
         found = own.virtual_queue("scale")
         loads = [len(each["shards"]) for each in found["consumers"]]
         owned = all(len(shard["owners"]) == 1 for shard in found["shards"])
-        if len(loads) == consumers and owned and not found["moving"] and max(loads) - min(loads) <= 1:
+        if (
+            len(loads) == consumers
+            and owned
+            and not found["moving"]
+            and max(loads) - min(loads) <= 1
+        ):
             return time.monotonic() - begun
     raise Lost("shards without an owner, or unevenly owned")
 
@@ -638,7 +757,7 @@ PARTS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Messages, queues, bindings, consumers in large numbers: rates, memory, starts, removals"
+        description="Messages, queues, bindings, consumers in large numbers: rates, memory, starts"
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--messages", type=int, default=10_000_000)
@@ -648,17 +767,22 @@ def main() -> int:
     parser.add_argument("--removals", type=int, default=10_000, help="bindings that go at once")
     parser.add_argument("--consumers", type=int, default=200, help="of one virtual queue")
     parser.add_argument("--consumer-shards", type=int, default=64, help="that they divide")
-    parser.add_argument("--delayed", type=int, default=1_000_000, help="messages that wait at an exchange")
+    parser.add_argument(
+        "--delayed", type=int, default=1_000_000, help="messages that wait at an exchange"
+    )
     parser.add_argument("--delay-s", type=float, default=120, help="until they are due")
     parser.add_argument("--scrape-rounds", type=int, default=5)
-    parser.add_argument("--scrape-probe-s", type=float, default=10.0, help="of each way to ask, in each round")
+    parser.add_argument(
+        "--scrape-probe-s", type=float, default=10.0, help="of each way to ask, in each round"
+    )
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--data-parent", type=Path, help="the disk that is measured")
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     generator.build_generator()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end by a time limit takes the broker along
+    # So a time limit that ends this process ends the broker, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for part in options.parts or PARTS:
             PARTS[part](options)

@@ -1,10 +1,12 @@
-"""Streams through the whole broker: publish to one, read it from the start; CPU of the broker's processes for each.
+"""Measure streams through the whole broker: publish to a stream, then read it from the start.
 
-    python bench/streams.py [--messages 2000000] [--body 100] [--prefetch 10000] [--runs 3] [--data DIR]
+    python bench/streams.py [--messages 2000000] [--body 100] [--prefetch 10000] [--runs 3]
+        [--data DIR]
 
-One connection publishes without confirms, another reads with acknowledgements of half a prefetch at once; it counts
-bytes, not messages: all deliveries are equally long. Rates are messages per CPU second of the processes named, which
-say little of how fast a reader is served while others use the cores, and much of what it costs.
+One connection publishes without confirms. Another reads and acknowledges half a prefetch at once.
+The reader counts bytes, not messages, since all deliveries have the same length. Rates are messages
+per CPU second of the named processes. They say what a reader costs, but little about how fast a
+reader is served while others use the cores.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import statistics
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import machine
@@ -49,12 +52,14 @@ class StreamClient(Client):
             time.sleep(0.05)
 
     def read(self, name: str, body_bytes: int, messages: int, prefetch: int) -> None:
-        """From the start, all of it."""
+        """Read all messages of a stream from the start."""
         self.ask([self.method(60, 10, struct.pack(">IHB", 0, prefetch, 0))])
         offset = shortstr("x-stream-offset") + b"S" + struct.pack(">I", 5) + b"first"
         table = struct.pack(">I", len(offset)) + offset
-        # The first deliveries come together with consume-ok: all bytes from here on are counted.
-        self._socket.sendall(self.method(60, 20, b"\0\0" + shortstr(name) + shortstr(TAG) + b"\0" + table))
+        # The first deliveries may come together with consume-ok, so all bytes from here on count.
+        self._socket.sendall(
+            self.method(60, 20, b"\0\0" + shortstr(name) + shortstr(TAG) + b"\0" + table)
+        )
         consume_ok = 8 + 4 + len(shortstr(TAG))
         deliver = 8 + 4 + 1 + len(TAG) + 9 + 1 + 1 + len(name)
         header = 8 + 14 + 4 + 1 + len("x-stream-offset") + 9
@@ -75,7 +80,7 @@ class StreamClient(Client):
 
 
 def roles(pid: int) -> dict[str, list[int]]:
-    """Processes of the broker by what they are."""
+    """Return the pids of the broker's processes by role."""
     found: dict[str, list[int]] = {role: [] for role in ROLES}
     for each in machine.tree(pid):
         words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
@@ -86,17 +91,21 @@ def roles(pid: int) -> dict[str, list[int]]:
 
 
 def measured(pid: int, act: Callable[[], None]) -> dict[str, float]:
-    """CPU seconds by role, and the time it took."""
+    """Return the CPU seconds of each role during `act`, and the time in seconds that `act` took."""
     who = roles(pid)
     before = {role: machine.cpu_seconds(pids) for role, pids in who.items()}
     begin = time.monotonic()
     act()
     took = time.monotonic() - begin
-    return {role: machine.cpu_seconds(pids) - before[role] for role, pids in who.items()} | {"time": took}
+    return {role: machine.cpu_seconds(pids) - before[role] for role, pids in who.items()} | {
+        "time": took
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--body", type=int, default=100)
     parser.add_argument("--prefetch", type=int, default=10_000)
@@ -114,7 +123,8 @@ def main() -> None:
         reads = []
         for _ in range(options.runs):
             reader = StreamClient(target.url.rpartition("@")[2].rstrip("/"))
-            reads.append(measured(pid, lambda: reader.read("stream", options.body, messages, options.prefetch)))  # noqa: B023
+            read = partial(reader.read, "stream", options.body, messages, options.prefetch)
+            reads.append(measured(pid, read))
         show("read from the start", messages, reads)
 
 

@@ -1,6 +1,7 @@
-/* amqpload: the load generator. Starts producers and consumers, measures for a while, reports, cleans up.
+/* amqpload: the load generator. It starts producers and consumers, measures, reports and cleans up.
  *
- * Exit status: 0 fine, 1 something failed or a message was lost, refused, repeated or damaged, 2 wrong usage. */
+ * Exit status: 0 for success, 1 when something failed or a message was lost, refused, repeated or
+ * damaged, 2 for wrong usage. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <inttypes.h>
@@ -37,9 +38,10 @@ static void mark(const char *what) {
     fflush(stdout);
 }
 
-/* ---- what is declared ------------------------------------------------------------------------------------------- */
+/* ---- declarations ---------------------------------------------------------------------------- */
 
-/* A refusal closes the channel (RabbitMQ does not for a queue that is not there, the specification does). */
+/* Delete a queue or exchange. By the specification a delete of a missing queue closes the
+ * channel, which RabbitMQ does not do; after such a refusal the channel is opened again. */
 static bool delete_one(connection *c, bool exchange, const char *name) {
     buffer b = {0};
     begin_method(&b, 1, exchange ? EXCHANGE_DELETE : QUEUE_DELETE);
@@ -90,14 +92,15 @@ static bool declare_exchange(connection *c, buffer *b) {
     return call(c, b, EXCHANGE_DECLARE_OK, "exchange.declare");
 }
 
-/* What an earlier run left is deleted first: its messages and its arguments are not ours. */
+/* Declare everything. The remains of an earlier run are deleted first: they may have other
+ * arguments. */
 static bool declare_all(connection *c) {
     buffer b = {0};
     bool done = delete_all(c);
     for (uint64_t i = 0; i < opt.queues && done && !opt.sharded; i++) done = declare_queue(c, &b, i);
     if (opt.named && done) done = declare_exchange(c, &b);
     if (opt.named && !opt.sharded && !opt.operation) {
-        /* with --keys 1 producer p takes key p; a fanout exchange looks at none */
+        /* with --keys 1 producer p uses key p; a fanout exchange ignores keys */
         uint64_t keys = opt.keys > opt.queues && strcmp(opt.exchange_type, "fanout") ? opt.keys : opt.queues;
         for (uint64_t k = 0; k < keys && done; k++) done = bind_key(c, &b, k);
     }
@@ -105,7 +108,7 @@ static bool declare_all(connection *c) {
     return done;
 }
 
-/* ---- the run ---------------------------------------------------------------------------------------------------- */
+/* ---- the run --------------------------------------------------------------------------------- */
 
 static bool all_ready(void) {
     for (uint64_t i = 0; i < opt.producers; i++) if (!producers[i].ready) return false;
@@ -135,7 +138,8 @@ static void start_threads(pthread_t *threads) {
     }
 }
 
-/* Until the time is up or, with --messages, everything is published and (if anybody consumes) delivered. */
+/* Wait until the time is up or, with --messages, until everything is published and, with consumers,
+ * delivered. */
 static void wait_to_the_end(uint64_t until) {
     uint64_t moved_at = now_ns(), moved = 0;
     while (!stop && now_ns() < until) {
@@ -157,7 +161,7 @@ static void drain(void) {
     }
 }
 
-/* Until all is published; the seconds that took. */
+/* Wait until everything is published and return the seconds that took. */
 static double fill(void) {
     uint64_t since = now_ns();
     while (!all_published() && !stop) usleep(TICK_US);
@@ -191,7 +195,7 @@ static void run(totals *from, totals *to) {
     free(threads);
 }
 
-/* ---- the report ------------------------------------------------------------------------------------------------- */
+/* ---- the report ------------------------------------------------------------------------------ */
 
 typedef struct {
     uint64_t published, consumed, confirmed, nacked, duplicates, gaps, damaged, missing;
@@ -208,7 +212,8 @@ static report *summary(const totals *from, const totals *to) {
     r->consumed_per_s = (double)(to->consumed - from->consumed) / r->seconds;
     r->bytes_per_s = (double)(to->bytes - from->bytes) / r->seconds;
     if (opt.backlog) r->published_per_s = fill_seconds > 0 ? (double)r->published / fill_seconds : 0;
-    /* publishes a second that arrived at all their queues; of a backlog, what is taken out of it */
+    /* publishes a second that arrived at all their queues; with --backlog only the deliveries
+     * count */
     r->rate = fmin(opt.backlog ? INFINITY : r->published_per_s, opt.consumers ? r->consumed_per_s / (double)copies() : INFINITY);
     if (!opt.producers) r->rate = 0;
     for (uint64_t i = 0; i < opt.producers; i++) {
@@ -254,7 +259,7 @@ static void print_text(const report *r) {
     if (failed) fprintf(stderr, "amqpload: %s\n", failure);
 }
 
-/* ---- the scanner alone, for its test ---------------------------------------------------------------------------- */
+/* ---- the scanner alone, for its test --------------------------------------------------------- */
 
 static uint64_t methods_seen, acks_due;
 static void count_method(scanner *s, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes) {
@@ -263,7 +268,7 @@ static void count_method(scanner *s, unsigned channel, uint32_t method, const ui
 }
 static void count_ack(scanner *s) { (void)s, acks_due++; }
 
-/* Scans a file of frames given `piece` bytes at a time, as a socket would. */
+/* Scan a file of frames, `piece` bytes at a time, as a socket would give them. */
 static int scan_file(const char *path, size_t piece) {
     FILE *file = fopen(path, "rb");
     if (!file) return perror(path), 2;
@@ -289,10 +294,11 @@ static void allow_many_connections(void) {
 }
 
 static void open_idle(void) {
-    for (uint64_t i = 0; i < opt.idle && !stop; i++) open_connection(&opt.broker); /* theirs until we exit */
+    for (uint64_t i = 0; i < opt.idle && !stop; i++) open_connection(&opt.broker); /* stays open until the process ends */
 }
 
-/* Ends the run as a failure does: what was declared is deleted all the same. */
+/* Set when a signal ends the run. As after a failure, the declared things are deleted all the
+ * same. */
 static volatile sig_atomic_t interrupted;
 static void interrupt(int number) {
     (void)number;
@@ -307,7 +313,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, interrupt), signal(SIGTERM, interrupt);
     sem_init(&logins, 0, LOGINS_AT_ONCE);
-    prctl(PR_SET_TIMERSLACK, 1); /* paced publishing at 50 us steps */
+    prctl(PR_SET_TIMERSLACK, 1); /* paced publishing has steps of 50 us */
     allow_many_connections();
     producers = aligned_alloc(64, (opt.producers + 1) * sizeof *producers);
     consumers = aligned_alloc(64, (opt.consumers + 1) * sizeof *consumers);

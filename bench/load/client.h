@@ -1,7 +1,8 @@
-/* One blocking AMQP connection with one channel: URL, handshake, calls that wait for their answer, reading.
+/* A blocking AMQP connection with one channel: URL, handshake, calls that wait for an answer,
+ * reading.
  *
- * A failure is said once, in the words of the broker, and ends the run: `fail` keeps the first message and raises `stop`.
- * Sockets block for at most POLL_MS, so every loop sees `stop`. */
+ * A failure is reported once, in the broker's words, and ends the run: `fail` keeps the first
+ * message and sets `stop`. Sockets block for at most POLL_MS, so every loop sees `stop`. */
 #ifndef AMQPLOAD_CLIENT_H
 #define AMQPLOAD_CLIENT_H
 
@@ -36,7 +37,7 @@ __attribute__((format(printf, 1, 2))) static inline void fail(const char *format
     if (!failed) {
         vsnprintf(failure, sizeof failure, format, arguments);
         for (char *c = failure; *c; c++)
-            if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\''; /* it is printed inside JSON */
+            if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\''; /* the text is printed inside JSON */
         failed = true;
     }
     pthread_mutex_unlock(&failure_lock);
@@ -44,7 +45,7 @@ __attribute__((format(printf, 1, 2))) static inline void fail(const char *format
     stop = true;
 }
 
-/* ---- URL -------------------------------------------------------------------------------------------------------- */
+/* ---- URL ------------------------------------------------------------------------------------- */
 
 typedef struct {
     char user[128], password[128], host[256], port[8], vhost[256];
@@ -62,7 +63,7 @@ static inline void percent_decode(char *to, size_t room, const char *from, size_
     to[n] = 0;
 }
 
-/* amqp://user:password@host:port/vhost; what is missing is guest, guest, 5672 and "/". */
+/* Parse amqp://user:password@host:port/vhost. Missing parts are guest, guest, 5672 and "/". */
 static inline bool parse_url(const char *url, address *a) {
     *a = (address){.user = "guest", .password = "guest", .port = "5672", .vhost = "/"};
     if (strncmp(url, "amqp://", 7)) return false;
@@ -86,7 +87,7 @@ static inline bool parse_url(const char *url, address *a) {
     return a->host[0] != 0;
 }
 
-/* ---- connection ------------------------------------------------------------------------------------------------- */
+/* ---- connection ------------------------------------------------------------------------------ */
 
 typedef struct connection {
     int fd;
@@ -94,10 +95,10 @@ typedef struct connection {
     uint8_t *input;
     size_t input_start, input_end;
     scanner scan;
-    bool blocked, closed;     /* closed: close-ok came, or the broker hung up while we waited for it */
-    uint32_t awaited;         /* the answer a call waits for, 0 when it came */
-    uint64_t awaited_more;    /* as many of it again, of a pipeline */
-    bool channel_may_close;   /* a refusal of the present call is an answer, not a failure */
+    bool blocked, closed;     /* closed: close-ok came, or the broker hung up during the wait for close-ok */
+    uint32_t awaited;         /* the answer that a call waits for, 0 when the answer has come */
+    uint64_t awaited_more;    /* further answers of this kind in a pipeline */
+    bool channel_may_close;   /* a refusal of the current call is an answer, not a failure */
     bool refused;
     void (*on_confirm)(struct connection *, uint64_t tag, bool multiple, bool positive);
     void *owner;
@@ -109,7 +110,7 @@ static inline int wait_for(connection *c, short events, int ms) {
     return n > 0 ? p.revents : 0;
 }
 
-/* Small writes of methods; the batches of a producer have their own loop, which reads while it waits. */
+/* Write methods. A producer's batches have their own loop, which reads while it waits. */
 static inline bool write_all(connection *c, const uint8_t *bytes, size_t size) {
     uint64_t give_up = now_ns() + (uint64_t)ANSWER_MS_MAX * 1000000u;
     for (size_t at = 0; at < size;) {
@@ -176,7 +177,8 @@ static inline void on_method(scanner *s, unsigned channel, uint32_t method, cons
     }
 }
 
-/* Reads once and scans. `flags` is MSG_DONTWAIT or 0 (then at most POLL_MS). False when nothing came. */
+/* Read once and scan. With `flags` 0 wait for at most POLL_MS, with MSG_DONTWAIT do not wait.
+ * Return false when nothing came. */
 static inline bool receive(connection *c, int flags) {
     if (INPUT_BYTES - c->input_end < READ_BYTES) {
         memmove(c->input, c->input + c->input_start, c->input_end - c->input_start);
@@ -204,7 +206,8 @@ static inline bool await(connection *c, uint32_t method, int ms_max) {
     return !c->awaited;
 }
 
-/* Sends what is in `b` (and empties it) and waits for the answer. False when the broker refused, and after a failure. */
+/* Send the bytes of `b`, empty `b`, and wait for the answer. Return false after a refusal or a
+ * failure. */
 static inline bool call(connection *c, buffer *b, uint32_t answer, const char *what) {
     c->refused = false;
     bool written = write_all(c, b->bytes, b->size);
@@ -214,7 +217,7 @@ static inline bool call(connection *c, buffer *b, uint32_t answer, const char *w
     return !c->refused && !c->closed && c->awaited == 0;
 }
 
-/* `count` requests of one kind in `b`, all sent before the first answer is read. */
+/* Send the `count` requests of one kind in `b` before the first answer is read. */
 static inline bool call_many(connection *c, buffer *b, uint64_t count, uint32_t answer, const char *what) {
     c->awaited_more = count - 1;
     return call(c, b, answer, what);
@@ -258,7 +261,7 @@ static inline bool login(connection *c, const address *a, buffer *b) {
     end_frame(b);
     if (!call(c, b, CONNECTION_TUNE, "connection.start-ok (wrong user or password?)")) return false;
     begin_method(b, 0, CONNECTION_TUNE_OK);
-    put16(b, 2), put32(b, (uint32_t)c->frame_bytes_max), put16(b, 0); /* channel 2 comes and goes, with --ops channel */
+    put16(b, 2), put32(b, (uint32_t)c->frame_bytes_max), put16(b, 0); /* --ops channel opens and closes channel 2 */
     end_frame(b);
     begin_method(b, 0, CONNECTION_OPEN);
     put_short(b, a->vhost), put_short(b, ""), put8(b, 0);
@@ -275,11 +278,11 @@ static inline bool open_channel(connection *c) {
     return done;
 }
 
-/* Brokers give a handshake ten seconds or so, however many come at once. */
+/* Brokers give a handshake about ten seconds, however many clients come at once. */
 enum { LOGINS_AT_ONCE = 16 };
 static sem_t logins;
 
-/* A connection with channel 1 open, or NULL after a failure. */
+/* Return a connection with channel 1 open, or NULL after a failure. */
 static inline connection *open_connection(const address *a) {
     while (sem_wait(&logins)) {}
     int fd = connect_to(a);
@@ -294,7 +297,8 @@ static inline connection *open_connection(const address *a) {
     return opened ? c : NULL;
 }
 
-/* close-ok proves that the broker has taken everything sent before. */
+/* Close with connection.close. Its close-ok proves that the broker has taken everything sent
+ * before. */
 static inline bool close_politely(connection *c, int ms_max) {
     buffer b = {0};
     begin_method(&b, 0, CONNECTION_CLOSE);

@@ -1,4 +1,5 @@
-/* A consumer: one thread, one connection, one or more queues on it; counts, acknowledges and, if asked, checks. */
+/* A consumer: a thread with a connection and one or more queues. It counts, acknowledges and, with
+ * --check, checks messages. */
 #ifndef AMQPLOAD_CONSUMER_H
 #define AMQPLOAD_CONSUMER_H
 
@@ -8,12 +9,12 @@ typedef struct {
     unsigned index;
     connection *c;
     counter consumed;
-    buffer acks;               /* whole ack frames (of --rpc, replies) that are to be written */
-    char reply_to[256];        /* of the request being read */
+    buffer acks;               /* whole frames to write: acks, or replies with --rpc */
+    char reply_to[256];        /* the reply-to of the request that is being read */
     uint64_t acked_tag, now;
-    uint32_t *next;            /* [producers * queues]: sequence number that comes next */
+    uint32_t *next;            /* [producers * queues]: the next sequence number */
     uint8_t *pattern;
-    bool shared;               /* others read the same queues: numbers rise, but with holes */
+    bool shared;               /* others consume the same queues: numbers rise, but with gaps */
     uint64_t duplicates, gaps, damaged;
     histogram delivery_times;
     atomic_bool ready;
@@ -21,7 +22,7 @@ typedef struct {
 
 static inline void on_ack_due(scanner *s) {
     consumer *k = ((connection *)s->owner)->owner;
-    put_ack(&k->acks, s->last_tag, opt.ack_every > 1); /* as clients do it: each its own, or many at once */
+    put_ack(&k->acks, s->last_tag, opt.ack_every > 1); /* as clients do: one each, or many at once */
     k->acked_tag = s->last_tag;
 }
 

@@ -1,7 +1,8 @@
-"""All workloads by family: those of scenarios.py, and what fills the table a sceptic asks for. `run.py --group NAME`.
+"""All workloads by family: those of scenarios.py and many more. `run.py --group NAME` runs one.
 
-`{count}` in the options is the scenario's count; peers get `count_peers` where they would take minutes for the same. A
-rate or the bytes of one message do not depend on it, so they are compared all the same.
+`{count}` in the options stands for the scenario's count. Peers get `count_peers` where the same
+count would take them minutes. A rate, or the bytes per message, does not depend on the count, so
+these figures are compared all the same.
 """
 
 from __future__ import annotations
@@ -13,40 +14,47 @@ from load.scenarios import CONFIRM_TIMES, DURABLE, SCENARIOS, Bar, Scenario, at_
 CORE = {scenario.name: scenario for scenario in SCENARIOS}
 RATE = ("rate", "per_cpu_s", "cores")
 SIZES = {"16": 16, "256": 256, "1k": 1 << 10, "32k": 32 << 10, "1m": 1 << 20}
-IN_FLIGHT = {
-    "16": 1000,
-    "256": 1000,
-    "1k": 1000,
-    "32k": 500,
-    "1m": 64,
-}  # large windows of large bodies only fill memory
+# Large windows of large bodies only fill memory.
+IN_FLIGHT = {"16": 1000, "256": 1000, "1k": 1000, "32k": 500, "1m": 64}
 OPERATION_TIMES = ("latency_p50_us", "latency_p99_us")
 
 
-def rate(name: str, about: str, options: str, shown: tuple[str, ...] = RATE, bars: tuple[Bar, ...] = ()) -> Scenario:
+def rate(
+    name: str, about: str, options: str, shown: tuple[str, ...] = RATE, bars: tuple[Bar, ...] = ()
+) -> Scenario:
     return Scenario(name, about, "rate", words(options), bars, shown)
 
 
-def counted(name: str, about: str, options: str, count: int, count_peers: int, shown: tuple[str, ...]) -> Scenario:
-    """Ends when its work is done."""
+def counted(
+    name: str, about: str, options: str, count: int, count_peers: int, shown: tuple[str, ...]
+) -> Scenario:
+    """Return a scenario that ends when its work is done."""
     kept = Scenario(name, about, "rate", words(options), (), shown, timed=False)
     return replace(kept, count=count, count_peers=count_peers)
 
 
-def memory(name: str, about: str, options: str, count: int, count_peers: int, bars: tuple[Bar, ...]) -> Scenario:
+def memory(
+    name: str, about: str, options: str, count: int, count_peers: int, bars: tuple[Bar, ...]
+) -> Scenario:
     shown = ("rss_each_bytes", "pss_added_mb", "published_per_s")
     kept = Scenario(name, about, "memory", words(options), bars, shown, timed=False)
     return replace(kept, count=count, count_peers=count_peers)
 
 
 BODIES = tuple(
-    rate(f"body-{name}", f"bodies of {name}, transient, no acks", f"--body {size} --batch 64K", (*RATE, "mb_per_s"))
+    rate(
+        f"body-{name}",
+        f"bodies of {name}, transient, no acks",
+        f"--body {size} --batch 64K",
+        (*RATE, "mb_per_s"),
+    )
     for name, size in SIZES.items()
 ) + tuple(
     rate(
         f"body-{name}-durable",
         f"bodies of {name}, persistent, {IN_FLIGHT[name]} unconfirmed, acks",
-        f"--body {size} --batch 64K {DURABLE} --confirms {IN_FLIGHT[name]} --prefetch {IN_FLIGHT[name]}"
+        f"--body {size} --batch 64K {DURABLE}"
+        f" --confirms {IN_FLIGHT[name]} --prefetch {IN_FLIGHT[name]}"
         f" --ack-every {IN_FLIGHT[name] // 10}",
         (*RATE, "mb_per_s", "confirm_p50_us"),
     )
@@ -74,7 +82,8 @@ SMALL = (
     ),
     rate(
         "flooded",
-        "a consumer with prefetch 100 and an ack for each while a producer without confirms floods its queue",
+        "a consumer with prefetch 100 and an ack for each"
+        " while a producer without confirms floods its queue",
         "--body 16 --prefetch 100 --ack-every 1",
         ("consumed_per_s", "published_per_s", "cores"),
     ),
@@ -144,7 +153,11 @@ TOPIC = (
         "16 B, random keys, 1,000 bindings with wildcards to 10 queues",
         "--body 16 --exchange topic --keys 1000 --queues 10",
     ),
-    rate("direct-1000", "the same through a direct exchange", "--body 16 --exchange direct --keys 1000 --queues 10"),
+    rate(
+        "direct-1000",
+        "the same through a direct exchange",
+        "--body 16 --exchange direct --keys 1000 --queues 10",
+    ),
     CORE["routed"],
 )
 
@@ -185,7 +198,12 @@ STREAMS = (
 )
 
 RPC = (
-    rate("rpc-1", "one request at a time by amq.rabbitmq.reply-to", "--rpc 1", (*RATE, *OPERATION_TIMES)),
+    rate(
+        "rpc-1",
+        "one request at a time by amq.rabbitmq.reply-to",
+        "--rpc 1",
+        (*RATE, *OPERATION_TIMES),
+    ),
     rate("rpc-100", "100 requests under way", "--rpc 100", (*RATE, *OPERATION_TIMES)),
     rate(
         "rpc-16x10",
@@ -202,11 +220,28 @@ CHURN = (
         "--ops connect",
         (*RATE, *OPERATION_TIMES),
     ),
-    rate("connect-16", "the same, 16 at once", "--ops connect --producers 16", (*RATE, *OPERATION_TIMES)),
+    rate(
+        "connect-16",
+        "the same, 16 at once",
+        "--ops connect --producers 16",
+        (*RATE, *OPERATION_TIMES),
+    ),
     rate("channel", "open and close a channel", "--ops channel", (*RATE, *OPERATION_TIMES)),
-    rate("declare", "durable queues, one by one", "--ops queue --durable", (*RATE, *OPERATION_TIMES)),
-    rate("declare-pipelined", "durable queues, 200 at once", "--ops queue --durable --pipeline 200", RATE),
-    rate("bind", "bindings of a direct exchange, one by one", "--ops binding", (*RATE, *OPERATION_TIMES)),
+    rate(
+        "declare", "durable queues, one by one", "--ops queue --durable", (*RATE, *OPERATION_TIMES)
+    ),
+    rate(
+        "declare-pipelined",
+        "durable queues, 200 at once",
+        "--ops queue --durable --pipeline 200",
+        RATE,
+    ),
+    rate(
+        "bind",
+        "bindings of a direct exchange, one by one",
+        "--ops binding",
+        (*RATE, *OPERATION_TIMES),
+    ),
     rate(
         "bind-pipelined",
         "bindings, 200 at once",
@@ -251,7 +286,8 @@ LATENCY = (CORE["latency-1k"], CORE["latency-20k"])
 RECOVERY = (
     Scenario(
         "recovery",
-        "10 million persistent messages of 100 B in 10 queues (1 million for others), kill -9, start",
+        "10 million persistent messages of 100 B in 10 queues (1 million for others),"
+        " kill -9, start",
         "recovery",
         (),
         (below("start_s", 5),),

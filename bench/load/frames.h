@@ -1,9 +1,10 @@
-/* AMQP 0-9-1 frames: writing the few methods the generator sends, and scanning what a broker sends back.
+/* AMQP 0-9-1 frames: write the few methods that the generator sends, scan what a broker sends.
  *
  *   u8 type | u16 channel | u32 payload bytes | payload | 0xCE          (big endian)
  *
- * The scanner counts deliveries where they lie in the receive buffer; it copies nothing and takes whole frames only,
- * the caller keeps the rest. It knows one channel per connection, so content frames need not name their channel. */
+ * The scanner counts deliveries in the receive buffer and copies nothing. It takes whole frames
+ * only; the caller keeps the rest. There is one channel per connection, so the scanner does not
+ * look at the channel of content frames. */
 #ifndef AMQPLOAD_FRAMES_H
 #define AMQPLOAD_FRAMES_H
 
@@ -40,11 +41,11 @@ static inline uint16_t be16(const uint8_t *p) { return (uint16_t)(p[0] << 8 | p[
 static inline uint32_t be32(const uint8_t *p) { uint32_t v; memcpy(&v, p, 4); return __builtin_bswap32(v); }
 static inline uint64_t be64(const uint8_t *p) { uint64_t v; memcpy(&v, p, 8); return __builtin_bswap64(v); }
 
-/* ---- writing ---------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 typedef struct {
     uint8_t *bytes;
-    size_t size, room, frame; /* frame: where the frame being written starts */
+    size_t size, room, frame; /* frame: the offset of the frame that is being written */
 } buffer;
 
 static inline uint8_t *grow(buffer *b, size_t bytes) {
@@ -78,8 +79,9 @@ static inline void end_frame(buffer *b) {
     put8(b, FRAME_END);
 }
 
-/* One publish: method, header and as many body frames as the agreed frame size asks for. `properties`: flags and values.
- * Returns the offset of the body's first byte (of the end, when the body is empty). */
+/* Write one publish: method, header and as many body frames as the agreed frame size needs.
+ * `properties` are the flags and values. Return the offset of the body's first byte, or of the
+ * end when the body is empty. */
 static inline size_t put_content(buffer *b, const char *exchange, const char *key, const void *properties, size_t properties_bytes,
                                  const uint8_t *body, size_t body_bytes, size_t frame_bytes_max) {
     begin_method(b, 1, BASIC_PUBLISH);
@@ -98,7 +100,7 @@ static inline size_t put_content(buffer *b, const char *exchange, const char *ke
     return body_bytes ? first : b->size;
 }
 
-/* delivery_mode is the only property, if any. */
+/* Write a publish whose only property, if any, is delivery_mode. */
 static inline size_t put_publish(buffer *b, const char *exchange, const char *key, const uint8_t *body, size_t body_bytes,
                                  bool persistent, size_t frame_bytes_max) {
     return put_content(b, exchange, key, persistent ? "\x10\0\2" : "\0\0", persistent ? 3 : 2, body, body_bytes, frame_bytes_max);
@@ -110,9 +112,11 @@ static inline void put_ack(buffer *b, uint64_t tag, bool multiple) {
     end_frame(b);
 }
 
-/* ---- the stamp at the start of a body ---------------------------------------------------------------------------
+/* ---- the stamp at the start of a body -----------------------------------------------------------
  *
- *   u64 time, ns (with --check alone: a hash of what follows) | u16 producer | u16 queue | u32 sequence    (little endian) */
+ *   u64 time | u16 producer | u16 queue | u32 sequence          (little endian)
+ *
+ * The time is in nanoseconds. With --check alone it is a hash of the rest. */
 
 typedef struct {
     uint64_t time;
@@ -128,12 +132,13 @@ static inline uint64_t stamp_hash(const stamp *s) {
     return x ^ x >> 29;
 }
 
-/* What follows the stamp in every body; one table as long as a body serves both sides. */
+/* Fill a table with the bytes that follow the stamp in every body; both sides use one such
+ * table. */
 static inline void fill_pattern(uint8_t *body, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) body[i] = (uint8_t)(i * 31 + (i >> 8) + 7);
 }
 
-/* ---- scanning --------------------------------------------------------------------------------------------------- */
+/* ---- scanning -------------------------------------------------------------------------------- */
 
 typedef struct scanner {
     uint32_t frame_bytes_max;
@@ -141,12 +146,12 @@ typedef struct scanner {
     uint64_t body_bytes, body_at, last_tag;
     uint64_t messages, message_bytes;
     uint64_t ack_every, until_ack; /* 0: never */
-    bool look;                     /* give the pieces of bodies to on_body */
+    bool look;                     /* on_body gets the pieces of bodies */
     const char *error;
     void *owner;
     void (*on_method)(struct scanner *, unsigned channel, uint32_t method, const uint8_t *arguments, size_t bytes);
     void (*on_ack_due)(struct scanner *);
-    void (*on_header)(struct scanner *, const uint8_t *properties, size_t bytes); /* flags and values; NULL: nobody wants them */
+    void (*on_header)(struct scanner *, const uint8_t *properties, size_t bytes); /* flags and values; may be NULL */
     void (*on_body)(struct scanner *, const uint8_t *piece, size_t bytes);
 } scanner;
 
@@ -192,7 +197,8 @@ static inline void scan_body(scanner *s, const uint8_t *frame, uint32_t bytes) {
     if (s->body_at == s->body_bytes) message_done(s);
 }
 
-/* Number of bytes taken: all whole frames. With `error` set the stream is lost. */
+/* Take all whole frames and return the number of their bytes. When `error` is set the stream is
+ * lost. */
 static inline size_t scan_frames(scanner *s, const uint8_t *bytes, size_t size) {
     size_t at = 0;
     while (size - at >= FRAME_OVERHEAD && !s->error) {

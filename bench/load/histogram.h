@@ -1,6 +1,8 @@
-/* Latency histograms: logarithmic buckets, 64 to each power of two, so a percentile is right to about 1 %.
+/* Latency histograms with logarithmic buckets, 64 per power of two: a percentile is right to about
+ * 1 %.
  *
- * Values are nanoseconds. A histogram belongs to one thread; they are added up when the threads are done. */
+ * Values are nanoseconds. A histogram belongs to one thread. All are added up when the threads
+ * end. */
 #ifndef AMQPLOAD_HISTOGRAM_H
 #define AMQPLOAD_HISTOGRAM_H
 
@@ -22,7 +24,8 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Values below 64 have a bucket each; above, the six bits after the leading one choose the bucket. */
+/* Values below 64 have a bucket each. Above, the six bits after the leading one choose the
+ * bucket. */
 static inline unsigned bucket_of(uint64_t value) {
     if (value < SUB_BUCKETS) return (unsigned)value;
     unsigned shift = 63u - (unsigned)__builtin_clzll(value) - SUB_BITS;

@@ -1,6 +1,7 @@
-/* --ops: not messages but connections, channels, queues, bindings; a thread each, PIPELINE requests at a time.
+/* --ops: connections, channels, queues or bindings instead of messages. Each thread sends PIPELINE
+ * requests at a time.
  *
- * What is counted is an operation that was answered; its time is that of the pipeline it went with. */
+ * An operation counts when it is answered. Its time is the time of its whole pipeline. */
 #ifndef AMQPLOAD_OPERATIONS_H
 #define AMQPLOAD_OPERATIONS_H
 
@@ -24,7 +25,7 @@ static inline void put_operation(buffer *b, uint64_t thread, uint64_t n) {
     end_frame(b);
 }
 
-/* Opened and closed again: with login and a channel, or channel 2 of the thread's connection. */
+/* Open and close a connection with login and channel, or channel 2 of the thread's connection. */
 static inline bool open_and_close(producer *p, buffer *b) {
     if (opt.operation == OP_CONNECT) {
         connection *c = open_connection(&opt.broker);
@@ -65,7 +66,7 @@ static inline void *operate(void *argument) {
     return NULL;
 }
 
-/* The queues of all threads, after the run. */
+/* Delete the queues of all threads after the run. */
 static inline void delete_declared(connection *c, const producer *of) {
     enum { AT_ONCE = 500 };
     buffer b = {0};

@@ -1,4 +1,4 @@
-/* The options of the generator, and the names and counters its threads share. */
+/* The options of the generator, and the names and counters that its threads share. */
 #ifndef AMQPLOAD_OPTIONS_H
 #define AMQPLOAD_OPTIONS_H
 
@@ -10,11 +10,11 @@ enum { PRODUCERS_MAX = 1024, QUEUES_MAX = 65535, BODY_BYTES_MAX = 1 << 30 };
 
 typedef struct {
     address broker;
-    size_t body_bytes, batch_bytes; /* one of batch_bytes, batch_messages is 0 */
+    size_t body_bytes, batch_bytes; /* either batch_bytes or batch_messages is 0 */
     uint64_t batch_messages, confirms, prefetch, ack_every, rate, messages, producers, consumers, queues, keys, consumer_queues, idle,
         rpc, pipeline, fleet;
     enum { NO_OPERATION, OP_CONNECT, OP_CHANNEL, OP_QUEUE, OP_BINDING } operation;
-    const char *exchange_type; /* of a declared one */
+    const char *exchange_type; /* the type of a declared exchange */
     double seconds, warmup;
     const char *prefix;
     bool persistent, durable, named, sharded, fanout, topic, virtual, stream_queue, backlog, no_consume, stall, latency, check, json, marks, hold, keep;
@@ -23,7 +23,8 @@ typedef struct {
 static options opt = {.body_bytes = 16, .batch_bytes = 65536, .producers = 1, .consumers = 1, .queues = 1, .keys = 1,
                       .pipeline = 1, .exchange_type = "direct", .seconds = 5, .warmup = 0.5, .prefix = "bench"};
 
-/* What main reads while the others run. A cache line each, written by one thread only. */
+/* A counter that main reads while the threads run. It has a cache line of its own and one
+ * writer. */
 typedef struct {
     _Alignas(64) atomic_uint_fast64_t messages;
     atomic_uint_fast64_t bytes;
@@ -36,7 +37,7 @@ static inline void count(counter *c, uint64_t messages, uint64_t bytes) {
     atomic_store_explicit(&c->bytes, bytes, memory_order_relaxed);
 }
 
-/* Of a stream exchange the broker names the queues. */
+/* Write the name of a queue. The broker names the shard queues of a stream exchange. */
 static inline void queue_name(char *to, size_t room, uint64_t queue) {
     const char *form = opt.sharded ? "sharding: %s - shardmq@localhost - %llu" : "%s-%llu";
     snprintf(to, room, form, opt.prefix, (unsigned long long)queue);
@@ -46,23 +47,23 @@ static inline void routing_key(char *to, size_t room, uint64_t key) {
     else if (opt.named) snprintf(to, room, "key-%llu", (unsigned long long)key);
     else queue_name(to, room, key % opt.queues);
 }
-/* Each key meets one binding; a topic exchange must look at both kinds of wildcard to find it. */
+/* Each key matches one binding; a topic exchange must try both kinds of wildcard to find it. */
 static inline void binding_key(char *to, size_t room, uint64_t key) {
     if (opt.topic) snprintf(to, room, key % 2 ? "*.%llu.#" : "key.%llu.*", (unsigned long long)key);
     else routing_key(to, room, key);
 }
 static inline const char *exchange_name(void) { return opt.named ? opt.prefix : ""; }
-/* Deliveries of one publish. */
+/* Return the number of deliveries of one publish. */
 static inline uint64_t copies(void) { return opt.fanout ? opt.queues : 1; }
 
 static const char usage[] =
-    "amqpload: publish to and consume from any AMQP 0-9-1 broker, and say how fast that went\n\n"
+    "amqpload: publish to and consume from any AMQP 0-9-1 broker, and print the rates\n\n"
     "  --url amqp://user:password@host:port/vhost\n"
     "  --body BYTES             body of each message (16)\n"
     "  --batch BYTES|N          one write: 64K, 4096B are bytes, a bare number counts messages (64K)\n"
     "  --confirms WINDOW        wait for confirms, at most WINDOW outstanding to each producer (0: none)\n"
     "  --prefetch N             basic.qos of each consumer (0: no limit)\n"
-    "  --ack-every N            basic.ack(multiple) every N deliveries (0: no acks, the broker settles by itself)\n"
+    "  --ack-every N            basic.ack(multiple) every N deliveries (0: consume with no-ack)\n"
     "  --persistent --durable   delivery_mode 2; durable queues and exchange\n"
     "  --rate MSGS_PER_S        all producers together, evenly paced (0: as fast as possible)\n"
     "  --producers P --consumers C --queues Q    (1 1 1) a connection and a thread each; queues PREFIX-<i>\n"
@@ -72,22 +73,22 @@ static const char usage[] =
     "                           fanout: every queue gets every message\n"
     "                           stream: the broker makes Q shard queues (x-shards) and spreads keys over them by hash\n"
     "  --virtual                with stream: consumers consume the exchange's name, and the broker divides the shards\n"
-    "  --keys K                 each message takes one of K keys by chance (1: producer p always queue p)\n"
-    "  --consumer-queues N      queues of each consumer (all of them shared out)\n"
+    "  --keys K                 each message gets one of K keys at random (1: producer p always uses queue p)\n"
+    "  --consumer-queues N      queues of each consumer (default: all queues are divided among the consumers)\n"
     "  --seconds S --warmup W   measure for S after W (5, 0.5)\n"
-    "  --messages N             publish exactly N, then wait for all of them; no warm-up; S then is the limit, if given\n"
+    "  --messages N             publish exactly N, then wait for all of them; no warm-up; --seconds, if given, is a limit\n"
     "  --no-consume             only publish\n"
-    "  --backlog                with --messages: consumers begin when all is published; the time they take is measured\n"
+    "  --backlog                with --messages: consumers begin when all is published; their time is measured\n"
     "  --stream-queue           the queues are streams, read from their start (needs --prefetch and --ack-every)\n"
-    "  --rpc WINDOW             producers ask over amq.rabbitmq.reply-to, consumers answer; WINDOW requests each under way\n"
-    "  --ops connect|channel|queue|binding   no messages: operations of that kind, by --producers; connect and channel: open and close\n"
-    "  --pipeline N             of --ops queue and binding: requests that go out before an answer is read (1)\n"
+    "  --rpc WINDOW             producers send requests with amq.rabbitmq.reply-to, consumers answer; each has WINDOW requests under way\n"
+    "  --ops connect|channel|queue|binding   no messages: each producer does these operations; connect and channel: open and close\n"
+    "  --pipeline N             with --ops queue and binding: requests that are sent before an answer is read (1)\n"
     "  --stall-consumer         consumers subscribe and never read\n"
     "  --idle N                 open N idle connections first (no load then, unless --producers or --consumers is given)\n"
     "  --latency                publish-to-deliver times (16 bytes of the body)\n"
-    "  --check                  sequence numbers: duplicates, gaps, disorder and damage are failures (16 bytes of the body)\n"
-    "  --json --prefix NAME     JSON on the last line; names of what is declared (bench)\n"
-    "  --keep                   what was declared stays, with what is in it\n"
+    "  --check                  sequence numbers (16 bytes of the body): duplicates, gaps, disorder and damage are failures\n"
+    "  --json --prefix NAME     JSON on the last line; prefix of the declared names (bench)\n"
+    "  --keep                   do not delete the declared queues and exchange\n"
     "  --marks --hold           print @start, @end around the measured time; after the work print @hold, wait for a line\n";
 
 enum { O_URL = 1, O_BODY, O_BATCH, O_CONFIRMS, O_PREFETCH, O_ACK, O_PERSISTENT, O_DURABLE, O_RATE, O_PRODUCERS, O_CONSUMERS, O_QUEUES,
@@ -149,7 +150,7 @@ static inline void parse_operation(const char *text) {
     opt.named = opt.operation == OP_BINDING;
 }
 
-/* What the options mean together. */
+/* Check the options together and fill in those that follow from others. */
 static inline void settle(bool seconds_given, bool load_given) {
     if (!opt.broker.host[0]) bad_usage("--url is missing");
     if (opt.idle && !load_given) opt.producers = opt.consumers = 0;

@@ -1,13 +1,16 @@
-/* A producer: one thread, one connection, blocks of messages encoded before the clock starts.
+/* A producer: a thread with a connection and blocks of messages that are encoded before the clock
+ * starts.
  *
- * A block is a run of encoded publishes; a write is a stretch of one block. In flight only the stamps of the bodies change.
- * While a write waits for the socket, confirms and connection.blocked are read, so neither side waits for the other. */
+ * A block is a run of encoded publishes; a write is a part of one block. During the run only the
+ * stamps in the bodies change. While a write waits for the socket, confirms and
+ * connection.blocked are read, so neither side waits for the other. */
 #ifndef AMQPLOAD_PRODUCER_H
 #define AMQPLOAD_PRODUCER_H
 
 #include "options.h"
 
-/* Blocks of random keys: enough that a broker cannot learn them, few enough that they stay in the cache. */
+/* With random keys there are enough blocks that a broker cannot learn them, and few enough that
+ * they stay in the cache. */
 enum { BLOCKS_OF_KEYS = 16, BLOCK_MESSAGES = 1024, BLOCK_BYTES_MAX = 4 << 20, READ_EVERY_WRITES = 64, CLOSE_MS = 2000, DRAIN_MS = 60000 };
 
 typedef struct {
@@ -19,16 +22,16 @@ typedef struct {
 
 typedef struct {
     unsigned index;
-    connection *c, **fleet;      /* fleet: c is the one whose turn it is */
-    counter published, answered; /* answered: replies of --rpc */
+    connection *c, **fleet;      /* fleet: all connections; c is the next to use */
+    counter published, answered; /* answered: replies with --rpc */
     block *blocks;
     unsigned block_count, block_at;
     uint64_t at, write_messages; /* message in the block; messages of a full write */
     uint64_t sent, limit;
     uint32_t *sequences;         /* [queues] */
-    uint64_t *sent_at;           /* ring: time of each message that is not confirmed, 0 when it is */
+    uint64_t *sent_at;           /* ring: the time of each unconfirmed message, 0 for a confirmed one */
     uint64_t ring_mask, lowest, outstanding, confirmed, nacked;
-    uint8_t *request;            /* of --rpc, encoded */
+    uint8_t *request;            /* the encoded request of --rpc */
     size_t request_bytes, request_body;
     buffer output;
     uint64_t due_from, behind_since, blocked_ns;
@@ -59,7 +62,8 @@ static inline void encode_blocks(producer *p) {
     uint64_t message_bytes = probe.encoded.size, messages = opt.batch_messages;
     if (opt.batch_bytes) messages = opt.batch_bytes / message_bytes;
     p->write_messages = messages = messages ? messages : 1;
-    /* Short writes walk through a longer block; a block stays within its bound unless one write is longer. */
+    /* Short writes share a block. A block stays within BLOCK_BYTES_MAX unless one write is
+     * longer. */
     if (messages < BLOCK_MESSAGES) messages = BLOCK_MESSAGES;
     if (messages * message_bytes > BLOCK_BYTES_MAX) messages = BLOCK_BYTES_MAX / message_bytes;
     if (messages < p->write_messages) messages = p->write_messages;
@@ -70,7 +74,7 @@ static inline void encode_blocks(producer *p) {
     free(body);
 }
 
-/* ---- confirms --------------------------------------------------------------------------------------------------- */
+/* ---- confirms -------------------------------------------------------------------------------- */
 
 static inline void confirm_one(producer *p, uint64_t tag, uint64_t now) {
     uint64_t *slot = &p->sent_at[tag & p->ring_mask];
@@ -80,7 +84,7 @@ static inline void confirm_one(producer *p, uint64_t tag, uint64_t now) {
     p->outstanding--;
 }
 
-/* Tags start at 1; `lowest` is the first that is not confirmed. */
+/* Take a confirm. Tags start at 1; `lowest` is the first unconfirmed tag. */
 static inline void on_confirm(connection *c, uint64_t tag, bool multiple, bool positive) {
     producer *p = c->owner;
     uint64_t now = now_ns(), before = p->outstanding;
@@ -101,7 +105,7 @@ static inline uint64_t confirm_room(const producer *p) {
 
 static inline void prepare_confirms(producer *p) {
     uint64_t size = 2;
-    while (size < opt.confirms * 4) size *= 2; /* out of order confirms may spread over more than the window */
+    while (size < opt.confirms * 4) size *= 2; /* confirms out of order may spread over more than the window */
     p->ring_mask = size - 1;
     p->sent_at = calloc(size, sizeof(uint64_t));
     p->c->on_confirm = on_confirm;
@@ -113,14 +117,14 @@ static inline void prepare_confirms(producer *p) {
     free(b.bytes);
 }
 
-/* ---- pace ------------------------------------------------------------------------------------------------------- */
+/* ---- pace ------------------------------------------------------------------------------------ */
 
 static inline uint64_t due_time(const producer *p, uint64_t message) {
     double each = 1e9 * (double)opt.producers / (double)opt.rate;
     return p->due_from + (uint64_t)(((double)message + (double)p->index / (double)opt.producers) * each);
 }
 
-/* How many messages are due now; waits for the first of them, reading meanwhile. */
+/* Return how many messages are due. Wait for the first one if none is, and read meanwhile. */
 static inline uint64_t due_messages(producer *p) {
     uint64_t now = now_ns(), next = due_time(p, p->sent);
     if (next > now) {
@@ -134,9 +138,10 @@ static inline uint64_t due_messages(producer *p) {
     return n;
 }
 
-/* ---- publishing ------------------------------------------------------------------------------------------------- */
+/* ---- publishing ------------------------------------------------------------------------------ */
 
-/* Time of a stamp: now; but what became due while the broker did not read counts from when it was due. */
+/* Return the time for a stamp: now, or the due time of a message that became due while the
+ * broker did not read. */
 static inline uint64_t stamp_time(const producer *p, uint64_t message, uint64_t now) {
     if (!opt.rate || !p->behind_since) return now;
     uint64_t due = due_time(p, message);
@@ -152,14 +157,15 @@ static inline void stamp_messages(producer *p, block *b, uint64_t n, uint64_t no
     }
 }
 
-/* False when the run ended in the middle of the write; the connection is then good for nothing more. */
+/* Write a batch. Return false when the run ends in the middle of the write: the connection is
+ * then of no more use. */
 static inline bool write_messages(producer *p, const uint8_t *bytes, size_t size) {
     p->behind_since = 0;
     for (size_t at = 0; at < size;) {
         ssize_t n = send(p->c->fd, bytes + at, size - at, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0) { at += (size_t)n; continue; }
         if (n < 0 && errno != EAGAIN && errno != EINTR) {
-            receive(p->c, MSG_DONTWAIT); /* the broker may have said why */
+            receive(p->c, MSG_DONTWAIT); /* the broker may have sent the reason */
             return fail("cannot write: %s", strerror(errno)), false;
         }
         uint64_t since = now_ns();
@@ -167,7 +173,8 @@ static inline bool write_messages(producer *p, const uint8_t *bytes, size_t size
         if (wait_for(p->c, POLLIN | POLLOUT, POLL_MS) & POLLIN) receive(p->c, MSG_DONTWAIT);
         if (p->c->blocked) p->blocked_ns += now_ns() - since;
         if (stop || !publishing) {
-            /* a frame cut short would be an error to the broker: end the write, if it goes on reading */
+            /* a broker takes a frame that is cut short for an error, so the write goes on while
+             * the broker reads */
             if (stop || now_ns() - p->behind_since > (uint64_t)CLOSE_MS * 1000000u) return false;
         }
     }
@@ -183,7 +190,8 @@ static inline bool publish_some(producer *p, uint64_t n) {
         if (opt.confirms)
             for (uint64_t i = 1; i <= n; i++) p->sent_at[(p->sent + i) & p->ring_mask] = now;
     }
-    /* counted as sent before they are: a confirm may come while the rest of the write still waits */
+    /* count the messages before they are sent: a confirm may come while the rest of the write
+     * waits */
     p->sent += n;
     p->outstanding += opt.confirms ? n : 0;
     const uint8_t *bytes = b->encoded.bytes + b->start[p->at];

@@ -1,6 +1,7 @@
-/* --rpc: requests over amq.rabbitmq.reply-to. Producers ask, consumers answer to where each request says.
+/* --rpc: requests with amq.rabbitmq.reply-to. Producers send requests, consumers answer to the
+ * reply-to of each request.
  *
- * A request carries the time it was sent in its body; the reply is the same body. */
+ * The body of a request has the time when the request was sent. The reply has the same body. */
 #ifndef AMQPLOAD_RPC_H
 #define AMQPLOAD_RPC_H
 
@@ -10,9 +11,9 @@
 enum { HAS_CORRELATION_ID = 0x0400, HAS_REPLY_TO = 0x0200 };
 static const char direct_reply_to[] = "amq.rabbitmq.reply-to";
 
-/* ---- who answers ------------------------------------------------------------------------------------------------ */
+/* ---- answering ------------------------------------------------------------------------------- */
 
-/* The two properties of a request: correlation-id "1", reply-to. */
+/* Take the two properties of a request: correlation-id "1" and reply-to. */
 static inline void on_request_header(scanner *s, const uint8_t *properties, size_t bytes) {
     consumer *k = ((connection *)s->owner)->owner;
     size_t at = 2 + 2, length = bytes > at ? properties[at] : 0;
@@ -45,7 +46,7 @@ static inline void *answer_requests(void *argument) {
     return NULL;
 }
 
-/* ---- who asks --------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static inline void put_request(producer *p) {
     uint64_t now = now_ns();

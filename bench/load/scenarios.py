@@ -1,7 +1,8 @@
-"""The named workloads as data: what the generator is told, what is read from its report, and the bar it must reach.
+"""The named workloads as data: the generator's options, the figures to show and their bars.
 
-A bar is a property of this project on a machine of two cores; a peer is measured the same way but has no bar. `rate` is
-the smaller of published and consumed messages a second, so a backlog that grows or shrinks cannot flatter.
+A bar is a property of this project on a machine of two cores. A peer is measured in the same way
+but has no bar. `rate` is the smaller of published and consumed messages a second, so a backlog that
+grows or shrinks cannot flatter the figure.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Literal
 Kind = Literal["rate", "latency", "memory", "recovery"]
 
 
-QUICK = 10  # how much less there is of everything that is counted, in a quick run
+QUICK = 10  # divides all counts in a quick run
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`metric` (a key of a run's figures) on the right side of `limit`."""
+    """A limit for `metric`, which is a key of a run's figures."""
 
     metric: str
     wanted: Literal["at least", "below"]
@@ -36,9 +37,9 @@ class Scenario:
     bars: tuple[Bar, ...]
     shown: tuple[str, ...]  # metrics printed beside those with a bar
     timed: bool = True  # measured for --seconds; otherwise it ends when its work is done
-    peers: bool = True  # others can do it too
-    count: int = 0  # stands for {count} in the options; of messages, queues, connections
-    count_peers: int = 0  # what others do instead, where the same would take them minutes
+    peers: bool = True  # other brokers can do this too
+    count: int = 0  # messages, queues or connections: replaces {count} in the options
+    count_peers: int = 0  # the count of peers, where `count` would take them minutes
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -98,7 +99,8 @@ SCENARIOS: tuple[Scenario, ...] = (
         "16 B, 4 producers, random keys through a direct exchange to 64 queues, 4 consumers of 16",
         "rate",
         words(
-            "--body 16 --batch 64K --exchange direct --queues 64 --keys 64 --producers 4 --consumers 4"
+            "--body 16 --batch 64K --exchange direct --queues 64 --keys 64"
+            " --producers 4 --consumers 4"
             " --consumer-queues 16"
         ),
         (at_least("rate", 800_000),),

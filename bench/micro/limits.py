@@ -1,11 +1,14 @@
-"""What no broker on this machine is without: bytes through the loopback, bytes copied, a process woken, a disk synced;
-and what two processes take that do nothing but hand on what one client asks at a time, as front door and shard do.
+"""Measure what no broker on this machine can avoid: loopback, copies, wake-ups and syncs.
 
     PYTHONPATH=. python bench/micro/limits.py [--seconds 0.5] [--data DIR] > table.md
 
-CPU of this process, system calls included, best of some rounds. A broker takes every message in through one socket and
-gives it out through another: a receive and a send of the loopback are its share, the client's are not. A wake-up is the
-time from a byte in a socket pair until the other process, asleep in poll, has answered: half of the round trip.
+Another row is the cost of two processes that only hand on what one client asks at a time, as front
+door and shard do.
+
+CPU is that of this process, system calls included, the best of some rounds. A broker takes every
+message in through one socket and gives it out through another: its share is one receive and one
+send of the loopback, without the client's. A wake-up is the time from a byte in a socket pair until
+the other process, asleep in poll, has answered: half of the round trip.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import uvloop
 from shardmq.shardd.store import record
 
 PIECE_BYTES = 64 << 10
-SPREAD_BYTES = 64 << 20  # copies out of the cache go through so much
+SPREAD_BYTES = 64 << 20  # the memory that copies walk through, larger than the cache
 ROUNDS = 5
 SYNC_BYTES = 4096
 SYNCS = 50
@@ -33,7 +36,7 @@ ASKED_BYTES = 64
 
 
 def cpu_each(seconds: float, act: Callable[[], int]) -> float:
-    """Nanoseconds of this thread's CPU for one of what `act` did, the best round."""
+    """Return this thread's nanoseconds of CPU per unit that `act` returns, in the best round."""
     best = float("inf")
     for _ in range(ROUNDS):
         done, until, since = 0, time.perf_counter() + seconds / ROUNDS, time.thread_time_ns()
@@ -66,7 +69,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 def sending(own: socket.socket, far: socket.socket) -> Callable[[], int]:
-    """The far end is emptied by a thread that is not counted."""
+    """Return a function that sends; a thread that is not counted empties the far end."""
     room = bytearray(1 << 20)
 
     def empty() -> None:
@@ -91,7 +94,7 @@ def receiving(own: socket.socket, far: socket.socket) -> Callable[[], int]:
 
 
 def woken_us(seconds: float) -> float:
-    """One way, of the clock: another process sleeps in poll and answers."""
+    """Return half of a round trip in microseconds to a process that sleeps in poll and answers."""
     own, far = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -105,7 +108,7 @@ def woken_us(seconds: float) -> float:
     trips: list[int] = []
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        time.sleep(0.001)  # both fall asleep, as at a low rate
+        time.sleep(0.001)  # both processes fall asleep, as at a low rate
         since = time.perf_counter_ns()
         own.send(b"x")
         own.recv(1)
@@ -116,12 +119,19 @@ def woken_us(seconds: float) -> float:
 
 
 def handed_on_us(seconds: float, answerer: bool) -> float:
-    """CPU of both processes, for one request at a time: client, the one with a uvloop, the other and back. `answerer`:
-    that goes to another client, whose answer comes back through the first process alone."""
+    """Return the CPU of both processes for one request at a time, in microseconds.
+
+    The way is: client, the process with a uvloop, the other process, and back. With `answerer` the
+    other process sends to another client, whose answer comes back through the first process alone.
+    """
     own, far = connected()
     inner, outer = socket.socketpair()
     second = connected() if answerer else None
-    hands_on = [(far, inner), (inner, far)] if second is None else [(far, inner), (inner, second[1]), (second[1], far)]
+    hands_on = (
+        [(far, inner), (inner, far)]
+        if second is None
+        else [(far, inner), (inner, second[1]), (second[1], far)]
+    )
     spent = [_child(lambda: _hand_on(hands_on)), _child(lambda: _hand_back(outer))]
     for each in (far, inner, outer, *(second[1:] if second else ())):
         each.close()
@@ -137,7 +147,7 @@ def handed_on_us(seconds: float, answerer: bool) -> float:
 
 
 def _child(work: Callable[[], None]) -> Callable[[], float]:
-    """Begin it in a process; the CPU seconds that it took, when it has ended."""
+    """Run `work` in a process; the result returns its CPU seconds when the process has ended."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -167,7 +177,7 @@ def _hand_on(ways: list[tuple[socket.socket, socket.socket]]) -> None:
     for source, target in ways:
         loop.add_reader(source.fileno(), readable, source, target)
     loop.run_forever()
-    for source, _ in ways:  # of which other processes have copies
+    for source, _ in ways:  # close() is not enough: other processes have copies of the sockets
         with contextlib.suppress(OSError):
             source.shutdown(socket.SHUT_RDWR)
 
@@ -193,9 +203,13 @@ def synced_us(directory: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="of each row")
-    parser.add_argument("--data", default=tempfile.gettempdir(), help="directory on the disk to measure")
+    parser.add_argument(
+        "--data", default=tempfile.gettempdir(), help="directory on the disk to measure"
+    )
     options = parser.parse_args()
     data = os.urandom(PIECE_BYTES)
 
@@ -210,7 +224,9 @@ def main() -> None:
         "loopback, send of 64 KiB, ns a byte": cpu_each(options.seconds, sending(*connected())),
         "loopback, receive, ns a byte": cpu_each(options.seconds, receiving(*connected())),
         "a sleeping process woken, us of the clock": woken_us(options.seconds),
-        "a request handed on and back by two processes, us of their CPU": handed_on_us(options.seconds, False),
+        "a request handed on and back by two processes, us of their CPU": handed_on_us(
+            options.seconds, False
+        ),
         "the same by way of another client, us of their CPU": handed_on_us(options.seconds, True),
         "fdatasync of 4 KiB, us of the clock": synced_us(options.data),
     }

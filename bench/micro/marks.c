@@ -1,4 +1,4 @@
-/* Callgrind's requests as functions, for ctypes; without valgrind around the process they do nothing. */
+/* Callgrind's requests as functions for ctypes. Outside valgrind they do nothing. */
 #include <valgrind/callgrind.h>
 
 void begin(void) { CALLGRIND_START_INSTRUMENTATION; }

@@ -1,22 +1,26 @@
-"""A message's way through the broker in one process, stage by stage: nanoseconds a message and a byte.
+"""Measure a message's way through the broker in one process, stage by stage.
 
     PYTHONPATH=. python bench/micro/path.py [--seconds 0.5] [--data DIR] > table.md
 
-The stages are the broker's own code on batches as a socket read gives them, without sockets, wake-ups and loops around
-it. Each turn takes one read through all of them: what a stage needs is what the one before it left, warm in the cache.
+The figures are nanoseconds per message and per byte. The stages are the broker's own code on
+batches as a socket read gives them, without sockets, wake-ups and the loops around them. Each turn
+takes one read through all stages: a stage works on the result of the stage before, warm in the
+cache.
 
-    scan       frames.scan: publishes found in the read
-    pack       Packer.pack and take: routed, copied onto the wire with their crc32c
-    ring       put and taken out of shared memory, both ways: publishes there, deliveries back
+    scan       frames.scan: find the publishes in the read
+    pack       Packer.pack and take: route, copy onto the wire with a crc32c
+    ring       put into and taken out of shared memory: publishes one way, deliveries back
     enqueue    Shard.receive: the batch into a segment of the store, entries into the queue
-    dequeue    Shard.turn_end: the queue's first into a batch of deliveries; without acks also settled
+    dequeue    Shard.turn_end: the first of the queue into a batch of deliveries; without acks
+               the deliveries are also settled
     frames     contents.deliveries: deliveries as AMQP frames
-    settle     (with acks) frames.settles and Shard.receive: an ack(multiple) for each hundred
+    settle     (with acks) frames.settles and Shard.receive: an ack(multiple) per hundred messages
 
-The last three rows are the model: what a batch costs whatever is in it (a read of one message, less that message), what
-each message adds, what each byte of its body adds (one message of 32 KiB a read against one of 16 B).
+The last three rows are the model: the cost of a batch whatever is in it (a read of one message,
+less that message), the cost that each message adds, and the cost that each byte of its body adds
+(one message of 32 KiB per read against one of 16 B).
 
-`Path` is also what bench/guard.py counts instructions of.
+bench/guard.py counts the instructions of `Path`, too.
 """
 
 from __future__ import annotations
@@ -43,7 +47,8 @@ from shardmq.shardd.wire.routes import TARGETS, Routes
 
 READ_BYTES = 64 << 10
 SMALL, LARGE = 16, 32768
-SIZES = ((SMALL, 1), (SMALL, 0), (256, 0), (1024, 0), (LARGE, 0))  # body, publishes of a read (0: as many as fit)
+# Bytes of a body, and publishes of a read (0: as many as fit).
+SIZES = ((SMALL, 1), (SMALL, 0), (256, 0), (1024, 0), (LARGE, 0))
 STAGES = ("scan", "pack", "ring", "enqueue", "dequeue", "frames", "settle")
 FRAME_BYTES_MAX = 131072
 RING_BYTES = 4 << 20
@@ -60,15 +65,24 @@ STATES = bytes([0, frames.CHANNEL_OPEN])
 
 
 def publish(body_bytes: int) -> bytes:
-    """One publish, transient, without properties; a body above a frame comes in several."""
+    """Return the frames of one transient publish without properties.
+
+    A body larger than a frame is in several frames.
+    """
 
     def frame(kind: int, payload: bytes) -> bytes:
         return struct.pack(">BHI", kind, CHANNEL, len(payload)) + payload + b"\xce"
 
     body = bytes(body_bytes)
-    pieces = [body[at : at + FRAME_BYTES_MAX - 8] for at in range(0, body_bytes, FRAME_BYTES_MAX - 8)]
+    pieces = [
+        body[at : at + FRAME_BYTES_MAX - 8] for at in range(0, body_bytes, FRAME_BYTES_MAX - 8)
+    ]
     method = frame(1, struct.pack(">HHH", 60, 40, 0) + LINE)
-    return method + frame(2, struct.pack(">HHQH", 60, 0, body_bytes, 0)) + b"".join(frame(3, each) for each in pieces)
+    return (
+        method
+        + frame(2, struct.pack(">HHQH", 60, 0, body_bytes, 0))
+        + b"".join(frame(3, each) for each in pieces)
+    )
 
 
 def _is_deliver(message: envelope.Parts) -> bool:
@@ -76,7 +90,7 @@ def _is_deliver(message: envelope.Parts) -> bool:
 
 
 class Home:
-    """One store, as the shard's process opens it."""
+    """A shard's home with one store, opened as the shard's process opens it."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -89,7 +103,7 @@ class Home:
 
 
 class Ring:
-    """`views`: as a shard takes them, large ones are looked at where they lie."""
+    """A ring in shared memory. With `views` large messages are read in place, as shards do."""
 
     def __init__(self, views: bool) -> None:
         self._bell = socket.socketpair()
@@ -100,13 +114,20 @@ class Ring:
         self._reader = Reader(memory, *place, views)
 
     def through(self, message: envelope.Parts) -> envelope.Message:
-        assert self._writer.put(message) if isinstance(message, bytes) else self._writer.put_parts(message)
+        assert (
+            self._writer.put(message)
+            if isinstance(message, bytes)
+            else self._writer.put_parts(message)
+        )
         (taken,), _ = self._reader.take(1)
         return taken
 
 
 class Path:
-    """`turn` takes one read of publishes through all stages; `around(stage, act)` runs each of them."""
+    """The stages. `turn` takes one read of publishes through all of them.
+
+    `around(stage, act)` runs each stage.
+    """
 
     def __init__(self, directory: str, body_bytes: int, count: int = 0, acks: bool = False) -> None:
         one = publish(body_bytes)
@@ -126,24 +147,31 @@ class Path:
         self._join(wire.CONTROLLER, CONTROLLER_INCARNATION)
         queue = wire.QueueSpec(QUEUE, "/", "bench-0", True, arguments={})
         self._shard.receive(
-            envelope.control(wire.CONTROLLER, CONTROLLER_INCARNATION, EPOCH, 0, wire.Assign([queue])), self._now()
+            envelope.control(
+                wire.CONTROLLER, CONTROLLER_INCARNATION, EPOCH, 0, wire.Assign([queue])
+            ),
+            self._now(),
         )
         self._join(DOOR, INCARNATION)
-        attach = wire.Attach(1, QUEUE, CONSUMER, CONNECTION, CHANNEL, "c0", not self._acks, False, 0, 0)
+        attach = wire.Attach(
+            1, QUEUE, CONSUMER, CONNECTION, CHANNEL, "c0", not self._acks, False, 0, 0
+        )
         self._shard.receive(envelope.control(*WHO, attach), self._now())
         self._shard.turn_end(self._now())
 
     def _join(self, peer: int, incarnation: int) -> None:
-        self._shard.receive(envelope.control(peer, incarnation, 0, 0, wire.Join(f"peer-{peer}")), self._now())
+        self._shard.receive(
+            envelope.control(peer, incarnation, 0, 0, wire.Join(f"peer-{peer}")), self._now()
+        )
 
     @staticmethod
     def _now() -> int:
         return time.monotonic_ns() // 1_000_000
 
-    # -- stages ----------------------------------------------------------------------------------------
+    # -- stages ------------------------------------------------------------------------------------
 
     def turn(self, around: Callable[[str, Callable[[], Any]], Any]) -> int:
-        """How many messages came out at the end."""
+        """Return how many messages came out at the end."""
         found = around("scan", self._scan)
         batch = around("pack", lambda: self._pack(found))
         batch = around("ring", lambda: self._out.through(batch))
@@ -161,10 +189,12 @@ class Path:
         return came
 
     def _scan(self) -> list[tuple[bytes, int]]:
-        """Tables of the read, and how many publishes each has."""
+        """Return the tables of the read and how many publishes each has."""
         at, found = 0, []
         while at < len(self._read):
-            at, table, count, _, _ = frames.scan(self._read, at, len(self._read), STATES, FRAME_BYTES_MAX, 1 << 27)
+            at, table, count, _, _ = frames.scan(
+                self._read, at, len(self._read), STATES, FRAME_BYTES_MAX, 1 << 27
+            )
             found.append((table, count))
         return found
 
@@ -180,10 +210,12 @@ class Path:
         return message
 
     def _frames(self, message: envelope.Message) -> tuple[int, int]:
-        """Messages and bytes of them."""
+        """Return the messages and bytes of the frames."""
         came = taken = 0
         for _, _, _, _, redelivered, count, blob, *_ in codec.read_deliveries(message):
-            to_frames = contents.deliveries if len(blob) < LARGE_BYTES * count else contents.delivery_parts
+            to_frames = (
+                contents.deliveries if len(blob) < LARGE_BYTES * count else contents.delivery_parts
+            )
             data = to_frames(blob, count, CHANNEL, TAG, self._tag + 1, redelivered, FRAME_BYTES_MAX)
             assert len(data) > 0
             self._tag += count
@@ -193,14 +225,18 @@ class Path:
 
     def _ack_frames(self) -> bytes:
         tags = [*range(self._acked + ACK_EVERY, self._tag, ACK_EVERY), self._tag]
-        return b"".join(struct.pack(">BHIHHQBB", 1, CHANNEL, 13, 60, 80, tag, 1, 0xCE) for tag in tags)
+        return b"".join(
+            struct.pack(">BHIHHQBB", 1, CHANNEL, 13, 60, 80, tag, 1, 0xCE) for tag in tags
+        )
 
     def _settle(self, acks: bytes) -> None:
         at = 0
         while at < len(acks):
             at, _, ranges = frames.settles(acks, at, len(acks))
-            settled = [(CONSUMER, wire.ACK, self._acked + 1 if not i else ranges[i - 1][1] + 1, each[1])
-                       for i, each in enumerate(ranges)]  # fmt: skip
+            settled = [
+                (CONSUMER, wire.ACK, ranges[i - 1][1] + 1 if i else self._acked + 1, each[1])
+                for i, each in enumerate(ranges)
+            ]
             self._shard.receive(envelope.settles(*WHO, settled), self._now())
         self._acked = self._tag
 
@@ -209,8 +245,13 @@ class Path:
             store.close()
 
 
-def measured(directory: str, body_bytes: int, count: int, acks: bool, seconds: float) -> dict[str, float]:
-    """Nanoseconds a message of each stage: the best round, for others share the machine."""
+def measured(
+    directory: str, body_bytes: int, count: int, acks: bool, seconds: float
+) -> dict[str, float]:
+    """Return the nanoseconds per message of each stage in the best round.
+
+    The best round counts because others share the machine.
+    """
     with tempfile.TemporaryDirectory(dir=directory) as path:
         way = Path(path, body_bytes, count, acks)
         best: dict[str, float] = {}
@@ -226,30 +267,41 @@ def measured(directory: str, body_bytes: int, count: int, acks: bool, seconds: f
             messages, until = 0, time.perf_counter() + seconds / ROUNDS
             while time.perf_counter() < until:
                 messages += way.turn(timed)
-            if at:  # the first warms up
-                best = {stage: min(best.get(stage, 1e18), spent[stage] / messages) for stage in STAGES}
+            if at:  # the first round warms up
+                best = {
+                    stage: min(best.get(stage, 1e18), spent[stage] / messages) for stage in STAGES
+                }
         way.close()
         return best
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="of each row")
     parser.add_argument("--data", default=None, help="directory for the store")
     options = parser.parse_args()
     print(f"Nanoseconds of CPU a message; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print(f"| body | a read | acks | {' | '.join(STAGES)} | all |\n|{' ---: |' * (len(STAGES) + 4)}")
+    print(
+        f"| body | a read | acks | {' | '.join(STAGES)} | all |\n|{' ---: |' * (len(STAGES) + 4)}"
+    )
     rows: dict[tuple[int, int], dict[str, float]] = {}
     for body_bytes, count in SIZES:
         for acks in (False, True) if (body_bytes, count) == (16, 0) else (False,):
-            row = measured(options.data or tempfile.gettempdir(), body_bytes, count, acks, options.seconds)
+            row = measured(
+                options.data or tempfile.gettempdir(), body_bytes, count, acks, options.seconds
+            )
             publishes = count or max(1, READ_BYTES // len(publish(body_bytes)))
             show(f"{body_bytes} B | {publishes} | {'yes' if acks else ''}", row)
             rows.setdefault((body_bytes, count), row)
     small, single, large = rows[SMALL, 0], rows[SMALL, 1], rows[LARGE, 0]
     show("**a batch** | | ", {stage: single[stage] - small[stage] for stage in STAGES})
     show("**a message** | | ", small)
-    show("**a byte** | | ", {stage: (large[stage] - single[stage]) / (LARGE - SMALL) for stage in STAGES})
+    show(
+        "**a byte** | | ",
+        {stage: (large[stage] - single[stage]) / (LARGE - SMALL) for stage in STAGES},
+    )
 
 
 def show(head: str, row: dict[str, float]) -> None:

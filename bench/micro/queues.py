@@ -1,11 +1,14 @@
-"""What a message costs in a deep queue: published, handed out, requeued, expired, by how many wait there.
+"""Measure the cost of a message in a deep queue by the number of messages that wait there.
 
     PYTHONPATH=. python bench/micro/queues.py [--sizes 10000 100000 1000000]
 
-One queue in one process, over a store that keeps nothing: what is measured is the order of messages, their times and
-priorities, not their bytes. Microseconds of CPU for each message; where the cost of one grew with the number of the
-others, the columns would grow from left to right. `ttl` gives each message a time of its own, `one ttl` is a queue's
-`x-message-ttl`, `priority` has ten levels in random order, `delayed` a queue where messages wait for random times.
+Messages are published, delivered, requeued and expired in one queue in one process, over a store
+that keeps nothing. So the order of messages, their times and priorities are measured, not their
+bytes. The figures are microseconds of CPU per message. If the cost of one message grew with the
+number of the others, the columns would grow from left to right.
+
+`ttl` gives each message a time of its own, `one ttl` is a queue with `x-message-ttl`, `priority`
+has ten levels in random order, `delayed` is a queue where messages wait for random times.
 """
 
 from __future__ import annotations
@@ -43,20 +46,27 @@ class Nowhere:
         count = max(1, min(len(entries), bytes_max // BODY_BYTES))
         return self.blob * count, array("I", [BODY_BYTES]) * count
 
-    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
+    def look(
+        self, entries: array[int], bytes_max: int, whole: bool = True
+    ) -> tuple[bytes, array[int]]:
         return self.read(entries, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         pass
 
     def deliver(
-        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+        self,
+        consumer: Consumer,
+        first_number: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
     ) -> None:
         pass
 
 
 def fact(row: str, rng: random.Random) -> int:
-    """What is said of a message beside its bytes: priority << 56 | when it expires or is due."""
+    """Return the facts of a message: priority << 56 | the time when it expires or is due."""
     if row == "priority":
         return rng.randrange(10) << 56
     return rng.randrange(HOUR_MS, 2 * HOUR_MS) if row in ("ttl", "delayed") else 0
@@ -75,7 +85,7 @@ def us_each(started: float, count: int) -> float:
 
 
 def measured(row: str, size: int) -> dict[str, float]:
-    """Of a queue that has `size` messages, and gets, gives, requeues and loses some."""
+    """Measure a queue of `size` messages that gets, delivers, requeues and loses some."""
     store = Nowhere()
     made = DelayQueue if row == "delayed" else Queue
     queue = made(1, store, limits_of(ROWS[row]))  # type: ignore[arg-type]
@@ -118,7 +128,7 @@ def measured(row: str, size: int) -> dict[str, float]:
 
 
 def pass_on(queue: Queue) -> None:
-    """As if a front door had taken what is due, and all of it had arrived."""
+    """Take all due messages and settle them, as if a front door had published them elsewhere."""
     departures = queue.backlog.departures
     assert departures is not None
     number = 0
@@ -137,7 +147,11 @@ def main() -> None:
     for row in ROWS:
         columns = [measured(row, size) for size in sizes]
         for what in columns[0]:
-            print(f"| {row}, {what} | " + " | ".join(f"{column[what]:.2f}" for column in columns) + " |")
+            print(
+                f"| {row}, {what} | "
+                + " | ".join(f"{column[what]:.2f}" for column in columns)
+                + " |"
+            )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""The segment store alone: append a message and read it back in one process, one at a time and in batches.
+"""Measure the segment store alone: append a message and read it back in one process.
 
     PYTHONPATH=. python bench/micro/store.py [--seconds 0.3] [--data DIR] > table.md
 
-Each round appends, reads back, compares the size and settles. Records are made before the clock starts, as the front
-door makes them in another process. Nobody asks for a sync; what is settled early never reaches the disk, as in a
-broker whose consumers keep up. The column "kept" keeps 64 MB unsettled behind, so that every byte is written out and
-read back from its file; it is the dearest way through the store. The figures of aurora-channel are the ones it
-publishes for send and receive, one message at a time, on a machine of its own: an order of magnitude, not a comparison
-side by side.
+Messages come one at a time and in batches. Each round appends, reads back, compares the size and
+settles. Records are made before the clock starts, because the front door makes them in another
+process. No sync is requested, and messages that are settled early never reach the disk, as in a
+broker whose consumers keep up.
+
+The column "kept" leaves 64 MB unsettled behind, so that every byte is written out and read back
+from its file: this is the most expensive way through the store. The figures of aurora-channel are
+the ones that it publishes for send and receive, one message at a time, on a machine of its own.
+They give an order of magnitude, not a comparison side by side.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ QUEUE = 1
 
 
 def encode(body_bytes: int, count: int) -> bytes:
-    """A record of `count` messages (drawn in record.pyx)."""
+    """Return a record of `count` messages (drawn in record.pyx)."""
     message = struct.pack("<IIBBB", body_bytes, 2, 0, 1, 107) + bytes(2) + bytes(body_bytes)
     rest = struct.pack("<QIIHBBI", 1, 0xFFFFFFFF, count, 1, 255, 1, QUEUE) + message * count
     rest += bytes(-len(rest) % 8)
@@ -51,7 +54,7 @@ def through_memory(store: SegmentStore, data: bytes) -> Callable[[], None]:
 
 
 def through_files(store: SegmentStore, data: bytes) -> Callable[[], None]:
-    """What is appended is read long after; the first turns only append."""
+    """Return a turn that reads messages long after their append; the first turns only append."""
     waiting: deque[array[int]] = deque()
     behind = KEPT_BYTES // len(data)
 
@@ -66,9 +69,13 @@ def through_files(store: SegmentStore, data: bytes) -> Callable[[], None]:
 
 
 def microseconds(
-    directory: str, data: bytes, count: int, seconds: float, way: Callable[[SegmentStore, bytes], Callable[[], None]]
+    directory: str,
+    data: bytes,
+    count: int,
+    seconds: float,
+    way: Callable[[SegmentStore, bytes], Callable[[], None]],
 ) -> float:
-    """Of one message; the best of some rounds, since others share the machine."""
+    """Return the microseconds per message in the best round, because others share the machine."""
     best = float("inf")
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory(dir=directory) as path:
@@ -86,19 +93,33 @@ def microseconds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=0.3, help="of each round")
     parser.add_argument("--data", default=None, help="directory on the disk to measure")
     options = parser.parse_args()
-    print(f"Append and read back, microseconds a message; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print("| body | one at a time | batch | in batches | in batches, kept | aurora-channel, published |")
+    print(
+        f"Append and read back, microseconds a message; {os.cpu_count()} cores,"
+        f" load {os.getloadavg()[0]:.1f}\n"
+    )
+    print(
+        "| body | one at a time | batch | in batches | in batches, kept"
+        " | aurora-channel, published |"
+    )
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     for size in SIZES:
         count = max(1, min(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX // size))
         single = microseconds(options.data, encode(size, 1), 1, options.seconds, through_memory)
-        batched = microseconds(options.data, encode(size, count), count, options.seconds, through_memory)
-        kept = microseconds(options.data, encode(size, count), count, options.seconds, through_files)
-        figures = f"{single:.2f} | {count} | {batched:.3f} | {kept:.3f} | {PUBLISHED_US.get(size, '')}"
+        batched = microseconds(
+            options.data, encode(size, count), count, options.seconds, through_memory
+        )
+        kept = microseconds(
+            options.data, encode(size, count), count, options.seconds, through_files
+        )
+        figures = (
+            f"{single:.2f} | {count} | {batched:.3f} | {kept:.3f} | {PUBLISHED_US.get(size, '')}"
+        )
         print(f"| {size} B | {figures} |", flush=True)
 
 

@@ -1,12 +1,13 @@
-"""The stream log alone: append, read from the start, read at random places, find by time, in one process.
+"""Measure the stream log alone: append, read from the start and at random places, find by time.
 
     PYTHONPATH=. python bench/micro/stream.py [--messages 2000000] [--data DIR] > table.md
 
-Rates are per second of this process's CPU, of both kinds: what the library costs, whatever else the machine does.
-Records of 256 messages ("singly": of one) are made before the clock starts, as the front door makes them in another
-process; a sync ends every 16 MiB. What is read was written just before, so it comes from the page cache. "from the
-start" goes on where the last read ended, with room for 256 KiB; "by tens" is a consumer with a prefetch of ten;
-"anywhere" reads 4 KiB at any offset.
+Rates are per second of this process's CPU, user and system: the cost of the library, whatever else
+the machine does. Records of 256 messages ("singly": of one) are made before the clock starts,
+because the front door makes them in another process. A sync ends every 16 MiB. Reads come from the
+page cache, since the data was written just before. "from the start" goes on where the last read
+ended, with room for 256 KiB; "by tens" is a consumer with a prefetch of ten; "anywhere" reads 4 KiB
+at any offset.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SINGLE_MESSAGES = 20_000
 
 
 def encode(body_bytes: int, count: int, timestamp: int) -> bytes:
-    """A record of `count` messages (drawn in record.pyx)."""
+    """Return a record of `count` messages (drawn in record.pyx)."""
     message = struct.pack("<IIBBB", body_bytes, 2, 0, 1, 107) + bytes(2) + bytes(body_bytes)
     rest = struct.pack("<QIIHBBI", timestamp, 0xFFFFFFFF, count, 1, 255, 1, 1) + message * count
     rest += bytes(-len(rest) % 8)
@@ -52,7 +53,10 @@ def sync(log: StreamLog) -> None:
 
 
 def append(log: StreamLog, body_bytes: int, messages: int, batch_messages: int) -> float:
-    batches = [encode(body_bytes, batch_messages, 1000 + number) for number in range(messages // batch_messages)]
+    batches = [
+        encode(body_bytes, batch_messages, 1000 + number)
+        for number in range(messages // batch_messages)
+    ]
 
     def act() -> None:
         unsynced = 0
@@ -100,15 +104,22 @@ def find_anywhere(log: StreamLog, newest: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--data", default=None, help="directory on the disk to measure")
     options = parser.parse_args()
     print(f"Messages per CPU second; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print("| body | messages | append | from the start | by tens | append singly | anywhere, us | find by time, us |")
+    print(
+        "| body | messages | append | from the start | by tens | append singly"
+        " | anywhere, us | find by time, us |"
+    )
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for size in SIZES:
-        messages = min(options.messages, BYTES_MAX // (size + 16)) // BATCH_MESSAGES * BATCH_MESSAGES
+        messages = (
+            min(options.messages, BYTES_MAX // (size + 16)) // BATCH_MESSAGES * BATCH_MESSAGES
+        )
         with tempfile.TemporaryDirectory(dir=options.data) as path:
             log = StreamLog(f"{path}/stream", segment_bytes=64 << 20)
             log.recover()
@@ -116,10 +127,14 @@ def main() -> None:
             following = messages / read_from_start(log, READ_BYTES, messages)
             some = min(messages, 200_000)
             ten = some / read_from_start(log, 10 * (size + 13), some)
-            anywhere, found = read_anywhere(log) * 1e6, find_anywhere(log, 1000 + messages // BATCH_MESSAGES) * 1e6
+            anywhere, found = (
+                read_anywhere(log) * 1e6,
+                find_anywhere(log, 1000 + messages // BATCH_MESSAGES) * 1e6,
+            )
             singly = SINGLE_MESSAGES / append(log, size, SINGLE_MESSAGES, 1)
             log.close()
-        rates = f"{appended:,.0f} | {following:,.0f} | {ten:,.0f} | {singly:,.0f} | {anywhere:.1f} | {found:.1f}"
+        rates = f"{appended:,.0f} | {following:,.0f} | {ten:,.0f} | {singly:,.0f}"
+        rates += f" | {anywhere:.1f} | {found:.1f}"
         print(f"| {size} B | {messages:,} | {rates} |", flush=True)
 
 

@@ -1,12 +1,15 @@
-"""A topic exchange with many bindings: keys routed per second of CPU, and what unbinding them all holds up.
+"""Measure a topic exchange with many bindings: keys routed per second of CPU, and unbinding.
 
     PYTHONPATH=. python bench/micro/topic.py [--bindings 10000] [--messages 200000]
 
-The front door's own publishing, in one process: frames of a socket read are scanned, each key is routed (or known
-from before), the message is packed for its shard; nobody is behind the packer. Keys `repeated` are as many as there
-are bindings, `new` ones come once each. Every tenth binding has a `*`, every hundredth a `#`. Unbinding is timed one
-change of the catalog at a time, as the front door applies them; between two it may publish, so the longest counts
-and not the sum. Times are of this process's CPU.
+The front door's own publishing runs in one process: the frames of a socket read are scanned, each
+key is routed or already known, and the message is packed for its shard. Nothing is behind the
+packer. There are as many `repeated` keys as bindings, and each `new` key comes once. Every tenth
+binding has a `*`, every hundredth a `#`.
+
+Unbinding is timed one change of the catalog at a time, as the front door applies changes. The front
+door may publish between two changes, so the longest counts and not the sum. Times are of this
+process's CPU.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ BODY = b"x" * 16
 
 
 class Links:
-    """As much of the shard links as publishing needs; what was packed is taken and forgotten."""
+    """The part of the shard links that publishing needs; packed batches are thrown away."""
 
     def __init__(self) -> None:
         self.packer = packer.Packer(SHARDS)
@@ -77,7 +80,9 @@ class Client:
     def __init__(self, publishing: Publishing) -> None:
         self.route_cache = publishing.route_cache("/", "guest")
         self.channels = {
-            1: SimpleNamespace(number=1, is_open=True, published=0, confirms=None, transaction=None, reply_to="")
+            1: SimpleNamespace(
+                number=1, is_open=True, published=0, confirms=None, transaction=None, reply_to=""
+            )
         }
 
 
@@ -94,7 +99,10 @@ def patterns(count: int) -> list[str]:
 
 
 def keys(count: int, bindings: int) -> list[bytes]:
-    """Each is let through by a binding; behind `bindings` of them they have a fifth word, and half match no more."""
+    """Return `count` keys, of which the first `bindings` match a binding each.
+
+    Keys after the first `bindings` have a fifth word, which only bindings with a `#` match.
+    """
     found = []
     for n in range(count):
         b = n % bindings
@@ -127,7 +135,7 @@ def publish(key: bytes) -> bytes:
 
 
 def reads(messages: list[bytes]) -> list[bytes]:
-    """The bytes as they would be read."""
+    """Return the bytes of the messages in pieces as a socket read gives them."""
     found, size = [[]], 0  # type: ignore[var-annotated]
     for message in messages:
         if size + len(message) > READ_BYTES:
@@ -139,7 +147,7 @@ def reads(messages: list[bytes]) -> list[bytes]:
 
 
 def run(publishing: Publishing, links: Links, client: Client, data: list[bytes]) -> float:
-    """Seconds of CPU."""
+    """Publish all reads and return the CPU seconds."""
     started = time.process_time()
     for read in data:
         at = 0
@@ -147,7 +155,8 @@ def run(publishing: Publishing, links: Links, client: Client, data: list[bytes])
             at, table, count, _, _ = frames.scan(read, at, len(read), STATES, 131072, 1 << 27)
             assert count
             now_ms = time.time_ns() // 1_000_000
-            done = publishing.publish(client, client.channels, Publishes(read, table, count), now_ms)  # type: ignore[arg-type]
+            event = Publishes(read, table, count)
+            done = publishing.publish(client, client.channels, event, now_ms)  # type: ignore[arg-type]
             assert not done.failed
         links.flush()
     return time.process_time() - started
@@ -175,7 +184,12 @@ def main() -> None:
     repeated = reads([publish(random.choice(known)) for _ in range(asked.messages)])
     run(publishing, links, client, reads([publish(key) for key in known]))
     print(f"keys that repeat: {asked.messages / run(publishing, links, client, repeated):,.0f}/s")
-    new = reads([publish(key) for key in keys(asked.bindings + asked.messages, asked.bindings)[asked.bindings :]])
+    new = reads(
+        [
+            publish(key)
+            for key in keys(asked.bindings + asked.messages, asked.bindings)[asked.bindings :]
+        ]
+    )
     print(f"keys that never repeat: {asked.messages / run(publishing, links, client, new):,.0f}/s")
     longest = total = 0.0
     for n, pattern in enumerate(patterns(asked.bindings)):
@@ -184,14 +198,19 @@ def main() -> None:
         publishing.catalog_changed()
         took = time.process_time() - started
         longest, total = max(longest, took), total + took
-    print(f"unbinding {asked.bindings:,}: {total * 1000:,.0f} ms, the longest {longest * 1000:.2f} ms")
+    print(
+        f"unbinding {asked.bindings:,}: {total * 1000:,.0f} ms, the longest {longest * 1000:.2f} ms"
+    )
     for pattern in patterns(asked.bindings):
         catalog.apply(BindingPut("/", EXCHANGE.decode(), "queue", "q0", pattern))
     run(publishing, links, client, repeated[:4])
     started = time.process_time()
     catalog.apply(QueueDelete("/", "q0"))
     publishing.catalog_changed()
-    print(f"deleting a queue with {asked.bindings:,} bindings: {(time.process_time() - started) * 1000:.1f} ms at once")
+    print(
+        f"deleting a queue with {asked.bindings:,} bindings:"
+        f" {(time.process_time() - started) * 1000:.1f} ms at once"
+    )
 
 
 if __name__ == "__main__":
