@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from shardmq.broker.model import checks, own_letters
+from shardmq.broker.model import checks, message_dlx
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     CLUSTER_NAME,
@@ -210,11 +210,11 @@ def check_dead_letter(
     A message may name an exchange for its dead letter. The dead letter goes there with the key that
     the message names for it, else with the message's own keys.
     """
-    exchange = own_letters.exchange_of(headers)
+    exchange = message_dlx.exchange_of(headers)
     if exchange is None:
         return
     check_publish(catalog, user, vhost, exchange)
-    key = own_letters.key_of(headers)
+    key = message_dlx.key_of(headers)
     check_keys(catalog, user, vhost, exchange, keys if key is None else (key,))
 
 

@@ -10,7 +10,7 @@ from shardmq.broker.front_door.consume.grants import Grants
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
-from shardmq.broker.model import own_letters
+from shardmq.broker.model import message_dlx
 
 # Messages of this size, on average of a delivery, are written from where they lie. Smaller ones are
 # copied, which costs less than a piece of its own for each.
@@ -65,7 +65,7 @@ class Deliveries:
         channel, client = consumer.channel, consumer.client
         size = len(blob)
         if hides:
-            blob = memoryview(properties.without_header_in_each(blob, count, own_letters.BCC))
+            blob = memoryview(properties.without_header_in_each(blob, count, message_dlx.BCC))
         if consumer.reading is not None:
             blob = _with_offsets(consumer, first_number, count, blob, link.epoch)
         tag = channel.next_tag

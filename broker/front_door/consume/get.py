@@ -18,7 +18,7 @@ from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.tracing import Tracing
-from shardmq.broker.model import own_letters
+from shardmq.broker.model import message_dlx
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared import reading
 from shardmq.shardd.wire import messages as wire
@@ -117,7 +117,7 @@ class Gets:
             self._counts.got_empty += 1
             channel.got_empty += 1
             return commands.Basic.GetEmpty()
-        message = bytes(properties.without_header_in_each(got.message, 1, own_letters.BCC))
+        message = bytes(properties.without_header_in_each(got.message, 1, message_dlx.BCC))
         redelivered = True
         if isinstance(got, wire.GotAgain):
             message = properties.with_delivery_count(message, 1, got.times)

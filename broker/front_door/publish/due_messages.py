@@ -12,9 +12,9 @@ import random
 from typing import NamedTuple
 
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.amqp.released import released
+from shardmq.broker.amqp.delayed_release import released
 from shardmq.broker.front_door.publish.targets import ShardQueues, by_shard, existing
-from shardmq.broker.model import checks, own_letters
+from shardmq.broker.model import checks, message_dlx
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.routing import Message, goes_by_key, route_message
 from shardmq.broker.routing.spreading import HASH_PROPERTIES
@@ -31,7 +31,7 @@ PERSISTENT = 2
 ALONE = 7
 
 # Start, stop, messages, names, expiration, delivery mode, priority, whether it is alone:
-# amqp/released.pyx
+# amqp/delayed_release.pyx
 Run = tuple[int, int, int, bytes, bytes | None, int, int, bool]
 
 
@@ -125,8 +125,8 @@ class DueMessages:
         headers = properties.read(contents.read_stored(stored)[2]).headers or {}
         keeps_bcc = not common.targets.to_stream
         if not keeps_bcc:
-            stored = properties.without_header(stored, own_letters.BCC)
-        self._add(common, stored, 1, own_letters.marks_of(headers, keeps_bcc=keeps_bcc))
+            stored = properties.without_header(stored, message_dlx.BCC)
+        self._add(common, stored, 1, message_dlx.marks_of(headers, keeps_bcc=keeps_bcc))
 
     def _add(
         self, common: _Common | None, data: memoryview | bytes, count: int, marks: int = 0

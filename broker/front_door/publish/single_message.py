@@ -33,7 +33,7 @@ from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.front_door.publish.tracing import Tracing
-from shardmq.broker.model import own_letters
+from shardmq.broker.model import message_dlx
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying, keeping, route_message
@@ -273,7 +273,7 @@ class SingleMessages:
     ) -> None:
         no_stream = not any(is_stream(queue.arguments) for queue in queues)
         stored = message.stored if no_stream else message.without_bcc()
-        marks = own_letters.marks_of(message.headers, keeps_bcc=no_stream)
+        marks = message_dlx.marks_of(message.headers, keeps_bcc=no_stream)
         for shard, queue_ids, durable in by_shard(queues):
             self._batches.packer.add_stored(
                 shard,

@@ -14,7 +14,7 @@ from pamqp.commands import Basic
 
 from shardmq.broker.amqp import properties
 from shardmq.broker.amqp.contents import split
-from shardmq.broker.amqp.numbered import numbered
+from shardmq.broker.amqp.offset_header import numbered
 
 NAME = b"x-stream-offset"
 HEADERS: st.SearchStrategy[dict[str, Any] | None] = st.none() | st.dictionaries(

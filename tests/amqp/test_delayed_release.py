@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmq.broker.amqp.delayed_release import released
 from shardmq.broker.amqp.methods import decode_table
-from shardmq.broker.amqp.released import released
-from tests.reference import released as reference
+from tests.reference import delayed_release as reference
 
 NUMBERS = {b"b": ">b", b"B": ">B", b"s": ">h", b"u": ">H", b"I": ">i", b"i": ">I", b"l": ">q", b"L": ">q"}
 

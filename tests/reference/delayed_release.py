@@ -1,4 +1,4 @@
-"""broker/amqp/released.pyx in plain, slow, obvious Python: headers decoded, the delay negated, encoded again."""
+"""broker/amqp/delayed_release.pyx in plain, slow, obvious Python: headers decoded, the delay negated, encoded again."""
 
 from __future__ import annotations
 
