@@ -29,7 +29,7 @@ class Hash(NamedTuple):
     among: int
 
 
-class Hop(NamedTuple):
+class RouteStep(NamedTuple):
     """A message at one exchange.
 
     `destinations` are all possible ones if the exchange decides by chance. `alternate` is where the
@@ -59,7 +59,7 @@ class Explained(NamedTuple):
     """
 
     queues: tuple[str, ...]
-    hops: tuple[Hop, ...]
+    hops: tuple[RouteStep, ...]
 
 
 def explain(table: RoutingTable, exchange: str, message: Message) -> Explained:
@@ -69,10 +69,10 @@ def explain(table: RoutingTable, exchange: str, message: Message) -> Explained:
     return Explained(queues, tuple(_hop(step, message) for step in steps))
 
 
-def _hop(step: Step, message: Message) -> Hop:
+def _hop(step: Step, message: Message) -> RouteStep:
     attributes, matcher = step.exchange.attributes, step.exchange.matcher
     if isinstance(matcher, Chance):
-        return Hop(
+        return RouteStep(
             step.name,
             attributes.type,
             tuple(each.target for each in matcher.destinations),
@@ -81,7 +81,9 @@ def _hop(step: Step, message: Message) -> Hop:
             None,
         )
     targets = tuple(sorted(step.targets))
-    return Hop(step.name, attributes.type, targets, step.alternate, False, _hash(matcher, message))
+    return RouteStep(
+        step.name, attributes.type, targets, step.alternate, False, _hash(matcher, message)
+    )
 
 
 def _hash(matcher: object, message: Message) -> Hash | None:

@@ -9,7 +9,7 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
-from shardmq.broker.front_door.consume.rewinding import Wish
+from shardmq.broker.front_door.consume.rewinding import HistoryBinding
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, ShardOf
@@ -332,7 +332,7 @@ def test_a_queue_bound_to_an_exchange_that_keeps_messages_gets_its_history_first
     recent = ExchangePut("/", "r", "x-recent-history")
     session = FakeSession(PLAIN, MINE, THEIRS, recent, QueuePut("/", keeping.queue_name("r"), 9, 0))
     assert done(session, Queue.Bind(queue="q", exchange="r", routing_key="k")).name == "Queue.BindOk"
-    assert session.rewinding.wishes == [Wish("/", "r", "q", "k", {})]
+    assert session.rewinding.bindings == [HistoryBinding("/", "r", "q", "k", {})]
     assert session.catalog_link.asked == [Bind("/", "r", "queue", "q", "k", {})]
     assert refused(session, Queue.Bind(queue="theirs", exchange="r")) == LOCKED
     assert refused(session, Queue.Bind(queue="missing", exchange="r"))[0] == 404

@@ -110,10 +110,12 @@ class FakeShards:
 
 class FakeRewinding:
     def __init__(self) -> None:
-        self.wishes: list[rewinding.Wish] = []
+        self.bindings: list[rewinding.HistoryBinding] = []
 
-    async def bind(self, vhost: Vhost, wish: rewinding.Wish, bind: Callable[[], Awaitable[Answer]]) -> Answer:
-        self.wishes.append(wish)
+    async def bind(
+        self, vhost: Vhost, binding: rewinding.HistoryBinding, bind: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        self.bindings.append(binding)
         return await bind()
 
 

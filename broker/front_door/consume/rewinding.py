@@ -61,7 +61,7 @@ class CatalogSource(Protocol):
     catalog: Catalog
 
 
-class Wish(NamedTuple):
+class HistoryBinding(NamedTuple):
     """A bind of a queue to an exchange that keeps messages."""
 
     vhost: str
@@ -70,7 +70,7 @@ class Wish(NamedTuple):
     key: str
     arguments: dict[str, Any]
 
-    def is_granted(self, vhost: Vhost | None) -> bool:
+    def exists_in(self, vhost: Vhost | None) -> bool:
         """Return whether the binding is there."""
         put = BindingPut(self.vhost, self.source, "queue", self.queue, self.key, self.arguments)
         return vhost is not None and vhost.has_binding(put)
@@ -128,25 +128,27 @@ class Rewinding:
         for task in self._following:
             task.cancel()
 
-    async def bind(self, vhost: Vhost, wish: Wish, bind: Callable[[], Awaitable[T]]) -> T:
+    async def bind(
+        self, vhost: Vhost, binding: HistoryBinding, bind: Callable[[], Awaitable[T]]
+    ) -> T:
         """Bind a queue, with the kept messages that the binding chooses.
 
         `bind` makes the binding and ends when every front door has it. Raises Refusal when the
         messages cannot be stored.
         """
-        if wish.is_granted(vhost):
+        if binding.exists_in(vhost):
             return await bind()
-        stream, target = _stream_of(vhost, wish.source), vhost.queues[wish.queue]
-        exchange = vhost.exchanges[wish.source]
+        stream, target = _stream_of(vhost, binding.source), vhost.queues[binding.queue]
+        exchange = vhost.exchanges[binding.source]
         assert stream is not None
         type = inner_type(exchange.type, exchange.arguments)
-        copying = _Copying(self._links, wish, stream, target, _matcher(vhost, wish), type)
+        copying = _Copying(self._links, binding, stream, target, _matcher(vhost, binding), type)
         self._watched[copying.ends] += 1
         try:
             looked = await copying.look(exchange.arguments)
             kept = Kept(looked.first_offset, looked.young, looked.end_offset, looked.at_time)
             await copying.copy(
-                *chosen(wish.arguments, keeping.messages_max(type, exchange.arguments), kept)
+                *chosen(binding.arguments, keeping.messages_max(type, exchange.arguments), kept)
             )
             done = await bind()
             after = await copying.look({})
@@ -173,14 +175,14 @@ class Rewinding:
             while time.monotonic() < end:
                 await asyncio.sleep(FOLLOW_EACH_S)
                 stop = (await copying.look({})).end_offset
-                if not copying.wish.is_granted(self._source.catalog.vhost(copying.wish.vhost)):
+                if not copying.binding.exists_in(self._source.catalog.vhost(copying.binding.vhost)):
                     return  # unbound meanwhile
                 await copying.copy(offset, stop)
                 offset = stop
         except Exception as error:  # the binding stands; what is missing is logged
             log.warning(
                 "queue '%s': what came while it was bound is not all copied: %s",
-                copying.wish.queue,
+                copying.binding.queue,
                 error,
             )
         finally:
@@ -193,13 +195,13 @@ class _Copying:
     def __init__(
         self,
         links: ShardLinks,
-        wish: Wish,
+        binding: HistoryBinding,
         stream: QueuePut,
         target: QueuePut,
         matcher: Matcher,
         exchange_type: str,
     ) -> None:
-        self.wish = wish
+        self.binding = binding
         self._links = links
         self._stream = stream
         self._target = target
@@ -210,7 +212,7 @@ class _Copying:
         """Look at the stream; from the first time on the shard watches what goes to the queue."""
         age = exchange.get(keeping.AGE_MS)
         young = max(int(time.time() * 1000) - age, 0) if age is not None else 0
-        at_time = keeping.from_time_ms(self.wish.arguments) or 0
+        at_time = keeping.from_time_ms(self.binding.arguments) or 0
 
         def make(request: int) -> wire.Look:
             return wire.Look(request, self._stream.id, self._target.id, at_time, young)
@@ -291,7 +293,7 @@ class _Copying:
         """Store copies in the queue. Raises Refusal when its shard does not take them."""
         for _ in range(TRIES_MAX):
             waiting = _Stored()
-            self._links.use_vhost(self.wish.vhost)
+            self._links.use_vhost(self.binding.vhost)
             ttl_ms, mode, priority, flags = facts
             marks = packer.OWN_LETTERS if flags & frames.MAY_HAVE_LETTERS else 0
             self._links.packer.add_stored(
@@ -314,20 +316,20 @@ class _Copying:
             if await waiting.future:
                 return
             await asyncio.sleep(FOLLOW_EACH_S)
-        raise Refusal(INTERNAL_ERROR, f"messages for queue '{self.wish.queue}' cannot be stored")
+        raise Refusal(INTERNAL_ERROR, f"messages for queue '{self.binding.queue}' cannot be stored")
 
 
-def _matcher(vhost: Vhost, wish: Wish) -> Matcher:
+def _matcher(vhost: Vhost, binding: HistoryBinding) -> Matcher:
     """Return a matcher that routes as the exchange will by this binding.
 
     Other bindings are in it only where the exchange gives each message to one of several.
     """
-    exchange = vhost.exchanges[wish.source]
+    exchange = vhost.exchanges[binding.source]
     matcher = TYPES[exchange.type](vhost.exchange_arguments(exchange))
     if isinstance(matcher, Spread):
-        for one in vhost.bindings_from(wish.source):
+        for one in vhost.bindings_from(binding.source):
             matcher.add(one.routing_key, one.arguments, Target(one.kind, one.destination))
-    matcher.add(wish.key, wish.arguments, Target("queue", wish.queue))
+    matcher.add(binding.key, binding.arguments, Target("queue", binding.queue))
     return matcher
 
 

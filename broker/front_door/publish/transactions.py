@@ -26,7 +26,7 @@ P = TypeVar("P")  # a publish, as the caller keeps it
 S = TypeVar("S")  # a settle, as the caller keeps it
 
 
-class Held(NamedTuple, Generic[P, S]):
+class HeldBack(NamedTuple, Generic[P, S]):
     """All that a transaction held back."""
 
     publishes: list[P]
@@ -75,9 +75,9 @@ class Transaction(Generic[P, S]):
     def settle_count(self) -> int:
         return len(self._settles)
 
-    def take(self) -> Held[P, S]:
+    def take(self) -> HeldBack[P, S]:
         """Return everything held, in order, and begin a new transaction: tx.commit."""
-        held = Held(self._publishes, self._settles)
+        held = HeldBack(self._publishes, self._settles)
         self._begin()
         return held
 

@@ -209,8 +209,8 @@ def _bind_queue(
     type = delaying.inner_type(exchange.type, exchange.arguments)
     checks.check_binding(type, key, request.arguments)
     checks.check_keeping_bind(type, exchange.arguments, "queue", request.arguments)
-    wish = rewinding.Wish(session.vhost, source, name, key, request.arguments)
-    return BindWithHistory(vhost, wish, ask)
+    binding = rewinding.HistoryBinding(session.vhost, source, name, key, request.arguments)
+    return BindWithHistory(vhost, binding, ask)
 
 
 def _unbind_queue(

@@ -58,7 +58,7 @@ class BindWithHistory(NamedTuple):
     """Copy what the exchange keeps for the new binding to the queue, then ask for the binding."""
 
     vhost: Vhost
-    wish: rewinding.Wish
+    binding: rewinding.HistoryBinding
     bind: AskController
 
 
@@ -124,8 +124,8 @@ async def carry_out(step: Step, session: Session, links: TopologyLinks) -> base.
                 )
             case PurgeQueues():
                 step = step.then(sum(await asyncio.gather(*map(links.shards.purge, step.queues))))
-            case BindWithHistory(vhost, wish, (request, then)):
-                step = then(await links.rewinding.bind(vhost, wish, partial(ask, request)))
+            case BindWithHistory(vhost, binding, (request, then)):
+                step = then(await links.rewinding.bind(vhost, binding, partial(ask, request)))
     return step
 
 

@@ -13,7 +13,7 @@ from shardmq.broker.controller.management.resources.exchanges import exchange_na
 from shardmq.broker.controller.resharding.routes import reached, table_of
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.routing import Message
-from shardmq.broker.routing.explain import Hop, Share, explain, ring
+from shardmq.broker.routing.explain import RouteStep, Share, explain, ring
 from shardmq.broker.routing.matching import Target
 
 BINDINGS_MAX = 20_000  # a table with more would take too long to make: other calls wait
@@ -64,7 +64,7 @@ def _exchange(call: Call) -> tuple[Vhost, str]:
     return vhost, name
 
 
-def _hop(vhost: Vhost, hop: Hop) -> dict[str, Any]:
+def _hop(vhost: Vhost, hop: RouteStep) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "exchange": hop.exchange,
         "type": hop.type,
