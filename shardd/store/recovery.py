@@ -459,7 +459,7 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
         files.close(handle)
 
 
-# -- the state file -----------------------------------------------------------------------------------
+# -- the state file --------------------------------------------------------------------------------
 
 
 def write_state(

@@ -70,7 +70,7 @@ class Returns:
         """Segments were merged: what the file says of entries is not true any more."""
         self._anew = bool(self.times)
 
-    # -- on disk ---------------------------------------------------------------------------------------
+    # -- on disk -----------------------------------------------------------------------------------
 
     def recover(self, said: Mapping[tuple[int, int], int], live: Mapping[int, array[int]]) -> None:
         """What the file said, of what queues still have. It is to be written anew: entries may be used again."""

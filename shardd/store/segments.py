@@ -65,7 +65,7 @@ class Segments:
         self.returns = Returns()
         self.counters = Counters()
 
-    # -- which there are ---------------------------------------------------------------------------------
+    # -- which there are ---------------------------------------------------------------------------
 
     def enlist(self, segment: Segment) -> None:
         self.by_number[segment.number] = segment
@@ -102,7 +102,7 @@ class Segments:
             segment is held for held, _, _ in self.state.job.segments
         )
 
-    # -- away --------------------------------------------------------------------------------------------
+    # -- away --------------------------------------------------------------------------------------
 
     def retire(self, segment: Segment) -> None:
         """Take away a segment that nobody needs; its file may still be in the hands of a sync."""
@@ -176,7 +176,7 @@ class Segments:
         self.windows.release()
         self.reclaimer.release()
 
-    # -- numbers -----------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         segments = self.distinct()

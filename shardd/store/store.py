@@ -77,7 +77,7 @@ class SegmentStore:
         self._returns = segments.returns
         self._settled = segments.settled
 
-    # -- start and stop -------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     def recover(
         self,
@@ -212,7 +212,7 @@ class SegmentStore:
         finally:
             segments.files.close(handle)
 
-    # -- append ---------------------------------------------------------------------------------------
+    # -- append ------------------------------------------------------------------------------------
 
     def screen(
         self, records: bytes | bytearray | memoryview, rooms: Mapping[int, producers.Room]
@@ -272,7 +272,7 @@ class SegmentStore:
         counters.appended_bytes += size
         return arrivals
 
-    # -- read and settle ------------------------------------------------------------------------------
+    # -- read and settle ---------------------------------------------------------------------------
 
     def read(
         self, entries: array[int], bytes_max: int, whole: bool = True
@@ -398,7 +398,7 @@ class SegmentStore:
         """Whether the last sync of what is settled left something out, because of a merge."""
         return self._syncs.held_back
 
-    # -- merge what is nearly empty -------------------------------------------------------------------
+    # -- merge what is nearly empty ----------------------------------------------------------------
 
     def compact(self) -> int:
         """Do one step in this thread; return how many fewer segments there are now."""
@@ -412,7 +412,7 @@ class SegmentStore:
         """End a job after its `run`: see `Merging.finish`."""
         return self._merging.finish(job)
 
-    # -- numbers --------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     @property
     def written_bytes(self) -> int:
