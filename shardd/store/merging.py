@@ -21,7 +21,7 @@ class Merging:
         self._segments = segments
         self._state = segments.state
         self._reclaim: ReclaimJob | None = None
-        # ids of the queues that there were at the start, ascending
+        # Ids of the queues that there were at the start, ascending.
         self.known_ids: array[int] | None = None
 
     @property

@@ -88,7 +88,7 @@ class Window:
 
     @property
     def is_used_up(self) -> bool:
-        """Nearly all bytes of the window were asked for, so that it may be dropped.
+        """True when nearly all bytes of the window were asked for, so that it may be dropped.
 
         When several queues have messages in a segment, each queue reads its own part, one after the
         other. The window is kept until the last queue has read its part. The bytes that nobody asks

@@ -231,7 +231,7 @@ class Reader:
         self.producers = producers  # to be told of the sequences that are found
         self.buffer = bytearray()
         self.damaged_room = DAMAGED_BYTES_MAX
-        # sizes of the message files whose headers were read, by number
+        # Sizes of the message files whose headers were read, by number.
         self.sizes: dict[int, int] = {}
 
     def release(self) -> None:

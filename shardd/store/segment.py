@@ -114,7 +114,7 @@ class Segment:
 
     @property
     def is_needless(self) -> bool:
-        """Nothing of the segment is on disk, and no message of it in memory is needed."""
+        """True when nothing of the segment is on disk, and no message of it is needed."""
         return self.live == 0 and self.flushed == 0 and not self.in_sequence
 
     def live_bytes(self) -> int:
