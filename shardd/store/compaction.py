@@ -231,7 +231,7 @@ class Merged:
     # From entries as queues know them to entries in the new segment. For a source that was itself
     # merged, queues know the entries from before that merge.
     moves: Moves
-    numbers: list[int]  # The segment numbers in the entries of queues of which something is left.
+    numbers: list[int]  # segment numbers in the entries of queues of which something is left
 
 
 @dataclass(slots=True, eq=False)
@@ -336,7 +336,7 @@ class ReclaimJob:
                 f"{segment.path} is damaged: {source.live - found} of {source.live} messages not found in it"
             )
         if found < source.live or (found > source.live and not sound):
-            # Merging would lose messages that queues ask for, or might bring settled ones back.
+            # Messages that queues will ask for are missing, or it cannot be told that none is.
             self._leave(segment, f"{found} messages found in it, {source.live} expected")
             return False
         return True
