@@ -1,6 +1,6 @@
 """Keep open the files of the segments last used whose bytes are not in memory.
 
-The number of open files is bounded by HANDLES_MAX.
+At most HANDLES_MAX files stay open, apart from those that something still waits for.
 """
 
 from __future__ import annotations
