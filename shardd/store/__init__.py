@@ -1,5 +1,11 @@
-"""Stores as a library. `SegmentStore`: append, read, settle, sync; files and formats are drawn in segment.py, acks.py.
-`StreamLog`: append, read again and again, retain; they are drawn in stream_segment.py, chunk.pyx, positions.py."""
+"""Provide the stores of messages as a library.
+
+`SegmentStore` appends, reads, settles and syncs the messages of queues. Its files and formats are
+drawn in segment.py and acks.py.
+
+`StreamLog` appends messages, reads them any number of times and applies retention. Its formats are
+drawn in stream_segment.py, chunk.pyx and positions.py.
+"""
 
 from shardmq.shardd.store.compaction import ReclaimJob
 from shardmq.shardd.store.errors import (

@@ -1,14 +1,21 @@
 """Look into the message files of a stopped broker, or rescue what can be read.
 
-    python -m shardmq.shardd.store verify  DIR      check every record; counts, and damage by file and byte range
-    python -m shardmq.shardd.store stats   DIR      JSON lines per segment and per store: live and dead messages, bytes
-    python -m shardmq.shardd.store dump    DIR      a line of JSON per message that is not settled
-    python -m shardmq.shardd.store salvage DIR OUT  copy what is readable and not settled into the new directory OUT
+    python -m shardmq.shardd.store verify  DIR
+        check every record; print counts, and damage by file and byte range
+    python -m shardmq.shardd.store stats   DIR
+        print JSON lines per segment and per store: live and dead messages, bytes
+    python -m shardmq.shardd.store dump    DIR
+        print a line of JSON per message that is not settled
+    python -m shardmq.shardd.store salvage DIR OUT
+        copy what is readable and not settled into the new directory OUT
 
-DIR is one store (DATA/shard-00/<hash of the vhost>), one shard's directory, or the data directory with all of them.
-Streams in it are looked at too: all their messages count and are dumped, with their offset. What is damaged in a stream
-costs no other message, so salvage takes its files as they are.
-Exit status: 0 good, 1 damage found, 2 wrong usage, the broker runs, or the files cannot be understood.
+DIR is one store (DATA/shard-00/<hash of the vhost>), one shard's directory, or the data directory
+with all of them. Streams in DIR are inspected too: all their messages are counted and dumped, with
+their offsets. Damage in one place of a stream costs no other message, so salvage copies the files
+of a stream as they are.
+
+The exit status is 0 when all is good and 1 when damage was found. The exit status is 2 for wrong
+usage, when the broker runs, or when the files cannot be understood.
 """
 
 from __future__ import annotations
@@ -31,12 +38,12 @@ from shardmq.shardd.store.salvage import salvage
 from shardmq.shardd.store.stream_inspection import StreamContents, is_stream
 
 GOOD, DAMAGED, USAGE = 0, 1, 2
-# From a stream up to the data directory, which has the lock.
+# A stream lies at most this many directories below the data directory, which has the lock.
 LEVELS_MAX = 3
 
 
 class Refused(Exception):
-    """Nothing was done; the text says why."""
+    """The command did nothing; the text says why."""
 
 
 def main(arguments: list[str]) -> int:
@@ -49,7 +56,7 @@ def main(arguments: list[str]) -> int:
         try:
             damage = COMMANDS[command](*paths)
             sys.stdout.flush()
-        except BrokenPipeError:  # who reads has had enough
+        except BrokenPipeError:  # the reader of the pipe has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return GOOD
         finally:
@@ -65,7 +72,11 @@ def main(arguments: list[str]) -> int:
 
 
 def hold_off_broker(directory: str) -> list[int]:
-    """The data directory's lock, shared with others who only look. No broker starts while they do."""
+    """Take a shared lock on the data directory, so that no broker starts.
+
+    Other tools that only read may share the lock. Returns the open lock files: the caller closes
+    them. Raises Refused when a broker runs.
+    """
     folder = os.path.realpath(directory)
     locks = []
     for _ in range(LEVELS_MAX + 1):
@@ -85,7 +96,10 @@ def hold_off_broker(directory: str) -> list[int]:
 
 
 def stores_in(directory: str) -> tuple[list[str], list[str]]:
-    """Paths of the stores and of the streams in it, relative to it; itself is "."."""
+    """Return the stores and the streams in a directory, as paths relative to the directory.
+
+    The directory itself is ".". Raises Refused when the directory holds neither.
+    """
     if not os.path.isdir(directory):
         raise Refused(f"{directory}: not a directory")
     stores, streams = [], []

@@ -1,10 +1,12 @@
-"""Which messages of a segment are settled, on disk: a file of checked blocks beside the segment.
+"""Encode and decode the acks file: which messages of a segment are settled.
 
     acks.NNNNNNNNNN    0  "SHMQACKS" | u32 FORMAT | u32 crc32c of [16, 32)
                       16  u64 number | u32 salt | u32 0
-                      32  blocks: u32 crc32c of the rest of the block, XOR salt | u32 count | u64 pair[count]
+                      32  blocks: u32 crc32c of the rest of the block, XOR salt | u32 count
+                          | u64 pair[count]
 
-Written lazily: a lost block means redelivery, never loss. The file goes with its segment.
+The file lies beside the segment, and is removed with the segment. The file is written lazily: a
+lost block means that messages are delivered again, never that one is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def encode_block(pairs: bytes | bytearray, salt: int) -> bytes:
 
 
 def decode(data: bytes, number: int, salt: int) -> tuple[bytes, int]:
-    """(pairs, end of the last good block); end 0: not even the header is good."""
+    """Return (pairs, end of the last good block); an end of 0 means that the header is bad."""
     if len(data) < HEADER.size:
         return b"", 0
     if data[: HEADER.size] != encode_header(number, salt):

@@ -1,4 +1,7 @@
-"""Put batches of records into the segments of a store that is written to: which segment, and when it ends."""
+"""Put batches of records into the segments of a store.
+
+This file decides which segment takes a record, and when a segment is sealed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from shardmq.shardd.store.segments import Segments
 
 
 class Appender:
-    """Where batches of one store go that do not fit into its open segment."""
+    """Appends the batches of one store that do not fit into its open segment."""
 
     def __init__(self, segments: Segments, flusher: Flusher) -> None:
         self._segments = segments
@@ -64,7 +67,7 @@ class Appender:
         return placed
 
     def _make_room(self, view: memoryview) -> list[Piece]:
-        """Divide the batch among segments and have everything ready that could still fail."""
+        """Divide the batch among segments, and do everything first that could still fail."""
         segments = self._segments
         room = segments.open.room() if segments.open else 0
         pieces = cut(self.batch, view, room, segments.segment_bytes)
@@ -97,9 +100,9 @@ class Appender:
         return segments.open
 
     def renew(self, segment: Segment) -> Segment:
-        """Give the open segment, of which nobody needs anything, a new number.
+        """Give the open segment, of which no message is needed, a new number.
 
-        It keeps its file and memory: entries stay in publish order, and pages stay warm.
+        The segment keeps its file and memory: entries stay in publish order, and pages stay warm.
         """
         segments = self._segments
         del segments.by_number[segment.number]
@@ -121,7 +124,7 @@ class Appender:
         segments = self._segments
         segments.open = segment
         segments.enlist(segment)
-        if segments.sync:  # else indexes are made at a clean stop only, of the last ones
+        if segments.sync:  # without syncs, only the last segments get an index, at a clean stop
             segment.collect_abstracts()
 
     def _seal(self) -> None:
@@ -137,10 +140,11 @@ class Appender:
             segments.in_memory.append(segment)
 
     def _write_alone(self, segment: Segment, part: memoryview) -> None:
-        """Write one record straight to the file: gigabytes must not be held a second time."""
+        """Write one record straight to the file: gigabytes must not be held in memory twice."""
         segments = self._segments
         assert segment.handle is not None
-        if segment.in_sequence:  # what is written says that all before it is stored
+        # The header that is written here says that all segments before this one are stored.
+        if segment.in_sequence:
             for earlier in segments.in_memory:
                 self._flusher.flush_segment(earlier)
         salted = bytearray(part[:8])

@@ -1,14 +1,21 @@
-"""Survivors of neighbouring segments in which little is left, together in one: which segments, what is copied, and in
-which order of steps a power cut finds every message exactly once. When is the owner's to say.
+"""Merge the survivors of neighbouring segments in which little is left.
 
-Every record that is copied was found good first. One that is damaged, and of which something is left, ends the process
-as when a queue reads it; damage of which nothing is needed goes with its file.
+This file decides which segments are merged, what is copied, and the order of the steps. With this
+order every message is found exactly once after a power cut. The owner of the store decides when to
+merge.
 
-Entries that queues hold stay as they are: `Moves` finds where their messages lie now. The next recovery gives new ones.
+Every record is checked before it is copied. A damaged record of which something is left ends the
+process, as it does when a queue reads the record. Damage in records that nobody needs goes with the
+file.
 
-The merged file is written and synced under a spare's name, in any thread. The owner gives it the name of the last
-segment it replaces; only when that lasts the others go. Its header says from which number on it replaces, so that what
-a power cut left of them is not taken for messages twice. Neighbours only: publish order is the order of entries.
+The entries that queues hold stay as they are: `Moves` finds where their messages lie now. The next
+recovery gives the queues new entries.
+
+The merged file is written and synced under the name of a spare, in any thread. The owner then gives
+the file the name of the last segment that it replaces. The other segments are removed only when
+that name is on stable storage. The header of the merged file says from which number on it replaces
+segments, so that segments left by a power cut are not read a second time. Only neighbours are
+merged, because the order of entries is the publish order.
 """
 
 from __future__ import annotations
@@ -26,20 +33,22 @@ from shardmq.shardd.store.recovery import Reader
 from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, encode_header
 from shardmq.shardd.store.survivors import Survivors, moved_again, moved_pairs
 
-# One job reads no more than this, or two segments.
+# One job reads no more than this many bytes, unless two segments are larger.
 READ_BYTES_MAX = 16 << 20
 SEGMENTS_MAX = 64
-# Quarters of a usual segment: what is left in one worth merging, and in what comes of it. The gap is why no message is
-# copied without end.
+# Quarters of a usual segment: the most that is left in a segment worth merging, and the most that a
+# merged segment may hold. The gap between the two keeps messages from being copied without end.
 LEFT_QUARTERS_MAX = 1
 MERGED_QUARTERS_MAX = 3
-# One alone is written anew when its file is so many times what is left in it; read to see, when half is gone by count.
+# A segment is rewritten alone when its file is this many times larger than what is left in it. A
+# segment is read to measure what is left when half of its references are settled.
 SHRINK_TIMES_MIN = 4
-# Settled positions of one segment; beyond this it is written anew without them, if that is shorter.
+# Bytes of the acks file of one segment. Beyond this the segment is rewritten without the settled
+# messages, if that makes it smaller.
 ACKS_BYTES_MAX = 16 << 20
-# Removing so many bytes costs a disk about as much as to read or write one.
+# Removing this many bytes costs a disk about as much as reading or writing one byte.
 REMOVED_PER_MOVED = 16
-# Segments looked at in one search.
+# Segments examined in one search.
 LOOKS_MAX = 64
 
 
@@ -68,7 +77,7 @@ class Candidates:
         self._sparse.pop(segment, None)
 
     def replace(self, run: list[Segment], new: Segment) -> None:
-        """`new` takes the place of `run`, neighbours all."""
+        """Put `new` in the place of `run`, whose segments are all neighbours."""
         before, after = run[0].before, run[-1].after
         for segment in run:
             segment.before = segment.after = None
@@ -91,13 +100,15 @@ class Candidates:
         self._sparse.clear()
 
     def look_at(self, segment: Segment) -> None:
-        """It is sealed, and has less left, or a longer list of what is settled, than before."""
+        """Note a sealed segment that has less left, or a longer acks file, than before."""
         if self._has_little(segment) or _is_worth_measuring(segment) or _has_many_acks(segment):
             self._sparse[segment] = None
 
     def choose(self, at_rest: Callable[[Segment], bool]) -> list[Segment]:
-        """A run of neighbours worth merging, or one worth writing anew; or none. `at_rest`: it is on stable storage
-        and nothing else has its file in hand."""
+        """Return neighbours worth merging, or one segment worth rewriting, or an empty list.
+
+        `at_rest` tells whether a segment is on stable storage and nothing else uses its file.
+        """
         for _ in range(min(LOOKS_MAX, len(self._sparse))):
             segment = next(iter(self._sparse))
             del self._sparse[segment]
@@ -106,7 +117,7 @@ class Candidates:
                 run = self._around(segment, at_rest)
                 if len(run) > 1 or self._is_worth_it_alone(segment):
                     return run
-                # Its neighbour may still be joined with it, once that one is written.
+                # A neighbour that is not at rest yet may be merged with this segment later.
                 beside = (run[0].before, run[-1].after)
                 waits = any(one and self._has_little(one) and not at_rest(one) for one in beside)
             if waits:
@@ -152,12 +163,12 @@ class Candidates:
 
 
 def bytes_max_alone(segment: Segment) -> int:
-    """What may come of it for the writing to be worth while."""
+    """Return the largest size for which rewriting one segment alone pays."""
     return segment.capacity if _has_many_acks(segment) else segment.capacity // SHRINK_TIMES_MIN
 
 
 def _read_bytes(segment: Segment) -> int:
-    """A guess: with an index, only records of which something is left are read."""
+    """Return a guess of the bytes to read: with an index, only records in use are read."""
     return segment.used // 8 if segment.has_index else segment.used
 
 
@@ -166,7 +177,10 @@ def _has_many_acks(segment: Segment) -> bool:
 
 
 def _is_worth_measuring(segment: Segment) -> bool:
-    """What is left by count may be large and small messages: to know, it must be read."""
+    """Return whether the segment must be read to know how many bytes are left in it.
+
+    The count of messages does not tell, since messages may be large or small.
+    """
     return segment.live * 2 <= segment.references and _is_news(segment)
 
 
@@ -176,15 +190,19 @@ def _is_news(segment: Segment) -> bool:
 
 @dataclass(slots=True)
 class Source:
-    """A segment to be merged, as it was when the job was made. It may lose messages meanwhile, and wins none."""
+    """A segment to be merged, as it was when the job was made.
+
+    The segment may lose messages while the job runs, and gains none.
+    """
 
     segment: Segment
-    pairs: bytes  # settled, as far as they are not in its acks file
-    settled_bytes: int  # of them, of each kind
+    pairs: bytes  # settled pairs that are not in the acks file
+    # The lengths of the segment's `settled` and `forgotten` when the job was made.
+    settled_bytes: int
     forgotten_bytes: int
     live: int
     queue_ids: array[int] | None
-    # What the job finds.
+    # The job fills this in.
     moves: Moves = field(default_factory=Moves)
 
 
@@ -202,7 +220,7 @@ def source_of(segment: Segment, known_ids: array[int] | None) -> Source:
 
 @dataclass(slots=True)
 class Merged:
-    """The new segment: in a file of its own, on stable storage."""
+    """The new segment, in a file of its own, on stable storage."""
 
     handle: int
     size: int
@@ -210,27 +228,31 @@ class Merged:
     records: int
     messages: int
     references: int
-    moves: Moves  # from what queues know: of a source that was itself merged, entries of before
-    numbers: list[int]  # of segments, as queues know them, of which something is left
+    # From entries as queues know them to entries in the new segment. For a source that was itself
+    # merged, queues know the entries from before that merge.
+    moves: Moves
+    numbers: list[int]  # segment numbers in the entries of queues of which something is left
 
 
 @dataclass(slots=True, eq=False)
 class ReclaimJob:
-    """Files to remove, and segments to merge. `run` may be called from any thread, once; then
-    `SegmentStore.finish_reclaim`."""
+    """Removes files and merges segments.
+
+    `run` may be called from any thread, once. Then the owner calls `SegmentStore.finish_reclaim`.
+    """
 
     files: Files
     directory: str
     doomed: list[tuple[str, int]]  # path and size
     sources: list[Source]
-    manifest: ManifestSync | None = None  # the doomed are no longer listed in it
-    path: str = ""  # of the new file
+    manifest: ManifestSync | None = None  # syncs the manifest that no longer lists the doomed files
+    path: str = ""  # the path of the new file
     salt: int = 0
     bytes_max: int = 0
     sync: bool = True
     merged: Merged | None = None
-    moved_bytes: int = 0  # read and written
-    left: list[str] = field(default_factory=list)  # what stays as it is from now on, and why
+    moved_bytes: int = 0  # bytes read and written
+    left: list[str] = field(default_factory=list)  # segments that are not merged any more, and why
     done: bool = False
     error: OSError | None = None
     corrupt: Corrupt | None = None
@@ -247,7 +269,7 @@ class ReclaimJob:
         except Corrupt as error:
             self.corrupt = error
         except Exception as error:
-            # Whatever it is, it will be so again.
+            # The same error would be met again, whatever it is.
             for source in self.sources:
                 self._leave(source.segment, repr(error))
             raise
@@ -260,7 +282,7 @@ class ReclaimJob:
 
     @property
     def cost_bytes(self) -> int:
-        """What the disk had to do for it, in bytes read or written."""
+        """The work of the disk for this job, in bytes read or written."""
         return self.moved_bytes + sum(size for _, size in self.doomed) // REMOVED_PER_MOVED
 
     def _merge(self) -> None:
@@ -275,7 +297,12 @@ class ReclaimJob:
             self._write(survivors)
 
     def _collect(self, reader: Reader, source: Source, survivors: Survivors) -> bool:
-        """Not when the disk does not give it, or it is more than was thought; the segment knows now. Raises Corrupt."""
+        """Copy the survivors of one source; return False to give the merge up.
+
+        The merge is given up when the disk does not return the bytes, when the messages found are
+        not as many as expected, or when more is left than `bytes_max` allows. The segment remembers
+        why. Raises Corrupt.
+        """
         segment = source.segment
         try:
             pairs = reader.read_acks(segment.number, segment.salt) + source.pairs
@@ -284,7 +311,7 @@ class ReclaimJob:
             if abstracts is None:
                 abstracts, sound = self._load_whole(reader, segment)
         except OSError as error:
-            # No reason to stop for, while nobody asks for what is in it.
+            # The error is no reason to stop the process while nobody asks for these messages.
             self._leave(segment, str(error))
             return False
         size, references = survivors.size, survivors.references
@@ -298,14 +325,18 @@ class ReclaimJob:
         return True
 
     def _is_all(self, source: Source, found: int, sound: bool) -> bool:
-        """Whether nothing that a queue needs is missing. `found`: references left in what is good of the segment."""
+        """Return whether every message that a queue needs was found.
+
+        `found` counts the references left in the good records. Raises Corrupt when messages are
+        missing and the segment is damaged.
+        """
         segment = source.segment
         if found < source.live and not sound:
             raise Corrupt(
                 f"{segment.path} is damaged: {source.live - found} of {source.live} messages not found in it"
             )
         if found < source.live or (found > source.live and not sound):
-            # Somebody would look for what is not there; or that cannot be told.
+            # Messages that queues will ask for are missing, or it cannot be told that none is.
             self._leave(segment, f"{found} messages found in it, {source.live} expected")
             return False
         return True
@@ -317,8 +348,11 @@ class ReclaimJob:
         survivors: Survivors,
         unwanted: tuple[bytes, int, array[int] | None],
     ) -> bytes | None:
-        """Abstracts of the records of which something is left, and only their bytes; None when no index says where they
-        are, or anything is not as it says."""
+        """Read the records of which something is left; return their abstracts.
+
+        Returns None when no index says where the records are, or when the segment is not as the
+        index says.
+        """
         index = reader.read_index(segment) if segment.has_index else None
         if index is None or index[0] != segment.used:
             return None
@@ -337,8 +371,10 @@ class ReclaimJob:
         return b"".join(abstracts)
 
     def _load_whole(self, reader: Reader, segment: Segment) -> tuple[bytes, bool]:
-        """Abstracts of all good records, and whether there is nothing else. The header is not asked: what it says is
-        known."""
+        """Read all records; return the abstracts of the good ones, and whether all were good.
+
+        The header is not read, because its fields are known.
+        """
         self.moved_bytes += segment.used
         handle = self.files.open(segment.path, read_only=True)
         try:
@@ -380,7 +416,10 @@ class ReclaimJob:
         return moves
 
     def new_segment(self, merged: Merged) -> Segment:
-        """In the place of all sources; what was settled meanwhile is still to be told."""
+        """Return the segment that replaces all sources.
+
+        The caller must still tell it what was settled while the job ran: see `settled_since`.
+        """
         first, last = self.sources[0].segment, self.sources[-1].segment
         return Segment(
             last.number,
@@ -401,7 +440,10 @@ class ReclaimJob:
         )
 
     def settled_since(self) -> tuple[bytes, bytes]:
-        """Pairs that came after the job was made, to remember and to forget, as they are in the new segment."""
+        """Return the pairs settled since the job was made, as they are in the new segment.
+
+        The first are for the acks file, the second are those that only merging needs.
+        """
         settled = forgotten = b""
         for source in self.sources:
             segment, moves = source.segment, source.moves

@@ -1,20 +1,26 @@
-"""What can go wrong with a store that is not our own mistake; each has one answer."""
+"""Name the errors of a store that are not our own mistake; each has one answer."""
 
 
 class StoreError(Exception):
-    """Base of what this folder raises on purpose."""
+    """Base class of the errors that this folder raises on purpose."""
 
 
 class DiskFull(StoreError):
-    """No room for another segment. Nothing was appended; reading and settling go on; trying again later is right."""
+    """There is no room for another segment, and nothing was appended.
+
+    Reading and settling go on. The caller may try again later.
+    """
 
 
 class StoreFailed(StoreError):
-    """A write or sync failed: what is on disk is unknown. The store takes no more; recovery decides."""
+    """A write or sync failed, so it is not known what is on disk.
+
+    The store takes no more messages. The next recovery finds out what is there.
+    """
 
 
 class Corrupt(StoreError):
-    """Bytes read back are not what was written."""
+    """The bytes read back are not the bytes that were written."""
 
 
 class Closed(StoreError):

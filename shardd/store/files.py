@@ -1,6 +1,6 @@
-"""Every system call of the store, behind `Files`, so that tests can put a faulty disk in its place.
+"""Put every system call of the store behind `Files`, so that tests can use a faulty disk.
 
-Names are paths below whatever directory the caller gave. Errors are OSError as the system gives them.
+Paths are used as the caller gives them. Errors are OSError as the system raises it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import errno
 import os
 from typing import Protocol
 
-# `list` is a method of the classes below.
+# These names stand for `list`, which is a method of the classes below.
 Positions = list[int]
 Pieces = list[bytes]
 
 
 class Files(Protocol):
     def make_directory(self, path: str) -> None:
-        """With all above it; it lasts when this returns."""
+        """Make a directory with its parents; the directory lasts when this returns."""
 
     def remove_directory(self, path: str) -> None: ...
     def list(self, path: str) -> list[str]: ...
@@ -24,19 +24,26 @@ class Files(Protocol):
     def close(self, handle: int) -> None: ...
     def size(self, handle: int) -> int: ...
     def descriptor(self, handle: int) -> int:
-        """For compiled code that reads the file itself, and leaves to `read_into` what it cannot; -1: there is none."""
+        """Return the descriptor for compiled code that reads the file itself, or -1.
+
+        Compiled code calls `read_into` for the reads that it cannot do. -1 means that there is no
+        descriptor.
+        """
 
     def read_into(self, handle: int, target: memoryview, position: int) -> int:
-        """Bytes read: fewer than asked only where the file ends."""
+        """Read into `target` from `position`; return how many bytes were read.
+
+        The count is less than the length of `target` only where the file ends.
+        """
 
     def read_pieces(self, handle: int, size: int, positions: Positions) -> Pieces:
-        """`size` bytes from each of these positions; fewer where the file ends."""
+        """Return `size` bytes from each of these positions; fewer where the file ends."""
 
     def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
-        """All of it, or OSError."""
+        """Write all of `data` at `position`, or raise OSError."""
 
     def allocate(self, handle: int, size: int) -> None:
-        """The file has `size` bytes from now on, and room for them is set aside."""
+        """Make the file at least `size` bytes long, and reserve room for them on the disk."""
 
     def truncate(self, handle: int, size: int) -> None: ...
     def sync(self, handle: int) -> None: ...
@@ -44,7 +51,7 @@ class Files(Protocol):
     def rename(self, old: str, new: str) -> None: ...
     def remove(self, path: str) -> None: ...
     def salt(self) -> int:
-        """32 random bits, never 0."""
+        """Return 32 random bits, never 0."""
 
 
 class OsFiles:

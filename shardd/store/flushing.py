@@ -1,6 +1,6 @@
-"""Hand to the operating system what is only in memory: records, indexes, what is settled.
+"""Hand to the operating system what is only in memory: records, indexes, acks.
 
-What is in a file already may not be on stable storage: that is for syncs.py.
+What is in a file may not be on stable storage yet: syncs.py sees to that.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from shardmq.shardd.store.segment import Segment, file_name
 from shardmq.shardd.store.segments import Segments
 from shardmq.shardd.store.settled import ACKS_FILES_AT_ONCE
 
-# Sealed segments whose buffers stay: read cache, and a last chance for their messages to be consumed unwritten.
+# Sealed segments whose buffers stay in memory. They serve as a read cache, and their messages may
+# still be consumed before they are written.
 SEALED_BUFFERS_MAX = 1
-# Indexes that wait for a sync; beyond this, recovery scans.
+# Bytes of indexes that wait for a sync. Beyond this no index is made, and recovery scans the
+# segment.
 INDEX_BYTES_MAX = 1 << 20
-# Written segments that wait for somebody's sync.
+# Written segments that wait for a sync that somebody asks for.
 UNSYNCED_MAX = 64
 
 
@@ -31,7 +33,7 @@ class Flusher:
         self._segments.settled.flush()
 
     def flush_some(self) -> None:
-        """Write all messages, and as many acks as take no time worth mentioning."""
+        """Write all messages, and acks into only a few files, to be quick."""
         try:
             self.flush_segments()
             self._segments.settled.flush(ACKS_FILES_AT_ONCE)
@@ -59,7 +61,8 @@ class Flusher:
             segments.counters.written_bytes += segment.flushed - before
             segments.unsynced[segment.number] = segment
         if segment.unnamed:
-            # The name comes after the header: a file of that name is this segment or nothing.
+            # The file gets its name after its header: a file of that name is this segment or holds
+            # nothing.
             path = f"{segments.directory}/{file_name('msgs', segment.number)}"
             segments.files.rename(segment.path, path)
             segment.path = path
@@ -67,7 +70,7 @@ class Flusher:
             segments.directory_changed = True
 
     def write_oldest(self) -> None:
-        """Write segments and let go of their buffers until one more segment may be sealed."""
+        """Write segments and give up their buffers until one more segment may be sealed."""
         segments = self._segments
         while len(segments.in_memory) >= SEALED_BUFFERS_MAX:
             segment = segments.in_memory[0]
@@ -89,10 +92,10 @@ class Flusher:
             del segments.unsynced[oldest.number]
 
     def sync_or_fail(self, handle: int) -> None:
-        """Sync a file. Raises StoreFailed.
+        """Sync a file, or raise StoreFailed.
 
-        After a sync that failed, for want of room too, the next one may succeed without having
-        written anything.
+        A failed sync may not be tried again, not even one that failed for want of room: the next
+        sync may succeed without having written anything.
         """
         try:
             self._segments.files.sync(handle)

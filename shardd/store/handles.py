@@ -1,4 +1,7 @@
-"""Open files of segments whose bytes are not in memory: those used last, up to a bound."""
+"""Keep open the files of the segments last used whose bytes are not in memory.
+
+At most HANDLES_MAX files stay open, apart from those that something still waits for.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ HANDLES_MAX = 64
 class Handles:
     def __init__(self, files: Files, is_busy: Callable[[Segment], bool]) -> None:
         self._files = files
-        self._is_busy = is_busy  # something waits for its handle
-        self._kept: OrderedDict[int, Segment] = OrderedDict()  # last used last
+        self._is_busy = is_busy  # tells whether the handle of a segment is still needed
+        self._kept: OrderedDict[int, Segment] = OrderedDict()  # by segment number, last used last
 
     def of(self, segment: Segment) -> int:
         if segment.handle is None:
@@ -27,7 +30,10 @@ class Handles:
         return segment.handle
 
     def keep(self, segment: Segment) -> None:
-        """Remember it as the last used; close those that were not used for long and nothing waits for."""
+        """Remember the segment as the last used, and close the files that were not used for long.
+
+        A segment that is busy keeps its handle.
+        """
         self._kept[segment.number] = segment
         excess = len(self._kept) - HANDLES_MAX
         if excess <= 0:

@@ -1,7 +1,8 @@
-"""The files of a store at rest, message by message: for tools that look, count and rescue. Reads only.
+"""Read the files of a store at rest, message by message, for tools.
 
-Whatever cannot be understood is told as `Damage` with file and byte range; the rest is shown. Nothing here is fast: it
-trusts no index and reads every byte.
+The tools inspect, count and rescue messages; nothing here writes. Bytes that cannot be understood
+are reported as `Damage` with file and byte range; the rest is shown. Nothing here is fast: no index
+is trusted and every byte is read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from shardmq.shardd.store.recovery import Damage, Reader, is_ours
 from shardmq.shardd.store.segment import HEADER_BYTES, Segment, decode_index, file_name, parse_name
 
 ABSTRACT = struct.Struct("<QIIHBB")
-# Of records made anew: enough messages to make records few, few enough to keep them small.
+# Bounds of the records that salvage writes: enough messages for few records, and few enough for
+# small ones.
 RECORD_MESSAGES_MAX = 256
 RECORD_BYTES_MAX = 1 << 20
 NONE = 0xFFFFFFFF
@@ -28,18 +30,18 @@ NO_PRIORITY = 0xFF
 class Message:
     segment: int
     position: int
-    queues: tuple[int, ...]  # that its record names
-    live: tuple[int, ...]  # of them, those that have not settled it
+    queues: tuple[int, ...]  # the ids that its record names
+    live: tuple[int, ...]  # those of `queues` that have not settled the message
     timestamp: int
     ttl_ms: int
     priority: int
     flags: int
-    stored: bytes  # as in the segment: lengths, exchange, key, properties, body
+    stored: bytes  # the message as in the segment: lengths, exchange, key, properties, body
 
 
 @dataclass(slots=True)
 class Contents:
-    """One segment, whole in memory."""
+    """The contents of one segment, whole in memory."""
 
     segment: Segment
     data: bytearray
@@ -51,7 +53,7 @@ class Contents:
         return self._select(settled=True)
 
     def survivors(self) -> Iterator[Message]:
-        """Those that a queue still needs."""
+        """Return the messages that a queue still needs."""
         return self._select(settled=False)
 
     def _select(self, *, settled: bool) -> Iterator[Message]:
@@ -78,7 +80,10 @@ def is_store(files: Files, directory: str) -> bool:
 
 
 def contents(files: Files, directory: str) -> Iterator[Contents]:
-    """The segments in publish order. One that holds nothing readable has a capacity of 0."""
+    """Return the segments in publish order.
+
+    A segment in which nothing is readable has a capacity of 0.
+    """
     names = sorted(parsed for parsed in map(parse_name, files.list(directory)) if parsed)
     reader = Reader(files, directory, False)
     for number in [number for kind, number in names if kind == "lost"]:
@@ -95,7 +100,7 @@ def contents(files: Files, directory: str) -> Iterator[Contents]:
 
 
 def open_contents(files: Files, directory: str, number: int) -> Contents | None:
-    """None: nothing of this segment ever reached the disk."""
+    """Return the contents of a segment, or None when nothing of it ever reached the disk."""
     reader = Reader(files, directory, False)
     loaded = reader.load(number, repair=False, index=False)
     return (
@@ -117,7 +122,8 @@ def _with_companions(
         damage = [*damage, Damage(acks_name, "torn", segment.acks_end, acks_bytes)]
     data = reader.read_whole(f"{reader.directory}/{index_name}")
     index = decode_index(data, segment.number, segment.salt)
-    # What recovery would not believe costs it a scan; what it would believe must be true, but for what broke since.
+    # An index that recovery rejects costs only a scan. An index that recovery would accept must be
+    # true, except where the segment was damaged after the index was written.
     if index is not None and not damage and index != (segment.used, abstracts):
         damage = [*damage, Damage(index_name, "untrue", 0, len(data))]
     settled = set(struct.unpack(f"<{len(pairs) // 8}Q", pairs))
@@ -125,7 +131,7 @@ def _with_companions(
 
 
 def records(abstracts: bytes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
-    """(header, queue ids, positions) of each record."""
+    """Return (header, queue ids, positions) of each record."""
     at = 0
     while at < len(abstracts):
         header = ABSTRACT.unpack_from(abstracts, at)
@@ -138,7 +144,7 @@ def records(abstracts: bytes) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]
 
 
 def groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Neighbours that can share a record."""
+    """Return groups of neighbouring messages that can share a record."""
     for _, alike in itertools.groupby(
         messages, lambda m: (m.live, m.timestamp, m.ttl_ms, m.priority, m.flags)
     ):
@@ -156,7 +162,7 @@ def groups(messages: Iterable[Message]) -> Iterator[list[Message]]:
 
 
 def encode(group: list[Message]) -> bytes:
-    """A record (drawn in record.pyx) for the queues that still need these messages."""
+    """Return a record (drawn in record.pyx) for the queues that still need these messages."""
     first = group[0]
     head = ABSTRACT.pack(
         first.timestamp, first.ttl_ms, len(group), len(first.live), first.priority, first.flags
@@ -168,7 +174,11 @@ def encode(group: list[Message]) -> bytes:
 
 @dataclass(slots=True)
 class Tally:
-    """What is in one segment or many. A message is live as long as one queue needs it; `references`: per queue."""
+    """The counts of one segment or of many.
+
+    A message is live as long as one queue needs it. `live_references` counts a message once for
+    each queue that needs it.
+    """
 
     records: int = 0
     messages: int = 0

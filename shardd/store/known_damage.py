@@ -1,4 +1,7 @@
-"""Remember the damage of one stream: what recovery and readers found, and which offsets it costs."""
+"""Remember the damage of one stream, and which offsets the damage costs.
+
+Recovery and readers report what they find.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ from collections.abc import Callable
 
 from shardmq.shardd.store.recovery import LOSSES, Damage
 
-# Places of damage that are told in full; the others are counted.
+# Places of damage that are kept in full; the others are only counted.
 DAMAGE_MAX = 100
 
 
 class KnownDamage:
-    """`places`: the first DAMAGE_MAX. `lossy`: how many places cost messages; `torn`: the others.
+    """Remembers the places of damage of one stream.
 
-    `heard` is called with each place that is found from now on.
+    `places` holds the first DAMAGE_MAX places. `lossy` counts the places that cost messages, `torn`
+    the others. `heard` is called with each place that is found from now on.
     """
 
     def __init__(self) -> None:
@@ -36,5 +40,5 @@ class KnownDamage:
             self.heard(damage)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Return offsets whose messages are known to be lost, [from, to) each, ascending."""
+        """Return the offsets whose messages are known to be lost, as [from, to), ascending."""
         return sorted(one.offsets for one in self.places if one.offsets is not None)

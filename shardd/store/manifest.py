@@ -1,19 +1,26 @@
-"""Which message files there are: a list on disk, by which a file that is gone after a crash is missed.
+"""Keep the manifest: a list on disk of the message files that there are.
+
+By this list a recovery notices that a message file is missing.
 
     index.0000000000   0  "SHMQMANI" | u32 FORMAT | u32 crc32c of nothing, begun from FORMAT
-                      16  slots: u64 number of a segment | u32 0 | u32 crc32c of these 12 bytes, begun from FORMAT;
+                      16  slots: u64 number of a segment | u32 0
+                          | u32 crc32c of these 12 bytes, begun from FORMAT;
                           or 16 zero bytes: the slot is free
 
-No segment has the number 0. A program that does not know this file takes it for the index of a segment that is not
-there, and removes it at its start: so no list is left behind that is not kept up to date.
+No segment has the number 0. A version of the program that does not know the manifest takes this
+file for the index of a segment that is not there, and removes it at its start. So that version
+leaves no list behind that is out of date.
 
-A segment is listed when its name is on stable storage and it has lived for a second or so: those that are soon
-settled cost nothing. Nobody waits for a new slot to be on stable storage: a killed process has written it, and the
-operating system makes it last in its own time. The slot is cleared before the file gets another name, in place, which
-needs no room. It must be clear on stable storage before the renamed file, whose header still tells the number, is
-written to or removed: whoever does that asks for `begin_sync` first. So a power cut never leaves a listed number
-without a file that tells about it.
-A slot that cannot be read is free: the list may know too little, never too much.
+A segment is listed when its name is on stable storage and the segment has lived for about a
+second: segments that are soon settled cost nothing. Nobody waits for a new slot to be on stable
+storage: the slot survives the death of the process, and the operating system writes it to the disk
+later. A slot is cleared, in place, before the file of the segment gets another name. Clearing a
+slot needs no room on the disk. The slot must be clear on stable storage before the renamed file,
+whose header still has the number, is written to or removed. Whoever writes to such a file or
+removes it calls `begin_sync` first. So after a power cut every listed number has a file that
+explains it.
+
+A slot that cannot be read counts as free: the list may name too few segments, never too many.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from shardmq.shardd.store.segment import file_name, refuse_newer
 
 FORMAT = 1
 MAGIC = b"SHMQMANI"
-# In the place of a segment's number in the name of the file.
+# This number stands in the name of the file where other files have the number of a segment.
 NUMBER = 0
 NAME = file_name("index", NUMBER)
 HEADER = struct.Struct("<8sII")
@@ -38,14 +45,20 @@ FREE = bytes(SLOT.size)
 
 @dataclass(slots=True, eq=False)
 class ManifestSync:
-    """What was written to the list so far is to be made last. `run` may be called from any thread."""
+    """Makes what was written to the list so far last.
+
+    `run` may be called from any thread.
+    """
 
     files: Files
     path: str
     written: int
 
     def run(self) -> None:
-        """Block until it is on stable storage; a list that is gone tells nothing untrue. Raises OSError."""
+        """Block until the list is on stable storage. Raises OSError.
+
+        A list that was removed meanwhile needs no sync, since it says nothing wrong.
+        """
         try:
             handle = self.files.open(self.path)
         except OSError as error:
@@ -59,25 +72,25 @@ class ManifestSync:
 
 
 class Manifest:
-    """The list of one store. Memory: a dict entry for each segment listed."""
+    """The list of one store, with a dict entry in memory for each segment listed."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
         self._directory = directory
         self._path = f"{directory}/{NAME}"
-        self._slots: dict[int, int] = {}  # of the segments listed
+        self._slots: dict[int, int] = {}  # place of each listed segment
         self._free: list[int] = []
-        self._end = 0  # slots in the file, free ones too
+        self._end = 0  # number of slots in the file, with the free ones
         self._is_there = False
-        self._written = 0  # changes so far
-        self._synced = 0  # of them, those on stable storage
+        self._written = 0  # number of changes so far
+        self._synced = 0  # the changes that are on stable storage
         self._lasting: dict[int, None] = {}  # to be listed: their names are on stable storage
-        self._unsure: dict[int, None] = {}  # so are these, after the next sync of the directory
+        self._unsure: dict[int, None] = {}  # to be listed after the next sync of the directory
 
     def __contains__(self, number: int) -> bool:
         return number in self._slots
 
-    # -- start ---------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def read(self, data: bytes) -> Collection[int]:
         """Return the numbers that the file lists. Raises FormatTooNew."""
@@ -85,13 +98,15 @@ class Manifest:
         self._slots = {number: at for at, number in _slots(data) if number}
         self._free = [at for at, number in _slots(data) if not number]
         self._end = len(self._slots) + len(self._free)
-        self._written = int(
-            self._is_there
-        )  # by a process that may have been killed before it was synced
+        # The list was written by a process that may have been killed before it was synced.
+        self._written = int(self._is_there)
         return set(self._slots)
 
     def recovered(self, numbers: Collection[int], *, clean: bool) -> None:
-        """List these segments and no others. After an end that was not `clean` nobody knows which names last."""
+        """List these segments and no others.
+
+        After a stop that was not `clean` it is not known which names are on stable storage.
+        """
         for number in [number for number in self._slots if number not in numbers]:
             self.clear(number)
         new = dict.fromkeys(number for number in numbers if number not in self._slots)
@@ -102,7 +117,7 @@ class Manifest:
             self._unsure = new
 
     def remove(self) -> None:
-        """Give the list up: without it nothing is missed."""
+        """Remove the list: without a list no file is reported as missing."""
         self._slots.clear()
         self._free.clear()
         self._end = 0
@@ -114,22 +129,25 @@ class Manifest:
                 if not is_missing(error):
                     raise
 
-    # -- segments come and go ------------------------------------------------------------------------------
+    # -- segments come and go ----------------------------------------------------------------------
 
     def is_lasting(self, number: int) -> None:
-        """Note a segment whose name is on stable storage: it is listed with the next `write`."""
+        """Note a segment whose name is on stable storage; the next `write` lists the segment."""
         if number not in self._slots:
             self._lasting[number] = None
 
     def forget(self, number: int) -> bool:
-        """Do not list it, if that is not done yet. Return whether its name is known to last."""
+        """Do not list a segment that waits to be listed.
+
+        Returns whether the name of the segment is known to be on stable storage.
+        """
         self._unsure.pop(number, None)
         noted = number in self._lasting
         self._lasting.pop(number, None)
         return noted or number in self._slots
 
     def clear(self, number: int) -> None:
-        """The file of this segment is about to get another name, or is told as missing."""
+        """Clear the slot of a segment whose file is renamed next, or is reported as missing."""
         self.forget(number)
         at = self._slots.pop(number, None)
         if at is None:
@@ -139,12 +157,12 @@ class Manifest:
         except OSError as error:
             if not is_full(error):
                 raise
-            self.remove()  # a file system that needs room for everything
+            self.remove()  # the file system needs room even to overwrite a slot
         else:
             self._free.append(at)
 
     def write(self) -> None:
-        """List the segments whose names last. On a full disk they wait."""
+        """List the segments whose names are on stable storage. On a full disk they wait."""
         if not self._lasting:
             return
         reused = self._free[: len(self._lasting)]
@@ -163,7 +181,7 @@ class Manifest:
         self._lasting.clear()
 
     def _take_back(self, reused: list[int]) -> None:
-        """Nothing of what was written for want of room in part may stay: nobody would clear it."""
+        """Undo a write that was cut short for want of room, since nobody would clear its slots."""
         try:
             if self._is_there:
                 self._put(dict.fromkeys(reused, FREE))
@@ -190,21 +208,27 @@ class Manifest:
             self._files.close(handle)
         self._written += 1
 
-    # -- stable storage ------------------------------------------------------------------------------------
+    # -- stable storage ----------------------------------------------------------------------------
 
     def begin_sync(self) -> ManifestSync | None:
-        """Return what makes the list last, to be ended by `end_sync`; None: it does already."""
+        """Return the job that makes the list last, or None when the list lasts already.
+
+        The caller runs the job and then calls `end_sync`.
+        """
         if self._written == self._synced:
             return None
         return ManifestSync(self._files, self._path, self._written)
 
     def end_sync(self, sync: ManifestSync | None) -> None:
-        """After its `run`."""
+        """End a job after its `run`."""
         if sync is not None:
             self._synced = max(self._synced, sync.written)
 
     def sync(self) -> None:
-        """Make the list last now, in this thread. Without room for that it is given up. Raises OSError."""
+        """Make the list last now, in this thread. Raises OSError.
+
+        When the disk is too full for the sync, the list is removed.
+        """
         sync = self.begin_sync()
         if sync is None:
             return
@@ -217,7 +241,7 @@ class Manifest:
         self.end_sync(sync)
 
     def take_unsure(self) -> list[int]:
-        """Return the segments that may be noted as lasting after a sync of the directory."""
+        """Return the segments to be noted as lasting after a sync of the directory."""
         unsure = list(self._unsure)
         self._unsure.clear()
         return unsure
@@ -234,7 +258,7 @@ def _is_list(data: bytes) -> bool:
 
 
 def _slots(data: bytes) -> Iterable[tuple[int, int]]:
-    """(place, number) of each slot; number 0: it is free."""
+    """Return (place, number) of each slot; the number 0 means that the slot is free."""
     if not _is_list(data):
         return
     for at in range((len(data) - HEADER.size) // SLOT.size):
@@ -249,7 +273,7 @@ def _slot(number: int) -> bytes:
 
 
 def _runs(slots: dict[int, bytes]) -> Iterable[tuple[int, bytes]]:
-    """(first place, slots) of neighbours, to be written together."""
+    """Return (first place, slots) of neighbouring slots, to be written together."""
     start, data = -1, bytearray()
     for at in sorted(slots):
         if data and at != start + len(data) // SLOT.size:

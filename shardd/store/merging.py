@@ -1,7 +1,7 @@
 """Merge the segments of a store in which little is left, and remove files nobody needs.
 
-Which segments, and what is copied, is decided in compaction.py; a job does it in any thread. This
-file begins the jobs and puts what comes of them in the place of what was there.
+compaction.py decides which segments are merged and what is copied, and its job runs in any thread.
+This file begins the jobs and puts the merged segments in the place of their sources.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from shardmq.shardd.store.segments import Segments
 
 
 class Merging:
-    """The merging of one store: one job at a time."""
+    """Merges the segments of one store, with one job at a time."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._state = segments.state
         self._reclaim: ReclaimJob | None = None
-        self.known_ids: array[int] | None = None  # queues there were at the start, ascending
+        # Ids of the queues that there were at the start, ascending.
+        self.known_ids: array[int] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -36,10 +37,10 @@ class Merging:
         return self.finish(job)
 
     def begin(self) -> ReclaimJob | None:
-        """Return a job that removes files nobody needs and merges neighbours in which little is left.
+        """Return a job that removes files nobody needs and merges neighbours with little left.
 
-        None: there is nothing to do. There is one job at a time, ended by `finish`; all else may go
-        on meanwhile. Entries stay good.
+        Returns None when there is nothing to do. There is one job at a time, ended by `finish`. All
+        other calls may go on meanwhile, and entries stay good.
         """
         segments = self._segments
         self._state.check_usable()
@@ -61,10 +62,11 @@ class Merging:
         return self._reclaim
 
     def finish(self, job: ReclaimJob) -> int:
-        """End a job after its `run`, on the owner's thread; return how many fewer segments there are.
+        """End a job after its `run`, on the owner's thread.
 
-        The files go with the next sync. Raises StoreFailed when a write or sync failed, Corrupt
-        when a record was damaged. With a full disk nothing has changed.
+        Returns how many fewer segments there are. The files of the sources are removed with the
+        next sync. Raises StoreFailed when a write or sync failed, and Corrupt when a record was
+        damaged. When the disk was full nothing has changed.
         """
         segments = self._segments
         assert job is self._reclaim and job.done, "not this job, or it did not run"
@@ -97,21 +99,25 @@ class Merging:
     def give_up(self) -> None:
         """Forget the job under way.
 
-        One that still runs does no harm: the next recovery takes what it writes for a spare.
+        A job that still runs does no harm: the next recovery takes the file that it writes for a
+        spare.
         """
         for source in self._reclaim.sources if self._reclaim else ():
             source.segment.merging = False
         self._reclaim = None
 
     def _is_at_rest(self, segment: Segment) -> bool:
-        """Return whether the segment is on stable storage and nothing else goes on with it."""
+        """Return whether the segment is on stable storage and nothing else uses its file."""
         segments = self._segments
         unsynced = segments.sync and segment.number in segments.unsynced
         at_rest = segment.buffer is None and not unsynced and not segment.in_sequence
         return at_rest and not segment.merging and not segments.in_job(segment)
 
     def _take_name(self, job: ReclaimJob, merged: Merged, path: str) -> bool:
-        """Give the merged file the name of the last source; False: no room, all stays as it was."""
+        """Give the merged file the name of the last source; return False when there is no room.
+
+        Without room all stays as it was.
+        """
         segments = self._segments
         try:
             segments.files.rename(job.path, path)

@@ -1,4 +1,4 @@
-"""Where the messages of a merged segment lie, by the entries that queues keep for them."""
+"""Find where the messages of a merged segment lie, by the entries that queues keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from shardmq.shardd.store.survivors import moved_entries
 
 @dataclass(slots=True)
 class Moves:
-    """Entries in ascending order: `known` as queues keep them, `placed` as they are on disk."""
+    """Pairs of entries in ascending order.
+
+    `known` holds the entries as queues keep them, `placed` the same entries as they are on disk.
+    """
 
     known: array[int] = field(default_factory=lambda: array("Q"))
     placed: array[int] = field(default_factory=lambda: array("Q"))

@@ -1,4 +1,7 @@
-"""How a batch is divided: whole records to each segment, one too big for a usual segment alone."""
+"""Divide a batch among segments.
+
+Only whole records go to a segment. A record too big for a usual segment gets a segment of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,24 @@ from shardmq.shardd.store.segment import END_BYTES, HEADER_BYTES, Segment, file_
 
 @dataclass(slots=True)
 class Piece:
-    """Records [start, stop) of a batch go to one segment; `alone`: one record too big for a usual segment."""
+    """The records [start, stop) of a batch, which go to one segment.
+
+    A piece that is `alone` is one record too big for a usual segment. A `fresh` piece begins a new
+    segment.
+    """
 
     start: int
     stop: int
     fresh: bool = False
     alone: bool = False
-    segment: Segment | None = None  # of one alone
+    segment: Segment | None = None  # only for a piece that is alone
 
 
 def cut(batch: Batch, view: memoryview, room: int, segment_bytes: int) -> list[Piece]:
-    """The records of `batch`, whose bytes are `view`: to the open segment as far as it has `room`,
-    then to fresh ones."""
+    """Divide the records of `batch`, whose bytes are `view`.
+
+    The open segment gets as many records as fit into its `room`, then fresh segments follow.
+    """
     room_of_fresh = segment_bytes - HEADER_BYTES - END_BYTES
     pieces = []
     start, fresh = 0, False
@@ -38,7 +47,11 @@ def cut(batch: Batch, view: memoryview, room: int, segment_bytes: int) -> list[P
 
 
 def allocate_alone(reclaimer: Reclaimer, fresh: list[Piece], first_number: int) -> None:
-    """Files for records too big for a usual segment; none if not all can be had. Each of `fresh` takes a number."""
+    """Create the files of the records that are too big for a usual segment.
+
+    Each piece of `fresh` takes one number, from `first_number` on. If one file cannot be created,
+    the others are removed and the error is raised.
+    """
     files, directory = reclaimer.files, reclaimer.directory
     made: list[Segment] = []
     try:

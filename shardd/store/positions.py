@@ -1,13 +1,15 @@
-"""How far named consumers of a stream have come: a name and an offset each, in one file beside the stream's segments.
+"""Keep the offsets that named consumers of a stream have stored.
+
+One file beside the segments of the stream holds a name and an offset for each consumer.
 
     positions    0  "SHMQPOSN" | u32 FORMAT | u32 crc32c of [16, 32)
                 16  u32 salt | zeros
                 32  changes: u32 crc32c of the rest of it, XOR salt | u8 n | u64 offset | name[n]
 
-The last change of a name counts; offset GONE: the name is forgotten. Changes are appended with each
-flush of the log and synced a little later (`take_unsynced`): what a power cut takes means messages
-read a second time, never one left out. When the file has grown to more than twice what it must hold,
-it is written anew beside the old one and renamed.
+The last change of a name counts. The offset GONE means that the name is forgotten. Changes are
+appended with each flush of the log and synced a little later (`take_unsynced`). After a power cut
+a consumer may therefore read messages a second time, but never skips one. When the file is much
+larger than twice its useful content, it is written anew beside the old one and renamed.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ NAME = "positions"
 NEW_NAME = "positions.new"
 GONE = 0xFFFFFFFFFFFFFFFF
 NAME_BYTES_MAX = 255
-# Names of one stream; a consumer beyond these is refused its name.
+# Names of one stream. A further consumer cannot store its offset.
 NAMES_MAX = 100_000
-# A file smaller than this is not worth writing anew.
+# The file is written anew when it exceeds twice its content by more than this.
 REWRITE_BYTES_MIN = 64 << 10
 
 
 class TooManyNames(ValueError):
-    """NAMES_MAX consumers have a position in this stream."""
+    """NAMES_MAX consumers have stored an offset in this stream."""
 
 
 class Positions:
@@ -46,14 +48,14 @@ class Positions:
         self.offsets: dict[bytes, int] = {}
         self.changed: dict[bytes, int] = {}  # not in the file yet
         self.salt = 0
-        self.end = 0  # of the file, 0: there is none
-        self.torn = False  # behind `end` there is something
+        self.end = 0  # size of the file up to the last good change; 0: there is no file
+        self.torn = False  # bytes that are no good change follow `end`
         self.live_bytes = 0
-        self._unsynced = False  # the file has what may not be on stable storage
-        self._renamed = False  # nor may its name be
+        self._unsynced = False  # bytes of the file may not be on stable storage
+        self._renamed = False  # the name of the file may not be on stable storage
 
     def recover(self) -> list[Damage]:
-        """Read what is there; changes nothing."""
+        """Read the file without changing it; return what is damaged."""
         data = Reader(self.files, self.directory, False).read_whole(self.path)
         if not _is_header(data):
             return [Damage(NAME, "header", 0, len(data))] if any(data) else []
@@ -63,7 +65,7 @@ class Positions:
             name, offset, at = change
             self._set(name, offset)
         self.end = at
-        self._unsynced = self._renamed = True  # a process that was killed has not synced it
+        self._unsynced = self._renamed = True  # a process that was killed has not synced the file
         self.torn = at < len(data)
         return [Damage(NAME, "torn", at, len(data))] if self.torn else []
 
@@ -94,7 +96,7 @@ class Positions:
             self.live_bytes += size
 
     def flush(self) -> None:
-        """To the file. With a full disk the changes wait."""
+        """Write the changes to the file. On a full disk the changes wait."""
         if not self.changed:
             return
         added = b"".join(_encode(name, offset, self.salt) for name, offset in self.changed.items())
@@ -118,7 +120,7 @@ class Positions:
         return paths, renamed
 
     def close(self) -> None:
-        """All of it on stable storage."""
+        """Write all changes and make them last."""
         self.flush()
         if self.sync and self.end:
             handle = self.files.open(self.path)
@@ -132,7 +134,8 @@ class Positions:
         handle = self.files.open(self.path)
         try:
             if self.torn:
-                # Changes behind a torn one must not come back to life behind what is written over it.
+                # Good changes may follow a torn one. They must not come back to life behind the new
+                # changes that are written over the torn one.
                 self.files.truncate(handle, self.end)
                 self.torn = False
             self.files.write(handle, added, self.end)
@@ -143,7 +146,11 @@ class Positions:
         self.changed.clear()
 
     def _rewrite(self) -> None:
-        """Only what counts. Synced before it takes the place of the old one: that one may be on stable storage."""
+        """Write a new file that holds only the last offset of each name.
+
+        The new file is synced before it replaces the old one, because the old one may be on stable
+        storage.
+        """
         salt = self.files.salt()
         rest = struct.pack("<I12x", salt)
         head = struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
@@ -179,7 +186,7 @@ def _encode(name: bytes, offset: int, salt: int) -> bytes:
 
 
 def _change_at(data: bytes, at: int, salt: int) -> tuple[bytes, int, int] | None:
-    """(name, offset, end), None where there is no good one."""
+    """Return (name, offset, end) of the change at `at`, or None when there is no good one."""
     if at + CHANGE.size > len(data):
         return None
     crc, size, offset = CHANGE.unpack_from(data, at)

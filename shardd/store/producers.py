@@ -1,18 +1,20 @@
-"""How far producers have come, beyond the life of the segments that say so.
+"""Keep the highest sequence of each producer, beyond the life of the segments that hold it.
 
     producers  0  "SHMQPROD" | u32 FORMAT | u32 crc32c of nothing, begun from FORMAT
-              16  blocks: u32 crc32c of the rest | u32 bytes of places | u64 number of the last segment covered
-                  | places (drawn in sequences.pyx)
+              16  blocks: u32 crc32c of the rest | u32 bytes of places
+                  | u64 number of the last segment covered | places (drawn in sequences.pyx)
 
-The records IN_SEQUENCE are the truth: a sequence is taken as stored when its record is found. A sealed segment is
-*covered* when the file says of each of its producers how far it has come; until then it is neither removed, nor merged,
-nor given an index, so a recovery scans it. What the file says is written in a sync after the segments it speaks of: it
-never tells of a message that a power cut took and that nobody has settled.
+The records IN_SEQUENCE are the truth: a sequence is taken as stored when its record is found. A
+sealed segment is *covered* when the file has the highest sequence of each of its producers. Until
+then the segment is neither removed, nor merged, nor given an index, so a recovery scans it. The
+block that covers segments is written in a sync after the segments themselves: the file never
+speaks of a message that a power cut took and that nobody has settled.
 
-Each segment names the last one before it that was written and has records IN_SEQUENCE, and its end. Where that one is
-missing, or something of it is, a power cut came before it was synced, and nothing behind it was confirmed: those
-sequences are not taken as stored, for what was sent before them would look like a repetition. At worst an unconfirmed
-message is stored twice, none is lost.
+Each segment names the last segment before it that was written and has records IN_SEQUENCE, with
+the end of that segment. Where that segment or a part of it is missing, a power cut came before the
+sync, and nothing behind it was confirmed. The sequences behind it are not taken as stored,
+because messages with lower sequences may be lost, and would look like repetitions when they are
+sent again. At worst an unconfirmed message is stored twice; none is lost.
 """
 
 from __future__ import annotations
@@ -31,21 +33,27 @@ MAGIC = b"SHMQPROD"
 NAME = "producers"
 HEADER = struct.Struct("<8sII")
 BLOCK = struct.Struct("<IIQ")
-# The file is written anew when it is larger than this, and than twice what it was when it was last.
+# The file is written anew when it is larger than this, and larger than twice its size after the
+# last time that it was written anew.
 REWRITE_BYTES = 256 << 10
-# Producers remembered by one store, counted once for each queue; of more, the half last heard longest ago is forgotten.
+# Producers that one store remembers, counted once for each queue. When there are more, the half
+# that was heard longest ago is forgotten.
 PRODUCERS_MAX = 1 << 20
-# Segments that wait to be covered while nobody asks for a sync.
+# Sealed segments that may wait to be covered while nobody asks for a sync.
 UNCOVERED_MAX = 16
 EVERYWHERE = 1 << 62
 
-# Of a queue that refuses what is too much: messages that count, how many may, bytes that count, how many may.
+# The room of a queue that rejects messages beyond its limits: messages that count, the most that
+# may, bytes that count, the most that may.
 Room = tuple[int, int | None, int, int | None]
 
 
 @dataclass(slots=True, eq=False)
 class Cover:
-    """What is to be written after a sync of the segments. `run` in the thread of the sync."""
+    """The block to be written after a sync of the segments.
+
+    `run` is called in the thread of the sync.
+    """
 
     files: Files
     directory: str
@@ -57,7 +65,7 @@ class Cover:
     full: bool = False
 
     def run(self) -> None:
-        """With a full disk the segments stay uncovered."""
+        """Write the block. On a full disk the segments stay uncovered."""
         try:
             self._write()
         except OSError as error:
@@ -85,23 +93,23 @@ class Cover:
 
 
 class Producers:
-    """Of one store: the table, its file, and the segments that are not covered yet."""
+    """The producers of one store: their table, its file, and the segments not covered yet."""
 
     def __init__(self, files: Files, directory: str, sync: bool) -> None:
         self.files = files
         self.directory = directory
         self.sync = sync
         self.table = Sequences()
-        self.uncovered: dict[Segment, None] = {}  # sealed, some of them dead
-        self.covered = 0  # the highest number of a segment whose sequences the file tells
-        self._covering: list[Segment] = []  # of the cover that runs
-        self._end = 0  # of the file; 0: it is to be written anew
-        self._whole_bytes = 0  # when it last was
-        self._forgotten: set[int] = set()  # queues that are gone
-        self._seen: dict[int, int] = {}  # where they end
+        self.uncovered: dict[Segment, None] = {}  # sealed segments, some of them dead
+        self.covered = 0  # the highest number of a segment whose sequences are in the file
+        self._covering: list[Segment] = []  # the segments of the cover that runs
+        self._end = 0  # end of the file; 0: the file is to be written anew
+        self._whole_bytes = 0  # size of the file when it was last written anew
+        self._forgotten: set[int] = set()  # ids of queues that are gone
+        self._seen: dict[int, int] = {}  # where the scanned segments end, by number
         self._trusting = True
 
-    # -- a batch ---------------------------------------------------------------------------------------
+    # -- a batch -----------------------------------------------------------------------------------
 
     def screen(
         self, records: bytes | bytearray | memoryview, rooms: Mapping[int, Room]
@@ -111,7 +119,7 @@ class Producers:
         return self.table.screen(records, rooms)
 
     def appended(self, segment: Segment) -> None:
-        """Records IN_SEQUENCE, to this one."""
+        """Note that records IN_SEQUENCE were appended to the segment."""
         segment.in_sequence = True
 
     def sealed(self, segment: Segment) -> None:
@@ -119,8 +127,12 @@ class Producers:
             self.uncovered[segment] = None
 
     def chain_before(self, segment: Segment) -> tuple[int, int]:
-        """What the header of one that is about to be written names. (Nothing can be missing of one that was never
-        written: all of it is settled.)"""
+        """Return the chain for the header of a segment that is about to be written.
+
+        The chain is the number and the end of the last written segment before it that is not
+        covered. A segment that was never written is left out: all its messages are settled, so none
+        can be missing.
+        """
         known = (*self.uncovered, *self._covering)
         written = [
             (one.number, one.flushed)
@@ -130,19 +142,22 @@ class Producers:
         return max(written, default=NO_CHAIN)
 
     def forget_queue(self, queue_id: int) -> None:
-        """With the next sweep."""
+        """Forget the producers of a queue with the next sweep."""
         if len(self.table):
             self._forgotten.add(queue_id)
 
     def sweep(self, heard_before_ms: int) -> int:
-        """Forget producers that were last heard before that; how many."""
+        """Forget producers that were last heard before this time; return how many."""
         forgotten, self._forgotten = self._forgotten, set()
         return self.table.sweep(heard_before_ms, None, forgotten)
 
-    # -- cover -----------------------------------------------------------------------------------------
+    # -- cover -------------------------------------------------------------------------------------
 
     def begin(self) -> Cover | None:
-        """To be run after a sync of all that was written, then `end`. None: every sealed segment is covered."""
+        """Return the cover of all sealed segments, or None when all are covered.
+
+        The caller runs the cover after a sync of all that was written, then calls `end`.
+        """
         if not self.uncovered:
             return None
         segments = self._covering = list(self.uncovered)
@@ -154,10 +169,12 @@ class Producers:
         return Cover(self.files, self.directory, self.sync, block, at, covered, segments)
 
     def end(self, cover: Cover) -> list[Segment]:
-        """Segments that may go now."""
+        """End a cover after its `run`; return the segments that may go now."""
         self._covering = []
         if cover.full:
-            self._end = 0  # half of it may be there, and what changed is told only by all of it
+            # A part of the block may be in the file. Only a file that is written anew has all
+            # changes.
+            self._end = 0
             self.uncovered = dict.fromkeys([*cover.segments, *self.uncovered])
             return []
         self.covered = cover.covered
@@ -168,10 +185,13 @@ class Producers:
             segment.in_sequence = False
         return cover.segments
 
-    # -- recovery --------------------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------
 
     def recover(self) -> tuple[int, int] | None:
-        """What the file says; the (start, stop) of what of it cannot be read. Raises FormatTooNew."""
+        """Read the file; return the (start, stop) of the bytes that cannot be read, or None.
+
+        Raises FormatTooNew.
+        """
         data = read(self.files, f"{self.directory}/{NAME}")
         blocks, end = decode(data)
         for places, covered in blocks:
@@ -182,7 +202,10 @@ class Producers:
     def found(
         self, segment: Segment, data: bytearray, abstracts: bytes, holes: list[tuple[int, int]]
     ) -> bool:
-        """A scanned segment, in the order of numbers: whether there are sequences in it that the file does not tell."""
+        """Take the sequences of a scanned segment; segments come in the order of their numbers.
+
+        Returns whether the segment has sequences that are not in the file.
+        """
         if segment.number <= self.covered:
             return False
         before, end = segment.chain
@@ -196,12 +219,12 @@ class Producers:
         return segment.in_sequence
 
     def damaged(self, segment: Segment) -> None:
-        """Something is missing in it."""
+        """Note that something is missing in a segment."""
         if segment.number > self.covered:
             self._trusting = False
 
     def recovered(self, queue_ids: Collection[int]) -> None:
-        """All segments are found, and these queues."""
+        """Keep the producers of these queues only, after all segments were found."""
         self.table.sweep(0, frozenset(queue_ids))
         self._seen.clear()
 
@@ -216,7 +239,7 @@ def encode_block(places: bytes, covered: int) -> bytes:
 
 
 def decode(data: bytes) -> tuple[list[tuple[bytes, int]], int]:
-    """([(places, number of the last segment covered)] as far as blocks are good, where the last of them ends)."""
+    """Return ([(places, number of the last segment covered)], end of the last good block)."""
     if len(data) < HEADER.size:
         return [], 0
     magic, version, crc = HEADER.unpack_from(data)
@@ -236,7 +259,7 @@ def decode(data: bytes) -> tuple[list[tuple[bytes, int]], int]:
 
 
 def read(files: Files, path: str) -> bytes:
-    """All of the file; nothing where there is none."""
+    """Return all bytes of the file, or none when there is no file."""
     try:
         handle = files.open(path, read_only=True)
     except OSError as error:

@@ -1,10 +1,11 @@
-"""Give a queue of a shard what it needs of a stream, beside the stream itself.
+"""Connect a queue of a shard with its stream.
 
-It takes the records of a PUBLISH, each message of a producer once, and gives deliveries with their
-offsets.
+The queue gives the records of a PUBLISH and gets deliveries with their offsets. Each message of a
+producer is stored once.
 
-What a message is to be found by (its filter value) is read from its headers when it is appended; a chunk that holds
-none of the values wanted is passed over unread, and of the others only those messages are given that have one.
+The filter value of a message is read from its headers when the message is appended. A chunk that
+holds none of the wanted values is skipped unread. Of the other chunks only the messages with a
+wanted value are returned.
 """
 
 from __future__ import annotations
@@ -19,28 +20,32 @@ from shardmq.shardd.store.chunk import expanded
 from shardmq.shardd.store.stream import StreamLog, wanted_filters
 from shardmq.shardd.store.stream_reading import COUNT_MAX, OFFSET_MAX
 
-_RECORD = struct.Struct("<I16xIH")  # of a record (drawn in record.pyx): length, messages, queues
+_RECORD = struct.Struct("<I16xIH")  # length, messages and queues of a record (drawn in record.pyx)
 _RECORD_HEADER = 28
 
 
 @dataclass(slots=True)
 class Batch:
-    """Messages ready to be delivered. With none and `next_offset` moved on: read on from there."""
+    """Messages ready to be delivered.
+
+    A batch without messages may still have a larger `next_offset`: the next read begins there.
+    """
 
     blob: bytes  # u64 offset of each message, then the stored messages back to back
     entries: array[int]  # the offset of each message, + 1
-    sizes: array[int]  # body_bytes of each
+    sizes: array[int]  # body_bytes of each message
     next_offset: int
 
 
 @dataclass(slots=True)
 class Taken:
-    """What became of a batch.
+    """The result of appending a batch.
 
-    `records`: those that were appended, with others between them that do not name the queue.
-    `refused`: ordinals in the batch of messages that must not be stored before one is that was
-    refused earlier. `known`: ordinals of those that were there already; `altered`: of these, those
-    that were there with another body.
+    `records`: the appended records, and between them records that do not name the queue. `count`:
+    how many messages were appended. `repeated`: how many messages of the queue were repetitions.
+    `refused`: ordinals in the batch of messages that must not be stored before an earlier refused
+    message is. `known`: ordinals of messages that were stored before. `altered`: the ordinals in
+    `known` whose stored body was another one.
     """
 
     records: memoryview
@@ -52,7 +57,7 @@ class Taken:
 
 
 class QueueLog:
-    """The queue's side of one stream: `stream` is where the messages lie."""
+    """The queue's side of one stream; `stream` holds the messages."""
 
     def __init__(self, stream: StreamLog) -> None:
         self.stream = stream
@@ -60,9 +65,10 @@ class QueueLog:
     def append_records(
         self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
     ) -> Taken:
-        """Take those of the records that name the queue, of a batch `in_sequence` what is new.
+        """Append those of the records that name the queue.
 
-        `alone`: all records name the queue.
+        `alone`: all records name the queue. `in_sequence`: the records carry sequences of
+        producers, and repetitions are left out.
         """
         if not in_sequence:
             return Taken(records, self._append_own(records, queue_id, alone), 0, [])
@@ -85,8 +91,9 @@ class QueueLog:
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]:
         """Return which messages of the queue in these records went to the queue `other`, too.
 
-        As (ordinal of the first, count) of each record that names both; ordinals count the messages
-        of the queue. To be asked for a short time only: it looks at each record.
+        The result has (ordinal of the first message, count) for each record that names both queues.
+        Ordinals count the messages of the queue. The call looks at each record, so it is for short
+        times only.
         """
         found: list[tuple[int, int]] = []
         at = ordinal = 0
@@ -101,7 +108,7 @@ class QueueLog:
         return found
 
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None:
-        """Return what `batch` takes as `wanted`; None: everything."""
+        """Return the argument `wanted` of `batch`; None stands for all messages."""
         return (
             wanted_filters([value.encode() for value in values], unfiltered=unfiltered)
             if values

@@ -1,11 +1,12 @@
-"""Reading segments that are no longer in memory: a few windows of bytes, larger as reading goes on in sequence.
+"""Read segments that are no longer in memory, through a few windows of bytes.
 
-A queue's backlog is read from front to back: one read of the disk should serve thousands of messages. A message here
-and there should not cost a megabyte each. So a window begins small, or with all that is asked for at once, and doubles
-each time the next one follows it.
+The backlog of a queue is read from front to back, so one read of the disk should serve thousands of
+messages. A single message somewhere should not cost a megabyte. So a window begins small, or as
+large as the bytes asked for at once, and doubles each time the next window follows it.
 
-What was written may not be what is read. A crc covers a record of many messages, so who goes beyond what was checked
-takes the way through the records before it, once; after that any message of them is read alone.
+The bytes read may not be the bytes written. A crc covers a record of many messages. A read beyond
+the checked part of a segment therefore checks all records before it, once. After that any message
+of these records is read alone.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files
 from shardmq.shardd.store.segment import Segment
 
-POSITION = 0xFFFFFFFF  # of an entry, << 4 with its flags
+POSITION = 0xFFFFFFFF  # the position in an entry, << 4 with its flags
 WINDOWS_MAX = 4
 WINDOW_BYTES_MIN = 64 << 10
-# A little more than a third of a segment, or each would have a fourth for what messages at the seams are read twice.
+# A little more than a third of a segment. With exactly a third, each segment would need a fourth
+# window for the messages at the seams, which are read twice.
 WINDOW_BYTES_MAX = (1 << 20) + (64 << 10)
 # A message that begins this close behind a window counts as the next in sequence.
 SEQUENCE_GAP_BYTES = 256 << 10
-# Messages here and there, this far from each other: each is read alone, if it is not larger.
+# Messages that lie this far from each other, on average, are strays: each is read alone.
 STRAY_GAP_BYTES = 32 << 10
 STRAY_RUN_MIN = 4
 STRAY_BYTES_MAX = 2 << 10
-# What is read of each at first, when there are many, and at the most: beyond it each is read by itself.
+# Bytes that are read of each stray when many are read together: at first, and at the most. A larger
+# message is read by itself.
 STRAY_BYTES_MIN = 512
 STRAYS_BYTES_MAX = 16 << 10
-# So many are read by one call, which counts as one to whoever watches how long calls take.
+# Strays read by one call, which counts as one call for the stall watchdog.
 STRAYS_AT_ONCE = 64
 
 
 def is_scattered(entries: array[int], start: int, stop: int) -> bool:
-    """Whether those of entries[start:stop], all of one segment, lie so far apart that a window would hold few of them:
-    a few alone, or many with wide gaps on average."""
+    """Return whether a window would hold few of entries[start:stop], all of one segment.
+
+    That is so when the entries are few, or when the gaps between them are wide on average.
+    """
     if stop - start < STRAY_RUN_MIN:
         return True
     span = abs((entries[stop - 1] & POSITION) - (entries[start] & POSITION)) >> 4
@@ -46,19 +51,25 @@ def is_scattered(entries: array[int], start: int, stop: int) -> bool:
 
 
 def are_scattered(runs: list[tuple[int, int, int]], entries: array[int]) -> bool:
-    """Whether most of the entries, in runs of one segment each (start, stop), lie so."""
+    """Return whether most of the entries are scattered.
+
+    `runs` holds (segment, start, stop) for each run of entries of one segment.
+    """
     return 2 * sum(
         stop - start for _, start, stop in runs if is_scattered(entries, start, stop)
     ) > len(entries)
 
 
 def span(entries: array[int], start: int, stop: int) -> int:
-    """Bytes from the first to the last of those, if what lies between them is worth reading with them; else 0."""
+    """Return the bytes from the first to the last of entries[start:stop].
+
+    Returns 0 when the bytes between the messages are not worth reading with them.
+    """
     found = ((entries[stop - 1] & POSITION) - (entries[start] & POSITION)) >> 4
     return found if 0 < found <= STRAY_GAP_BYTES * (stop - start) else 0
 
 
-Place = tuple[Segment, int, int]  # with its handle and a position
+Place = tuple[Segment, int, int]  # a segment, its handle and a position
 
 
 @dataclass(slots=True)
@@ -67,7 +78,7 @@ class Window:
     start: int
     used: int
     data: bytearray
-    taken: int = 0  # bytes of it that were asked for
+    taken: int = 0  # bytes of the window that were asked for
 
     def holds(self, number: int, position: int) -> bool:
         if number != self.number or not self.start <= position < self.start + self.used:
@@ -77,27 +88,34 @@ class Window:
 
     @property
     def is_used_up(self) -> bool:
-        """Whoever reads on needs it no more. Of a segment of several queues each needs its own part, one after the
-        other: the last of them still comes by. What is left are the heads of records."""
+        """True when nearly all bytes of the window were asked for, so that it may be dropped.
+
+        When several queues have messages in a segment, each queue reads its own part, one after the
+        other. The window is kept until the last queue has read its part. The bytes that nobody asks
+        for are the headers of records.
+        """
         return self.taken * 16 >= self.used * 15
 
 
 class Windows:
-    """The bounded cache. A window's bytes are good until the next call."""
+    """The bounded cache of windows. The bytes of a window are good until the next call."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self.windows: list[Window] = []  # last read last
-        self._found: Window | None = None  # the last one
-        self._left = 0  # the segment last read of those that are gone
-        self._spare: list[bytearray] = []  # of windows that were let go of: as large as they get
+        self._found: Window | None = None  # the window found last
+        self._left = 0  # number of the segment whose windows were forgotten last
+        self._spare: list[bytearray] = []  # buffers of dropped windows, as large as a window gets
         self._stray = bytearray(STRAY_BYTES_MAX)
         self._stray_view = memoryview(self._stray)
         self._stray_bytes = STRAY_BYTES_MIN
-        self._stray_mean = 0  # bytes of one, of those read last
+        self._stray_mean = 0  # mean bytes of a message among the strays read last
 
     def find(self, segment: Segment, handle: int, position: int, ahead: int = 0) -> Window:
-        """One that holds the whole message at `position`. Of the bytes behind it so many are about to be asked for."""
+        """Return a window that holds the whole message at `position`.
+
+        About `ahead` bytes behind the position are asked for next.
+        """
         for window in reversed(self.windows):
             if window.holds(segment.number, position):
                 self._found = window
@@ -106,7 +124,7 @@ class Windows:
         return window
 
     def took(self, count: int) -> None:
-        """Bytes of messages of the window found last."""
+        """Count bytes that were taken from the window found last."""
         if self._found is not None:
             self._found.taken += count
 
@@ -124,8 +142,11 @@ class Windows:
     def find_stray(
         self, segment: Segment, handle: int, position: int
     ) -> tuple[bytearray, int, int]:
-        """Bytes that hold the whole message at `position`, the position they begin at, how many: good until the next
-        call. One of which those around it will hardly be asked for."""
+        """Return bytes that hold a whole message whose neighbours will hardly be asked for.
+
+        Returns the bytes, the position at which they begin, and how many they are. The bytes are
+        good until the next call.
+        """
         known = segment.checked - position
         if known > 0:
             view = self._stray_view if known >= STRAY_BYTES_MAX else self._stray_view[:known]
@@ -144,7 +165,7 @@ class Windows:
         return window.data, window.start, window.used
 
     def strays_at_once(self, bytes_max: int) -> int:
-        """As many as are likely to be room for."""
+        """Return how many strays are likely to fit into `bytes_max`."""
         return (
             min(bytes_max // self._stray_mean + 1, STRAYS_AT_ONCE)
             if self._stray_mean
@@ -154,8 +175,12 @@ class Windows:
     def strays(
         self, places: list[Place], bytes_max: int, *, first: bool
     ) -> tuple[bytes, array[int], bool]:
-        """The messages at these places, STRAYS_AT_ONCE at the most, up to the first that cannot be read alone: their
-        bytes, the body_bytes of each, and whether there was room for the next. `first`: one is to be there anyway."""
+        """Read the messages at these places, up to the first that cannot be read alone.
+
+        There are at most STRAYS_AT_ONCE places. `first`: one message is returned even if it is
+        larger than `bytes_max`. Returns the bytes, the body_bytes of each message, and whether
+        there was room for the next message.
+        """
         pieces = [b""] * len(places)
         of_file: dict[int, list[int]] = {}
         for i, (segment, handle, position) in enumerate(places):
@@ -169,7 +194,7 @@ class Windows:
                 )
                 for i, piece in zip(asked, read, strict=True):
                     pieces[i] = piece
-        except OSError:  # who reads them one by one finds which of them it is
+        except OSError:  # a caller that reads the messages one by one finds the bad one
             return b"", array("I"), True
         blob, sizes, fits = record.pieces_out(pieces, bytes_max, first)
         if sizes:
@@ -184,7 +209,10 @@ class Windows:
         return blob, sizes, fits
 
     def _check_up_to(self, segment: Segment, handle: int, position: int, ahead: int) -> Window:
-        """The window with the record that `position` is in; what lies between was found good."""
+        """Return the window with the record that holds `position`.
+
+        All records up to that one are checked on the way.
+        """
         while True:
             start = segment.checked
             window = self._read(
@@ -203,7 +231,10 @@ class Windows:
                 return window
 
     def _buffer(self, size: int) -> bytearray:
-        """Not a new one, where it can be helped: that would be filled with zeros first. It may be larger."""
+        """Return a buffer of at least `size` bytes, an old one where possible.
+
+        A new buffer would be filled with zeros first.
+        """
         if not WINDOW_BYTES_MAX // 2 < size <= WINDOW_BYTES_MAX:
             return bytearray(size)
         return self._spare.pop() if self._spare else bytearray(WINDOW_BYTES_MAX)
@@ -219,7 +250,7 @@ class Windows:
             self._spare.append(data)
 
     def _keep(self, window: Window) -> Window:
-        # A huge message is not worth the memory of keeping.
+        # A huge message is not worth the memory of a window that is kept.
         if len(window.data) <= WINDOW_BYTES_MAX:
             self.windows.append(window)
         return window
@@ -237,7 +268,7 @@ class Windows:
         self._found = None
 
     def _next_bytes(self, segment: Segment, position: int, ahead: int) -> int:
-        """How much to read; makes room for it among the windows."""
+        """Return how much to read, and make room for one more window."""
         least = min(max(ahead, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
         for i in reversed(range(len(self.windows))):
             window = self.windows[i]
@@ -251,7 +282,8 @@ class Windows:
                 self._make_room()
                 return min(max(2 * window.used, 2 * WINDOW_BYTES_MIN, least), WINDOW_BYTES_MAX)
         self._make_room()
-        # The front of a segment, just after the end of the one before it: still the same walk.
+        # The position is near the front of a segment, and the segment before it was just read: the
+        # reading in sequence goes on.
         before = segment.number - 1
         walking = self._left == before or any(window.number == before for window in self.windows)
         return WINDOW_BYTES_MAX if walking and position < SEQUENCE_GAP_BYTES else least

@@ -1,13 +1,16 @@
-"""Where segments come from and go to: files set aside in advance, and write buffers used again while warm.
+"""Provide segments with files and write buffers, and dispose of dead segments.
 
-A file of a dead segment becomes a spare under the name spare.NNNNNNNNNN, up to a bound; another segment takes it and
-renames it at its first flush. A segment that dies before that gives it back untouched: no system call at all.
-Files beyond the bound get such a name too, and are doomed: removing one may take a millisecond, so whoever has time for
-it does it. A recovery that finds them does not take them for segments.
+Files are set aside in advance, and write buffers are used again while their pages are warm.
 
-A spare is written to only after its name lasts. Else a power cut could bring back the old name, header and index over
-the next life's messages. It is written to or removed only after the manifest lasts that does not list it any more
-(manifest.py).
+The file of a dead segment becomes a spare under the name spare.NNNNNNNNNN, up to a bound. A new
+segment takes the spare and renames it at its first flush. A segment that dies before its first
+flush gives the file back untouched, without any system call. Files beyond the bound get such a name
+too, and are doomed: they wait until a job has time to remove them, because removing a file may take
+a millisecond. A recovery does not take spares for segments.
+
+A spare is written to only after its name is on stable storage. Otherwise a power cut could bring
+back the old name, header and index together with messages of the next segment. A spare is written
+to or removed only after the manifest that no longer lists it is on stable storage (manifest.py).
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from shardmq.shardd.store.files import Files, is_full, is_missing, remove_files
 from shardmq.shardd.store.manifest import Manifest
 from shardmq.shardd.store.segment import HEADER_BYTES, Segment, decode_header, file_name
 
-# Beyond the open segment's: two sealed ones as read cache, one between lives.
+# Buffers kept beyond those of the open segment and of the sealed segment that serves as read cache.
 BUFFERS_MAX = 1
-# Files of dead segments that one job removes, or a clean stop.
+# Files of dead segments that one job, or a clean stop, removes.
 DOOMED_MAX = 64
-# Names of such files in memory. Nobody has had time for very long: this thread must take it.
+# Doomed files that may wait. Beyond this nobody has had time to remove them for very long, so this
+# thread removes some.
 DOOMED_WAITING_MAX = 1 << 16
 
 
@@ -30,7 +34,7 @@ DOOMED_WAITING_MAX = 1 << 16
 class Spare:
     path: str
     handle: int
-    lasting: bool  # the name is on stable storage, or the file holds nothing old
+    lasting: bool  # the name is on stable storage, or the file holds no old messages
 
 
 class Reclaimer:
@@ -42,21 +46,24 @@ class Reclaimer:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.spares_max = spares_max
-        self.recycle = (
-            recycle  # files that were written; without syncs their names would never last
-        )
+        # True: files with records become spares. Without syncs their new names would never last.
+        self.recycle = recycle
         self.spares: list[Spare] = []
         self.doomed: list[tuple[str, int]] = []  # path and size, to be removed in this order
         self.buffers: list[bytearray] = []
         self.next_name = 1
 
     def set_aside(self, count: int) -> None:
-        """At least `count` spares, or OSError with all that were there before."""
+        """Make sure of at least `count` spares whose names last.
+
+        Raises OSError; the spares that were there before stay.
+        """
         while sum(spare.lasting for spare in self.spares) < count:
             self.spares.append(self.create(self.new_path(), self.segment_bytes))
 
     def new_path(self) -> str:
-        # Counted apart from segments: a spare keeps its name while a segment that has written nothing uses it.
+        # Spares are counted apart from segments: a segment that has written nothing still uses the
+        # name of its spare.
         number = self.next_name
         self.next_name += 1
         return f"{self.directory}/{file_name('spare', number)}"
@@ -81,7 +88,10 @@ class Reclaimer:
         return Spare(path, handle, True)
 
     def take_doomed(self, most: int = DOOMED_MAX) -> list[tuple[str, int]]:
-        """To be removed by the caller, when the manifest lasts: path and size."""
+        """Return the path and size of doomed files, which the caller removes.
+
+        The caller first makes the manifest last.
+        """
         taken = self.doomed[:most]
         del self.doomed[:most]
         return taken
@@ -97,13 +107,16 @@ class Reclaimer:
             self.remove_doomed()
 
     def disk_bytes(self) -> int:
-        """Of what is set aside or about to go."""
+        """Return the bytes of all spares and doomed files."""
         return len(self.spares) * self.segment_bytes + sum(size for _, size in self.doomed)
 
     def adopt(self, number: int) -> int:
-        """A spare found at start-up: kept if it is of our size and wanted, else removed. The number of the segment that
-        it was, 0 if it goes or was none: no later one may have that number, since a power cut may take back its header
-        and leave its name."""
+        """Keep a spare that was found at the start, or doom it.
+
+        A spare is kept if it has the size of a segment and more spares are wanted. Returns the
+        number of the segment that a kept spare was, or 0. No later segment may have that number: a
+        power cut could take its header and leave its name, and the old messages would come back.
+        """
         self.next_name = max(self.next_name, number + 1)
         path = f"{self.directory}/{file_name('spare', number)}"
         handle = self.files.open(path)
@@ -115,8 +128,10 @@ class Reclaimer:
         return 0
 
     def numbers_of(self, number: int) -> tuple[int, int]:
-        """Return the first and the last number of the segments that the spare was, a merged one of several; 0 and 0 if
-        it was none."""
+        """Return the first and the last number of the segments that the spare was.
+
+        A merged segment has several numbers. Returns 0 and 0 if the spare was no segment.
+        """
         handle = self.files.open(f"{self.directory}/{file_name('spare', number)}", read_only=True)
         try:
             return self._numbers_in(handle)
@@ -130,7 +145,7 @@ class Reclaimer:
         return (header[3] or header[0], header[0]) if header else (0, 0)
 
     def unlasting(self) -> list[Spare]:
-        """Those that wait for a sync of the directory."""
+        """Return the spares that wait for a sync of the directory."""
         return [spare for spare in self.spares if not spare.lasting]
 
     def new_segment(self, number: int) -> Segment:
@@ -151,14 +166,22 @@ class Reclaimer:
             self.buffers.append(buffer)
 
     def dispose(self, segment: Segment) -> None:
-        """Nobody needs anything of it. Messages go before acks: the other way round a crash would bring them back."""
+        """Dispose of a segment of which nobody needs anything.
+
+        The messages are disposed of before the acks: without its acks a segment would bring settled
+        messages back after a crash.
+        """
         self.take_back_buffer(segment)
         self._dispose_file(segment)
         for path in self._companions(segment):
             self.doom(path, 0)
 
     def dispose_merged(self, segment: Segment) -> None:
-        """Another file has its messages, and says so. But that one may go before this one is removed."""
+        """Doom the files of a segment whose messages are in a merged segment.
+
+        The file gets the name of a spare. Without that a recovery would read its messages again if
+        the merged segment was disposed of before this file.
+        """
         if segment.handle is not None:
             self.files.close(segment.handle)
             segment.handle = None
@@ -167,7 +190,7 @@ class Reclaimer:
             self.doom(path, 0)
 
     def dispose_replaced(self, segment: Segment) -> None:
-        """Another file has its name already."""
+        """Doom the companions of a segment whose name a merged file already has."""
         if segment.handle is not None:
             self.files.close(segment.handle)
             segment.handle = None
@@ -176,7 +199,7 @@ class Reclaimer:
             try:
                 self.files.rename(old, path)
             except OSError as error:
-                if not is_missing(error):  # an index may never have come to be, for want of room
+                if not is_missing(error):  # the index may not exist, for want of room
                     raise
             else:
                 self.doom(path, 0)
@@ -212,7 +235,7 @@ class Reclaimer:
         return path
 
     def release(self) -> None:
-        """Close what is open; the files stay for the next start."""
+        """Close the open files, which stay on the disk for the next start."""
         for spare in self.spares:
             self.files.close(spare.handle)
         self.spares.clear()

@@ -1,15 +1,16 @@
-"""From files back to segments and live entries: what a store finds when it starts. Decides nothing about queues.
+"""Recover a store from its files: find its segments and the entries that are not settled.
 
-Every segment found is sealed: new records go to a new one, so a position is never used twice. What is damaged is told
-in `Damage`, never hidden; the good records beside it stay usable.
+This file decides nothing about queues. Every segment found is sealed: new records go to a new
+segment, so a position is never used twice. Damage is reported as `Damage`, never hidden; the good
+records beside it stay usable.
 
     state    0  "SHMQSTAT" | u32 FORMAT | u32 crc32c of [16, end)
             16  u64 number of the next segment
             24  per queue with redelivered messages: u32 queue id | u32 count | u64 entry[count]
                 with queue id 0, which no queue has: the numbers of the segments there are
 
-The state file is written by a clean stop alone and removed at the next start: without it everything may have been
-delivered before, and carries the flag.
+Only a clean stop writes the state file, and the next start removes it. Without the state file
+every message may have been delivered before, and its entry carries the flag REDELIVERED.
 """
 
 from __future__ import annotations
@@ -45,24 +46,33 @@ from shardmq.shardd.store.segment import (
 
 STATE_MAGIC = b"SHMQSTAT"
 KINDS = ("msgs", "index", "acks", "spare", "lost", "damaged")
-# Of damaged bytes, copied aside in one recovery; beyond, they are only told.
+# Damaged bytes that one recovery copies aside. Beyond this, damage is only reported.
 DAMAGED_BYTES_MAX = 64 << 20
 REDELIVERED = 1
-# In the place of a queue's id in the state file.
+# This id stands in the state file where other parts have the id of a queue.
 SEGMENTS_ID = 0
-# What a disk that cannot read somewhere is asked for at a time.
+# A disk with unreadable places is read in blocks of this size.
 BLOCK_BYTES = 4096
 
-# Bytes of message files gone through, of how many; messages found in them so far, settled ones too.
+# Arguments: bytes of message files read so far, bytes of all message files, and messages found so
+# far, settled ones too.
 Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """`what`: torn (the end of a segment cut off), corrupt (bad bytes between good records, kept in damaged.N), header
-    (no good record can be told; the file is kept as lost.N), mendable (a header that the index can tell: no loss),
-    unreadable (the disk does not give these bytes; for those who only look, a start fails), missing (the whole file).
-    `offsets`: of a stream, the first that is lost and the one behind the last, as far as they are known."""
+    """A damaged place in a file of a store or a stream.
+
+    The values of `what`: "torn": the end of a segment, which was cut off. "corrupt": bad bytes
+    between good records, which are kept in damaged.N. "header": no good record can be told; the
+    file is kept as lost.N. "mendable": a header that the index can restore, without loss.
+    "unreadable": the disk does not return these bytes; only tools that inspect a store report this,
+    and a start fails. "missing": the whole file is gone. "untrue": an index that contradicts its
+    segment, which only tools report.
+
+    `offsets` is for a stream: the first lost offset and the one behind the last, as far as they are
+    known.
+    """
 
     file: str
     what: str
@@ -71,7 +81,7 @@ class Damage:
     offsets: tuple[int, int] | None = field(default=None, compare=False)
 
 
-# What costs messages that were stored.
+# The kinds of damage that cost messages that were stored.
 LOSSES = frozenset(("corrupt", "header", "missing"))
 
 
@@ -148,7 +158,8 @@ def recover(
             progress(bytes_done, bytes_total, messages)
     reader.release()
     found.damage += missing(listed, names, found.segments, reclaimer)
-    # Not before every segment was understood: a program that is too old must not cost the clean stop.
+    # The state file stays until every segment was understood: a program that is too old must not
+    # make the stop count as unclean.
     remove_state(files, directory)
     found.arrivals = collector.take()
     if producers is not None:
@@ -164,7 +175,7 @@ def recover(
     if sync:
         manifest.recovered([segment.number for segment in found.segments], clean=state is not None)
     else:
-        manifest.remove()  # without syncs nobody could keep it true
+        manifest.remove()  # without syncs nobody could keep the list true
     if reclaimer.spares:
         manifest.sync()
         files.sync_directory(directory)
@@ -179,9 +190,12 @@ def missing(
     segments: Collection[Segment],
     reclaimer: Reclaimer,
 ) -> list[Damage]:
-    """Return those of the segments listed, by the last clean stop or the manifest, that nobody has removed and that are
-    gone. After a power cut the manifest may list some that were removed: their files, or what they were merged into,
-    are still there."""
+    """Return as damage the listed segments that are gone and that nobody has removed.
+
+    Segments are listed by the last clean stop and by the manifest. After a power cut the manifest
+    may list segments that were removed. The files of these segments, or of the merged segment that
+    replaced them, are still there.
+    """
     gone = set(listed) - {number for kind, number in names if kind in ("msgs", "lost")}
     if not gone:
         return []
@@ -206,7 +220,7 @@ def mark(arrivals: list[record.Arrival], state: State | None) -> None:
 
 
 class Reader:
-    """Loads one segment after another; the big buffer is used again."""
+    """Loads one segment after another into one large buffer."""
 
     def __init__(
         self, files: Files, directory: str, sync: bool, producers: Producers | None = None
@@ -214,16 +228,17 @@ class Reader:
         self.files = files
         self.directory = directory
         self.sync = sync
-        self.producers = producers  # to hear of the sequences found
+        self.producers = producers  # to be told of the sequences that are found
         self.buffer = bytearray()
         self.damaged_room = DAMAGED_BYTES_MAX
-        self.sizes: dict[int, int] = {}  # of the message files whose headers were looked at
+        # Sizes of the message files whose headers were read, by number.
+        self.sizes: dict[int, int] = {}
 
     def release(self) -> None:
         self.buffer = bytearray()
 
     def read_whole(self, path: str) -> bytes:
-        """b"" when there is no such file."""
+        """Return all bytes of a file, or b"" when there is no such file."""
         try:
             handle = self.files.open(path, read_only=True)
         except OSError as error:
@@ -239,8 +254,11 @@ class Reader:
             self.files.close(handle)
 
     def take_away_merged(self, numbers: list[int], *, repair: bool = True) -> list[int]:
-        """Segments that are there, without those whose survivors are in a merged one too: a power cut left them. Their
-        companions go with those of all segments that are not there."""
+        """Return the numbers without the segments that a merged segment has replaced.
+
+        A power cut has left those segments. With `repair` their message files are removed here;
+        their companions are removed later, with those of all segments that are not there.
+        """
         replaced: set[int] = set()
         for at, number in enumerate(numbers):
             header = self._header(number)
@@ -261,8 +279,11 @@ class Reader:
             self.files.close(handle)
 
     def load(self, number: int, *, repair: bool = True, index: bool = True) -> Loaded | None:
-        """The segment with its abstracts, from the index if there is a good one. None: the file's present life never
-        reached the disk, it holds nothing. A segment with capacity 0: its header is damaged."""
+        """Return the segment with its abstracts, from its index if the index is good.
+
+        Returns None when nothing of the file's present use has reached the disk. A segment whose
+        header is damaged is returned with a capacity of 0.
+        """
         name = file_name("msgs", number)
         path = f"{self.directory}/{name}"
         handle = self.files.open(path, read_only=not repair)
@@ -302,7 +323,8 @@ class Reader:
         data = self.read_whole(path)
         pairs, segment.acks_end = acks.decode(data, segment.number, segment.salt)
         if repair and segment.acks_end < len(data):
-            # Blocks behind a torn one must not come back to life behind what is written over it.
+            # Good blocks may follow a torn one. They must not come back to life behind the new
+            # blocks that are written over the torn one.
             handle = self.files.open(path)
             self.files.truncate(handle, segment.acks_end)
             self.files.close(handle)
@@ -314,19 +336,21 @@ class Reader:
         return salt_told(self.read_whole(f"{self.directory}/{file_name('index', number)}"), number)
 
     def read_acks(self, number: int, salt: int) -> bytes:
-        """The pairs as far as they are good."""
+        """Return the settled pairs of a segment, as far as the blocks of the acks file are good."""
         return acks.decode(
             self.read_whole(f"{self.directory}/{file_name('acks', number)}"), number, salt
         )[0]
 
     def read_index(self, segment: Segment) -> tuple[int, bytes] | None:
-        """(end of the last record, abstracts), None when there is no good one."""
+        """Return (end of the last record, abstracts), or None when there is no good index."""
         data = self.read_whole(f"{self.directory}/{file_name('index', segment.number)}")
         return decode_index(data, segment.number, segment.salt)
 
     def read_records(self, handle: int, start: int, stop: int, salt: int) -> tuple[bytes, bool]:
-        """Abstracts of the good records from `start` to `stop`, whose bytes come to the same place in the buffer; and
-        whether there is nothing but good records."""
+        """Read the bytes from `start` to `stop` into the same place of the buffer.
+
+        Returns the abstracts of the good records, and whether there is nothing but good records.
+        """
         if len(self.buffer) < stop:
             self.buffer += bytes(stop - len(self.buffer))
         with memoryview(self.buffer) as view, view[start:stop] as part:
@@ -374,7 +398,8 @@ class Reader:
             try:
                 size = self.files.read_into(handle, part, 0)
             except OSError as error:
-                # A start must not take for lost what a better cable may bring back; who only looks wants the rest.
+                # A start must not count messages as lost that a better cable may bring back. A tool
+                # that only reads wants the rest.
                 if repair or error.errno != errno.EIO:
                     raise OSError(
                         error.errno, f"{error.strerror}: reading {segment.path}"
@@ -392,7 +417,7 @@ class Reader:
             segment, self.buffer, abstracts, holes
         ):
             if self.sync:
-                self.files.sync(handle)  # what is said to be stored must last
+                self.files.sync(handle)  # what counts as stored must last
         elif repair and self.sync and not damage:
             self._write_index(segment, handle, abstracts)
         if repair and holes:
@@ -400,7 +425,10 @@ class Reader:
         return Loaded(segment, abstracts, damage)
 
     def _read_in_blocks(self, handle: int, target: memoryview) -> list[tuple[int, int]]:
-        """What the disk gives; zeros elsewhere: (from, to) of that."""
+        """Read block by block, with zeros for blocks that cannot be read.
+
+        Returns the unreadable ranges as (from, to).
+        """
         missing: list[tuple[int, int]] = []
         for start in range(0, len(target), BLOCK_BYTES):
             stop = min(start + BLOCK_BYTES, len(target))
@@ -414,8 +442,11 @@ class Reader:
         return missing
 
     def _keep_aside(self, segment: Segment, holes: list[tuple[int, int]]) -> None:
-        """The segment's file goes when its good messages are settled. What was damaged stays in damaged.N: header and
-        bad bytes at the places they had, holes elsewhere. Nobody reads it but people."""
+        """Copy damaged bytes to damaged.N, since the segment's file goes when it is settled.
+
+        The copy has the header and the bad bytes at their old positions, and holes elsewhere. No
+        program reads the copy.
+        """
         self.damaged_room -= sum(stop - start for start, stop in holes)
         if self.damaged_room < 0:
             return
@@ -435,7 +466,10 @@ class Reader:
                 raise
 
     def _write_index(self, segment: Segment, handle: int, abstracts: bytes) -> None:
-        """So that the next start need not scan it again. The bytes may still be in the page cache alone: sync first."""
+        """Write an index, so that the next start need not scan the segment again.
+
+        The segment is synced first, because its bytes may be in the page cache only.
+        """
         if len(abstracts) * INDEX_SHARE_MAX > segment.used:
             return
         self.files.sync(handle)
@@ -459,7 +493,7 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
         files.close(handle)
 
 
-# -- the state file -----------------------------------------------------------------------------------
+# -- the state file --------------------------------------------------------------------------------
 
 
 def write_state(
@@ -469,8 +503,11 @@ def write_state(
     live: Mapping[int, array[int]],
     segments: Collection[int] = (),
 ) -> None:
-    """Say that the stop is clean. A disk without room for that costs the marks alone: after the next start all that is
-    left counts as delivered before."""
+    """Write the state file, which says that the stop was clean.
+
+    On a full disk no state file is written: after the next start all messages left count as
+    delivered before.
+    """
     parts = [struct.pack("<Q", next_number)]
     if segments:
         parts.append(
@@ -494,7 +531,7 @@ def write_state(
 
 
 def read_state(files: Files, directory: str) -> State | None:
-    """None: the last stop was not clean."""
+    """Return the state, or None when the last stop was not clean."""
     data = Reader(files, directory, False).read_whole(f"{directory}/state")
     if len(data) < 24:
         return None
@@ -513,7 +550,7 @@ def read_state(files: Files, directory: str) -> State | None:
 
 
 def remove_state(files: Files, directory: str) -> None:
-    """From here on the store is not cleanly stopped, even if power fails at once."""
+    """Remove the state file: from now on a power cut counts as an unclean stop."""
     removed = False
     for name in ("state", "state.new"):
         try:

@@ -1,4 +1,4 @@
-"""Read messages back from the segments of a store, by the entries that queues keep for them."""
+"""Read messages back from the segments of a store, by the entries that queues keep."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from shardmq.shardd.store.record import copy_out, segment_runs
 from shardmq.shardd.store.segment import Segment
 from shardmq.shardd.store.segments import Segments
 
-# Of so many messages read together, some may be read alone.
+# From this many messages read together on, some may be read as strays.
 SCATTERED_MIN = 16
-# What was read is handed on as it is from this size on, where the rest lies elsewhere: joined it would be copied again.
+# Messages of this many bytes or more are returned alone when the others lie in another place.
+# Joining them with the others would copy them again.
 PIECE_BYTES_MIN = 128 << 10
 
 
@@ -28,9 +29,10 @@ class Retrieval:
     ) -> tuple[bytes, array[int]]:
         """Return the stored messages of entries[:n], back to back, and the body bytes of each.
 
-        As many as fit in `bytes_max` bytes, but at least one. Not `whole`: the answer may end
-        sooner, behind PIECE_BYTES_MIN, where it would have to be joined. After Corrupt close the
-        store: the next recovery reads every record and leaves out what is bad.
+        As many messages are returned as fit in `bytes_max` bytes, but at least one. Without `whole`
+        the answer may also end early, after PIECE_BYTES_MIN bytes or more, to avoid joining bytes
+        from two places. After Corrupt close the store: the next recovery reads every record and
+        leaves out the bad ones.
         """
         if self._state.stage != "open":
             raise Closed("the store is not open")
@@ -90,7 +92,7 @@ class Retrieval:
     def _read_strays(
         self, entries: array[int], bytes_max: int
     ) -> tuple[list[bytes], array[int], bool]:
-        """Read messages that lie here and there, up to the first that is in memory or must not be read alone.
+        """Read scattered messages, up to the first that is in memory or cannot be read alone.
 
         Returns their bytes, the body bytes of each, and whether there is room for more.
         """
@@ -121,9 +123,10 @@ class Retrieval:
     def _source(
         self, segment: Segment, position: int, ahead: int, scattered: bool
     ) -> tuple[bytearray, int, int]:
-        """Return bytes that hold the whole message at `position`, the position they begin at, how many.
+        """Return bytes that hold the whole message at `position`.
 
-        The last message that is asked for begins `ahead` bytes behind `position`.
+        Returns the bytes, the position at which they begin, and how many they are. The last message
+        that is asked for begins `ahead` bytes behind `position`.
         """
         segments = self._segments
         if segment.buffer is not None:

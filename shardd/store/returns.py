@@ -1,11 +1,15 @@
-"""How often messages came back to their queues, for queues that allow it only so often; kept beside the segments.
+"""Count how often messages were returned to their queues, for queues with a delivery limit.
+
+The counts are kept in a file beside the segments.
 
     returns    0  "SHMQRETN" | u32 FORMAT | u32 crc32c of nothing, begun from FORMAT
-              16  blocks: u32 crc32c of the rest of the block | u32 count | (u64 entry, u32 queue id, u32 times)[count]
+              16  blocks: u32 crc32c of the rest of the block | u32 count
+                  | (u64 entry, u32 queue id, u32 times)[count]
 
-Appended to with each flush, a later word on an entry counts. What is said of messages that are settled is passed over
-by recovery and leaves with the next writing anew. Entries are those on disk: where segments were merged, the new ones.
-A lost block means that a message may come back more often, never that one is lost.
+Each flush appends a block. The last count of an entry is valid. Recovery ignores the counts of
+settled messages, and they are left out when the file is next written anew. The entries are those
+on disk: where segments were merged, the new ones. A lost block means that a message may be
+returned more often than allowed, never that one is lost.
 """
 
 from __future__ import annotations
@@ -33,16 +37,16 @@ Placed = Callable[["array[int]"], "array[int]"]
 
 
 class Returns:
-    """Counts by queue id and entry (without flags)."""
+    """The counts by queue id and entry (without flags)."""
 
     def __init__(self) -> None:
         self.times: dict[int, dict[int, int]] = {}
         self._changed: dict[tuple[int, int], None] = {}
-        self._end = 0  # of the file
+        self._end = 0  # end of the file
         self._anew = False
 
     def count(self, queue_id: int, entries: array[int]) -> list[int]:
-        """These came back once more: how often now."""
+        """Count one more return of each of these messages; return their counts."""
         times = self.times.setdefault(queue_id, {})
         found = []
         for entry in entries:
@@ -67,13 +71,17 @@ class Returns:
             del self.times[queue_id]
 
     def places_changed(self) -> None:
-        """Segments were merged: what the file says of entries is not true any more."""
+        """Note that segments were merged, so the entries in the file are no longer valid."""
         self._anew = bool(self.times)
 
-    # -- on disk ---------------------------------------------------------------------------------------
+    # -- on disk -----------------------------------------------------------------------------------
 
     def recover(self, said: Mapping[tuple[int, int], int], live: Mapping[int, array[int]]) -> None:
-        """What the file said, of what queues still have. It is to be written anew: entries may be used again."""
+        """Take from the file the counts of messages that queues still have.
+
+        The file is written anew with the next write, because its entries may be used again for
+        other messages.
+        """
         self._anew = bool(said)
         for queue_id in {queue_id for queue_id, _ in said}:
             there = {entry & ~FLAGS for entry in live.get(queue_id, ())}
@@ -86,7 +94,7 @@ class Returns:
                 self.times[queue_id] = times
 
     def write(self, files: Files, directory: str, placed: Placed) -> None:
-        """What changed, or all of it. With a full disk it waits."""
+        """Write the changed counts, or all of them. On a full disk the counts wait."""
         if not (self._anew or self._changed):
             return
         try:
@@ -125,7 +133,10 @@ class Returns:
         self._changed.clear()
 
     def make_last(self, files: Files, directory: str) -> None:
-        """While the store lives counts may be lost; a clean stop promises them."""
+        """Sync the file at a clean stop.
+
+        Counts may be lost while the store lives, but not at a clean stop.
+        """
         if self._end:
             handle = files.open(f"{directory}/{NAME}")
             try:
@@ -144,7 +155,7 @@ class Returns:
 
 
 def read(files: Files, directory: str) -> dict[tuple[int, int], int]:
-    """What the file says. Raises FormatTooNew."""
+    """Return the counts in the file, by queue id and entry. Raises FormatTooNew."""
     path = f"{directory}/{NAME}"
     try:
         handle = files.open(path, read_only=True)
@@ -166,7 +177,7 @@ def encode_header() -> bytes:
 
 
 def decode(data: bytes) -> dict[tuple[int, int], int]:
-    """(queue id, entry): times; as far as blocks are good."""
+    """Return {(queue id, entry): times} from the blocks up to the first bad one."""
     if len(data) < HEADER.size:
         return {}
     magic, version, crc = HEADER.unpack_from(data)

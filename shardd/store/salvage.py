@@ -1,7 +1,7 @@
-"""Copy what is readable and still wanted out of a store, damaged or not, into a fresh one.
+"""Copy what is readable and still needed out of a store, damaged or not, into a new one.
 
-Order, queue ids, times, priorities and redelivered flags stay; segments and positions are new. The old files are only
-read, so it can be tried again.
+Order, queue ids, times, priorities and redelivered flags stay; segments and positions are new. The
+old files are only read, so a salvage can be repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def salvage(files: Files, source: str, target: str) -> Outcome:
-    """Into `target`, a directory that is empty or not there yet."""
+    """Copy the store in `source` to `target`, a directory that is empty or not there yet."""
     store = SegmentStore(target, files=files)
     store.recover([])
     state = read_state(files, source)

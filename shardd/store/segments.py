@@ -1,8 +1,8 @@
-"""Keep which segments a store has, and let one go that nobody needs.
+"""Keep the segments of a store, and dispose of segments that nobody needs.
 
-A segment is known by its number, a merged one by the numbers of all it replaces. The file of a
-segment that nobody needs goes when no job has it in hand. What the other objects of a store share
-(its files, spares, producers, what is settled) is held here, too.
+A segment is known by its number, a merged segment by the numbers of all segments it replaces. The
+file of a segment that nobody needs goes when no job uses it. This file also holds what the objects
+of a store share: its files, spares, producers and settled messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Counters:
 
 
 class Segments:
-    """The segments of one store. `spare_segments`: files of dead segments that are kept for new ones."""
+    """The segments of one store.
+
+    `spare_segments` is how many files of dead segments are kept for new segments.
+    """
 
     def __init__(
         self, state: StoreState[SyncJob], segment_bytes: int, sync: bool, spare_segments: int
@@ -48,13 +51,15 @@ class Segments:
         self.segment_bytes = segment_bytes
         self.sync = sync
         self.by_number: dict[int, Segment] = {}
-        self.open: Segment | None = None  # the one that is written to
-        self.in_memory: list[Segment] = []  # sealed, with buffer, oldest first
+        self.open: Segment | None = None  # the segment that is written to
+        self.in_memory: list[Segment] = []  # sealed segments with a buffer, oldest first
         self.unsynced: dict[int, Segment] = {}
-        self.dead: list[Segment] = []  # wait for the end of the job
-        self.replaced: list[Segment] = []  # wait until the name of the merged segment lasts
+        # Segments that wait for the end of the job or for their cover.
+        self.dead: list[Segment] = []
+        # Segments that wait until the name of the merged segment lasts.
+        self.replaced: list[Segment] = []
         self.next_number = 1
-        self.index_bytes = 0  # of indexes that were made and wait for a sync
+        self.index_bytes = 0  # bytes of the indexes that were made and wait for a sync
         self.directory_changed = False
         self.reclaimer = Reclaimer(files, directory, segment_bytes, spare_segments, sync)
         self.windows = Windows(files)
@@ -65,7 +70,7 @@ class Segments:
         self.returns = Returns()
         self.counters = Counters()
 
-    # -- which there are ---------------------------------------------------------------------------------
+    # -- which there are ---------------------------------------------------------------------------
 
     def enlist(self, segment: Segment) -> None:
         self.by_number[segment.number] = segment
@@ -77,11 +82,11 @@ class Segments:
         return number
 
     def distinct(self) -> list[Segment]:
-        """Return each segment once; a merged one is known by several numbers."""
+        """Return each segment once, although a merged segment has several numbers."""
         return list(dict.fromkeys(self.by_number.values()))
 
     def on_disk(self, entries: array[int]) -> array[int]:
-        """Return the entries as the next recovery will name them."""
+        """Return the entries as the next recovery will number them."""
         if all(segment.moves is None for segment in self.by_number.values()):
             return entries
         placed: array[int] = array("Q")
@@ -102,10 +107,10 @@ class Segments:
             segment is held for held, _, _ in self.state.job.segments
         )
 
-    # -- away --------------------------------------------------------------------------------------------
+    # -- away --------------------------------------------------------------------------------------
 
     def retire(self, segment: Segment) -> None:
-        """Take away a segment that nobody needs; its file may still be in the hands of a sync."""
+        """Take away a segment that nobody needs; a sync may still use its file."""
         for number in segment.numbers or [segment.number]:
             del self.by_number[number]
         self.candidates.remove(segment)
@@ -120,7 +125,7 @@ class Segments:
             self.dispose(segment)
 
     def dispose(self, segment: Segment) -> None:
-        """Let the file go. Its new name is to last as what is settled is."""
+        """Let the file go. Its new name is made to last together with the acks."""
         if segment.flushed:
             self.settled.names_changed = True
         self.state.quietly(self.reclaimer.dispose, segment)
@@ -128,14 +133,15 @@ class Segments:
     def take_dead(self) -> list[Segment]:
         """Take from `dead` the segments whose files may go.
 
-        No job may have them in hand. The file of producers must say first what they say.
+        No job may use the segments. A segment with records IN_SEQUENCE stays until the file of
+        producers covers it.
         """
         dead = [segment for segment in self.dead if not segment.in_sequence]
         self.dead = [segment for segment in self.dead if segment.in_sequence]
         return dead
 
     def forget_state(self, segment: Segment) -> None:
-        """Forget what is kept beside the file of a segment that is gone."""
+        """Forget what is kept for a segment that is gone."""
         self.reclaimer.manifest.forget(segment.number)
         self.unsynced.pop(segment.number, None)
         self.settled.drop(segment)
@@ -148,7 +154,7 @@ class Segments:
         segment.index = None
 
     def distrust(self) -> None:
-        """Drop all indexes, since where one record is damaged others may be.
+        """Drop all indexes, because other records may be damaged, too.
 
         Without an index a recovery reads every record of a segment.
         """
@@ -176,7 +182,7 @@ class Segments:
         self.windows.release()
         self.reclaimer.release()
 
-    # -- numbers -----------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         segments = self.distinct()

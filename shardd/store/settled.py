@@ -1,10 +1,11 @@
-"""What is settled and not in an acks file yet: pairs in memory, by segment, and when they are written.
+"""Keep the pairs of settled messages in memory, by segment, and write them to acks files.
 
-Two kinds. What recovery should know is written with the next flush. What it will not ask for, since the queue is not
-durable or is gone, is kept for merging alone, and written only because memory has an end.
+There are two kinds of pairs. The settled pairs are for recovery, and are written with the next
+flush. The forgotten pairs belong to queues that are not durable or are gone, so recovery does not
+ask for them. They are kept for merging, and are written only when they take too much memory.
 
-What is written is synced a little later, see `take_unsynced`: a power cut may bring back what was
-settled since.
+Acks files are synced a little after they are written (`take_unsynced`). A power cut may bring back
+the messages settled since the last sync.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from shardmq.shardd.store import acks
 from shardmq.shardd.store.files import Files, is_full
 from shardmq.shardd.store.segment import Segment, file_name
 
-# Settled pairs in memory, of segments that are on disk; beyond this each settle writes some.
+# Bytes of settled pairs in memory of segments that are on disk. Beyond this each settle writes some
+# of them.
 SETTLED_BYTES_MAX = 1 << 20
-# Files written at once while messages wait. A purge may leave something in thousands of segments; most of them are
-# merged before their turn comes.
+# Acks files written at once while messages wait. A purge may leave pairs in thousands of segments,
+# but most of these segments are merged before their acks are written.
 ACKS_FILES_AT_ONCE = 8
-# Files that one sync of them takes, and writes first: some milliseconds of the loop.
+# Acks files that one sync writes and syncs. Writing them takes the loop some milliseconds.
 ACKS_FILES_SYNCED_AT_ONCE = 256
 FORGOTTEN_BYTES_MAX = 4 << 20
 
@@ -30,23 +32,24 @@ class Settled:
     def __init__(self, files: Files, directory: str, written: Callable[[Segment], None]) -> None:
         self._files = files
         self._directory = directory
-        self._written = written  # its acks file has grown
+        self._written = written  # called with a segment whose acks file has grown
         self._with_settled: dict[int, Segment] = {}
         self._with_forgotten: dict[int, Segment] = {}
-        self.settled_bytes = 0  # those written when it is more than SETTLED_BYTES_MAX
+        self.settled_bytes = 0  # pairs are written when this exceeds SETTLED_BYTES_MAX
         self._forgotten_bytes = 0
-        self._unsynced: dict[int, Segment] = {}  # their acks files may not be on stable storage
-        self.names_changed = False  # in the directory, by what is settled
+        # Segments whose acks files may not be on stable storage.
+        self._unsynced: dict[int, Segment] = {}
+        self.names_changed = False  # names in the directory changed and were not synced
 
     def note(self, segment: Segment, pairs: bytes) -> None:
-        """For recovery."""
+        """Remember pairs that recovery needs."""
         segment.settled += pairs
         self._with_settled[segment.number] = segment
         if segment.flushed:
             self.settled_bytes += len(pairs)
 
     def note_forgotten(self, segment: Segment, pairs: bytes) -> None:
-        """For merging alone."""
+        """Remember pairs that only merging needs."""
         segment.forgotten += pairs
         self._with_forgotten[segment.number] = segment
         self._forgotten_bytes += len(pairs)
@@ -54,7 +57,7 @@ class Settled:
             self.settle_forgotten()
 
     def settle_forgotten(self) -> None:
-        """Of segments that are on disk: written like the others with the next flush."""
+        """Let the next flush write the forgotten pairs of segments that are on disk, too."""
         for segment in [
             one for one in self._with_forgotten.values() if one.flushed and not one.merging
         ]:
@@ -70,7 +73,7 @@ class Settled:
             del self._with_forgotten[segment.number]
 
     def drop(self, segment: Segment) -> None:
-        """It is gone, or starts anew."""
+        """Drop the pairs of a segment that is gone or starts anew."""
         self._with_settled.pop(segment.number, None)
         self._unsynced.pop(segment.number, None)
         self.drop_forgotten(segment)
@@ -82,8 +85,11 @@ class Settled:
             segment.settled = bytearray()
 
     def flush(self, files_max: int | None = None) -> None:
-        """Pairs of segments that are on disk. With a full disk they wait; so do those being merged: the job would not
-        see them."""
+        """Write the settled pairs of segments that are on disk, at most `files_max` files.
+
+        On a full disk the pairs wait. The pairs of segments that are being merged wait as well,
+        because the job would not see them.
+        """
         waiting = (one for one in self._with_settled.values() if one.flushed and not one.merging)
         for segment in list(islice(waiting, files_max)):
             try:
@@ -95,19 +101,20 @@ class Settled:
             del self._with_settled[segment.number]
             self._written(segment)
         if not self._with_settled:
-            self.settled_bytes = 0  # those told before their segment was on disk were not counted
+            # Pairs that came before their segment was on disk were not counted.
+            self.settled_bytes = 0
 
     def holds_back(self) -> bool:
-        """Whether something waits for the end of a merge."""
+        """Return whether pairs wait for the end of a merge."""
         return any(one.merging and one.flushed for one in self._with_settled.values())
 
     def written_before(self, segment: Segment) -> None:
-        """Note an acks file of a process that ended without a clean stop."""
+        """Note the acks file of a process that ended without a clean stop."""
         self._unsynced[segment.number] = segment
         self.names_changed = True
 
     def take_unsynced(self, files_max: int) -> tuple[list[str], bool]:
-        """Return acks files to be synced, those longest unsynced first, and whether names changed.
+        """Return the acks files to be synced, longest unsynced first, and whether names changed.
 
         The caller sees to both.
         """

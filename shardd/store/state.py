@@ -1,7 +1,7 @@
-"""Keep whether a store or a stream may be used, and turn errors into what its owner raises.
+"""Keep whether a store or a stream may be used, and turn errors into those its owner gets.
 
 A store or stream is used between its recovery and its close. After a write or a sync that failed
-nothing is written any more: what is on disk is known to the next recovery only.
+nothing is written any more: only the next recovery knows what is on disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardmq.shardd.store.files import Files, is_full, is_missing
 
 
 class Syncing(Protocol):
-    """A sync that runs, or ran, in another thread."""
+    """A sync that runs, or has run, in another thread."""
 
     @property
     def synced(self) -> bool: ...
@@ -48,14 +48,15 @@ class StoreState(Generic[AnyJob]):
     def find_directory(self) -> None:
         """Make the directory at the start, if the disk has room for it.
 
-        On a full disk a new store begins without a directory, and takes no message before it has one.
+        On a full disk a new store begins without a directory. The store takes no message before it
+        has one.
         """
         try:
             self.make_directory()
         except OSError as error:
             if not is_full(error):
                 raise
-            # A directory that is there is read, whatever the call said.
+            # An existing directory is read, even if the call failed.
             self.has_directory = not self.is_missing()
 
     def make_directory(self) -> None:
@@ -83,12 +84,12 @@ class StoreState(Generic[AnyJob]):
             raise StoreFailed(self.failure)
 
     def check_synced(self, job: Syncing) -> None:
-        """Raise StoreFailed unless the job came to its end."""
+        """Raise StoreFailed unless the job was completed."""
         if not job.synced:
             raise self.fail(job.error or "a sync did not come to its end")
 
     def named(self, error: Exception) -> StoreError:
-        """Return what to raise for an error that was met before anything was half done."""
+        """Return the exception for an error that was met before anything was half done."""
         if isinstance(error, StoreError):
             return error
         if isinstance(error, OSError) and is_full(error):
@@ -96,18 +97,19 @@ class StoreState(Generic[AnyJob]):
         return self.fail(error)
 
     def fail(self, error: Exception | str) -> StoreFailed:
-        """Return what to raise for an error after which nobody knows what is on disk.
+        """Return the exception for an error after which it is not known what is on disk.
 
-        Nothing is written any more. Any exception counts: the disk's, the memory's, our mistake.
+        Nothing is written any more. Any exception counts: the disk's, the memory's, our own
+        mistake.
         """
         what = error if isinstance(error, (OSError, str)) else repr(error)
         self.failure = self.failure or f"{self.directory}: {what}"
         return StoreFailed(self.failure)
 
     def quietly(self, act: Callable[..., None], *arguments: object) -> None:
-        """Do housekeeping; remember its failure for the next append or sync.
+        """Do housekeeping; keep its failure for the next append or sync.
 
-        Whoever happened to come by does not meet the failure.
+        The current caller did not ask for the housekeeping, so the failure is not raised here.
         """
         try:
             act(*arguments)

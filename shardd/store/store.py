@@ -1,14 +1,15 @@
-"""Keep what queues were given: append records, read messages back, forget what is settled, make it last.
+"""Keep the messages of queues: append records, read messages, settle them, sync them.
 
 Publish path, 5 of 5. Before: shardd/queues/queue.py.
 
-Blocking and for one thread, but for the jobs' `run`. A store knows records and queue ids, not
-queues: whoever calls keeps the entries. Bytes stay in the write buffer of their segment until a
-flush; what is settled before that never touches the disk. After StoreFailed nothing is written any
-more: only what recovery finds is true.
+A store is blocking and belongs to one thread; only the `run` of a job may be called elsewhere. A
+store knows records and queue ids, but no queues: the caller keeps the entries. Bytes stay in the
+write buffer of their segment until a flush. Messages that are settled before that never touch the
+disk. After StoreFailed nothing is written any more: only what the next recovery finds is true.
 
 A store is made of objects that share its segments (segments.py): appending.py, retrieval.py,
-flushing.py, syncs.py and merging.py. This file holds them together, and the short way of a batch.
+flushing.py, syncs.py and merging.py. This file holds them together, and has the fast path for a
+batch that fits into the open segment.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from shardmq.shardd.store.syncs import Syncs
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
-# An open segment of which nothing is written and nothing is needed starts anew here, while its pages are in the cache.
+# An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
+# anew while its pages are in the CPU cache.
 RENEW_BYTES = 256 << 10
 
 
@@ -69,7 +71,7 @@ class SegmentStore:
         self._retrieval = Retrieval(segments)
         self._syncs = Syncs(segments, self._flusher)
         self._merging = Merging(segments)
-        # The short way of a batch takes these without asking the objects that own them.
+        # The fast path of a batch uses these without asking the objects that own them.
         self._batch = self._appender.batch
         self._by_number = segments.by_number
         self._counters = segments.counters
@@ -77,7 +79,7 @@ class SegmentStore:
         self._returns = segments.returns
         self._settled = segments.settled
 
-    # -- start and stop -------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     def recover(
         self,
@@ -87,8 +89,9 @@ class SegmentStore:
     ) -> dict[int, Arrival]:
         """Open the store, once; return what each of `queue_ids` still has, in publish order.
 
-        What belongs to no queue named here is dropped. After a clean stop the flags are as `close`
-        was told, else all entries carry REDELIVERED.
+        Messages of queues that are not named here are dropped. After a clean stop the flags are as
+        `close` was told, else all entries carry REDELIVERED. `progress` is called with bytes read,
+        bytes in all and messages found. Raises DiskFull, FormatTooNew or StoreFailed.
         """
         segments = self._segments
         assert self._state.stage == "new", "recover is called once"
@@ -132,8 +135,8 @@ class SegmentStore:
     def close(self, live: Mapping[int, array[int]] | None = None) -> None:
         """Write everything to disk and end the use of the store.
 
-        `live`: the entries that each queue still has, with their flags; without it the next
-        recovery takes all messages for delivered before.
+        `live` has the entries that each queue still has, with their flags. Without `live` the next
+        recovery takes all messages as delivered before.
         """
         if self._state.stage != "open":
             self._state.stage = "closed"
@@ -170,12 +173,13 @@ class SegmentStore:
     def _write_all(self, live: Mapping[int, array[int]] | None) -> None:
         segments = self._segments
         self._flusher.flush_all()
-        segments.settled.settle_forgotten()  # so that tools count what is needed
+        segments.settled.settle_forgotten()  # so that tools count only messages that are needed
         segments.settled.flush()
         for segment in [*segments.in_memory, *([segments.open] if segments.open else [])]:
             if segment.flushed and segment.index is None and not segment.has_index:
                 segment.index = segment.make_index()
-        # Without syncs nobody keeps count of what is only in the page cache: a clean stop makes sure of all.
+        # Without syncs nobody keeps count of what is only in the page cache, so a clean stop syncs
+        # all.
         unsynced = (
             list(segments.unsynced.values())
             if segments.sync
@@ -184,8 +188,8 @@ class SegmentStore:
         for segment in unsynced:
             segments.files.sync(segments.handles.of(segment))
         if segments.open is not None:
-            segments.producers.sealed(segments.open)  # nothing is added to it any more
-        with contextlib.suppress(DiskFull):  # the segments that it would speak of stay
+            segments.producers.sealed(segments.open)  # nothing is appended to it any more
+        with contextlib.suppress(DiskFull):  # segments that are not covered stay
             self._syncs.cover_all()
         for segment in segments.distinct():
             if segment.flushed == segment.used:
@@ -204,7 +208,7 @@ class SegmentStore:
             )
 
     def _sync_acks(self, segment: Segment) -> None:
-        """Sync the acks of a segment: they may be lost while the store lives, but not at a clean stop."""
+        """Sync the acks of a segment at a clean stop; while the store lives they may be lost."""
         segments = self._segments
         handle = segments.files.open(f"{segments.directory}/{file_name('acks', segment.number)}")
         try:
@@ -212,25 +216,26 @@ class SegmentStore:
         finally:
             segments.files.close(handle)
 
-    # -- append ---------------------------------------------------------------------------------------
+    # -- append ------------------------------------------------------------------------------------
 
     def screen(
         self, records: bytes | bytearray | memoryview, rooms: Mapping[int, producers.Room]
     ) -> Screened:
-        """Return what of a batch with records IN_SEQUENCE is to be appended next.
+        """Return the part of a batch with records IN_SEQUENCE that is to be appended next.
 
-        If that append fails, `unscreen` must be called.
+        If that append fails, the caller must call `unscreen`.
         """
         if len(self._producers.uncovered) > producers.UNCOVERED_MAX:
-            self._syncs.cover_now()  # before the table speaks of messages that are not appended yet
+            # The cover must be taken before the table holds sequences that are not appended yet.
+            self._syncs.cover_now()
         return self._producers.screen(records, rooms)
 
     def unscreen(self) -> None:
-        """Forget what was screened last, since its append failed."""
+        """Forget the batch that was screened last, since its append failed."""
         self._producers.table.undo()
 
     def forget_producers(self, heard_before: int) -> int:
-        """Forget producers last heard before that, ms since the epoch; return how many."""
+        """Forget producers last heard before this time, in ms since the epoch; return how many."""
         return self._producers.sweep(heard_before)
 
     def append(
@@ -239,10 +244,10 @@ class SegmentStore:
         indexes: bool = False,
         in_sequence: bool = False,
     ) -> list[Arrival]:
-        """Take a batch of whole records; return one Arrival per queue id in it.
+        """Append a batch of whole records; return one Arrival per queue id in it.
 
-        All of it is taken or, with an error, nothing. A memoryview is one of bytes. `in_sequence`:
-        the batch was screened.
+        All of the batch is appended or, with an error, nothing. A memoryview must be one of bytes.
+        `in_sequence`: the batch was screened. Raises DiskFull, Closed or StoreFailed.
         """
         state = self._state
         if state.stage != "open" or state.job is not None or state.failure:
@@ -272,7 +277,7 @@ class SegmentStore:
         counters.appended_bytes += size
         return arrivals
 
-    # -- read and settle ------------------------------------------------------------------------------
+    # -- read and settle ---------------------------------------------------------------------------
 
     def read(
         self, entries: array[int], bytes_max: int, whole: bool = True
@@ -283,7 +288,7 @@ class SegmentStore:
     def look(
         self, entries: array[int], bytes_max: int, whole: bool = True
     ) -> tuple[bytes | memoryview, array[int]]:
-        """Read as `read` does, but large messages may be a view of the write buffer they lie in.
+        """Read as `read` does, but large messages may be a view of the write buffer.
 
         The view is good until the next append.
         """
@@ -300,7 +305,7 @@ class SegmentStore:
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         """Note that the queue needs these messages no more.
 
-        `durable`: a recovery should know it too. It is written with the next flush.
+        `durable`: a recovery should know it, too. The acks are written with the next flush.
         """
         if self._state.stage != "open":
             raise Closed("the store is not open")
@@ -329,9 +334,9 @@ class SegmentStore:
         stop: int,
         durable: bool,
     ) -> None:
-        """Remember what is settled while others of the segment are needed.
+        """Remember settled messages of a segment of which other messages are needed.
 
-        A recovery should know of it if it is `durable`, else only merging needs it.
+        Recovery needs to know of `durable` ones, only merging of the others.
         """
         if segment.moves is not None:
             entries, start, stop = segment.moves.find(entries, start, stop), 0, stop - start
@@ -344,17 +349,18 @@ class SegmentStore:
             self._segments.look_at(segment)
 
     def drop_queue(self, queue_id: int, entries: array[int]) -> None:
-        """Let go of all that a deleted queue had.
+        """Settle all messages of a queue that was deleted.
 
-        No recovery will be asked for the queue again, so nothing is remembered.
+        No recovery will be asked for the queue again, so nothing is remembered for recovery.
         """
         self.settle(queue_id, entries, False)
         self._producers.forget_queue(queue_id)
 
     def count_returns(self, queue_id: int, entries: array[int]) -> list[int]:
-        """Note that these messages came back to the queue once more; return how often each has now.
+        """Note that these messages were returned to the queue; return how often each was by now.
 
-        It is remembered until they are settled, also by a recovery, and written with the next flush.
+        The counts are kept until the messages are settled, also by a recovery. They are written
+        with the next flush.
         """
         return self._returns.count(queue_id, entries)
 
@@ -378,10 +384,11 @@ class SegmentStore:
         self._syncs.finish_sync(job)
 
     def begin_settled_sync(self) -> SettledSync | None:
-        """Return the job that makes last what is settled: see `Syncs.begin_settled_sync`.
+        """Return the job that makes the acks last: see `Syncs.begin_settled_sync`.
 
-        Messages that were settled before they were written are forgotten here. Written with later
-        ones, they would come back if the power failed before the next sync of what is settled.
+        An open segment whose messages were all settled before they were written starts anew here.
+        Otherwise these messages would be written with later ones, and would come back if the power
+        failed before the next sync of the acks.
         """
         self._state.check_usable()
         segment = self._segments.open
@@ -395,10 +402,10 @@ class SegmentStore:
 
     @property
     def settled_held_back(self) -> bool:
-        """Whether the last sync of what is settled left something out, because of a merge."""
+        """True when the last sync of the acks left something out because of a merge."""
         return self._syncs.held_back
 
-    # -- merge what is nearly empty -------------------------------------------------------------------
+    # -- merge what is nearly empty ----------------------------------------------------------------
 
     def compact(self) -> int:
         """Do one step in this thread; return how many fewer segments there are now."""
@@ -412,16 +419,16 @@ class SegmentStore:
         """End a job after its `run`: see `Merging.finish`."""
         return self._merging.finish(job)
 
-    # -- numbers --------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     @property
     def written_bytes(self) -> int:
-        """How many bytes of what was appended were written to segments."""
+        """The number of appended bytes that were written to segments."""
         return self._counters.written_bytes
 
     @property
     def damage(self) -> list[Damage]:
-        """What recovery found broken."""
+        """The damage that recovery found."""
         return self._counters.damage
 
     def stats(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What it takes to make written bytes last: what of a sync blocks, beside a store or a stream."""
+"""Define the jobs that make written bytes last: the blocking part of a sync."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ AnySegment = TypeVar("AnySegment")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job(ABC):
-    """What was written and is not on stable storage. `run` may be called from any thread, once.
+    """A sync of written bytes and names that are not on stable storage yet.
 
-    A job that was not run, or whose run did not come to its end, whatever the reason, is not
-    `synced`.
+    `run` may be called from any thread, once. A job is `synced` only after a `run` that succeeded.
     """
 
     files: Files
     directory: str
     with_directory: bool  # names in it have changed
     synced: bool = False
-    done: bool = False  # the run is over, well or not
-    error: Exception | None = None  # what it met
+    done: bool = False  # the run is over, whether it succeeded or not
+    error: Exception | None = None  # the error that the run met
 
     def run(self) -> None:
-        """Block until all is on stable storage. Raises StoreFailed, whatever went wrong."""
+        """Block until all is on stable storage. Raises StoreFailed for any error."""
         try:
             self._make_last()
             self.synced = True
@@ -50,8 +49,9 @@ class Job(ABC):
 class MessageSync(Job, Generic[AnySegment]):
     """Makes messages last."""
 
-    segments: list[tuple[AnySegment, int, int]]  # segment, its handle, written up to
-    cover: Cover | None = None  # to be written when all that is on stable storage
+    # Segment, its handle, position up to which it was written.
+    segments: list[tuple[AnySegment, int, int]]
+    cover: Cover | None = None  # written when all segments are on stable storage
 
     def _make_last(self) -> None:
         for _, handle, _ in self.segments:
@@ -66,9 +66,10 @@ class MessageSync(Job, Generic[AnySegment]):
 class SyncJob(MessageSync[Segment]):
     """Makes messages of a segment store last."""
 
-    spares: list[Spare]  # their names last afterwards
-    replaced: list[Segment]  # may go afterwards: others have their messages
-    manifest: ManifestSync | None = None  # the spares are no longer listed in it
+    spares: list[Spare]  # their names last after the job
+    # Segments that may go after the job: a merged segment has their messages.
+    replaced: list[Segment]
+    manifest: ManifestSync | None = None  # syncs the manifest without the spares
 
     def _make_last(self) -> None:
         MessageSync._make_last(self)  # super() does not know a class with slots
@@ -78,15 +79,16 @@ class SyncJob(MessageSync[Segment]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SettledSync(Job):
-    """Makes last what queues need no more, or where readers are.
+    """Makes acks, or the offsets that consumers of a stream have stored, last.
 
-    The files are known by their paths, since their owner goes on meanwhile. A file that has gone
-    by then has nothing to tell any more.
+    The files are known by their paths, because their owner goes on meanwhile. A file that was
+    removed needs no sync.
     """
 
     paths: list[str]
-    more: bool = False  # there is more than the job takes: another is to follow
-    named: list[int] = field(default_factory=list)  # segments whose names last afterwards
+    more: bool = False  # the job could not take all files: another job is to follow
+    # Numbers of segments whose names last after the job.
+    named: list[int] = field(default_factory=list)
 
     def _make_last(self) -> None:
         for path in self.paths:

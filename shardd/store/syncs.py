@@ -1,4 +1,7 @@
-"""Begin and end the syncs of a store: of messages, and of what is settled. The jobs are in sync.py."""
+"""Begin and end the syncs of a store: of messages, and of acks.
+
+The jobs are in sync.py.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ class Syncs:
         self._segments = segments
         self._flusher = flusher
         self._state = segments.state
-        self.held_back = False  # by a merge, when the last sync of what is settled began
+        self.held_back = False  # a merge held acks back when their last sync began
 
     def begin_sync(self) -> SyncJob | None:
-        """Flush, and return the job that makes all messages last; None: there is nothing to wait for.
+        """Flush, and return the job that makes all messages last, or None.
 
-        There is one job at a time, ended by `finish_sync`.
+        None means that there is nothing to wait for. There is one job at a time, ended by
+        `finish_sync`.
         """
         segments = self._segments
         self._state.check_usable()
@@ -63,8 +67,8 @@ class Syncs:
     def finish_sync(self, job: SyncJob) -> None:
         """End a job after its `run`, on the owner's thread.
 
-        Raises StoreFailed if the job did not succeed. Raises DiskFull if what producers have sent
-        could not be made to outlive its segments: nothing may be confirmed before the next sync.
+        Raises StoreFailed if the job did not succeed. Raises DiskFull if the disk had no room for
+        the sequences of producers: then nothing may be confirmed before the next sync.
         """
         segments = self._segments
         assert job is self._state.job and job.done, "not this job, or it did not run"
@@ -88,10 +92,11 @@ class Syncs:
         self._check_covered(job.cover)
 
     def begin_settled_sync(self) -> SettledSync | None:
-        """Write what is settled, and return the job that makes it last; None: there is nothing.
+        """Write acks, and return the job that makes them last, or None if there are none.
 
-        The job ends with `finish_settled_sync`; all else goes on meanwhile. What is settled of
-        segments that are being merged, or in the hands of a sync of messages, is for the next one.
+        The job ends with `finish_settled_sync`; all else goes on meanwhile. The acks of segments
+        that are being merged are left for the next job. So is the new name of a settled segment
+        that a sync of messages still uses.
         """
         segments = self._segments
         self._state.check_usable()
@@ -118,7 +123,10 @@ class Syncs:
         )
 
     def finish_settled_sync(self, job: SettledSync) -> None:
-        """End a job after its `run`, on the owner's thread. Raises StoreFailed if it did not succeed."""
+        """End a job after its `run`, on the owner's thread.
+
+        Raises StoreFailed if the job did not succeed.
+        """
         segments = self._segments
         self._state.check_synced(job)
         for number in job.named:
@@ -133,9 +141,9 @@ class Syncs:
                 self._state.quietly(self._flusher.write_index_if_made, segment)
 
     def cover_all(self) -> None:
-        """Write what producers have sent, at once and in this thread.
+        """Write the sequences of producers at once, in this thread.
 
-        All that was written is on stable storage, or nobody asks for that.
+        The caller has synced all written segments, or the store does not sync. Raises DiskFull.
         """
         segments = self._segments
         cover = segments.producers.begin()
@@ -151,7 +159,7 @@ class Syncs:
             raise DiskFull(f"no room for {NAME} in {self._segments.directory}")
 
     def cover_now(self) -> None:
-        """Sync although nobody asks, since segments that are not covered may not pile up without end."""
+        """Sync although nobody asks, so that segments that are not covered do not pile up."""
         if self._state.job is None:
             with contextlib.suppress(DiskFull):
                 job = self.begin_sync()
