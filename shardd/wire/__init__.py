@@ -1,1 +1,1 @@
-"""The shard's published interface: what front doors, the controller and shards say to each other, and its bytes."""
+"""Define the messages, and their bytes, between front doors, controller and shards."""

@@ -1,12 +1,16 @@
-"""Where the streams of a shard begin and end, for other processes of this host: a file in memory that the shard writes
-and all others read, without asking it.
+"""Publish where the streams of a shard begin and end, for other processes of this host.
 
-    RUNTIME_DIR/board-N    slots: u64 queue id, 0: free | u64 first offset | u64 next offset | u64 1: was used
+The board is a file in memory. The shard writes it, and all others read it without asking the shard.
 
-`next` is behind the last message on stable storage: whatever dies, what lies before it stays. Each number is written
-at once and only grows while its slot belongs to the queue, so a reader that comes in between finds an older range,
-never one that was not true. A shard that starts anew writes another file and puts it in place when it knows all its
-streams: until then the last word of its former life holds.
+    RUNTIME_DIR/board-N    slots:
+        u64 queue id, 0: free | u64 first offset | u64 next offset | u64 1: was used
+
+The next offset is behind the last message on stable storage: messages below it survive the death of
+any process. Each number is written at once and only grows while its slot belongs to the queue. So a
+reader that comes between two writes finds an older range, but never one that was not true.
+
+A shard that starts again writes another file, and puts it in place when it knows all its streams.
+Until then the ranges of its former life stay readable.
 """
 
 from __future__ import annotations
@@ -17,10 +21,11 @@ import mmap
 import os
 from typing import NamedTuple
 
-# Of one shard; beyond, streams are left out. The file has holes where no slot was ever used.
+# The streams of one shard that the board has room for; further streams are left out. The file has
+# holes where no slot was ever used.
 STREAMS_MAX = 65_536
 SLOT_NUMBERS = 4
-# The blocks of the file are set aside one by one, as slots are used.
+# Blocks of the file are allocated one by one, as slots are used.
 BLOCK_BYTES = 4096
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _BYTES = STREAMS_MAX * SLOT_NUMBERS * 8
@@ -38,21 +43,21 @@ def path_of(runtime_dir: str, shard: int) -> str:
 
 
 class Board:
-    """The shard's side."""
+    """The side of the board that the shard writes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._new = f"{path}.new"
-        self._room_slots = (
-            0  # for which the file has blocks: to write into a hole of a full disk ends the process
-        )
+        # The end of the numbers for which the file has blocks. A write into a hole of a full disk
+        # would end the process.
+        self._room_slots = 0
         try:
             self._fd = os.open(self._new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
             os.ftruncate(self._fd, _BYTES)
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # The board of the former life stays in place: older ranges, that still hold.
+            # The board of the former life stays in place: its ranges are older, but still true.
             log.warning(
                 "no room for %s: who reads streams beside the shard goes by what was there before",
                 self._new,
@@ -64,7 +69,7 @@ class Board:
         self._next_free = 0
 
     def show(self) -> None:
-        """To all that look from now on."""
+        """Put the new file in place, for all processes that look from now on."""
         if self._fd >= 0:
             os.replace(self._new, self._path)
 
@@ -86,7 +91,10 @@ class Board:
         self._numbers[slot + 1] = first
 
     def _has_room(self) -> bool:
-        """Whether the file has a block for the next slot. Without one the stream waits for the next `put`."""
+        """Return whether the file has a block for the next slot.
+
+        Without a block the stream waits for the next `put`.
+        """
         if self._fd < 0 or self._next_free < self._room_slots:
             return True
         try:
@@ -114,7 +122,10 @@ class Board:
 
 
 class BoardView:
-    """Any other's. Not for several threads at once."""
+    """The side of the board that other processes read.
+
+    A view is not for several threads at once.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -123,7 +134,7 @@ class BoardView:
         self._slots: dict[int, int] = {}
 
     def look(self, queue: int) -> Range | None:
-        """None: the stream is not known yet, or no longer."""
+        """Return the range of a stream, or None if the board does not have the stream."""
         if not self._open():
             return None
         slot = self._slots.get(queue, 0)
@@ -141,7 +152,7 @@ class BoardView:
         return Range(min(first, next), next) if numbers[slot] == queue else None
 
     def _open(self) -> bool:
-        """The file that is in place now."""
+        """Open the file that is in place now. Return False if there is none."""
         try:
             there = os.stat(self._path)
             if (there.st_dev, there.st_ino) == self._file:
@@ -166,4 +177,4 @@ class BoardView:
             if queue:
                 self._slots[queue] = slot
             elif not self._numbers[slot + 3]:
-                return  # nor was any behind it
+                return  # no slot behind this one was ever used

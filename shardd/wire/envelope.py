@@ -1,11 +1,15 @@
-"""The plain side of the wire: headers, control structs, settles, confirms and credit, to bytes and back.
+"""Encode and decode headers, control structs, settles, confirms and credit.
 
-What carries messages themselves (PUBLISH, DELIVER) is in codec.pyx. All integers are little endian.
+The kinds that carry messages themselves (PUBLISH, DELIVER) are in codec.pyx. All integers are
+little endian.
 
-    SETTLE     header | (u32 consumer, u32 kind, u64 first, u64 last)*        delivery numbers of that consumer
-    CONFIRMED  header | u64 batch | (u32 connection, u32 channel, u64 first, u64 last)*     refused confirm numbers;
-                 with KNOWN or ALTERED in `channel`: not refused, but known before
-    CREDIT     header | (u32 connection, u32 bytes)*                            connection 0: publishes, to a front door
+    SETTLE     header | (u32 consumer, u32 kind, u64 first, u64 last)*
+               delivery numbers of that consumer
+    CONFIRMED  header | u64 batch | (u32 connection, u32 channel, u64 first, u64 last)*
+               refused confirm numbers; with KNOWN or ALTERED in `channel` the messages
+               are not refused, but were known before
+    CREDIT     header | (u32 connection, u32 bytes)*
+               connection 0 is for publishes, to a front door
     CONTROL    header | msgpack
 """
 
@@ -36,16 +40,16 @@ _BATCH = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
 _CONFIRMED = struct.Struct("<BBHIIIQ")
 _CREDIT = struct.Struct("<II")
-# One CREDIT entry holds at most this; larger sums are split.
+# The largest number in one CREDIT entry; larger sums are split.
 CREDIT_BYTES_MAX = 0xFFFFFFFF
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 Buffer = bytes | bytearray | memoryview
-# One that came; a view is good until the next are taken from where it came.
+# A message that was received. A view is valid until the next messages are taken from its source.
 Message = bytes | memoryview
-# One to be sent: in one piece, or in several.
+# A message to be sent, in one piece or in several.
 Parts = bytes | list[Buffer]
 
 
@@ -54,11 +58,11 @@ def size_of(message: Parts) -> int:
 
 
 class WireError(Exception):
-    """The other side speaks another version or sent what cannot be read."""
+    """The other process speaks another version, or sent a message that cannot be read."""
 
 
 class Header(NamedTuple):
-    """First 16 bytes of every message; see messages.py."""
+    """The first 16 bytes of every message; see messages.py."""
 
     kind: int
     peer: int
@@ -67,7 +71,7 @@ class Header(NamedTuple):
     shard: int
 
 
-_new_tuple = tuple.__new__  # what Header(...) does, without a function of Python in between
+_new_tuple = tuple.__new__  # does what Header(...) does, without a Python function in between
 
 
 def header(kind: int, peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
@@ -75,29 +79,43 @@ def header(kind: int, peer: int, incarnation: int, epoch: int, shard: int) -> by
 
 
 def sender(peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
-    """What all messages of one process to one process have behind their first byte, the kind."""
+    """Return the header without its first byte, the kind.
+
+    These bytes are the same in all messages of one process to one process.
+    """
     return header(0, peer, incarnation, epoch, shard)[1:]
 
 
 def read(message: Buffer) -> Header:
+    """Return the header of a message.
+
+    Raises WireError if the message is too short, or if its wire version is another.
+    """
     if len(message) < HEADER_BYTES:
         raise WireError(f"{len(message)} bytes are no message")
     if message[1] != WIRE_VERSION:
         raise WireError(
-            f"{_other_version(message)}, this process speaks {WIRE_VERSION}: restart all of one release"
+            f"{_other_version(message)}, this process speaks {WIRE_VERSION}: "
+            "restart all of one release"
         )
     return _new_tuple(Header, _HEADER_READ.unpack_from(message))
 
 
 def _other_version(message: Buffer) -> str:
-    """Say which two processes such a message goes between. All versions have these numbers where this one has them."""
+    """Name the two processes between which a message of another version goes.
+
+    All versions have the numbers of the two processes at the same place.
+    """
     _, _, peer, _, _, shard = _HEADER.unpack_from(message)
     who = "the controller" if peer == CONTROLLER else f"front door {peer}"
     return f"a message between {who} and shard {shard} is of wire version {message[1]}"
 
 
 def readdressed(publish: bytes, epoch: int, batch: int) -> bytes:
-    """A PUBLISH that was packed for one process of a shard, for the next one."""
+    """Return a PUBLISH with another epoch and batch number.
+
+    It was packed for one process of a shard, and is sent to the next process of that shard.
+    """
     return b"".join(
         (publish[:8], _EPOCH.pack(epoch), publish[12:16], _BATCH.pack(batch), publish[24:])
     )
@@ -117,7 +135,10 @@ def read_control(message: Buffer) -> Control:
 def settles(
     peer: int, incarnation: int, epoch: int, shard: int, ranges: Iterable[tuple[int, int, int, int]]
 ) -> bytes:
-    """`ranges`: (consumer, kind, first, last) delivery numbers, both included."""
+    """Return a SETTLE.
+
+    `ranges` are (consumer, kind, first, last) delivery numbers, both included.
+    """
     return header(SETTLE, peer, incarnation, epoch, shard) + b"".join(
         [_SETTLE.pack(*r) for r in ranges]
     )
@@ -135,14 +156,17 @@ def confirmed(
     batch: int,
     refused: Collection[tuple[int, int, int, int]] = (),
 ) -> bytes:
-    """Every batch up to `batch` is settled; `refused`: (connection, channel, first, last) confirm numbers not taken."""
+    """Return a CONFIRMED: every batch up to `batch` is settled.
+
+    `refused` has the (connection, channel, first, last) confirm numbers that were not taken.
+    """
     head = _CONFIRMED.pack(CONFIRMED, WIRE_VERSION, peer, incarnation, epoch, shard, batch)
     return head + b"".join([_REFUSED.pack(*r) for r in refused]) if refused else head
 
 
 def read_confirmed(message: Buffer) -> tuple[int, list[tuple[int, int, int, int]]]:
     (batch,) = _BATCH.unpack_from(message, HEADER_BYTES)
-    if len(message) == HEADER_BYTES + _BATCH.size:  # as nearly always: none is refused
+    if len(message) == HEADER_BYTES + _BATCH.size:  # the usual case: no message is refused
         return batch, []
     return batch, list(_REFUSED.iter_unpack(memoryview(message)[HEADER_BYTES + 8 :]))
 

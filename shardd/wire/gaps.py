@@ -1,10 +1,13 @@
-"""Damage in a stream that the reader has met: it tells the shard where, which looks there itself, counts and logs it.
+"""Tell a shard about damage in a stream that the reader has met.
+
+The reader tells the shard the place. The shard looks there itself, counts the damage and logs it.
 
     RUNTIME_DIR/gaps-N    records: u64 queue id | u64 the first offset that is lost
 
-The reader appends a record with one call; the shard N takes the whole file away, each second. A record that is lost, or
-cannot be written, costs nothing but time: the next scan that meets the damage tells it again. So nothing is synced, and
-a file that nobody takes away, as the shard is down, stays small.
+The reader appends a record with one call. Shard N takes the whole file away each second. A record
+that is lost, or that cannot be written, costs only time, because the next scan that meets the
+damage writes it again. So the file is never synced. A file that nobody takes away because the shard
+is down stays small.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ import struct
 from collections import deque
 
 RECORD = struct.Struct("<QQ")
-# Places that wait for a shard, in the file and in its memory.
+# The places that wait for a shard in the file, and as many in the memory of the shard.
 WAITING_MAX = 4096
-# Places that it looks at in one second: each may cost a read of the disk.
+# The places that the shard looks at in one second: each may cost a read of the disk.
 AT_ONCE = 4
 
 
@@ -25,7 +28,7 @@ def path_of(runtime_dir: str, shard: int) -> str:
 
 
 def tell(path: str, queue: int, offsets: list[int]) -> None:
-    """Append records for these places of a stream, as far as there is room. Raises OSError."""
+    """Append records for these offsets of a stream, as far as there is room. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         room = WAITING_MAX - os.fstat(descriptor).st_size // RECORD.size
@@ -37,20 +40,23 @@ def tell(path: str, queue: int, offsets: list[int]) -> None:
 
 
 class Gaps:
-    """The shard's side."""
+    """The side of the file that the shard reads."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._waiting: deque[tuple[int, int]] = deque()
 
     def due(self) -> list[tuple[int, int]]:
-        """Return (queue id, offset) of a few places that were told, each second. Raises OSError."""
+        """Return (queue id, offset) of a few places that the reader told. Raises OSError.
+
+        The shard calls this each second.
+        """
         if not self._waiting:
             self._waiting.extend(self._take())
         return [self._waiting.popleft() for _ in range(min(len(self._waiting), AT_ONCE))]
 
     def _take(self) -> list[tuple[int, int]]:
-        """Return all that was told since the last call, each place once."""
+        """Return all places that the reader told since the last call, each place once."""
         taken = f"{self._path}.taken"
         try:
             os.rename(self._path, taken)

@@ -1,9 +1,11 @@
-"""How often something was how large: counts in classes of powers of two, cheap enough for each batch and each sync.
+"""Count values in classes of powers of two, cheaply enough for each batch and each sync.
 
-A process tells them among its numbers (`StatsReply.process`, `DoorReport.counters`), under names with a dot:
+A process reports its histograms among its numbers (`StatsReply.process`, `DoorReport.counters`),
+under names with a dot:
 
-    NAME.K     how many were above 2^(K-1) and not above 2^K; K = 0: not above 1. Classes nothing fell into are left out
-    NAME.sum   all values together
+    NAME.K     count of values above 2^(K-1) and not above 2^K; K = 0: not above 1.
+               Empty classes are left out.
+    NAME.sum   sum of all values
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ SUM = "sum"
 
 
 class Histogram(Tally):
-    """Of integers from 0 on, below 2^64: `add` each."""
+    """A histogram of integers from 0 on, below 2^64; `add` counts one value."""
 
     __slots__ = ()
 
@@ -28,7 +30,7 @@ class Histogram(Tally):
 
 
 def parts_of(numbers: Mapping[str, float], name: str) -> dict[str, float]:
-    """What was told under NAME.something, by something."""
+    """Return the numbers reported under NAME.something, by something."""
     start = f"{name}."
     return {key[len(start) :]: value for key, value in numbers.items() if key.startswith(start)}
 
@@ -36,8 +38,11 @@ def parts_of(numbers: Mapping[str, float], name: str) -> dict[str, float]:
 def cumulative(
     parts: Mapping[str, float], first: int, last: int
 ) -> tuple[list[tuple[int, float]], float, float]:
-    """As Prometheus has it: (upper bound, how many not above it) for 2^first .. 2^last, how many in all, their sum.
-    `parts`: of one histogram, or of several added up."""
+    """Return a histogram in the form of Prometheus.
+
+    `parts` is one histogram, or the sum of several. The result has (upper bound, count of values
+    not above it) for the bounds 2^first to 2^last, then the count and the sum of all values.
+    """
     counts = {int(k): value for k, value in parts.items() if k != SUM}
     bounds = [
         (1 << k, sum(count for at, count in counts.items() if at <= k))

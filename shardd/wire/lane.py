@@ -1,13 +1,19 @@
-"""A lane: the short way between one front door and one shard. Two rings in memory that both share, and a socket.
+"""Connect one front door and one shard by a lane: two rings in shared memory, and a socket.
 
-ZeroMQ connects the two, carries the first words, and whatever a ring has no room for; the rings carry the rest without
-the four wake-ups and two copies that its threads cost each message. The socket carries the bell; its end is the other
-process's. A lane that cannot be made is not missed: everything takes the long way then.
+ZeroMQ connects the two processes first. It carries the first messages, and every message that a
+ring has no room for. The rings carry the other messages, without the four wake-ups and two copies
+that the threads of ZeroMQ cost for each message. The socket carries the bell, and its end says that
+the other process is gone. A lane that cannot be made is no error: then all messages go through
+ZeroMQ.
 
-Order is kept across both ways. A writer that finds no room writes a turn into the ring, and then sends the long way
-until the reader has taken all that was in the ring; a LANE message, sent the long way, says that the ring goes on. So a
-reader that hears anything the long way first takes what the ring holds up to its turn, and behind a turn leaves the
-ring alone until the LANE message. Both directions begin as if behind a turn.
+"The long way" below means ZeroMQ.
+
+Messages stay in order across both ways. A writer that finds no room writes a switch marker into the
+ring. From then on the writer sends the long way, until the reader has taken all messages that were
+in the ring. Then the writer sends a LANE message the long way, which says that the ring goes on. A
+reader that gets any message the long way first takes the messages in the ring up to the switch
+marker. Behind a switch marker the reader leaves the ring alone until the LANE message. Both
+directions begin as if behind a switch marker.
 """
 
 from __future__ import annotations
@@ -25,31 +31,35 @@ from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import LANE
 from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 
-# Bytes of messages under way in one direction; only what is used is ever touched. The window of publishes
-# (shard_link.py) and that of one client's deliveries (peers.py) twice, with what is around them: of messages that fill
-# one, the next has room while one is looked at.
+# Bytes of messages under way in one direction. Memory that is never used is never touched. The ring
+# has room for twice the window of publishes (shard_link.py), or twice the window of deliveries to
+# one client (peers.py), with headers: while the reader looks at a message that fills a window, the
+# next one has room.
 RING_BYTES = (2 << 20) + (256 << 10)
-# What both rings say of themselves lies before them.
+# The control blocks of both rings lie before the rings.
 _CONTROL_TO_SHARD, _CONTROL_TO_DOOR = 0, CONTROL_BYTES
 _RINGS_AT = mmap.PAGESIZE
 MEMORY_BYTES = _RINGS_AT + 2 * RING_BYTES
-# More messages than a ring holds.
+# A count of messages that no ring can hold.
 ALL = RING_BYTES
 
-# Of what a ring says of itself (ring.pyx), how far its two ends are.
+# Where the control block of a ring (ring.pyx) has the positions of its two ends.
 TAIL, HEAD = 0, 64
 _POSITION = struct.Struct("=Q")
 
-# Of the words that come with the memory.
+# The longest Offer, encoded.
 OFFER_BYTES_MAX = 4096
-# The offer is sent before anybody can know of it.
+# A shard waits at most this long for an Offer. The front door sends it right after connecting.
 OFFER_S_MAX = 1.0
-# Front doors that may come at once.
+# Front doors that may connect at once.
 BACKLOG = 64
 
 
 class Offer(msgspec.Struct, array_like=True, frozen=True):
-    """Who offers a lane, and to which process of the shard."""
+    """The first message on the socket of a lane.
+
+    It says which front door offers the lane, and to which epoch of the shard.
+    """
 
     peer: int
     incarnation: int
@@ -58,14 +68,17 @@ class Offer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class NoLane(Exception):
-    """It could not be made; everything goes the long way."""
+    """A lane could not be made; all messages go through ZeroMQ."""
 
 
 class Lane:
-    """One end. `who`: what the header of its LANE messages says; `far`: sends a message the long way.
+    """One end of a lane.
 
-    A front door goes through the ring only when the shard has rung: the shard may be unable to take the offer. The
-    reader looks at large messages where they lie in the ring: what it still needs at let_go() is its own to copy.
+    `who` is what the header of the LANE messages says. `far` sends a message the long way.
+
+    A front door uses the ring only after the shard has rung the bell, because the shard may be
+    unable to take the offer. The reader looks at large messages where they lie in the ring: it must
+    copy what it still needs before `let_go`.
     """
 
     def __init__(
@@ -81,7 +94,7 @@ class Lane:
         to_shard = (_CONTROL_TO_SHARD, _RINGS_AT, ring_bytes)
         to_door = (_CONTROL_TO_DOOR, _RINGS_AT + ring_bytes, ring_bytes)
         out, in_ = (to_door, to_shard) if at_shard else (to_shard, to_door)
-        self.turned = 0  # how often there was no room in the ring
+        self.turned = 0  # how often the ring had no room
         self._memory = memory
         self._out_at = out[0]
         self.fd = bell.fileno()
@@ -91,7 +104,7 @@ class Lane:
         self._writer = Writer(memory, *out, self.fd)
         self._reader = Reader(memory, *in_, True)
         self._met = at_shard
-        self._near = False  # whether what is sent goes through the ring
+        self._near = False  # whether messages are sent through the ring
         self._listening = False  # whether the ring is read
         if at_shard:
             bell.send(b"\0")
@@ -112,21 +125,31 @@ class Lane:
         self._far(joined(message))
 
     def waiting_bytes(self) -> int:
-        """In the ring and not yet taken by the other end; for metrics, as it was a moment ago."""
+        """Return the bytes in the ring that the other end has not taken.
+
+        The number is for metrics, and a moment old.
+        """
         tail, head = (
             _POSITION.unpack_from(self._memory, self._out_at + at)[0] for at in (TAIL, HEAD)
         )
         return max(0, int(tail - head))
 
     def came_far(self, kind: int) -> list[Message]:
-        """A message of this kind came the long way: what is to be taken before it."""
+        """Note that a message of this kind came the long way.
+
+        Returns the messages of the ring that must be taken in before it.
+        """
         if kind != LANE:
             return self.take(ALL)
         self._listening = True
         return []
 
     def take(self, most: int) -> list[Message]:
-        """What the ring holds next, good until let_go() or the next take(); ValueError if it is damaged."""
+        """Return the next messages of the ring, at most `most`.
+
+        The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
+        damaged.
+        """
         if not self._listening:
             return []
         messages, turned = self._reader.take(most)
@@ -134,15 +157,18 @@ class Lane:
         return messages
 
     def let_go(self) -> None:
-        """What was taken last is done with."""
+        """Give the memory of the messages that were taken last back to the writer."""
         self._reader.let_go()
 
     def sleep(self) -> bool:
-        """Whether there is nothing to take; the bell rings when there is."""
+        """Return whether there is nothing to take; if so, the bell rings when there is."""
         return not self._listening or self._reader.sleep()
 
     def hear(self) -> bool:
-        """The bells so far. False: the other process is gone; what it has said can still be taken."""
+        """Take in the bell; return False if the other process is gone.
+
+        The messages that the other process has written can still be taken.
+        """
         try:
             self._met = bool(self._bell.recv(1))
         except BlockingIOError:
@@ -164,7 +190,7 @@ def path_of(runtime_dir: object, shard: int) -> str:
 
 
 def listen(runtime_dir: object, shard: int) -> socket.socket:
-    """Where a shard takes offers."""
+    """Return the socket on which a shard accepts offers of lanes."""
     path = path_of(runtime_dir, shard)
     if os.path.exists(path):
         os.unlink(path)
@@ -176,7 +202,10 @@ def listen(runtime_dir: object, shard: int) -> socket.socket:
 
 
 def offer(runtime_dir: object, shard: int, what: Offer, far: Callable[[bytes], object]) -> Lane:
-    """A front door's end. NoLane: nobody listens there, or there is no memory or descriptor for it."""
+    """Offer a lane to a shard, and return the end of the front door.
+
+    Raises NoLane if nobody listens there, or if there is no memory or descriptor for the lane.
+    """
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         bell.setblocking(False)
@@ -195,7 +224,10 @@ def offer(runtime_dir: object, shard: int, what: Offer, far: Callable[[bytes], o
 
 
 def accept(listener: socket.socket) -> tuple[Offer, socket.socket, mmap.mmap] | None:
-    """The next offer, None if there is none. NoLane: whoever came did not offer what we know."""
+    """Return the next offer with its socket and its memory, or None if there is none.
+
+    Raises NoLane if the other side did not offer a lane that this process knows.
+    """
     try:
         bell, _ = listener.accept()
     except BlockingIOError:

@@ -1,4 +1,7 @@
-"""How a process deals with its memory: each said once, at its start or when it is ready."""
+"""Set how a process uses its memory.
+
+A process calls each function once, at its start or when it is ready.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,16 @@ import gc
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
-# Beyond the batches of a turn: what needs that much at once needs it seldom, as the hash of a password (16 MiB).
+# Larger than the batches of a pass. Larger allocations are rare, such as a password hash (16 MiB).
 MAPPED_FROM_BYTES = 8 << 20
 
 
 def keep_warm() -> None:
-    """The memory of large messages: libzmq and Python allocate each, and by default glibc maps and unmaps it
-    anew (measured: +20..50 %)."""
+    """Keep the memory of large messages mapped.
+
+    libzmq and Python allocate memory for each large message, and by default glibc maps and unmaps
+    that memory each time (measured: +20 to 50 %).
+    """
     libc = ctypes.CDLL(None)
     for option, value in (
         (M_MMAP_THRESHOLD, MAPPED_FROM_BYTES),
@@ -25,28 +31,32 @@ def keep_warm() -> None:
         libc.mallopt(option, value)
 
 
-# New objects that could be part of a cycle before the collector looks at them, and how many times before it looks at
-# older ones: Python's 700 are gone through again and again while thousands of requests are on their way.
+# The number of new container objects after which the collector runs, and the number of runs after
+# which it looks at older objects. With Python's default of 700 the collector would go through the
+# objects of thousands of requests under way again and again.
 COLLECT_EACH, COLLECT_OLDER_EACH = 20_000, 20
 
 
 def collect_seldom() -> None:
-    """What is made per request ends by its last reference; the collector is for what is left."""
+    """Make the garbage collector run seldom.
+
+    The objects of a request end with their last reference, so the collector finds few cycles.
+    """
     gc.set_threshold(COLLECT_EACH, COLLECT_OLDER_EACH, COLLECT_OLDER_EACH)
 
 
-# Changes of what exists after which a look at what they left in the heap pays.
+# Changes of the catalog after which it pays to give free memory back.
 BURST_CHANGES = 10_000
 
 
 class AfterBursts:
-    """Gives memory back when many things were made or removed, and that is over."""
+    """Gives memory back after many things were made or removed."""
 
     def __init__(self) -> None:
         self._seen = self._given_back = 0
 
     def look(self, version: int) -> None:
-        """Now and then, with the number of changes there ever were."""
+        """Give memory back if a burst of changes is over; `version` counts all changes so far."""
         if version == self._seen and version - self._given_back >= BURST_CHANGES:
             self._given_back = version
             give_back()
@@ -54,5 +64,8 @@ class AfterBursts:
 
 
 def give_back() -> None:
-    """What is free to the operating system, holes too: once, after a start that needed much more than what stays."""
+    """Give free memory back to the operating system, also from holes in the heap.
+
+    A process calls this once, after a start that needed much more memory than serving does.
+    """
     ctypes.CDLL(None).malloc_trim(0)

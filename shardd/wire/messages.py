@@ -1,19 +1,23 @@
-"""What front doors, the controller and shards say to each other: every message as data.
+"""Define the messages between front doors, the controller and shards.
 
-A ZeroMQ message is one part. Its first 16 bytes are the same for all:
+A ZeroMQ message is one part. Its first 16 bytes are the same for all messages:
 
      0  u8   kind        one of the constants below
      1  u8   WIRE_VERSION
-     2  u16  peer        who of the front doors (0..F-1), or CONTROLLER
+     2  u16  peer        number of the front door (0..F-1), or CONTROLLER
      4  u32  incarnation of that peer: a new, higher number each time its process starts
      8  u32  epoch of the shard: a new number each time the shard's process starts
-    12  u32  shard       which shard
+    12  u32  shard       number of the shard
 
-A message of another incarnation or epoch than the receiver knows is stale and dropped. What follows
-the header is binary for the hot kinds (PUBLISH, DELIVER, SETTLE, CONFIRMED, CREDIT: drawn in
-codec.pyx, little endian) and msgpack of one struct below for CONTROL. "peer" below is a front door or the controller.
+The receiver drops a message whose incarnation or epoch is not the one it knows: the message is
+stale.
 
-Order is kept per direction between two processes; nothing is said about two pairs.
+Behind the header the hot kinds (PUBLISH, DELIVER, SETTLE, CONFIRMED, CREDIT) are binary and little
+endian: codec.pyx draws PUBLISH and DELIVER, envelope.py draws the others. A CONTROL message is
+msgpack of one struct below. "Peer" below means a front door or the controller.
+
+Messages of one direction between two processes arrive in order. Messages of different pairs of
+processes have no order.
 """
 
 from __future__ import annotations
@@ -29,54 +33,64 @@ CONTROLLER = 0xFFFF
 PUBLISH = 1  # peer to shard: runs of messages, a batch number
 DELIVER = 2  # shard to peer: messages for consumers
 SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
-CONFIRMED = (
-    4  # shard to peer: batches up to a number are on stable storage; refused messages by name
-)
-CREDIT = 5  # both ways: bytes taken off the other's hands
+# shard to peer: batches up to a number are on stable storage; the refused messages are named
+CONFIRMED = 4
+CREDIT = 5  # both ways: bytes that the sender has taken in
 CONTROL = 6  # both ways: one struct below
-LANE = 7  # both ways, no body: what follows comes through the ring again, see lane.py
+LANE = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
 
-# Beside the channel of confirm numbers in CONFIRMED: some queue had the message before, of the same producer; had
-# another message of that sequence.
+# Flags in the channel of confirm numbers in CONFIRMED. KNOWN: some queue had the message before,
+# from the same producer. ALTERED: the queue had another message with that sequence.
 KNOWN, ALTERED = 1 << 16, 1 << 17
-# The same, with the number 0: of what this channel published without numbers a queue refused some, not all of it. For
-# transactions alone; without this bit nothing of it was taken.
+# A flag beside the confirm number 0, for transactions only: a queue refused some, but not all, of
+# the messages that the channel published without confirm numbers. Without the flag none was taken.
 SOME = 1 << 18
 
-# Reasons of an Alarm that more than people act on.
+# Reasons of an Alarm on which programs act too.
 LOW_ON_DISK = "low on disk"
 DISK_STALLED = "disk does not answer"
-# Code of what is refused for want of room on the disk: HTTP's. AMQP has 541 for it, which is said of other things too.
+# The code of a request that is refused because the disk has no room. It is HTTP's code: AMQP has
+# only 541, which stands for other errors too.
 NO_ROOM: Final = 507
-# Queues told of in one StatsReply: what a shard does at once, while its clients wait.
+# Queues in one StatsReply. The shard does no more at once, because its clients wait meanwhile.
 STATS_QUEUES_MAX = 128
-# An incarnation is the time since the machine started, in steps shorter than a process takes to start.
+# An incarnation is the time since boot, in steps shorter than the start of a process.
 INCARNATION_STEP_NS = 100_000_000
 
 # Settle kinds, also used by codec.pyx.
 ACK = 0
 REJECT = 1  # drop or dead-letter
 REQUEUE = 2  # back to the old place, redelivered
-RETURN = 3  # back to the old place, never seen by a client: not redelivered
-# What else a SETTLE says, of a consumer with a lent prefetch; `first` is how many. In the turn in which it is taken in:
-LENT = 4  # it has so many more, and may use all there is of it now and for `last` ms, whatever was recalled: its turn
-LOWERED = 5  # it has so many fewer: the room that acks in this message make is another's
+RETURN = 3  # back to the old place, not redelivered: no client has seen the message
+# Two more kinds in a SETTLE, for a consumer with a lent prefetch. `first` is a count of messages.
+# LENT raises the prefetch by that count. The consumer may use all of its prefetch now and for
+# `last` ms, whatever was recalled.
+LENT = 4
+# LOWERED lowers the prefetch by that count: another shard gets the room that acks in this message
+# make.
+LOWERED = 5
 
-# What a message is to an exchange or queue that wants each once (ToldOnce).
+# The verdict on a message of an exchange or queue that takes each message once (ToldOnce).
 FIRST = 0
-AGAIN = 1  # the first is stored
-FOLLOWS = 2  # it is not known yet what becomes of the first
+AGAIN = 1  # the first copy is stored
+FOLLOWS = 2  # the fate of the first copy is not known yet
 
 
 def incarnation_at(monotonic_ns: int) -> int:
-    """Of a process that starts now. Clocks that people set would go back; this one lasts 13 years."""
+    """Return the incarnation of a process that starts at this monotonic time.
+
+    The wall clock is not used because people set it back. The u32 lasts for 13 years after boot.
+    """
     return monotonic_ns // INCARNATION_STEP_NS + 1
 
 
 class Publish(NamedTuple):
-    """A PUBLISH, its head taken apart (codec.pyx); `records` looks into the message, `queue_ids` are the distinct ones
-    that the records name, in order of appearance. `weight`: what it takes of the window of publishes, its bytes and
-    those of the references to messages that go to several queues."""
+    """A PUBLISH with its head taken apart (codec.pyx).
+
+    `records` is a view into the message. `queue_ids` are the distinct queues that the records name,
+    in order of appearance. `weight` is the share of the window of publishes that the PUBLISH takes:
+    its bytes, and the bytes of the references to messages that go to several queues.
+    """
 
     batch: int
     messages: int
@@ -93,7 +107,7 @@ class Message(msgspec.Struct, tag_field="t", array_like=True, frozen=True):
 
 
 class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
-    """A queue as its shard must know it. `id` is never used again after a delete."""
+    """A queue as its shard must know it. An `id` is never used again after a delete."""
 
     id: int
     vhost: str
@@ -101,32 +115,39 @@ class QueueSpec(msgspec.Struct, array_like=True, frozen=True):
     durable: bool
     auto_delete: bool = False
     exclusive: bool = False
-    arguments: dict[str, Any] = {}  # effective: the queue's own merged with policies
-    paused: bool = False  # gives no messages
-    held: bool = (
-        False  # gives none of what arrives from now on; after a restart: none of what is there
-    )
+    arguments: dict[str, Any] = {}  # the arguments of the queue, merged with policies
+    paused: bool = False  # the queue delivers nothing
+    # The queue delivers none of the messages that arrive from now on. After a restart of the shard
+    # it delivers none of the messages that are there.
+    held: bool = False
 
 
-# -- a peer makes itself known, a shard answers -------------------------------------------------------
+# -- a peer makes itself known, a shard answers ----------------------------------------------------
 
 
 class Join(Message, tag="join", frozen=True):
-    """Peer to shard, at start and after each Hello of a new epoch: send me your Hello at `endpoint`.
+    """Ask a shard to send its Hello to `endpoint`.
 
-    A Join with a new incarnation also says that the former process of this peer is gone: all its
-    consumers go, their unsettled deliveries are requeued. One with a lower incarnation than was heard of comes late,
-    from a process that is gone.
+    A peer sends Join to a shard at its start and after each Hello of a new epoch. The shard answers
+    the first Join of a process with Hello: at once to the controller, and to a front door when the
+    shard is ready.
+
+    A Join with a new incarnation also says that the former process of this peer is gone: the shard
+    removes all consumers of that process and requeues its unsettled deliveries. A Join with a lower
+    incarnation than the shard has heard of is a late message of a process that is gone.
     """
 
     endpoint: str
 
 
 class Hello(Message, tag="hello", frozen=True):
-    """Shard to peer, when ready (all queues recovered) and as the answer to Join.
+    """Tell a peer that the shard runs.
 
-    To a front door a new epoch means: outstanding publishes are lost (nack them), attach consumers
-    anew, old delivery numbers mean nothing.
+    The shard sends Hello to the controller at its start with ready=False, to all peers when all
+    queues are recovered, and as the answer to Join.
+
+    To a front door a new epoch means that outstanding publishes are lost (the front door nacks
+    them), that consumers must be attached again, and that old delivery numbers mean nothing.
     """
 
     pid: int
@@ -134,39 +155,54 @@ class Hello(Message, tag="hello", frozen=True):
 
 
 class Gone(Message, tag="gone", frozen=True):
-    """Controller to shard: front door `door` of `incarnation` ended; requeue what it held."""
+    """Tell a shard that front door `door` of `incarnation` ended.
+
+    The controller sends Gone. The shard requeues the deliveries that the front door held. There is
+    no answer.
+    """
 
     door: int
     incarnation: int
 
 
-# -- what exists (controller only) --------------------------------------------------------------------
+# -- what exists (controller only) -----------------------------------------------------------------
 
 
 class AssignPart(Message, tag="assign-part", frozen=True):
-    """Controller to shard: the first queues of the Assign that follows, when they are many."""
+    """Give a shard the first queues of the Assign that follows.
+
+    The controller sends AssignPart to a shard when there are many queues. There is no answer.
+    """
 
     queues: list[QueueSpec]
 
 
 class Assign(Message, tag="assign", frozen=True):
-    """Controller to a shard that said Hello(ready=False): all queues of this shard, with those of the AssignParts
-    before it. The shard recovers, drops what belongs to no queue named, and then says Hello(ready=True) to all."""
+    """Give a shard all its queues, together with the queues of the AssignParts before.
+
+    The controller sends Assign to a shard that said Hello(ready=False). The shard recovers, drops
+    the data of queues that were not named, and then sends Hello(ready=True) to all peers.
+    """
 
     queues: list[QueueSpec]
 
 
 class CreateQueues(Message, tag="create", frozen=True):
-    """Controller to shard. Answered by Done(request). Creating one that exists updates its arguments."""
+    """Create queues, or update the arguments of queues that exist.
+
+    The controller sends CreateQueues to a shard. The shard answers with Done(request).
+    """
 
     request: int
     queues: list[QueueSpec]
 
 
 class DeleteQueue(Message, tag="delete", frozen=True):
-    """Controller to shard. Answered by Done(request, messages=ready count) or Refused.
+    """Delete a queue.
 
-    Consumers of the queue get Cancelled. Refused texts are the reply text's middle: "in use", "not empty".
+    The controller sends DeleteQueue to a shard. The shard answers with Done(request, messages=ready
+    count) or Refused. The text of Refused is the middle of the reply text: "in use" or "not empty".
+    The front doors of the queue's consumers get Cancelled.
     """
 
     request: int
@@ -176,30 +212,45 @@ class DeleteQueue(Message, tag="delete", frozen=True):
 
 
 class DropVhost(Message, tag="drop-vhost", frozen=True):
-    """Controller to shard: all queues and files of the vhost go. Answered by Done(request)."""
+    """Delete all queues and files of a vhost.
+
+    The controller sends DropVhost to a shard. The shard answers with Done(request).
+    """
 
     request: int
     vhost: str
 
 
 class AutoDeleted(Message, tag="auto-deleted", frozen=True):
-    """Shard to controller: this queue's last consumer went (auto_delete) or it expired; it takes no more
-    consumers. The controller answers with DeleteQueue once it is out of the catalog."""
+    """Tell the controller that a queue must be deleted.
+
+    The shard sends AutoDeleted when the last consumer of an auto_delete queue has left, or when the
+    queue expired. The queue takes no more consumers. The controller answers with DeleteQueue when
+    the queue is out of the catalog.
+    """
 
     queue: int
     reason: str  # "auto-delete" or "expired"
 
 
 class Used(Message, tag="used", frozen=True):
-    """Shard to controller: this auto_delete queue has a consumer, for the first time in the shard's life; again to a
-    new controller. A later life of the shard does not know it, and would wait for ever for the last one to leave."""
+    """Tell the controller that an auto_delete queue has had a consumer.
+
+    The shard sends Used for the first consumer of the queue in the life of the shard's process, and
+    again to a new controller. The controller remembers the fact, because a shard that starts again
+    does not know it and would wait for ever for the last consumer to leave. There is no answer.
+    """
 
     queue: int
 
 
 class Stats(Message, tag="stats", frozen=True):
-    """Controller to shard. Answered by StatsReply, about the used queues among `queues`, or (None) about the next
-    STATS_QUEUES_MAX behind the first `passed` of those that were used when `passed` was 0."""
+    """Ask a shard for the counters of its queues.
+
+    The controller sends Stats. The shard answers with StatsReply about the used queues among
+    `queues`. If `queues` is None, the shard answers about the next STATS_QUEUES_MAX used queues: it
+    skips the first `passed` of the queues that were used when `passed` was 0.
+    """
 
     request: int
     queues: list[int] | None = None
@@ -207,25 +258,34 @@ class Stats(Message, tag="stats", frozen=True):
 
 
 class ListQueues(Message, tag="list-queues", frozen=True):
-    """Controller to shard. Answered by Queues."""
+    """Ask a shard which queues it has.
+
+    The controller sends ListQueues. The shard answers with Queues.
+    """
 
     request: int
 
 
 class Queues(Message, tag="queues", frozen=True):
-    """`ids`: of all queues this shard has."""
+    """Answer ListQueues.
+
+    `ids` has the ids of all queues of the shard.
+    """
 
     request: int
     ids: list[int]
 
 
 class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Counters since the shard's start; sizes in bytes of stored messages."""
+    """The counters of one queue since the start of the shard.
+
+    Sizes are in bytes of stored messages.
+    """
 
     id: int
-    ready: int = (
-        0  # of a queue where an exchange keeps messages: not due yet, or not yet at their queues
-    )
+    # In a queue where an exchange keeps messages: those that are not due, or not yet in their
+    # queues.
+    ready: int = 0
     unacked: int = 0
     consumers: int = 0
     ready_bytes: int = 0
@@ -235,13 +295,15 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     acked: int = 0
     redelivered: int = 0
     got: int = 0  # with and without ack
-    repeated: int = 0  # publishes not stored, since their producer had sent them before
-    delivered_auto: int = 0  # of `delivered`: to consumers that do not acknowledge
-    got_auto: int = 0  # of `got`: not to be acknowledged
-    got_empty: int = 0  # times that basic.get found nothing
+    repeated: int = 0  # publishes not stored, because their producer had sent them before
+    delivered_auto: int = 0  # the part of `delivered` that went to consumers with no_ack
+    got_auto: int = 0  # the part of `got` with no_ack
+    got_empty: int = 0  # how often basic.get found no message
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A consumer as the HTTP API lists it."""
+
     queue: int
     door: int
     connection: int
@@ -255,30 +317,38 @@ class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StatsReply(Message, tag="stats-reply", frozen=True):
-    """`consumers`: of `queues`. `rest`: how many used queues are still to be asked for. A queue that is not used holds
-    nothing, did nothing, has nobody, and is left out."""
+    """Answer Stats of the controller.
+
+    `consumers` are the consumers of `queues`. `rest` is the number of used queues that the
+    controller has still to ask for. A queue that is not used holds no messages, has no consumers
+    and has counted nothing, so the shard leaves it out.
+    """
 
     request: int
     queues: list[QueueStats]
     consumers: list[ConsumerStats]
-    # rss_bytes, cpu_seconds, segments, disk_bytes, ..., histograms (histogram.py); {} in all parts but the first
+    # rss_bytes, cpu_seconds, segments, disk_bytes, ..., and histograms (histogram.py). Only the
+    # first reply has them: the others have {}.
     process: dict[str, float]
     rest: int
 
 
 class StreamStats(msgspec.Struct, array_like=True, frozen=True):
-    """Of a stream: what it has beside what QueueStats say. `next_offset`: behind its last message."""
+    """The numbers that a stream has beside its QueueStats.
+
+    `next_offset` is the offset behind the last message on stable storage.
+    """
 
     id: int
     first_offset: int
     next_offset: int
     segments: int
     disk_bytes: int
-    positions: dict[str, int] = {}  # of named consumers, whether they are there or not
+    positions: dict[str, int] = {}  # of named consumers, attached or not
 
 
 class ReaderStats(msgspec.Struct, array_like=True, frozen=True):
-    """A consumer of a stream: where it goes on."""
+    """A consumer of a stream, with the offset at which the consumer goes on."""
 
     queue: int
     door: int
@@ -289,37 +359,47 @@ class ReaderStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StreamsReply(StatsReply, tag="stats-reply-streams", frozen=True):
-    """The StatsReply of a shard with streams."""
+    """Answer Stats of the controller, in place of StatsReply, from a shard with streams."""
 
     streams: list[StreamStats]
     readers: list[ReaderStats]
 
 
 class GapsReply(StreamsReply, tag="stats-reply-gaps", frozen=True):
-    """Where some of the streams are damaged. `gaps`: by the stream's id, the offsets whose messages are lost,
-    [from, to) each, as far as the damage is known."""
+    """Answer Stats of the controller, in place of StreamsReply, when some streams are damaged.
+
+    `gaps` has the ranges [from, to) of offsets whose messages are lost, by the id of the stream, as
+    far as the damage is known.
+    """
 
     gaps: dict[int, list[tuple[int, int]]] = {}
 
 
 class Alarm(Message, tag="alarm", frozen=True):
-    """Shard to all peers: publishing must pause (for a reason, in words for people) or may go on (reason "").
+    """Tell all peers that publishing must pause, or may go on.
 
-    DISK_STALLED besides means: whoever waits for a confirm is told no. What was published may be stored all the same.
+    The shard sends Alarm when the reason changes, and after Hello while there is a reason. `reason`
+    is in words for people; an empty reason means that publishing may go on. DISK_STALLED also means
+    that front doors nack publishes that wait for a confirm; these messages may be stored all the
+    same. There is no answer.
     """
 
     reason: str
 
 
-# -- consumers and gets (front door) -----------------------------------------------------------------
+# -- consumers and gets (front door) ---------------------------------------------------------------
 
 
 class Attach(Message, tag="attach", frozen=True):
-    """Front door to shard: a consumer. Answered by Attached or Refused before its first delivery.
+    """Attach a consumer to a queue.
 
-    `consumer` is a number that this front door uses once in its life. prefetch 0 = no limit.
-    `granted`: deliveries come only for Grant (the channel has a limit of its own). `resumed`: attached
-    again after the shard restarted: never refused for exclusivity by order of arrival.
+    A front door sends Attach to a shard. The shard answers with Attached or Refused before the
+    first delivery.
+
+    `consumer` is a number that this front door uses once in its life. A `prefetch` of 0 is no
+    limit. With `granted`, deliveries come only for Grant, because the channel has a limit of its
+    own. `resumed` means that the front door attaches the consumer again after the shard restarted:
+    the shard never refuses such a consumer for exclusivity by order of arrival.
     """
 
     request: int
@@ -334,30 +414,47 @@ class Attach(Message, tag="attach", frozen=True):
     prefetch: int
     granted: bool = False
     resumed: bool = False
-    lent: bool = False  # `prefetch` is what it has of a limit that it shares: 0 is none; see Recall
-    affinity: bool = (
-        False  # while it is attached, messages of one routing key go to one consumer at a time
-    )
+    # `prefetch` is the consumer's part of a limit that it shares, and 0 is no room; see Recall.
+    lent: bool = False
+    # While the consumer is attached, messages of one routing key go to one consumer at a time.
+    affinity: bool = False
 
 
 class AttachPart(Attach, tag="attach-part", frozen=True):
-    """Front door to shard: a part of a virtual consumer. What its parts here were lent they use together. `whole`: a
-    number that this front door uses once in its life."""
+    """Attach one of the consumers that make up a virtual consumer.
+
+    A front door sends AttachPart to a shard, in place of Attach. The consumers of one virtual
+    consumer at this shard share the prefetch that was lent to them. `whole` is the number of the
+    virtual consumer, which this front door uses once in its life.
+    """
 
     whole: int = 0
 
 
 class Attached(Message, tag="attached", frozen=True):
+    """Answer Attach of a front door: the consumer is attached."""
+
     request: int
 
 
 class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
-    """Where a consumer of a stream begins, and what it wants to see.
+    """The place where a consumer of a stream begins, and the filter of the consumer.
 
-    `start`: "first", "last" (the last chunk), "next", "offset" (`value`: behind the end counts as the end), "timestamp"
-    (`value`: ms), "ago" (`value`: ms), "back" (`value`: so many before the end), "at" (`value`: resumed). `name`: where
-    the consumer of that name was takes the place of `start`, unless it is "at", and how far it comes is remembered; "":
-    neither. `filters`: only messages with one of these values, and with `unfiltered` those without any.
+    `start` is one of
+
+        "first"      the first message
+        "last"       the last chunk
+        "next"       the end of the stream
+        "offset"     `value` is an offset; beyond the end it means the end
+        "timestamp"  `value` is a time in ms
+        "ago"        `value` is ms before now
+        "back"       `value` is the number of messages before the end
+        "at"         `value` is the offset at which the consumer is resumed
+
+    With a `name`, the stored offset of that name takes the place of `start`, unless `start` is
+    "at", and the shard stores the progress of the consumer under the name. With an empty `name` it
+    does neither. With `filters`, the consumer gets only messages that have one of these filter
+    values; `unfiltered` adds the messages that have no filter value.
     """
 
     start: str = "next"
@@ -365,13 +462,19 @@ class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
     name: str = ""
     filters: list[str] = []
     unfiltered: bool = False
-    seen_below: int = 0  # resumed: what is below this offset may have been seen by the client
+    seen_below: int = 0  # the client of a resumed consumer may have seen messages below this offset
 
 
 class Look(Message, tag="look", frozen=True):
-    """Front door to shard: what has this stream, where is `timestamp` (ms) in it, and `young`, another time? Answered
-    by Looked or Refused. From now on until Unwatch it is remembered which of its messages are published for the queue
-    `watch` too (their records name it, wherever it lives); 0: none."""
+    """Ask about a stream, and begin to watch it.
+
+    A front door sends Look to a shard. The shard answers with Looked, which says which offsets the
+    stream has and where the times `timestamp` and `young` (both ms) are in it, or with Refused.
+
+    From now on until Unwatch, the shard remembers which messages of the stream are published for
+    the queue `watch` too: their records name `watch`, on whichever shard that queue lives. A
+    `watch` of 0 watches nothing.
+    """
 
     request: int
     queue: int
@@ -381,7 +484,11 @@ class Look(Message, tag="look", frozen=True):
 
 
 class Looked(Message, tag="looked", frozen=True):
-    """Offsets. `end_offset`: behind all that was appended, readable already or not."""
+    """Answer Look of a front door; all numbers but `request` are offsets.
+
+    `end_offset` is behind all appended messages, also those that are not readable yet. `at_time`
+    and `young` are the offsets of the two times that Look asked for.
+    """
 
     request: int
     first_offset: int
@@ -391,8 +498,11 @@ class Looked(Message, tag="looked", frozen=True):
 
 
 class Pull(Message, tag="pull", frozen=True):
-    """Front door to shard: messages of a stream from `offset` on and below `stop`, about `bytes_max` of them, but for
-    those that were published for the queue `watch` too. Answered by Pulled or Refused."""
+    """Ask for messages of a stream, from `offset` on and below `stop`.
+
+    A front door sends Pull to a shard. The shard answers with Pulled or Refused. Pulled has about
+    `bytes_max` bytes of messages, without those that were published for the queue `watch` too.
+    """
 
     request: int
     queue: int
@@ -403,8 +513,12 @@ class Pull(Message, tag="pull", frozen=True):
 
 
 class Pulled(Message, tag="pulled", frozen=True):
-    """`messages`: `count` stored messages back to back; `offsets`: u64 each. With none and the same `next_offset`: they
-    are not on stable storage yet."""
+    """Answer Pull of a front door.
+
+    `messages` holds `count` stored messages back to back, and `offsets` one u64 for each of them.
+    `next_offset` is the offset to pull from next. Without messages, and with the `next_offset` that
+    was asked for, the messages there are not on stable storage yet.
+    """
 
     request: int
     count: int
@@ -414,16 +528,24 @@ class Pulled(Message, tag="pulled", frozen=True):
 
 
 class Unwatch(Message, tag="unwatch", frozen=True):
-    """Front door to shard: no more to be remembered of `watch`, as asked for with Look."""
+    """End the watch that began with Look.
+
+    A front door sends Unwatch to a shard. The shard forgets what it remembered for `watch`. There
+    is no answer.
+    """
 
     queue: int
     watch: int
 
 
 class Place(Message, tag="place", frozen=True):
-    """Controller to shard: those that read a stream under that name elsewhere have come to `offset`, which is the next
-    they want; None: forget the name. Answered by Done or Refused (406: consumers are reading under it; beyond the
-    stream's end; too many names)."""
+    """Store the offset of a named consumer of a stream that reads elsewhere.
+
+    The controller sends Place to a shard. `offset` is the next offset that the consumers of this
+    name want; None forgets the name. The shard answers with Done, or with Refused (406) if
+    consumers are reading under the name, if the offset is beyond the end of the stream, or if the
+    stream has too many names.
+    """
 
     request: int
     queue: int
@@ -432,34 +554,50 @@ class Place(Message, tag="place", frozen=True):
 
 
 class AttachReader(Attach, tag="attach-reader", frozen=True):
-    """Front door to shard: a consumer of a stream. Answered by AttachedAt or Refused. Before the messages of each of
-    its deliveries come their offsets, u64 each."""
+    """Attach a consumer to a stream.
+
+    A front door sends AttachReader to a shard. The shard answers with AttachedAt or Refused. In
+    each delivery to such a consumer the offsets of the messages, u64 each, come before the
+    messages.
+    """
 
     read: ReadFrom = ReadFrom()
 
 
 class AttachedAt(Attached, tag="attached-at", frozen=True):
-    """`offset`: where it begins."""
+    """Answer AttachReader of a front door: the consumer begins at `offset`."""
 
     offset: int
 
 
 class AttachBounded(AttachReader, tag="attach-bounded", frozen=True):
-    """The same, of one that is bounded from the beginning: drawn at Bound."""
+    """Attach a consumer to a stream, bounded from the beginning.
+
+    A front door sends AttachBounded to a shard, in place of AttachReader. Bound explains `stop` and
+    `mark`.
+    """
 
     stop: int | None = None
     mark: int | None = None
 
 
 class AttachStreamPart(AttachBounded, tag="attach-stream-part", frozen=True):
-    """The same, of a part of a virtual consumer: `whole` is drawn at AttachPart."""
+    """Attach one of the consumers of streams that make up a virtual consumer.
+
+    A front door sends AttachStreamPart to a shard, in place of AttachBounded. AttachPart explains
+    `whole`.
+    """
 
     whole: int = 0
 
 
 class Bound(Message, tag="bound", frozen=True):
-    """Front door to shard: from now on a consumer of a stream gets nothing from offset `stop` on (None: all), and its
-    shard says with Passed, once, that it has settled all below `mark` (None: no more)."""
+    """Change the bounds of a consumer of a stream.
+
+    A front door sends Bound to a shard. From now on the consumer gets nothing from offset `stop`
+    on; None removes this bound. The shard sends Passed once, when the consumer has settled all
+    messages below `mark`; None asks for no Passed. There is no other answer.
+    """
 
     consumer: int
     stop: int | None
@@ -467,34 +605,46 @@ class Bound(Message, tag="bound", frozen=True):
 
 
 class Passed(Message, tag="passed", frozen=True):
-    """Shard to front door: this consumer has settled all below `offset`, which is not below its mark."""
+    """Tell a front door that a consumer has settled all messages below `offset`.
+
+    The shard sends Passed once for each mark, when `offset` has reached it. There is no answer.
+    """
 
     consumer: int
     offset: int
 
 
 class Detach(Message, tag="detach", frozen=True):
-    """Front door to shard: no more deliveries. Unsettled ones stay until settled or Release. Answered by
-    Done(request) after the last delivery."""
+    """Stop the deliveries to a consumer.
+
+    A front door sends Detach to a shard. Unsettled deliveries stay with the consumer until they are
+    settled or until Release. The shard answers with Done(request), after the last delivery.
+    """
 
     request: int
     consumer: int
 
 
 class Release(Message, tag="release", frozen=True):
-    """Front door to shard: these consumers (channel or connection closed) are gone for good; what they hold
-    is requeued in place, redelivered. Consumers still attached are detached. Answered by Released(request) when
-    auto_delete queues go with them, else by Done(request)."""
+    """Tell a shard that these consumers are gone for good.
+
+    A front door sends Release when a channel or a connection closed. The shard detaches consumers
+    that are still attached and requeues the messages that they hold in their places, as
+    redelivered. The shard answers with Released(request) when auto_delete queues go with the
+    consumers, else with Done(request).
+    """
 
     request: int
     consumers: list[int]
 
 
 class Grant(Message, tag="grant", frozen=True):
-    """Front door to shard: consumer (attached with granted=True) may get up to `count` more.
+    """Let a consumer get up to `count` more messages.
 
-    The shard delivers what it has and gives the rest back at once with Ungranted. To a consumer with a lent prefetch:
-    it has so much more, and what was recalled before counts no more.
+    A front door sends Grant to a shard for a consumer that was attached with granted=True. The
+    shard delivers what it has and gives the rest back at once with Ungranted.
+
+    For a consumer with a lent prefetch, Grant raises the prefetch by `count` and ends a Recall.
     """
 
     consumer: int
@@ -502,9 +652,12 @@ class Grant(Message, tag="grant", frozen=True):
 
 
 class Tune(Message, tag="tune", frozen=True):
-    """Front door to shard: another prefetch; from now on only what is granted, or (False) no more grants needed.
+    """Change the prefetch of a consumer, and whether it needs grants.
 
-    Not answered. When `granted` changes the consumer has no grant; if something is ready it is asked for (Ungranted).
+    A front door sends Tune to a shard. With `granted`, the consumer gets from now on only what is
+    granted; without it, the consumer needs no grants any more. When `granted` changes, the consumer
+    has no grant, and the shard asks for one with Ungranted if a message is ready. There is no other
+    answer.
     """
 
     consumer: int
@@ -514,18 +667,26 @@ class Tune(Message, tag="tune", frozen=True):
 
 
 class Recall(Message, tag="recall", frozen=True):
-    """Front door to shard: others want of what this consumer was lent. As soon as it can, and until the next Grant, it
-    keeps `keep` of it while messages wait, and none while none do, but as much as is unsettled; the rest is given back
-    with Ungranted. Not answered otherwise."""
+    """Ask for a part of the prefetch that a consumer was lent, because others want it.
+
+    A front door sends Recall to a shard. As soon as it can, and until the next Grant, the consumer
+    keeps `keep` of the lent prefetch while messages wait, and nothing while none wait; it always
+    keeps as much as it has unsettled messages. The shard gives the rest back with Ungranted. There
+    is no other answer.
+    """
 
     consumer: int
     keep: int
 
 
 class Ungranted(Message, tag="ungranted", frozen=True):
-    """Shard to front door: `count` grants not used, the queue is empty. Sent also with count 0 when a message
-    becomes ready for a consumer without a grant, or whose lent prefetch is used up ("wants=True": ask me again with
-    Grant)."""
+    """Give `count` unused grants back, or ask for a grant.
+
+    A shard sends Ungranted to a front door when the queue is empty and grants are left. It also
+    sends Ungranted with a `count` of 0 when a message becomes ready for a consumer without a grant,
+    or for a consumer whose lent prefetch is used up. `wants` asks the front door to send Grant
+    again.
+    """
 
     consumer: int
     count: int
@@ -533,14 +694,19 @@ class Ungranted(Message, tag="ungranted", frozen=True):
 
 
 class Cancelled(Message, tag="cancelled", frozen=True):
-    """Shard to front door: the queue of this consumer is gone (basic.cancel to the client)."""
+    """Tell a front door that the queue of a consumer is gone.
+
+    The shard sends Cancelled. The front door sends basic.cancel to the client. There is no answer.
+    """
 
     consumer: int
 
 
 class Overdue(Message, tag="overdue", frozen=True):
-    """Shard to front door: this channel holds something for longer than `timeout_ms`; it is to be closed. What it holds
-    stays with it until its Release."""
+    """Ask a front door to close a channel that has held a message for longer than `timeout_ms`.
+
+    The shard sends Overdue. The messages that the channel holds stay with it until its Release.
+    """
 
     connection: int
     channel: int
@@ -548,8 +714,12 @@ class Overdue(Message, tag="overdue", frozen=True):
 
 
 class Get(Message, tag="get", frozen=True):
-    """Front door to shard: basic.get. `consumer`: pseudo consumer of the channel on this shard that holds the delivery
-    (0 with no_ack). Answered by Got or Refused."""
+    """Get one message of a queue, for basic.get.
+
+    A front door sends Get to a shard. The shard answers with Got, GotAgain or Refused. `consumer`
+    is the pseudo consumer of the channel on this shard, which holds the delivery; it is 0 with
+    `no_ack`.
+    """
 
     request: int
     queue: int
@@ -560,7 +730,11 @@ class Get(Message, tag="get", frozen=True):
 
 
 class Got(Message, tag="got", frozen=True):
-    """`message` is one stored message (drawn in packer.pyx), or b"" when the queue is empty."""
+    """Answer Get of a front door.
+
+    `message` is one stored message (drawn in packer.pyx), or b"" when the queue is empty.
+    `remaining` is the number of messages that are still ready.
+    """
 
     request: int
     message: bytes
@@ -570,7 +744,11 @@ class Got(Message, tag="got", frozen=True):
 
 
 class GotAgain(Message, tag="got-again", frozen=True):
-    """As Got, of a message that came back `times` times to a queue with a delivery limit: redelivered."""
+    """Answer Get of a front door with a message that came back `times` times.
+
+    Only a queue with a delivery limit counts how often a message came back. Such a message is
+    redelivered; the other fields are those of Got.
+    """
 
     request: int
     message: bytes
@@ -580,24 +758,34 @@ class GotAgain(Message, tag="got-again", frozen=True):
 
 
 class Released(Message, tag="released", frozen=True):
-    """Shard to peer, for Release: as Done. `closed`: the queues that will be deleted for want of consumers."""
+    """Answer Release of a front door, in place of Done.
+
+    `closed` has the ids of the auto_delete queues that will be deleted because no consumer is left.
+    """
 
     request: int
     closed: list[int]
 
 
 class Count(Message, tag="count", frozen=True):
-    """Peer to shard: how many messages and consumers. Answered by Done(request, messages, consumers), or Refused by one
-    that takes no more consumers: whoever was told its counts would take it for one that stays."""
+    """Ask for the number of messages and consumers of a queue.
+
+    A peer sends Count to a shard. The shard answers with Done(request, messages, consumers). A
+    queue that takes no more consumers is Refused, so that no peer takes it for a queue that stays.
+    """
 
     request: int
     queue: int
 
 
 class Left(Message, tag="left", frozen=True):
-    """Controller to shard: how many messages of the queue up to the place `until` (0: to its end as it is now) are not
-    settled; of a stream: not on stable storage. Answered by Marked(request) or Refused. Places are of one life of the
-    shard; a stream's are offsets, behind the last message."""
+    """Ask how many messages of a queue, up to the mark `until`, are not settled.
+
+    The controller sends Left to a shard. An `until` of 0 means the present end of the queue. For a
+    stream, the shard counts the messages that are not on stable storage. The shard answers with
+    Marked(request) or Refused. A mark is valid for one life of the shard's process. The mark of a
+    stream is the offset behind the last message.
+    """
 
     request: int
     queue: int
@@ -605,7 +793,11 @@ class Left(Message, tag="left", frozen=True):
 
 
 class Marked(Message, tag="marked", frozen=True):
-    """`until`: the place that was meant; `left`: messages up to it, ready ones and held ones."""
+    """Answer Left of the controller.
+
+    `until` is the mark that was used. `left` is the number of messages up to it, both ready and
+    held by consumers.
+    """
 
     request: int
     until: int
@@ -613,8 +805,12 @@ class Marked(Message, tag="marked", frozen=True):
 
 
 class LetGo(Message, tag="letgo", frozen=True):
-    """Controller to shard: what of the queue up to the place `until` is not settled, held by a consumer or not, leaves
-    for its dead-letter exchange. Answered by Done(request, messages) or Refused."""
+    """Dead-letter the unsettled messages of a queue up to the mark `until`.
+
+    The controller sends LetGo to a shard, with a mark from Marked. The messages go to the
+    dead-letter exchange of the queue for `reason`, also those that a consumer holds, but not those
+    that wait for a delayed retry. The shard answers with Done(request, messages) or Refused.
+    """
 
     request: int
     queue: int
@@ -623,15 +819,22 @@ class LetGo(Message, tag="letgo", frozen=True):
 
 
 class Purge(Message, tag="purge", frozen=True):
-    """Peer to shard. Answered by Done(request, messages), or Refused: code NO_ROOM of a stream whose messages stay."""
+    """Purge a queue.
+
+    A peer sends Purge to a shard. The shard answers with Done(request, messages) or Refused. The
+    code NO_ROOM says that the disk has no room to begin a stream anew, so that its messages stay.
+    """
 
     request: int
     queue: int
 
 
 class PurgeFirst(Message, tag="purge-first", frozen=True):
-    """Controller to shard: purge the `count` messages that would be delivered next, or all if there are fewer. Answered
-    by Done(request, messages)."""
+    """Purge the `count` messages that would be delivered next, or all if there are fewer.
+
+    The controller sends PurgeFirst to a shard. The shard answers with Done(request, messages), or
+    with Refused if the queue is gone or is a stream.
+    """
 
     request: int
     queue: int
@@ -639,14 +842,23 @@ class PurgeFirst(Message, tag="purge-first", frozen=True):
 
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
-    """Shard to one front door: messages that left `queue` for `reason` ("expired", "rejected", "maxlen",
-    "delivery_limit"), to be published to `exchange`, with `routing_key` or (None) the keys they have, unless they say
-    where themselves; those that do not are dropped where `exchange` is None. `queue`: its id, where the shard does not
-    know its name. Reason "delayed":
-    they have waited for `exchange` and are due, which is no death. `messages`:
-    `count` stored messages back to back. Answered by Departed(number) when their copies last; until then the shard
-    keeps them, and gives them to another front door if this one goes. `insist`: what its only queue refuses is not
-    stored."""
+    """Hand dead letters, or delayed messages that are due, to a front door that publishes them.
+
+    The shard sends DeadLetters to one front door at a time. The front door answers with
+    Departed(number) when the copies are on stable storage. Until then the shard keeps the messages,
+    and gives them to another front door if this one goes.
+
+    `messages` holds `count` stored messages back to back. They left `queue` for `reason`:
+    "expired", "rejected", "maxlen" or "delivery_limit". They are to be published to `exchange` with
+    `routing_key`, or with the routing keys they have if that is None. The headers of a message may
+    name another exchange. A message that names none is dropped if `exchange` is None. `queue` is
+    the id of the queue where the shard does not know its name.
+
+    The reason "delayed" is no death: the messages have waited for `exchange` and are due.
+
+    With `insist`, a message that its only queue refuses is not stored, so Departed leaves it to the
+    shard.
+    """
 
     number: int
     vhost: str
@@ -660,20 +872,30 @@ class DeadLetters(Message, tag="dead-letters", frozen=True):
 
 
 class Departed(Message, tag="departed", frozen=True):
-    """Front door to shard: the messages of DeadLetters `number` are stored where they belong, or belong nowhere; but
-    for those `left` (first and last ordinal of runs): they are to be handed over again, some time later."""
+    """Answer DeadLetters `number` of a shard.
+
+    A front door sends Departed when the messages are stored in their queues, or are routed to no
+    queue. `left` has runs (first, last) of ordinals of messages that could not be stored: the shard
+    hands these over again some time later.
+    """
 
     number: int
     left: list[tuple[int, int]] = []
 
 
 class AskOnce(Message, tag="ask-once", frozen=True):
-    """Front door to shard, where there are several: which of these messages are the first of their ids, of exchanges
-    and queues that want each message once. `things`: (id of the queue, or vhost/name of the exchange; how many ids are
-    remembered of it). `ids`: (which of the things, id, for how many ms it is remembered, 0: for ever), under the
-    numbers from `first` on, which this front door uses once in its life. Answered by ToldOnce.
+    """Ask which messages are the first with their ids (deduplication over several front doors).
 
-    The front door says of each FIRST what became of it (OnceBecame), and is told so of each that FOLLOWS."""
+    A front door sends AskOnce to a shard, when there are several front doors, for exchanges and
+    queues that take each message once. The shard answers with ToldOnce.
+
+    `things` has (id of the queue, or vhost/name of the exchange; how many ids are remembered for
+    it). `ids` has (index into `things`, id, ms for which the id is remembered, 0 for ever). The ids
+    have the numbers from `first` on, which this front door uses once in its life.
+
+    The front door sends OnceBecame for each id that is FIRST. The shard sends OnceBecame for each
+    id that FOLLOWS.
+    """
 
     request: int
     first: int
@@ -682,30 +904,44 @@ class AskOnce(Message, tag="ask-once", frozen=True):
 
 
 class ToldOnce(Message, tag="told-once", frozen=True):
-    """`verdicts`: FIRST, AGAIN or FOLLOWS, a byte for each id."""
+    """Answer AskOnce of a front door.
+
+    `verdicts` has one byte for each id: FIRST, AGAIN or FOLLOWS.
+    """
 
     request: int
     verdicts: bytes
 
 
 class OnceBecame(Message, tag="once-became", frozen=True):
-    """Front door to shard: these first copies were stored, those not. Shard to front door: so were those that these
-    numbers follow."""
+    """Say which first copies of messages were stored and which were lost.
+
+    A front door sends OnceBecame to a shard with the numbers of its own messages that were FIRST.
+    The shard sends OnceBecame to a front door with the numbers of the messages that FOLLOWS was
+    said of: the fate is that of the copy that they follow. There is no answer.
+    """
 
     stored: list[int]
     lost: list[int]
 
 
 class ForgetOnce(Message, tag="forget-once", frozen=True):
-    """Front door to shard: this exchange (vhost/name) is deleted."""
+    """Tell a shard that an exchange (vhost/name) is deleted.
+
+    A front door sends ForgetOnce. The shard forgets the ids of the exchange. There is no answer.
+    """
 
     thing: str
 
 
 class Reserve(Message, tag="reserve", frozen=True):
-    """Front door to shard: set room aside for a transaction. `wanted`: for each queue that may refuse publishes, its id
-    and the body bytes of each message it would get. Answered by Done(request) when all of them fit, or by
-    Refused(request, 406), and then no room is set aside. `number` is the front door's own, used once in its life."""
+    """Set room aside for a transaction.
+
+    A front door sends Reserve to a shard. `wanted` has, for each queue that may refuse publishes,
+    its id and the body bytes of each message that the queue would get. The shard answers with
+    Done(request) when all of them fit, or with Refused(request, 406), and then sets no room aside.
+    `number` is chosen by the front door, which uses it once in its life.
+    """
 
     request: int
     number: int
@@ -713,31 +949,44 @@ class Reserve(Message, tag="reserve", frozen=True):
 
 
 class Redeem(Message, tag="redeem", frozen=True):
-    """Front door to shard: its publishes from here to the next Redeem or Unreserve are the transaction `number`.
+    """Assign the publishes from here to the next Redeem or Unreserve to transaction `number`.
 
-    Its queues take all of them, out of the room that was set aside. 0: they are of no such transaction.
+    A front door sends Redeem to a shard. The queues take all messages of the transaction, out of
+    the room that was set aside. A `number` of 0 means that the publishes are of no such
+    transaction. There is no answer.
     """
 
     number: int
 
 
 class Unreserve(Message, tag="unreserve", frozen=True):
-    """Front door to shard: what is left of the room set aside under `number` is free again, if there is any. Not
-    answered."""
+    """Free the room that is left of the reservation `number`, if there is any.
+
+    A front door sends Unreserve to a shard. There is no answer.
+    """
 
     number: int
 
 
 class Done(Message, tag="done", frozen=True):
+    """Answer a request that was carried out; the shard sends Done to the peer that asked.
+
+    Each request says which of the numbers its Done has.
+    """
+
     request: int
     messages: int = 0
     consumers: int = 0
-    closed: bool = False  # the queue will be deleted for want of consumers
+    closed: bool = False  # the queue will be deleted because no consumer is left
 
 
 class Refused(Message, tag="refused", frozen=True):
-    """`code` is an AMQP reply code (404, 405, 403, 406) or NO_ROOM, `text` what the peer's handler puts into words:
-    "gone" (no such queue here), "in use", "not empty", "exclusive use", "exclusive consumer"."""
+    """Answer a request that was not carried out; the shard sends Refused to the peer that asked.
+
+    `code` is an AMQP reply code (404, 405, 403, 406) or NO_ROOM. `text` is what the peer's handler
+    puts into words: "gone" (the shard has no such queue), "in use", "not empty", "exclusive use" or
+    "exclusive consumer".
+    """
 
     request: int
     code: int
@@ -745,11 +994,12 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted | Used | Stats
-    | StatsReply | StreamsReply | GapsReply | ListQueues | Queues | Alarm | Attach | AttachPart | Attached
-    | AttachReader | AttachBounded | AttachStreamPart | AttachedAt | Bound | Passed
-    | Look | Looked | Pull | Pulled | Unwatch | Place | Detach | Release | Released | Grant | Tune
-    | Recall | Ungranted | Cancelled | Overdue | Get | Got | GotAgain | Count | Left | Marked | LetGo | Purge
-    | DeadLetters | Departed | AskOnce | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve
-    | PurgeFirst | Done | Refused
+    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost
+    | AutoDeleted | Used | Stats | StatsReply | StreamsReply | GapsReply | ListQueues | Queues
+    | Alarm | Attach | AttachPart | Attached | AttachReader | AttachBounded | AttachStreamPart
+    | AttachedAt | Bound | Passed | Look | Looked | Pull | Pulled | Unwatch | Place | Detach
+    | Release | Released | Grant | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got
+    | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | AskOnce
+    | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve | PurgeFirst | Done
+    | Refused
 )  # fmt: skip

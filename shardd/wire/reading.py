@@ -1,13 +1,16 @@
-"""What the controller and the reader of streams say to each other, through RUNTIME_DIR/reader.sock. One call for each
-connection:
+"""Define the messages between the controller and the reader of streams.
 
-    controller   u32 length | JSON of a Scan, Find or Publish; behind that (u32 length, bytes)* and a length of 0
+They go through RUNTIME_DIR/reader.sock, with one call for each connection:
+
+    controller   u32 length | JSON of a Scan, Find or Publish; behind a Publish (u32 length, bytes)*
+                 and a length of 0
     reader       u32 length | JSON of an Answer; after 200 to a Scan:
     controller   DIRECT with a descriptor of the client's socket, or PROXY
-    reader       DIRECT: writes what follows to that socket, as chunks of HTTP but for the last one, then DONE here
+    reader       DIRECT: writes the body to that socket, as chunks of HTTP without the last chunk,
+                 then DONE here
                  PROXY: (u32 length, bytes)* here, then a length of 0
 
-A connection that ends before DONE or the 0 means that what was written is not all. All numbers are little endian.
+If a connection ends before DONE or the 0, the body is not complete. All numbers are little endian.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from typing import Any
 import msgspec
 
 LENGTH = struct.Struct("<I")
-# Of the JSON, either way; an answer has a schema and a sample of rows in it.
+# The longest JSON in either direction; an answer has a schema and a sample of rows in it.
 JSON_BYTES_MAX = 1 << 20
-# Of the rows to be published by one call.
+# The largest body of rows that one call publishes.
 BODY_BYTES_MAX = 64 << 20
 DIRECT, PROXY, DONE = b"D", b"P", b"."
 COLUMNS = (
@@ -41,7 +44,11 @@ def socket_path(runtime_dir: str) -> str:
 
 
 class Scan(msgspec.Struct, tag="scan", frozen=True):
-    """Offsets [start, stop) of a stream; None: its first, its next. `queue` and `part` are what the columns say."""
+    """Read the offsets [start, stop) of a stream.
+
+    A `start` of None is the first offset of the stream, a `stop` of None its next offset. `queue`
+    and `part` are the values of the columns.
+    """
 
     vhost: str
     shard: int
@@ -51,7 +58,7 @@ class Scan(msgspec.Struct, tag="scan", frozen=True):
     columns: list[str]
     start: int | None = None
     stop: int | None = None
-    pattern: str | None = None  # of the routing key
+    pattern: str | None = None  # a pattern of routing keys
     key: str | None = None
     exchange: str | None = None
     since: int | None = None  # ms
@@ -59,7 +66,7 @@ class Scan(msgspec.Struct, tag="scan", frozen=True):
 
 
 class Find(msgspec.Struct, tag="find", frozen=True):
-    """The first message not older, as near as its chunk."""
+    """Find the first message that is not older than `timestamp`, to the accuracy of its chunk."""
 
     vhost: str
     shard: int
@@ -68,7 +75,10 @@ class Find(msgspec.Struct, tag="find", frozen=True):
 
 
 class Publish(msgspec.Struct, tag="publish", frozen=True):
-    """What comes behind it is an Arrow IPC stream: publish its rows as `user`, by the front door at `door`."""
+    """Publish rows as `user`, through the front door at `door`.
+
+    The rows come behind this message as an Arrow IPC stream.
+    """
 
     user: str
     vhost: str
@@ -81,13 +91,17 @@ class Publish(msgspec.Struct, tag="publish", frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`status` as HTTP has it; `more`: what the JSON of the answer says beside `error` and `reason`."""
+    """The answer of the reader to one call.
+
+    `status` is an HTTP status. `more` has the members of the JSON answer beside `error` and
+    `reason`.
+    """
 
     status: int
     error: str = ""
     reason: str = ""
     more: dict[str, Any] = {}
-    begin: bytes = b""  # of the body
+    begin: bytes = b""  # the begin of the body
 
 
 Call = Scan | Find | Publish
