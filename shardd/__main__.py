@@ -1,4 +1,4 @@
-"""python -m shardmq.shardd --config fd:N, or the JSON itself"""
+"""Run one shard: python -m shardmq.shardd --config JSON, or --config fd:N."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""ShardConfig: what a shard is told at start; checked once, then read only."""
+"""Define the settings of a shard.
+
+They are checked once, at the start, and only read afterwards.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: str
     runtime_dir: str
     shard: Annotated[int, Meta(ge=0)]
-    # Small enough to stay warm while it is written, emptied and written again.
+    # Small enough to stay in the cache while a segment is written, emptied and written again.
     segment_bytes: Annotated[int, Meta(ge=4096, le=256 << 20)] = 3 << 20
     durability: Literal["fsync", "page-cache"] = "fsync"
     disk_free_min_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
@@ -26,5 +29,8 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(text: str) -> ShardConfig:
-    """Raises msgspec.ValidationError with the path of what is wrong."""
+    """Return the settings in this JSON.
+
+    Raises msgspec.ValidationError with the path of the wrong value.
+    """
     return msgspec.json.decode(text, type=ShardConfig)

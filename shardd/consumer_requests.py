@@ -1,6 +1,6 @@
-"""Answer what consumers ask of a shard: to be attached, to settle, to have more room, to be let go.
+"""Answer requests about consumers: attach, settle, credit, grant, detach and release.
 
-Knows no socket and no clock.
+This file knows no socket and no clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from shardmq.shardd.wire import messages as m
 
 
 class ConsumerRequests:
-    """The consumers and gets of one shard. Each handler takes a message of a peer at `now`, ms."""
+    """The consumers and gets of one shard.
+
+    Each handler takes a message of a peer, and `now` in ms since the epoch.
+    """
 
     def __init__(self, registry: Registry, serving: Serving) -> None:
         self._registry = registry
@@ -26,7 +29,7 @@ class ConsumerRequests:
         self._streams = registry.streams
         self._dirty = registry.dirty
 
-    # -- settle ------------------------------------------------------------------------------------------
+    # -- settle ------------------------------------------------------------------------------------
 
     def on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
@@ -62,7 +65,7 @@ class ConsumerRequests:
         self._registry.store_changed(queue)
         if (
             kind != m.ACK or queue.dispatch.loan is None or not queue.consumers.all[0].lent
-        ):  # else the loan wakes who is next
+        ):  # else the loan wakes the next queue
             self._dirty[queue] = None
 
     def _forget_if_done(self, peer: Peer, consumer: Consumer) -> None:
@@ -71,7 +74,7 @@ class ConsumerRequests:
             peer.holders.pop(consumer.number, None)
             peer.forget_window(consumer.connection)
 
-    # -- come and go -------------------------------------------------------------------------------------
+    # -- come and go -------------------------------------------------------------------------------
 
     def on_attach(self, peer: Peer, attach: m.Attach, now: int) -> None:
         queue = self._queues.get(attach.queue)
@@ -156,9 +159,10 @@ class ConsumerRequests:
         peer.tell(m.Released(release.request, closed) if closed else m.Done(release.request))
 
     def release(self, peer: Peer, numbers: Sequence[int], now: int) -> list[int]:
-        """Let consumers and gets go for good; return the ids of queues that go with them.
+        """Remove consumers and gets for good; return the ids of queues that close with them.
 
-        Nothing is handed from one of them to another: that would come back at once.
+        The messages of one of them are not handed to another of them, because they would come back
+        at once.
         """
         closed: dict[int, None] = {}
         for number in numbers:
@@ -175,7 +179,7 @@ class ConsumerRequests:
                     self._settle(queue, m.REQUEUE, entries, size)
         return list(closed)
 
-    # -- room --------------------------------------------------------------------------------------------
+    # -- room --------------------------------------------------------------------------------------
 
     def on_grant(self, peer: Peer, grant: m.Grant, now: int) -> None:
         consumer = peer.holders.get(grant.consumer)
@@ -192,7 +196,10 @@ class ConsumerRequests:
 
     @staticmethod
     def on_turn(holder: Consumer | Getter | None, kind: int, count: int, now: int, ms: int) -> None:
-        """Begin or end a shard's turn with a loan: settles of the kinds LENT and LOWERED."""
+        """Raise or lower the prefetch that a consumer was lent.
+
+        The SETTLE kind LENT also begins the turn of this shard in the credit rotation.
+        """
         if isinstance(holder, Consumer) and holder.lent and holder.loan is not None:
             if kind == m.LENT:
                 holder.loan.begin_turn_of_shard(holder, count, now, ms)

@@ -1,8 +1,9 @@
-"""What queues let go is handed to a front door, in batches and with a bound, and settled when its copies last.
+"""Hand dead letters to a front door in batches, and settle them when their copies are stored.
 
-One front door at a time publishes the dead letters of this shard. Without one, or when it is slow, they wait in the
-store, 8 bytes each in memory (`queues.departures`). When it goes, what it had is handed to the next one: a message may
-arrive twice, but is never lost. Knows no socket and no clock.
+One front door at a time publishes the dead letters of this shard. Without a front door, or when it
+is slow, dead letters wait in the store and take 8 bytes each in memory (`queues.departures`). When
+the front door goes, the batches that it has not answered are handed to the next one. So a message
+may arrive twice, but is never lost. This file knows no socket and no clock.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Queue
 from shardmq.shardd.wire import messages as m
 
-# Bytes of messages that a front door may have and has not answered for; one more message if it alone is larger.
+# The bytes of messages that a front door may have and has not answered. A batch may exceed the
+# window by its own size.
 WINDOW_BYTES = 1 << 20
 WINDOW_MESSAGES = 8192
-# And how much goes together at the most: a front door does nothing else meanwhile.
+# The largest batch. A front door does nothing else while it publishes a batch.
 BATCH_BYTES = 256 << 10
 BATCH_MESSAGES = 1024
-# What could not be stored (a full disk, a full queue, a shard that is away) is handed over again after this.
+# Messages that could not be stored (a full disk, a full queue, a shard that is away) are handed
+# over again after this time.
 RETRY_MS = 1000
 
 
@@ -29,9 +32,9 @@ class Source(NamedTuple):
     """A queue as clients know it."""
 
     vhost: str
-    name: (
-        str | int
-    )  # its id, where that is enough: few queues have messages that say themselves where they go
+    # The id, in place of the name, of a queue without a dead-letter exchange of its own, whose
+    # messages name one in their headers.
+    name: str | int
 
 
 class _Batch(NamedTuple):
@@ -41,37 +44,40 @@ class _Batch(NamedTuple):
 
 
 class DeadLetters:
-    """Of one shard."""
+    """The dead letters of one shard."""
 
     def __init__(self) -> None:
-        self.idle = True  # nothing waits: `hand_over` has nothing to do
+        self.idle = True  # nothing waits, so `hand_over` has nothing to do
         self._sources: dict[int, Source] = {}  # by queue id
-        self._leaving: dict[Queue, None] = {}  # have had departures, and are not forgotten
-        self._waiting: dict[Queue, None] = {}  # in turn
-        self._later: deque[tuple[int, Queue]] = deque()  # (due, queue that must wait until then)
-        self._paused: set[Queue] = set()  # those of _later
+        # Queues that have had departures, and are not forgotten.
+        self._leaving: dict[Queue, None] = {}
+        self._waiting: dict[Queue, None] = {}  # queues to serve, in order
+        self._later: deque[tuple[int, Queue]] = deque()  # (due in ms, queue that waits until then)
+        self._paused: set[Queue] = set()  # the queues in _later
         self._handed: dict[int, _Batch] = {}
         self._in_flight = self._in_flight_messages = 0  # bytes, messages
-        self._door: tuple[int, int] | None = (
-            None  # number and incarnation of the front door that has them
-        )
+        # number and incarnation of the front door that has the batches
+        self._door: tuple[int, int] | None = None
         self._last_number = 0
 
     def know(self, queue_id: int, vhost: str, name: str | int) -> None:
-        """Of a queue with a dead-letter exchange, before it lets anything go."""
+        """Remember the name of a queue with a dead-letter exchange.
+
+        The caller does this before the queue lets any message go.
+        """
         self._sources[queue_id] = Source(vhost, name)
 
     def knows(self, queue_id: int) -> bool:
         return queue_id in self._sources
 
     def forget(self, queue: Queue) -> None:
-        """It is deleted; what departs from it still does."""
+        """Forget a deleted queue, unless messages are still departing from it."""
         if queue.backlog.departures is None or not queue.backlog.departures.count:
             self._sources.pop(queue.id, None)
             self._leaving.pop(queue, None)
 
     def forget_vhost(self, vhost: str) -> None:
-        """Its store is about to be deleted."""
+        """Forget all queues of a vhost whose store is about to be deleted."""
         gone = {queue_id for queue_id, source in self._sources.items() if source.vhost == vhost}
         for queue_id in gone:
             del self._sources[queue_id]
@@ -85,7 +91,7 @@ class DeadLetters:
             self._forget_batch(number)
 
     def count(self) -> int:
-        """Messages that wait, or are handed over and not answered for."""
+        """Return how many messages wait, or are handed over and not answered."""
         return sum(
             queue.backlog.departures.count
             for queue in self._leaving
@@ -93,7 +99,7 @@ class DeadLetters:
         )
 
     def have_come(self, queue: Queue) -> None:
-        """Something waits in its departures."""
+        """Note that messages wait in the departures of the queue."""
         self.idle = False
         self._leaving[queue] = None
         if queue not in self._paused:
@@ -103,7 +109,7 @@ class DeadLetters:
         return self._later[0][0] if self._later else None
 
     def hand_over(self, peers: Mapping[int, Peer], now: int) -> None:
-        """As much as the window lets through."""
+        """Hand over as many messages as the window lets through."""
         while self._later and self._later[0][0] <= now:
             queue = self._later.popleft()[1]
             self._paused.discard(queue)
@@ -134,7 +140,10 @@ class DeadLetters:
         return batch
 
     def _choose(self, peers: Mapping[int, Peer]) -> Peer | None:
-        """The one that has the others, as long as it is there."""
+        """Return the front door that gets dead letters, or None if there is none.
+
+        It is the same front door as before, as long as that one is there.
+        """
         if self._door is not None:
             return peers.get(self._door[0])
         found = min((number for number in peers if number != m.CONTROLLER), default=None)
@@ -172,7 +181,10 @@ class DeadLetters:
         )
 
     def departed(self, peer: Peer, answer: m.Departed, now: int) -> Queue | None:
-        """The queue whose messages were settled."""
+        """Settle the messages that a front door has stored, and hand over the others later.
+
+        Returns the queue of the batch, or None if the batch is not known.
+        """
         if self._door != (peer.number, peer.incarnation):
             return None
         if answer.number not in self._handed:
@@ -197,7 +209,7 @@ class DeadLetters:
             self._later.append((now + RETRY_MS, queue))
 
     def door_gone(self, number: int) -> None:
-        """What it had not answered for goes to another."""
+        """Take the batches back that a front door has not answered, for another one."""
         if self._door is None or self._door[0] != number:
             return
         self._door = None
@@ -210,7 +222,7 @@ class DeadLetters:
 
 
 def _give_up(queue: Queue) -> None:
-    """It has no dead-letter exchange any more."""
+    """Drop the waiting messages of a queue that has no dead-letter exchange any more."""
     departures = queue.backlog.departures
     assert departures is not None
     while departures.waits:

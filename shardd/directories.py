@@ -1,8 +1,8 @@
-"""Where the files of a vhost and of a stream lie below a data directory."""
+"""Name the directories of a shard, a vhost and a stream below a data directory."""
 
 from __future__ import annotations
 
-try:  # hashlib maps OpenSSL: 3.5 MB in each shard
+try:  # hashlib maps OpenSSL, which is 3.5 MB in each shard
     from _sha1 import sha1  # type: ignore[import-not-found]
 except ImportError:
     from hashlib import sha1
@@ -13,10 +13,10 @@ def shard_directory(data_dir: str, shard: int) -> str:
 
 
 def vhost_directory(directory: str, vhost: str) -> str:
-    """`directory`: the shard's."""
+    """Return the directory of a vhost; `directory` is the one of the shard."""
     return f"{directory}/{sha1(vhost.encode()).hexdigest()}"
 
 
 def stream_directory(vhost_directory: str, queue_id: int) -> str:
-    """By the id of its queue, which is never used again."""
+    """Return the directory of a stream, by the id of its queue, which is never used again."""
     return f"{vhost_directory}/stream.{queue_id}"

@@ -1,7 +1,8 @@
-"""A disk that does not answer is noticed: each call of the stores is timed by a thread that makes none itself.
+"""Notice a disk that does not answer: a thread that makes no disk calls times those of the stores.
 
-A call of the kernel cannot be taken back, so nothing is interrupted here: it is only said that one takes too long, and
-when that is over. The loop of the shard may be the one that hangs, so whoever hears it must not wait for the loop.
+A system call cannot be taken back, so nothing is interrupted here. The watch only reports that a
+call takes too long, and later that the call is over. The loop of the shard may be the thread that
+hangs, so a receiver of the report must not wait for the loop.
 """
 
 from __future__ import annotations
@@ -22,20 +23,24 @@ log = logging.getLogger("shardmq.shardd.disk")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# How late a stall, or its end, may be noticed; less where `stall_s` is less than four of these.
+# How late a stall, or its end, may be noticed. It is less if `stall_s` is below four times this.
 LOOK_EACH_S = 0.5
 MB = 1_000_000
 
 
 class Calls:
-    """What is under way: one call per thread at the most, so there are as many as threads that write."""
+    """The disk calls under way.
+
+    A thread has at most one call under way, so there are at most as many calls as threads that
+    write.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._under_way: dict[int, tuple[float, str]] = {}
 
     def timed(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
-        """The same function, known to be under way while it lasts."""
+        """Return the same function, noted as under way while it runs."""
         under_way, clock = self._under_way, self._clock
 
         def call(*arguments: P.args, **options: P.kwargs) -> R:
@@ -49,13 +54,19 @@ class Calls:
         return call
 
     def longest(self) -> tuple[float, str]:
-        """Seconds since the oldest call began, and its name; (0, "") when there is none."""
+        """Return the seconds since the oldest call began, and its name.
+
+        The result is (0, "") when no call is under way.
+        """
         found = min(list(self._under_way.values()), default=None)
         return (0.0, "") if found is None else (self._clock() - found[0], found[1])
 
 
 class StallWatch:
-    """Says once when a call takes longer than `stall_s`, and once when that is over, both in a thread of its own."""
+    """Reports once when a call takes longer than `stall_s`, and once when that is over.
+
+    Both reports come from a thread of the watch.
+    """
 
     def __init__(
         self, calls: Calls, stall_s: float, stalled: Callable[[str], None], over: Callable[[], None]
@@ -72,7 +83,10 @@ class StallWatch:
         threading.Thread(target=self._run, name="disk watch", daemon=True).start()
 
     def seen(self) -> bool:
-        """Whether there is a stall, or was one since this was last asked: none passes unseen by the one who asks."""
+        """Return whether there is a stall, or was one since the last call of this method.
+
+        So the caller misses no stall, however short.
+        """
         unseen, self._unseen = self._unseen, False
         return self.now or unseen
 
@@ -103,7 +117,7 @@ class StallWatch:
 
 
 class DiskRoom:
-    """How much room there is on the disk of a shard, and a line in the log before it becomes too little."""
+    """The room on the disk of a shard, with a warning in the log before there is too little."""
 
     def __init__(self, directory: str, data_directory: str, calls: Calls) -> None:
         self._directory = directory
@@ -114,12 +128,15 @@ class DiskRoom:
     def free_bytes(self) -> int:
         try:
             stat = self._statvfs(self._directory)
-        except FileNotFoundError:  # not made yet, for want of room
+        except FileNotFoundError:  # the directory could not be made yet, because there was no room
             stat = self._statvfs(self._data_directory)
         return stat.f_bavail * stat.f_frsize
 
     def is_low(self, config: ShardConfig) -> bool:
-        """Return whether publishers are to be held back; warn before, once each time."""
+        """Return whether publishers must be held back.
+
+        Logs a warning once when the room gets short, and a line when there is enough again.
+        """
         free = self.free_bytes()
         warns = free < config.disk_free_warn_bytes
         if warns != self._warned:
@@ -140,7 +157,10 @@ class DiskRoom:
 
 
 class WatchedFiles:
-    """`Files` whose calls are known to `Calls` while they last: half a microsecond each, a few of them a batch."""
+    """`Files` whose calls are noted in `Calls` while they run.
+
+    This costs half a microsecond for each call. A batch makes a few calls.
+    """
 
     def __init__(self, files: Files, calls: Calls) -> None:
         self.make_directory = calls.timed("mkdir", files.make_directory)
@@ -161,5 +181,5 @@ class WatchedFiles:
         self.salt = files.salt
 
     def descriptor(self, handle: int) -> int:
-        """No read goes unwatched."""
+        """Return -1, for no descriptor, so that no read goes unwatched."""
         return -1

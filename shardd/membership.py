@@ -1,6 +1,6 @@
-"""Know which processes talk to a shard: front doors and the controller join, start anew, and go.
+"""Keep track of the processes that talk to a shard: front doors and the controller.
 
-Knows no socket and no clock.
+This file knows no socket and no clock.
 """
 
 from __future__ import annotations
@@ -13,28 +13,36 @@ from shardmq.shardd.wire import messages as m
 
 
 class Membership:
-    """The peers of one shard, as they come and go. `pid`: the process of the shard, for people."""
+    """The peers of one shard.
+
+    `pid` is the process id of the shard, for people.
+    """
 
     def __init__(self, registry: Registry, consumers: ConsumerRequests, pid: int) -> None:
         self._registry = registry
         self._consumers = consumers
         self._pid = pid
-        self._incarnations: dict[int, int] = {}  # of each peer: lower ones are gone
+        # By peer; processes with lower incarnations are gone.
+        self._incarnations: dict[int, int] = {}
 
     def first_words(self, endpoint: str) -> Outgoing:
-        """Return what to send to the controller at the start, before it has said who it is."""
+        """Return the first Hello to the controller.
+
+        The shard sends it at the start, before the controller has joined.
+        """
         hello = m.Hello(self._pid, ready=False)
         epoch, number = self._registry.epoch, self._registry.number
         return Outgoing(endpoint, envelope.control(m.CONTROLLER, 0, epoch, number, hello))
 
     def join(self, head: envelope.Header, endpoint: str, now: int) -> None:
-        """Know a new process, or one that does not know this shard yet.
+        """Take in a Join of a process that is new to this shard.
 
-        Those that know it repeat their Join, and need no answer.
+        A process that the shard knows repeats its Join, and needs no answer unless the shard is
+        ready.
         """
         registry = self._registry
         if head.incarnation < self._incarnations.get(head.peer, 0):
-            return  # the late words of a process that is gone
+            return  # a late message of a process that is gone
         self._incarnations[head.peer] = head.incarnation
         peer = registry.peers.get(head.peer)
         if peer is None or peer.incarnation != head.incarnation:
@@ -44,7 +52,7 @@ class Membership:
             )
             registry.senders[peer.sender] = peer
             if head.peer == m.CONTROLLER:
-                if not registry.ready:  # it names all queues anew
+                if not registry.ready:  # the new controller names all queues again
                     registry.forget_queues()
                 self._greet(peer)
                 self._tell_closed()
@@ -59,7 +67,7 @@ class Membership:
 
     def on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):
-            return  # its successor is here
+            return  # the next process of this front door is here
         self._incarnations[gone.door] = gone.incarnation + 1
         self._remove(gone.door, now)
 
@@ -81,7 +89,10 @@ class Membership:
             peer.tell(m.Alarm(self._registry.alarm))
 
     def _tell_closed(self) -> None:
-        """Tell the controller which queues are closed: one that died may have taken the news with it."""
+        """Tell the controller which queues are closed or have had a consumer.
+
+        A former controller may have died with the news.
+        """
         registry = self._registry
         for queue in registry.queues.used():
             if queue.closed:
@@ -89,7 +100,7 @@ class Membership:
             elif queue.id in registry.used:
                 registry.tell_controller(m.Used(queue.id))
 
-    # -- what exists, from the controller ------------------------------------------------------------------
+    # -- what exists, from the controller ----------------------------------------------------------
 
     def on_assign_part(self, peer: Peer, part: m.AssignPart, now: int) -> None:
         if not self._registry.ready:

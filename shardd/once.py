@@ -1,9 +1,12 @@
-"""Which messages came before to exchanges and queues that want each once, over all front doors.
+"""Deduplicate messages of exchanges and queues that take each message once, over all front doors.
 
-A front door asks before it publishes, when there are several; one shard remembers for one exchange or queue, in memory,
-as long as its process lives. The first of an id is *pending* until its front door says whether it was stored; others
-that come meanwhile follow it, and are told. A first one that was not stored is forgotten. Knows no clock, no AMQP and
-not what an id is.
+Where there are several front doors, a front door asks before it publishes. One shard remembers the
+ids of one exchange or queue, in memory, as long as its process lives. The first message with an id
+is *pending* until its front door says whether the message was stored. Later messages with that id
+follow the first, and their front doors are told what became of it. A first message that was not
+stored is forgotten.
+
+This file knows no clock, no AMQP, and no meaning of an id.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.wire import messages as m
 
-Thing = int | str  # id of a queue, vhost and name of an exchange
+Thing = int | str  # id of a queue, or vhost/name of an exchange
 
 
 class _Pending:
-    """The first of its id, on its way to its queues."""
+    """The first message with its id, on its way to its queues."""
 
     __slots__ = ("expires_at", "followers", "id", "thing")
 
@@ -30,19 +33,23 @@ class _Pending:
 
 
 class Once:
-    """Of one shard. Times are ms; 0 is never. As many ids of a thing as its question says, the oldest go first."""
+    """The ids that one shard remembers.
+
+    Times are in ms, and 0 is never. Each question says how many ids of an exchange or queue are
+    remembered; the oldest are forgotten first.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[
-            Thing, OrderedDict[bytes, _Pending | int]
-        ] = {}  # an int: stored; until when it is known
+        # By id of a message. An int means that the message is stored, and until when its id is
+        # known.
+        self._seen: dict[Thing, OrderedDict[bytes, _Pending | int]] = {}
         self._pending: dict[tuple[int, int], _Pending] = {}  # by peer and number
 
     def count(self, thing: Thing) -> int:
         return len(self._seen.get(thing, ()))
 
     def ask(self, peer: int, question: m.AskOnce, now: int) -> bytes:
-        """What each of the ids is, in their order: m.FIRST, m.AGAIN or m.FOLLOWS."""
+        """Return m.FIRST, m.AGAIN or m.FOLLOWS for each of the ids, in their order."""
         verdicts = bytearray()
         for number, (at, id, ttl_ms) in enumerate(question.ids, question.first):
             thing, size = question.things[at]
@@ -76,14 +83,17 @@ class Once:
         return m.FIRST
 
     def became(self, peer: int, what: m.OnceBecame, peers: Mapping[int, Peer]) -> None:
-        """What a front door says of the first ones that it had."""
+        """Take in from a front door what became of its first messages, and tell the followers."""
         followers: dict[int, tuple[list[int], list[int]]] = {}
         self._end(((peer, number) for number in what.stored), 0, followers)
         self._end(((peer, number) for number in what.lost), 1, followers)
         _tell(followers, peers)
 
     def peer_gone(self, peer: int, peers: Mapping[int, Peer]) -> None:
-        """Nobody knows what became of what it had. It waits for nothing any more."""
+        """End the pending messages of a front door that is gone, as lost.
+
+        Nobody knows what became of them. The front door follows no other message any more.
+        """
         for pending in self._pending.values():
             pending.followers = [each for each in pending.followers if each[0] != peer]
         followers: dict[int, tuple[list[int], list[int]]] = {}
@@ -98,7 +108,7 @@ class Once:
     ) -> None:
         for who in whose:
             pending = self._pending.pop(who, None)
-            if pending is None:  # of a former life of this shard
+            if pending is None:  # asked in a former life of this shard
                 continue
             seen = self._seen.get(pending.thing)
             if seen is not None and seen.get(pending.id) is pending:
@@ -110,7 +120,7 @@ class Once:
                 followers.setdefault(peer, ([], []))[is_lost].append(number)
 
     def forget(self, thing: Thing) -> None:
-        """It is deleted."""
+        """Forget the ids of an exchange or queue that is deleted."""
         self._seen.pop(thing, None)
 
 
