@@ -35,10 +35,9 @@ class Membership:
         return Outgoing(endpoint, envelope.control(m.CONTROLLER, 0, epoch, number, hello))
 
     def join(self, head: envelope.Header, endpoint: str, now: int) -> None:
-        """Take in a Join of a process that is new to this shard.
+        """Take in a Join of a process that is new, or that does not know this epoch of the shard.
 
-        A process that the shard knows repeats its Join, and needs no answer unless the shard is
-        ready.
+        A process that knows the epoch repeats its Join, and needs no answer: see `on_join`.
         """
         registry = self._registry
         if head.incarnation < self._incarnations.get(head.peer, 0):

@@ -1,7 +1,7 @@
-"""Who talks to a shard (front doors, the controller), and what waits to be sent to each.
+"""Know the peers of a shard (front doors, the controller), and what waits to be sent to each.
 
-Keeps and orders only; what it means is decided in shard.py and beside it. A peer is one process: when it starts anew
-it is another.
+This file keeps and orders; shard.py and the files beside it decide what messages mean. A peer is
+one process: a process that starts again is another peer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from shardmq.shardd.queues import Consumer, Getter, Loan, Queue, Window
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 
-# Bytes of deliveries that may be on their way to one client; a window of at least four reads and chunks (measured).
+# The bytes of deliveries that may be on their way to one client. The window must hold at least four
+# reads and chunks (measured).
 CONNECTION_WINDOW_BYTES = 1 << 20
-# Publishes taken in before their bytes are credited: a quarter of a front door's window, so that a trickle costs no
-# message of its own.
+# The bytes of publishes that a shard takes in before it credits them: a quarter of the window of a
+# front door, so that a trickle of publishes costs no message of its own.
 PUBLISH_CREDIT_BYTES = 256 << 10
 
 
@@ -28,22 +29,22 @@ class Outgoing(NamedTuple):
     message: envelope.Parts
 
 
-_new_tuple = tuple.__new__  # what Outgoing(...) does, without a function of Python in between
+_new_tuple = tuple.__new__  # does what Outgoing(...) does, without a Python function in between
 
 
 class BatchState(Enum):
-    """What has become of a batch that wants a confirm."""
+    """The state of a batch that wants a confirm."""
 
-    APPENDING = "appending"  # the store has it in hand
-    WAITING = "waiting"  # appended: a sync that began after the append must end first
-    CONFIRMABLE = "confirmable"  # what is not refused of it needs no sync any more
-    FAILED = "failed"  # nobody knows what the store has of it
+    APPENDING = "appending"  # the store is appending the batch
+    WAITING = "waiting"  # appended; a sync that began after the append must end first
+    CONFIRMABLE = "confirmable"  # the messages that were not refused need no sync any more
+    FAILED = "failed"  # nobody knows how much of the batch the store has
 
 
 APPENDING, WAITING, CONFIRMABLE, FAILED = BatchState
 
-# What may follow. A batch that failed stays where it is, and with it all batches of its front door
-# that came later: a confirm speaks of all before it, so none of them may be confirmed.
+# The states that may follow each state. A batch that failed stays unconfirmed, and so do all later
+# batches of its front door: a confirm covers all batches before it.
 NEXT_STATES: Final[dict[BatchState, frozenset[BatchState]]] = {
     APPENDING: frozenset((WAITING, CONFIRMABLE, FAILED)),
     WAITING: frozenset((CONFIRMABLE,)),
@@ -56,11 +57,14 @@ Refused = tuple[int, int, int, int]
 
 
 class BatchMissing(Exception):
-    """Batches of a front door did not arrive: a confirm of a later one would speak of them too."""
+    """Some batches of a front door did not arrive.
+
+    A confirm of a later batch would also confirm the missing ones.
+    """
 
 
 class Held:
-    """A batch that wants a confirm, and has none yet."""
+    """A batch that wants a confirm and has none yet."""
 
     __slots__ = ("batch", "refused", "state", "sync")
 
@@ -68,21 +72,21 @@ class Held:
         self.batch = batch
         self.state = APPENDING
         self.refused: Sequence[Refused] = ()
-        self.sync: int  # the number of the sync that is waited for, of a batch that waits
+        self.sync: int  # the number of the sync that a batch waits for, set in the state WAITING
 
     def wait_for(self, sync: int) -> None:
-        """Note that the append is through, and which sync makes the messages last."""
+        """Note that the append has ended, and which sync makes the messages durable."""
         assert self.state is APPENDING
         self.sync = sync
         self.state = WAITING
 
     def need_no_sync(self) -> None:
-        """Note that the append is through, and that nothing of the batch has to last."""
+        """Note that the append has ended, and that no message of the batch needs a sync."""
         assert self.state is APPENDING
         self.state = CONFIRMABLE
 
     def refuse(self, refused: Sequence[Refused]) -> None:
-        """Note that nothing of the batch was taken, or nothing that anybody may count on."""
+        """Note that no message of the batch was taken, or none that a publisher may count on."""
         self.refused = refused
         self.need_no_sync()
 
@@ -102,18 +106,17 @@ class Peer:
         self.incarnation = incarnation
         self.endpoint = endpoint
         self.held: deque[Held] = deque()
-        self.next_batch: int | None = None  # None: the first one may have any number
-        self.taken = 0  # what publishes weighed since the last credit
-        self.has_news = False  # whether `take` has something, but for confirms and credit
+        self.next_batch: int | None = None  # None: the first batch may have any number
+        self.taken = 0  # the weight of publishes since the last credit
+        self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
-        self._loans: WeakValueDictionary[int, Loan] = (
-            WeakValueDictionary()
-        )  # as long as some part uses them
+        # by the number of the virtual consumer, as long as one of its consumers uses the loan
+        self._loans: WeakValueDictionary[int, Loan] = WeakValueDictionary()
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
-        self._told: list[envelope.Parts] = []  # leaves before deliveries
+        self._told: list[envelope.Parts] = []  # is sent before deliveries
         self._told_after: list[envelope.Parts] = []
 
     def window(self, connection: int) -> Window:
@@ -123,20 +126,23 @@ class Peer:
         return found
 
     def forget_window(self, connection: int) -> None:
-        """If no consumer of that connection needs it."""
+        """Forget the window of a connection that has no consumer any more."""
         window = self.windows.get(connection)
         if window is not None and not window.consumers:
             del self.windows[connection]
 
     def loan(self, whole: int, wake: Callable[[Queue], None]) -> Loan:
-        """Of the virtual consumer of that number."""
+        """Return the loan of the virtual consumer with the number `whole`."""
         found = self._loans.get(whole)
         if found is None:
             found = self._loans[whole] = Loan(wake)
         return found
 
     def check_first(self, batch: int) -> None:
-        """Look at a batch that is not the next. Raises BatchMissing if another was to come."""
+        """Check a batch whose number is not the next one.
+
+        Raises BatchMissing unless it is the first batch of the peer.
+        """
         if self.next_batch is not None:
             raise BatchMissing(
                 f"front door {self.number}: batch {batch} came instead of {self.next_batch}"
@@ -148,7 +154,7 @@ class Peer:
         self.held.append(held)
         return held
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def tell(self, what: m.Control, *, after_deliveries: bool = False) -> None:
         message = envelope.control(*self._who, what)
@@ -158,7 +164,7 @@ class Peer:
     def confirm(self, syncs_ended: int) -> None:
         """Confirm batches in their order, up to the first that is not confirmable.
 
-        `syncs_ended`: the number of the last sync of which all ended well, with all before it.
+        `syncs_ended` is the number of the last sync that ended well, with all syncs before it.
         """
         last: Held | None = None
         refused: list[Refused] = []
@@ -172,12 +178,13 @@ class Peer:
             last = waiting.popleft()
             refused += last.refused
         if last is not None:
-            # A client that publishes to itself hears of its message first, as from RabbitMQ.
+            # A client that publishes to itself gets its message before the confirm, as from
+            # RabbitMQ.
             self._told_after.append(envelope.confirmed(*self._who, last.batch, refused))
             self.has_news = True
 
     def take(self, outgoing: list[Outgoing]) -> None:
-        """All there is to send, added to `outgoing`."""
+        """Move all messages that wait for this peer to `outgoing`."""
         self.has_news = False
         endpoint = self.endpoint
         if self.taken >= PUBLISH_CREDIT_BYTES:
@@ -197,9 +204,13 @@ class Peer:
 def refused_runs(
     message: envelope.Message, ordinals: Sequence[int], unnumbered: int | None = None
 ) -> list[Refused]:
-    """The confirms wanted for these messages of a batch, neighbours together. `unnumbered`: also those without a
-    confirm number, as 0, once for each channel, since a transaction must hear that it was not stored; SOME beside the
-    channel, if others of it were taken."""
+    """Return the confirm numbers of these messages of a batch, in runs of neighbours.
+
+    With `unnumbered`, the result has one entry with the number 0 for each channel that has messages
+    without confirm numbers among them, because a transaction must hear that it was not stored.
+    `unnumbered` is the flag beside the channel: SOME if other messages of the batch were taken,
+    else 0.
+    """
     told: set[tuple[int, int]] = set()
     found: list[Refused] = []
     for ordinal in ordinals:
@@ -219,7 +230,10 @@ def refused_runs(
 def known_runs(
     message: envelope.Message, known: Sequence[int], altered: Collection[int]
 ) -> list[tuple[int, int, int, int]]:
-    """The confirm numbers of messages that some queue had before, neighbours together; the kind beside the channel."""
+    """Return the confirm numbers of messages that some queue had before, in runs of neighbours.
+
+    The flag KNOWN or ALTERED stands beside the channel.
+    """
     kinds = (
         (m.KNOWN, [n for n in known if n not in altered]),
         (m.ALTERED, [n for n in known if n in altered]),

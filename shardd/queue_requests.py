@@ -1,6 +1,6 @@
 """Answer requests about single queues and about numbers: get, count, purge, reserve, statistics.
 
-Knows no socket and no clock.
+This file knows no socket and no clock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from shardmq.shardd.wire import messages as m
 
 
 class QueueRequests:
-    """What is asked of the queues of one shard. Each handler answers its peer; `now` is in ms.
+    """The requests about the queues of one shard.
 
-    `numbers` returns the numbers of the process by name.
+    Each handler answers its peer; `now` is in ms since the epoch. `numbers` returns the numbers of
+    the process by name.
     """
 
     def __init__(
@@ -29,15 +30,18 @@ class QueueRequests:
         self._streams = registry.streams
         self._catch_up = serving.catch_up
         self._numbers = numbers
-        # Ids of the queues whose numbers the controller asks for, part by part.
+        # The ids of the queues whose counters the controller asks for, some at a time.
         self._looked_over: list[int] = []
 
     def _changed(self, queue: Queue) -> None:
-        """Serve the queue: others may wait for its turn to end; and sync its store."""
+        """Serve the queue in this pass, and sync its store sooner or later.
+
+        Consumers of other queues may wait for this queue to end its turn.
+        """
         self._registry.wake(queue)
         self._registry.store_changed(queue)
 
-    # -- messages ----------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def on_get(self, peer: Peer, get: m.Get, now: int) -> None:
         queue = self._queues.get(get.queue)
@@ -95,10 +99,10 @@ class QueueRequests:
         queue = self._registry.dead_letters.departed(peer, departed, now)
         if queue is not None:
             self._registry.store_changed(queue)
-            if queue.backlog.limits.delays:  # more may go
+            if queue.backlog.limits.delays:  # the queue may let more messages go
                 self._registry.wake(queue)
 
-    # -- about messages ----------------------------------------------------------------------------------
+    # -- about messages ----------------------------------------------------------------------------
 
     def on_count(self, peer: Peer, count: m.Count, now: int) -> None:
         queue = self._queues.get(count.queue)
@@ -130,7 +134,7 @@ class QueueRequests:
     def on_forget_once(self, peer: Peer, what: m.ForgetOnce, now: int) -> None:
         self._registry.once.forget(what.thing)
 
-    # -- room for transactions ---------------------------------------------------------------------------
+    # -- room for transactions ---------------------------------------------------------------------
 
     def on_reserve(self, peer: Peer, asked: m.Reserve, now: int) -> None:
         wanted = [
@@ -153,7 +157,7 @@ class QueueRequests:
     def on_unreserve(self, peer: Peer, what: m.Unreserve, now: int) -> None:
         self._registry.reservations.end(peer.number, what.number)
 
-    # -- streams -----------------------------------------------------------------------------------------
+    # -- streams -----------------------------------------------------------------------------------
 
     def on_look(self, peer: Peer, look: m.Look, now: int) -> None:
         peer.tell(self._streams.look(peer, look))
@@ -167,7 +171,7 @@ class QueueRequests:
     def on_place(self, peer: Peer, place: m.Place, now: int) -> None:
         peer.tell(self._streams.place(place))
 
-    # -- numbers -----------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     def on_stats(self, peer: Peer, asked: m.Stats, now: int) -> None:
         process = self._numbers() if asked.passed == 0 else {}

@@ -1,8 +1,8 @@
-"""Keep what a shard has: the stores of its vhosts, its queues and streams, and who talks to it.
+"""Keep the stores of a shard's vhosts, its queues and streams, and its peers.
 
-The other objects of a shard (serving.py, consumer_requests.py, membership.py, queue_requests.py, syncs.py,
-shard.py) share one registry. It answers requests that make and delete queues and vhosts. Knows no
-socket and no clock.
+The other objects of a shard (serving.py, consumer_requests.py, membership.py, queue_requests.py,
+syncs.py, shard.py) share one registry. The registry answers requests that make and delete queues
+and vhosts. This file knows no socket and no clock.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from shardmq.shardd.wire import messages as m
 
 
 class Registry:
-    """What one shard has. Its collections stay the same objects, so others may hold them.
+    """The state of one shard.
 
-    `consumer_timeout`: ms, for queues that set none; None: they wait for ever. `timeout_closes`:
-    a consumer that is too slow loses its channel.
+    Its collections stay the same objects, so that other objects may hold them.
+
+    `consumer_timeout` is in ms, for queues that set none; None lets consumers take for ever. With
+    `timeout_closes`, a consumer that is too slow loses its channel.
     """
 
     def __init__(
@@ -52,36 +54,42 @@ class Registry:
         self.number: Final = number
         self.epoch: Final = epoch
         self.home: Final = home
-        self.ready = False  # all queues are named, and their stores recovered
+        self.ready = False  # all queues are known, and their stores are recovered
         self.alarm = ""
         self.stores: Final[dict[str, Store]] = {}
-        self.dropped: Final[dict[str, Store]] = {}  # with their vhost, but a job has them in hand
+        self.dropped: Final[dict[str, Store]] = {}  # of deleted vhosts, while a job still uses them
         self.upkeep: Final = Upkeep()
         self.queues: Final = Roster()
         self.streams: Final = Streams(home)
         self.peers: Final[dict[int, Peer]] = {}
-        self.senders: Final[dict[envelope.Message, Peer]] = {}  # by how their messages begin
+        # By the first bytes of their messages.
+        self.senders: Final[dict[envelope.Message, Peer]] = {}
         self.dead_letters: Final = DeadLetters()
         self.once: Final = Once()
         self.reservations: Final = Reservations()
-        self.dirty: Final[dict[Queue, None]] = {}  # may have something to hand out, in turn
+        # Queues that may have something to hand out, in order.
+        self.dirty: Final[dict[Queue, None]] = {}
         self.dirty_stores: Final[set[Store]] = set()
-        self.timer_of: Final[dict[int, int]] = {}  # when a queue is to be looked at, by its id
+        # By queue id, the time in ms when the queue must be served.
+        self.timer_of: Final[dict[int, int]] = {}
         self.used: Final[set[int]] = set()  # auto-delete queues that have had a consumer
-        self.gone: Final = Counters()  # of queues that are no more
-        self.sync: Sync[Store | StreamQueue] | None = None  # of messages, under way
+        self.gone: Final = Counters()  # the counters of deleted queues
+        self.sync: Sync[Store | StreamQueue] | None = None  # the sync of messages that is under way
         self._consumer_timeout = consumer_timeout
         self._timeout_closes = timeout_closes
 
     def wake(self, queue: Queue) -> None:
-        """Serve the queue in this turn."""
+        """Serve the queue in this pass."""
         self.dirty[queue] = None
 
     def store_changed(self, queue: Queue) -> None:
-        """Sync the store of the queue sooner or later: something of the queue was settled."""
-        self.dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with a Store of ours
+        """Sync the store of the queue sooner or later.
 
-    # -- who is told -------------------------------------------------------------------------------------
+        The caller has settled messages of the queue.
+        """
+        self.dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with our Store
+
+    # -- who is told -------------------------------------------------------------------------------
 
     def tell_controller(self, what: m.Control) -> None:
         controller = self.peers.get(m.CONTROLLER)
@@ -89,16 +97,22 @@ class Registry:
             controller.tell(what)
 
     def set_alarm(self, reason: str) -> None:
-        """Tell all peers why publishes should be held back; "": they need not be any more."""
+        """Tell all peers why publishes must be held back, if the reason has changed.
+
+        An empty reason means that publishes may go on.
+        """
         if reason != self.alarm:
             self.alarm = reason
             for peer in self.peers.values():
                 peer.tell(m.Alarm(reason))
 
-    # -- at the start ------------------------------------------------------------------------------------
+    # -- at the start ------------------------------------------------------------------------------
 
     def forget_queues(self) -> None:
-        """Forget all queues, before they are ready: a new controller names them anew."""
+        """Forget all queues before the shard is ready.
+
+        A new controller names them again.
+        """
         self.queues.clear()
         self.dirty.clear()
         self.timer_of.clear()
@@ -106,14 +120,17 @@ class Registry:
         self.streams.close()
 
     def take_assigned(self, specs: Sequence[m.QueueSpec], now: int) -> None:
-        """Make queues before their stores are recovered, which is done when all queues are known."""
+        """Make queues before their stores are recovered.
+
+        The stores are recovered when all queues are known.
+        """
         for spec in specs:
             if spec.vhost not in self.stores:
                 self.stores[spec.vhost] = self.home.open(spec.vhost)
         self.create(specs, now)
 
     def recover(self, now: int) -> None:
-        """Recover all stores, and give each queue what it still has."""
+        """Recover all stores, and give each queue the messages that it still has."""
         self.home.keep_only(self.stores.keys())
         for vhost, store in self.stores.items():
             self._recover(vhost, store, now)
@@ -126,20 +143,20 @@ class Registry:
         timed = [queue_id for queue_id, limits in durable.items() if limits.message_ttl is not None]
         found = dict(store.recover(durable.keys(), timed, partial(self.home.progress, vhost)))
         self.home.recovered(vhost, store)
-        while found:  # each array goes when its queue has it
+        while found:  # each array is freed as soon as its queue has it
             queue_id, arrival = found.popitem()
             queue = self.queues[queue_id]
             queue.restore(arrival, now)
             self.dirty[queue] = None
 
-    # -- what exists -------------------------------------------------------------------------------------
+    # -- what exists -------------------------------------------------------------------------------
 
     def on_create(self, peer: Peer, create: m.CreateQueues, now: int) -> None:
         self.create(create.queues, now)
         peer.tell(m.Done(create.request))
 
     def create(self, specs: Sequence[m.QueueSpec], now: int) -> None:
-        """Make these queues, or give them other arguments."""
+        """Make these queues, or update the arguments of queues that exist."""
         for spec in specs:
             if is_stream(spec.arguments):
                 stream = self.streams.put(spec, self._store(spec.vhost), now)
@@ -167,7 +184,8 @@ class Registry:
     def _store(self, vhost: str) -> Store:
         store = self.stores.get(vhost)
         if store is None:
-            store = self.dropped.pop(vhost, None)  # empty by now, and its files are still in use
+            # The store is empty, and a job still uses its files.
+            store = self.dropped.pop(vhost, None)
             if store is None:
                 store = self.home.open(vhost)
                 store.recover([])
@@ -212,18 +230,18 @@ class Registry:
         return count
 
     def have_died(self, queue: Queue) -> None:
-        """Note that messages of the queue wait for their way to its dead-letter exchange."""
+        """Note that messages of the queue wait to be dead-lettered."""
         if not self.dead_letters.knows(queue.id):
             vhost = next(
                 (vhost for vhost, store in self.stores.items() if store is queue.store), None
             )
             if vhost is None:
-                return  # about to be deleted, and all that is in it
+                return  # the vhost is about to be deleted, with all its messages
             self.dead_letters.know(queue.id, vhost, queue.id)
         self.dead_letters.have_come(queue)
 
     def on_drop_vhost(self, peer: Peer, drop: m.DropVhost, now: int) -> None:
-        """Delete a vhost. Its files go when no job has them in hand."""
+        """Delete a vhost. Its files are removed when no sync or merge uses them."""
         store = self.stores.pop(drop.vhost, None)
         for queue_id in self.queues.of(store) if store is not None else ():
             queue = self.queues.pop(queue_id)
@@ -240,7 +258,7 @@ class Registry:
         peer.tell(m.Done(drop.request))
 
     def delete_dropped(self) -> None:
-        """Delete the files of vhosts that are gone, if no job has them in hand."""
+        """Delete the files of deleted vhosts, unless a sync or a merge uses them."""
         syncing = [store for store, _ in self.sync.jobs] if self.sync else []
         for vhost, store in list(self.dropped.items()):
             if store not in syncing and store is not self.upkeep.store:

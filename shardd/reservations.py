@@ -1,8 +1,9 @@
-"""Room that queues set aside for transactions that front doors are about to commit.
+"""Set room aside in queues for transactions that front doors are about to commit.
 
-A queue that refuses publishes when it is full must not take half of a transaction. So the front door asks first: either
-all messages fit, and their room is set aside, or none of them is sent. What was set aside counts as used for everybody
-else. It ends when its front door says so, or is gone. Knows no clock and no AMQP.
+A queue that refuses publishes when it is full must not take half of a transaction. So the front
+door asks first. Either all messages fit, and their room is set aside, or none of them is sent. Room
+that was set aside counts as used for all other publishes. A reservation ends when its front door
+says so, or is gone. This file knows no clock and no AMQP.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shardmq.shardd.queues import Queue
 
 
 class _Room:
-    """What one queue has set aside for one transaction, and was not used yet."""
+    """The room that one queue has set aside for one transaction, and that is not used yet."""
 
     __slots__ = ("body_bytes", "messages")
 
@@ -22,7 +23,7 @@ class _Room:
         self.body_bytes = body_bytes
 
     def use(self, messages: int, body_bytes: int) -> tuple[int, int]:
-        """Return how much of the room so many messages take."""
+        """Take room for these messages; return the messages and bytes of room taken."""
         used = min(messages, self.messages), min(body_bytes, self.body_bytes)
         self.messages -= used[0]
         self.body_bytes -= used[1]
@@ -30,13 +31,12 @@ class _Room:
 
 
 class Reservations:
-    """All reservations of one shard, by the front door and its number for them."""
+    """All reservations of one shard, by front door and by the number that the front door chose."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], dict[Queue, _Room]] = {}
-        self.redeeming: dict[
-            int, int
-        ] = {}  # by front door: the number of the transaction it publishes now
+        # by front door, the number of the transaction that it publishes now
+        self.redeeming: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._made)
@@ -44,7 +44,10 @@ class Reservations:
     def reserve(
         self, peer: int, number: int, wanted: Sequence[tuple[Queue, Sequence[int]]]
     ) -> bool:
-        """Set room aside in all these queues, or in none; `wanted` has the body bytes of each message."""
+        """Set room aside in all these queues, or in none; return whether there was room.
+
+        `wanted` has the body bytes of each message.
+        """
         made = self._made.setdefault((peer, number), {})
         for queue, sizes in wanted:
             if not queue.admission().reserve(sizes):
@@ -54,24 +57,29 @@ class Reservations:
         return True
 
     def redeem(self, peer: int, number: int) -> None:
-        """From now on, until the end, what this front door publishes is that transaction. 0: it is none."""
+        """Assign the publishes of this front door to a transaction, from now on.
+
+        A number of 0 ends that.
+        """
         if (peer, number) in self._made:
             self.redeeming[peer] = number
         elif not number:
             self.redeeming.pop(peer, None)
 
     def use(self, peer: int, queue: Queue, messages: int, body_bytes: int) -> bool:
-        """Tell whether messages that just came to the queue have room set aside, and free that: they take it now."""
+        """Free the room that was set aside for messages that have just come to the queue.
+
+        The messages take the room now. Returns whether there was any set aside.
+        """
         room = self._made[peer, self.redeeming[peer]].get(queue)
-        if (
-            room is None or not queue.backlog.rules.may_refuse
-        ):  # the front door may know other arguments of it
+        # The front door may know other arguments of the queue.
+        if room is None or not queue.backlog.rules.may_refuse:
             return False
         queue.admission().unreserve(*room.use(messages, body_bytes))
         return True
 
     def rooms_taken(self, peer: int) -> set[int]:
-        """Return the ids of the queues that take whatever this front door publishes now."""
+        """Return the ids of the queues that take all publishes of this front door now."""
         return (
             {queue.id for queue in self._made[peer, self.redeeming[peer]]}
             if peer in self.redeeming
@@ -79,13 +87,13 @@ class Reservations:
         )
 
     def end(self, peer: int, number: int) -> None:
-        """Free what is left of a reservation, if there is one."""
+        """Free the rest of a reservation, if there is one."""
         for queue, room in self._made.pop((peer, number), {}).items():
             queue.admission().unreserve(room.messages, room.body_bytes)
         if self.redeeming.get(peer) == number:
             del self.redeeming[peer]
 
     def peer_gone(self, peer: int) -> None:
-        """Free all that this front door had set aside."""
+        """Free all room that this front door had set aside."""
         for owner, number in [key for key in self._made if key[0] == peer]:
             self.end(owner, number)

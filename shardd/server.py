@@ -1,8 +1,8 @@
-"""ZeroMQ, the lanes, the clock, the sync thread: the only file of a shard that waits.
+"""Run a shard: its sockets, lanes, clock and threads. This is the only file of a shard that waits.
 
-One turn: take in what has arrived (up to RECEIVE_BURST messages of each front door), begin a sync if somebody waits for
-one, send what the shard has to say. With nothing to do the process sleeps in poll until a message, the end of a sync, a
-signal, the end of the supervisor, or the next timer.
+One pass takes in the messages that have arrived (up to RECEIVE_BURST of each front door), begins a
+sync if somebody waits for one, and sends the messages of the shard. Without work the process sleeps
+in poll until a message, the end of a sync, a signal, the end of the supervisor, or the next timer.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ from shardmq.supervisor.logs import set_level
 
 log = logging.getLogger("shardmq.shardd.server")
 
-# Messages taken in before the others (syncs, deliveries) get their turn.
+# The messages taken in from one front door before syncs and deliveries go on.
 RECEIVE_BURST = 32
 RECONNECT_MS = 10
-# How far a recovery is, for people: this often at the most.
+# The shortest time between two lines about the progress of a recovery.
 PROGRESS_EACH_S = 0.5
-# What is unsent at a drain may take this long.
+# Messages that are unsent at the end may take this long.
 LINGER_MS = 500
-# What nobody waits for is synced this often: acks, positions in streams, unconfirmed publishes.
+# How often data is synced that nobody waits for: acks, positions in streams, unconfirmed publishes.
 TICK_MS = 1000
-# Between two looks for producers that are to be forgotten.
+# How often the shard forgets producers that were not heard for long.
 SWEEP_MS = 60_000
-# So few taken in at once: a batch, and the settles that came with it.
+# A pass with few messages: a batch, and the settles that came with it.
 FEW_MESSAGES = 2
 SWITCH_INTERVAL_S = 0.0005
-# zmq's own are enums: each `&` with one costs as much as a call.
+# The constants of zmq are enums: each `&` with one of them costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
-# A drain takes in what is at hand: this many messages at the most, however fast more arrive.
+# A drain takes in at most this many messages of each front door, however fast more arrive.
 DRAIN_MESSAGES_MAX = 4096
 REFUSED = 2
-# A sync under way when something broke may take this long to end.
+# A sync that is under way when the shard fails may take this long to end.
 LAST_SYNC_S = 5.0
-# Lines about the damage of one store; `shardctl store verify` tells all.
+# The lines in the log about the damage of one store; `shardctl store verify` shows all damage.
 DAMAGE_LOGGED_MAX = 100
 DAMAGE_WORDS = {
     "torn": (
@@ -101,11 +101,14 @@ DAMAGE_WORDS = {
     ),
 }
 VHOST_DIRECTORY = re.compile(r"[0-9a-f]{40}")
-STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within it
+STREAM_DIRECTORY = re.compile(r"stream\.([0-9]+)")  # within the directory of a vhost
 
 
 class Remover:
-    """A thread that removes files: of half a gigabyte each takes a quarter of a second."""
+    """A thread that removes files.
+
+    The removal of half a gigabyte takes a quarter of a second.
+    """
 
     def __init__(self, files: WatchedFiles) -> None:
         self._files = files
@@ -116,7 +119,7 @@ class Remover:
         self._paths.put((path, False))
 
     def remove_directory(self, path: str) -> None:
-        """If it is there, and nothing is in it."""
+        """Remove a directory if it exists and is empty."""
         self._paths.put((path, True))
 
     def _run(self) -> None:
@@ -125,13 +128,16 @@ class Remover:
             try:
                 (self._files.remove_directory if is_directory else self._files.remove)(path)
             except FileNotFoundError:
-                pass  # by then it was empty, and has gone with its last file
-            except OSError as error:  # nobody needs it: tried again at the next start
+                pass  # the directory has gone with its last file
+            except OSError as error:  # nobody needs the file: the next start tries again
                 log.warning("%s stays: %s", path, error)
 
 
 class Stores:
-    """Where the stores of a shard lie: a directory for each vhost, by the hash of its name. `Home` of stores.py."""
+    """The files of a shard: a directory for each vhost, named by the hash of the vhost's name.
+
+    This is the `Home` of stores.py.
+    """
 
     def __init__(
         self, directory: str, config: ShardConfig, calls: Calls, ranges: Ranges | None = None
@@ -143,11 +149,10 @@ class Stores:
         self._ranges = ranges
         self._remover = Remover(self._files)
         self._next_progress = 0.0
-        self._opened_at = 0.0  # when the first store was, to be recovered
+        self._opened_at = 0.0  # when the first store was opened, to be recovered
         self._recovery_s = 0.0
-        self._gone_through: dict[
-            str, tuple[int, int]
-        ] = {}  # by vhost, bytes and messages, at the start
+        # by vhost, the bytes and messages that the recovery at the start went through
+        self._gone_through: dict[str, tuple[int, int]] = {}
 
     def _path(self, vhost: str) -> str:
         return vhost_directory(self._directory, vhost)
@@ -166,7 +171,10 @@ class Stores:
         self._remove(self._path(vhost))
 
     def _remove(self, path: str) -> None:
-        """Files that are not a store's stay, and their directory with them."""
+        """Remove the store of a vhost.
+
+        Files that are not of a store stay, and so does their directory.
+        """
         if not os.path.isdir(path):
             return
         try:
@@ -174,7 +182,7 @@ class Stores:
             self._store(path).delete_all()
             if not os.path.isdir(path):
                 log.info("removed %s, of a vhost that is gone", path)
-        except OSError as error:  # nobody needs it: tried again at the next start
+        except OSError as error:  # nobody needs the files: the next start tries again
             log.warning("%s, of a vhost that is gone, stays: %s", path, error)
 
     def keep_only(self, vhosts: Collection[str]) -> None:
@@ -221,7 +229,7 @@ class Stores:
         self._tell_damage(vhost, store)
 
     def recovery(self) -> dict[str, float]:
-        """Of the stores at the start: how long it took, and what of it was gone through."""
+        """Return how long the recovery took at the start, and how much data it went through."""
         gone_through = self._gone_through.values()
         return {
             "recovery_seconds": self._recovery_s,
@@ -230,7 +238,7 @@ class Stores:
         }
 
     def _tell_damage(self, vhost: str, store: SegmentStore | StreamLog) -> None:
-        """What was found broken, in words: the file, where, how much, and what became of it."""
+        """Log the damage that was found: file, bytes, and what became of it."""
         for one in store.damage[:DAMAGE_LOGGED_MAX]:
             self._tell_place(vhost, store.directory, one)
         if len(store.damage) > DAMAGE_LOGGED_MAX:
@@ -250,7 +258,10 @@ class Stores:
         log.log(level, "vhost %s: %s: %s", vhost, where, became.format(one.file.rpartition(".")[2]))
 
     def _hear_damage(self, vhost: str, opened: StreamLog) -> None:
-        """What readers of the stream find from now on is told at once, as far as the lines go."""
+        """Log damage that readers of the stream find from now on, as it is found.
+
+        The number of lines is bounded.
+        """
         told = len(opened.damage)
 
         def heard(damage: Damage) -> None:
@@ -288,12 +299,13 @@ class Server:
         self._inbox_fd = self._inbox.fileno()
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._listener: socket.socket | None = None  # for offers of lanes
-        self._lanes: dict[str, Lane] = {}  # by the endpoint of their front door
-        self._lanes_of: dict[tuple[int, int], Lane] = {}  # by its number and incarnation
-        self._heard: dict[int, Lane] = {}  # by the descriptor of their bell
+        self._lanes: dict[str, Lane] = {}  # by the endpoint of the front door
+        # By the number and incarnation of the front door.
+        self._lanes_of: dict[tuple[int, int], Lane] = {}
+        self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
-        self._inbox_told = True  # its descriptor has spoken since it was last found empty
+        self._inbox_told = True  # the inbox may have messages
         self._draining = False
         self._next_tick = 0
         self._next_sweep = 0
@@ -304,7 +316,7 @@ class Server:
         )
         self._status = "starting"
         self._gaps = Gaps(gaps_path(config.runtime_dir, config.shard))
-        self._rings_full = 0  # of lanes that are no more
+        self._rings_full = 0  # counted by lanes that are closed
         self._stores = Stores(self._directory, config, self._calls, self._board)
         self.shard = Shard(
             config.shard,
@@ -320,17 +332,21 @@ class Server:
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
-        # Bounded by credit, not by count.
+        # The queues of messages are bounded by credit, not by a count.
         made.setsockopt(zmq.SNDHWM, 0)
         made.setsockopt(zmq.RCVHWM, 0)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         return made
 
-    # -- run -------------------------------------------------------------------------------------------
+    # -- run ---------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Exit status: 0 drained, 1 the disk failed, or we did, 2 a later version wrote the files."""
+        """Run the shard until it is drained or fails; return the exit status.
+
+        The status is 0 after a drain, 1 if the disk or the shard itself failed, and 2 if a later
+        version wrote the files.
+        """
         keep_warm()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._make_directory()
@@ -359,7 +375,11 @@ class Server:
         return status
 
     def _make_directory(self) -> None:
-        """A full disk has no room for a new one: then the first message that finds room makes it."""
+        """Make the directory of the shard.
+
+        A full disk may have no room for a directory. Then the first message that finds room makes
+        it.
+        """
         try:
             os.makedirs(self._directory, exist_ok=True)
         except OSError as error:
@@ -381,7 +401,7 @@ class Server:
                 log.info("ready: %d queues", len(self.shard.queues))
 
     def _take_settings(self) -> None:
-        """What can be changed while we run: the limits of the disk, and how much is logged."""
+        """Take in new settings: the limits of the disk, and the log level."""
         section = notify.new_section()
         if section is not None:
             self.config = read(section)
@@ -395,7 +415,7 @@ class Server:
             return None
 
     def _watch(self, signals: Signals) -> None:
-        """What a turn waits for."""
+        """Register the descriptors that a pass waits for."""
         self._lifeline = notify.lifeline_fd()
         listener = self._listener.fileno() if self._listener is not None else None
         for fd in (self._inbox_fd, listener, *self._threads.fds, signals.fd, self._lifeline):
@@ -425,8 +445,12 @@ class Server:
         self._threads.begin_settled_sync()
 
     def _wait(self) -> list[tuple[int, int]]:
-        """The descriptor of the inbox tells of changes only: what is there already does not wake it. An inbox that was
-        found empty stays so until the descriptor speaks."""
+        """Wait for events, unless there is something to take in.
+
+        The descriptor of the inbox reports changes only: a message that is there already does not
+        wake the poll. An inbox that was found empty stays empty until the descriptor reports a
+        change.
+        """
         wait_ms = self._wait_ms()
         if wait_ms and self._inbox_told and self._inbox_speaks():
             wait_ms = 0
@@ -438,7 +462,7 @@ class Server:
 
     def _inbox_speaks(self) -> bool:
         if self._inbox_told:
-            self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # this option is an int
+            self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
         return self._inbox_told
 
     def _look_at(self, events: list[tuple[int, int]], signals: Signals, now: int) -> None:
@@ -473,19 +497,22 @@ class Server:
         return 0 if left_ms < 0 else left_ms if left_ms < TICK_MS else TICK_MS
 
     def _receive(self, now: int, most: int = RECEIVE_BURST) -> int:
-        """How many messages were taken in."""
+        """Take in messages; return how many were taken in."""
         taken = 0
         for lane in self._heard.values():
             taken += self._receive_near(lane, now, most)
         far = 0
-        # Cheaper to ask than to be told by an exception.
+        # To ask first is cheaper than to get an exception from an empty inbox.
         while self._inbox_told and far < most and self._inbox_speaks():
             self._receive_far(self._inbox.recv(AT_ONCE), now)
             far += 1
         return taken + far
 
     def _receive_far(self, message: bytes, now: int) -> None:
-        """Through ZeroMQ: behind what came through the ring."""
+        """Take in a message that came through ZeroMQ.
+
+        Messages that came through the ring before it are taken in first.
+        """
         try:
             head = envelope.read(message)
             lane = self._lanes_of.get((head.peer, head.incarnation))
@@ -508,7 +535,7 @@ class Server:
         lane.let_go()
         return len(messages)
 
-    # -- lanes -----------------------------------------------------------------------------------------
+    # -- lanes -------------------------------------------------------------------------------------
 
     def _accept_lanes(self) -> None:
         assert self._listener is not None
@@ -532,14 +559,14 @@ class Server:
             self._poll.register(lane.fd, select.POLLIN)
 
     def _lose_lane(self, lane: Lane, now: int) -> None:
-        """Its front door is gone: what it said still counts."""
+        """Take in the last messages of a front door that is gone, and forget its lane."""
         self._receive_near(lane, now, ALL)
         self._poll.unregister(lane.fd)
         del self._heard[lane.fd]
         self._rings_full += lane.turned
         for lanes in (self._lanes, self._lanes_of):
             for key in [key for key, value in lanes.items() if value is lane]:
-                del lanes[key]  # type: ignore[arg-type] # each has keys of one kind
+                del lanes[key]  # type: ignore[arg-type] # each dict has keys of one type
         lane.close()
 
     def _send_all(self, outgoing: list[Outgoing]) -> None:
@@ -558,7 +585,11 @@ class Server:
         return found
 
     def _tick(self, now: int) -> None:
-        """Each second: alive, room on the disk, sync what nobody waits for, let go of sockets of peers that left."""
+        """Do the work of each second.
+
+        The shard tells the watchdog that it lives, checks the room on the disk, asks for a sync of
+        what nobody waits for, and closes the sockets of peers that left.
+        """
         self._next_tick = now + TICK_MS
         notify.watchdog()
         self.shard.set_alarm(self._alarm())
@@ -576,7 +607,7 @@ class Server:
             self._outboxes.pop(endpoint).close()
 
     def _look_at_gaps(self) -> None:
-        """Find what the reader has found, so that it is counted."""
+        """Read where the reader of streams has met damage, so that the shard counts the damage."""
         try:
             for queue_id, offset in self._gaps.due() if self.shard.ready else ():
                 self.shard.streams.look_at(queue_id, offset)
@@ -584,15 +615,18 @@ class Server:
             log.warning("damage that the reader has met is not looked at: %s", error)
 
     def _alarm(self) -> str:
-        # A stall that is over since the last look is told too, and its end with the next look: the front doors have
-        # heard of it from another thread, on another connection.
+        # A stall that ended since the last tick is reported too, and its end with the next tick.
+        # The front doors have heard of the stall from another thread, on another connection.
         if self._stall.seen():
             return wire.DISK_STALLED
         return wire.LOW_ON_DISK if self._room.is_low(self.config) else ""
 
     def _tell_stall(self, status: str) -> None:
-        """In the thread that watches the disk: the loop may be the one that hangs. Sockets of its own, and what peers
-        are never changes."""
+        """Tell all peers that the disk does not answer.
+
+        This runs in the thread that watches the disk, because the loop may be the thread that
+        hangs. So it uses sockets of its own, and only the parts of a peer that never change.
+        """
         notify.status(status)
         for peer in list(self.shard.peers.values()):
             outbox = self._socket(zmq.PUSH)
@@ -602,19 +636,22 @@ class Server:
             outbox.close(LINGER_MS)
 
     def _tell_status(self) -> None:
-        """The stall is over, or something else is to be said."""
+        """Tell the supervisor the present status."""
         notify.status(self._status)
 
-    # -- sync, stop ------------------------------------------------------------------------------------
+    # -- sync, stop --------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Take in what has arrived, make it last, confirm it, close clean. Nothing more is handed out: what waits stays
-        as it is, what was handed out comes back as delivered before."""
+        """Take in the messages that have arrived, make them durable, confirm them, and close.
+
+        Nothing more is handed out. Waiting messages stay as they are. Messages that were handed out
+        come back as redelivered.
+        """
         notify.stopping()
         self._inbox_told = True
         self._receive(_now(), DRAIN_MESSAGES_MAX)
         self.shard.want_sync()
-        for _ in range(2):  # the one under way, then one for what came behind it
+        for _ in range(2):  # the sync under way, then one for messages that came behind it
             self._threads.await_sync()
             self._threads.begin_sync()
         self._threads.await_sync()
@@ -623,7 +660,10 @@ class Server:
         log.info("drained")
 
     def _break_off(self, alarm: str, why: str) -> None:
-        """Say so at once, before anything that may take long or fail again; then save what can be saved."""
+        """Tell all peers and the supervisor that the shard failed, then save what can be saved.
+
+        The report comes first, because the rest may take long or fail again.
+        """
         notify.failing(f"{alarm}: {why}")
         self._send_all(self.shard.break_off(alarm))
         try:
@@ -658,5 +698,8 @@ class Server:
 
 
 def _now() -> int:
-    """Milliseconds since the epoch: the front doors' clock too, by which messages expire."""
+    """Return milliseconds since the epoch.
+
+    The front doors use the same clock, because messages expire by it.
+    """
     return time.time_ns() // 1_000_000

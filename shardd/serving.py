@@ -1,6 +1,7 @@
-"""Serve the queues that may have something to hand out: deliveries to peers, timers, what has died.
+"""Serve the queues that may have something to hand out: deliveries, timers, dead letters.
 
-Deliveries are put together in the writers of the peers they go to. Knows no socket and no clock.
+Deliveries are put together in the writers of the peers that they go to. This file knows no socket
+and no clock.
 """
 
 from __future__ import annotations
@@ -12,46 +13,51 @@ from shardmq.shardd.queues import Consumer, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.wire import messages as m
 
-# Deliveries of one queue before the next has its turn, and of all queues before messages are received again.
+# The bytes that one queue hands out before the next queue, and that all queues hand out before
+# messages are received again.
 QUEUE_PASS_BYTES = 256 << 10
 DELIVERY_TURN_BYTES = 1 << 20
-# Timers looked at in one turn.
+# The timers handled in one pass.
 TIMERS_PER_TURN = 1000
 
 
 class Serving:
-    """The outlet of all queues of one shard (`queues.Outlet`), and whose turn it is among them."""
+    """The outlet of all queues of one shard (`queues.Outlet`).
+
+    It also decides which queue is served next.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._dirty = registry.dirty
         self._timer_of = registry.timer_of
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
-        self._given = 0  # bytes handed out in this turn
+        self._given = 0  # bytes handed out in this pass
 
     @property
     def next_due(self) -> int | None:
-        """When a timer is due, ms since the epoch."""
+        """Return when the first timer is due, in ms since the epoch."""
         return self._timers[0][0] if self._timers else None
 
     def turn(self, now: int) -> None:
-        """Serve queues until enough is handed out, or none has more."""
+        """Serve queues until enough is handed out, or until none has more."""
         if self._timers and self._timers[0][0] <= now:
             self._look_at_timers(now)
         if self._dirty:
             self._serve(now)
 
     def catch_up(self, queue: Queue, now: int) -> None:
-        """Hand out what the queue has for those who are there.
+        """Hand out the ready messages of a queue to the consumers that are attached.
 
-        Whoever comes, goes or looks finds the queue as if each message had been handed out when it
-        arrived, though several requests make one turn. The consumers' windows bound it.
+        A request that attaches, detaches or counts then finds the queue as if each message had been
+        handed out when it arrived, though one pass takes in several requests. The windows of the
+        consumers bound the work.
         """
         if queue in self._dirty and queue.keeps_in_store:
             while queue.deliver(now, self, QUEUE_PASS_BYTES):
                 pass
             for peer in self._registry.peers.values():
-                peer.writer.own()  # before this turn's end more may be appended
+                peer.writer.own()  # messages may be appended before the end of this pass
 
     def _serve(self, now: int) -> None:
         dirty = self._dirty
@@ -63,7 +69,7 @@ class Serving:
                 continue
             if queue.deliver(now, self, QUEUE_PASS_BYTES):
                 dirty[queue] = None
-                if self._given == before:  # letting go takes its time, too
+                if self._given == before:  # to drop messages takes time, too
                     self._given += QUEUE_PASS_BYTES
             if queue.backlog.is_watched:
                 self._watch(queue, now)
@@ -73,7 +79,7 @@ class Serving:
             before = self._given
 
     def _watch(self, queue: Queue, now: int) -> None:
-        """See to what comes back from consumers that are too slow, and to what leaves as dead letters."""
+        """Requeue messages of consumers that are too slow, and note new dead letters."""
         for late in queue.late(now):
             timeout = queue.backlog.limits.consumer_timeout
             assert isinstance(late.peer, Peer) and timeout is not None
@@ -84,7 +90,7 @@ class Serving:
         if queue.backlog.departures is not None and queue.backlog.departures.waits:
             self._registry.have_died(queue)
 
-    # -- timers ----------------------------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------
 
     def _set_timer(self, queue: Queue, due: int) -> None:
         if due < self._timer_of.get(queue.id, due + 1):
@@ -97,15 +103,15 @@ class Serving:
                 return
             due, queue_id = heapq.heappop(self._timers)
             if self._timer_of.get(queue_id) != due:
-                continue  # an earlier one was set meanwhile, or the queue is gone
+                continue  # an earlier timer was set meanwhile, or the queue is gone
             del self._timer_of[queue_id]
             queue = self._registry.queues[queue_id]
-            self._dirty[queue] = None  # what is too old goes when the queue is served
+            self._dirty[queue] = None  # old messages expire when the queue is served
             if queue.expired_itself(now):
                 queue.closed = True
                 self._registry.tell_controller(m.AutoDeleted(queue_id, "expired"))
 
-    # -- queues.Outlet ---------------------------------------------------------------------------------
+    # -- queues.Outlet -----------------------------------------------------------------------------
 
     def deliver(
         self,
@@ -115,8 +121,8 @@ class Serving:
         count: int,
         blob: bytes | memoryview,
     ) -> None:
-        """Send messages to the peer of the consumer at the end of the turn."""
-        peer: Peer = consumer.peer  # type: ignore[assignment] # consumers were attached by a Peer
+        """Send messages to the peer of the consumer at the end of the pass."""
+        peer: Peer = consumer.peer  # type: ignore[assignment] # a Peer attached each consumer
         self._given += len(blob)
         peer.has_news = True
         connection, channel, number = consumer.connection, consumer.channel, consumer.number

@@ -1,4 +1,7 @@
-"""Signals as what a loop of our own can wait for: SIGTERM and SIGINT ask to stop, SIGHUP to read the settings anew."""
+"""Turn signals into something that our own loop can wait for.
+
+SIGTERM and SIGINT ask the process to stop, SIGHUP asks it to read the settings again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ WAKES_BYTES = 4096
 
 
 class Signals:
-    """From when it is made. `fd` becomes readable when one came, and must then be taken; `stop` holds at once."""
+    """The signals of the process, from the moment this object is made.
+
+    `fd` becomes readable when a signal came, and then `take` must be called. `stop` is set at once.
+    """
 
     def __init__(self) -> None:
         self.stop = False
@@ -21,7 +27,7 @@ class Signals:
         signal.signal(signal.SIGHUP, self._on_reload)
 
     def take(self) -> bool:
-        """What made `fd` readable; whether settings are to be read."""
+        """Read what made `fd` readable; return whether the settings must be read again."""
         os.read(self.fd, WAKES_BYTES)
         reload, self._reload = self._reload, False
         return reload

@@ -1,4 +1,4 @@
-"""What is told of queues and consumers to whoever lists them."""
+"""Collect the counters of queues, consumers and peers for the controller."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ GONE = ("published", "delivered", "acked", "redelivered", "got", "repeated")
 
 
 def of_gone(counters: Counters) -> dict[str, float]:
-    """What queues did that are no more: totals must not fall when a queue goes."""
+    """Return the counters of deleted queues.
+
+    Totals must not fall when a queue is deleted.
+    """
     return {f"gone_{name}": getattr(counters, name) for name in GONE}
 
 
 def of_peers(peers: Iterable[Peer]) -> dict[str, float]:
-    """How full the windows of deliveries to clients are, and of how many nothing goes on until they have read."""
+    """Return how full the windows of deliveries are, and how many are blocked.
+
+    A blocked window delivers nothing more until the client has read.
+    """
     windows = [window for peer in peers for window in peer.windows.values()]
     return {
         "delivery_window_bytes": float(sum(window.full - window.room for window in windows)),
@@ -26,7 +32,10 @@ def of_peers(peers: Iterable[Peer]) -> dict[str, float]:
 
 
 def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.ConsumerStats]]:
-    """Of many that are looked at while messages wait: half a microsecond each."""
+    """Return the counters of these queues and their consumers.
+
+    Messages wait meanwhile. One queue takes half a microsecond.
+    """
     found, consumers = [], []
     for queue in queues:
         found.append(of_queue(queue))
@@ -37,7 +46,7 @@ def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.Consu
 
 def of_queue(queue: Queue) -> m.QueueStats:
     counters, backlog = queue.counters, queue.backlog
-    return m.QueueStats(  # by place: names take as long as all the rest
+    return m.QueueStats(  # by position: keyword arguments would take as long as all the rest
         queue.id,
         backlog.ready_count + queue.delayed_count + backlog.kept_back,
         backlog.unacked_count,
