@@ -1,11 +1,12 @@
-"""Batches of requests meet their queues; confirms are held until the batch is on stable storage.
+"""Append batches of publishes, and hold their confirms until the batch is on stable storage.
 
 Publish path, 3 of 5. Before: broker/front_door/publish/publish.py. After: shardd/queues/queue.py.
 
-Knows no socket and no clock: `receive` takes a message in, `turn_end` says what to send. A shard
-holds the objects that answer what is not a publish: serving.py hands out, consumer_requests.py has the
-consumers, membership.py the peers, queue_requests.py and registry.py the rest, syncs.py stable storage.
-The table of who answers which message is here (`_handlers`).
+`Shard.receive` takes a message in, and `Shard.turn_end` returns the messages to send. A shard holds
+the objects that answer all other messages: serving.py hands out, consumer_requests.py has the
+consumers, membership.py the peers, queue_requests.py and registry.py the rest, and syncs.py stable
+storage. The table of who answers which message is here (`_table`). This file knows no socket and no
+clock.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ Handler = Callable[[Peer, Any, int], None]
 
 
 class Shard:
-    """One shard: a loop of turns, each of messages received and of what is to be sent.
+    """One shard: a loop of passes, each of which takes messages in and returns messages to send.
 
-    `no_room`: what a store raises whose disk is full. `consumer_timeout`: ms, of queues that say
-    nothing. `process_stats` returns numbers of the process by name.
+    `no_room` is what a store raises when its disk is full. `consumer_timeout` is in ms, for queues
+    that set none. `process_stats` returns numbers of the process by name.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Shard:
         self._no_room = no_room
         self._process_stats = process_stats
         self.batch_messages, self.batch_bytes = Histogram(), Histogram()
-        # The loop takes these without asking the registry.
+        # The loop uses these without a step through the registry.
         self.number = number
         self.epoch = epoch
         self.queues = registry.queues
@@ -84,7 +85,10 @@ class Shard:
         self._handlers = self._table()
 
     def _table(self) -> dict[int | type[m.Message], Handler]:
-        """Return who answers which message: by its kind, control messages by their type."""
+        """Return the handler of each message.
+
+        The key is the kind of the message, or the type of a control message.
+        """
         registry, consumers, requests = self.registry, self._consumers, self._queue_requests
         membership = self._membership
         return {
@@ -136,27 +140,30 @@ class Shard:
 
     @property
     def ready(self) -> bool:
-        """Whether all queues are known, with what they still have."""
+        """Return whether all queues are known, with the messages that they still have."""
         return self.registry.ready
 
     @property
     def alarm(self) -> str:
-        """Why publishes should be held back; "": they need not be."""
+        """Return why publishes must be held back, or "" if they need not be."""
         return self.registry.alarm
 
     def set_alarm(self, reason: str) -> None:
         self.registry.set_alarm(reason)
 
     def greet(self, endpoint: str) -> Outgoing:
-        """Return what to send to the controller at the start, before it has said who it is."""
+        """Return the first Hello to the controller.
+
+        The shard sends it at the start, before the controller has joined.
+        """
         return self._membership.first_words(endpoint)
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def receive(self, message: envelope.Message, now: int) -> None:
-        """Take in a message of a known process and of this epoch, or a Join; all others are stale.
+        """Take in a message of a known process and of this epoch, or a Join.
 
-        Nothing of the message is kept.
+        All other messages are stale, and are dropped. No part of the message is kept.
         """
         peer = self._senders.get(message[1 : m.HEADER_BYTES])
         if peer is not None:
@@ -188,12 +195,12 @@ class Shard:
         held = peer.hold(batch) if wanted else None
         try:
             known = self.queues.named(ids)
-            if not known:  # all its queues were deleted meanwhile
+            if not known:  # all queues of the batch were deleted meanwhile
                 if held is not None:
                     held.need_no_sync()
                 return
             first = known[0]
-            store: Store = first.store  # type: ignore[assignment] # queues were made with a Store of ours
+            store: Store = first.store  # type: ignore[assignment] # queues were made with our Store
             redeems = peer.number in self.reservations.redeeming
             refused: set[int] | None = None
             fates: Fates | None = None
@@ -238,11 +245,13 @@ class Shard:
         except self._no_room:
             if held is not None:
                 held.refuse(_all_of(message, messages))
-            # Publishes without confirms would be lost in silence: let the front doors hold them back.
+            # Publishes without confirms would be lost silently, so the front doors must hold them
+            # back.
             self.registry.set_alarm(m.LOW_ON_DISK)
             return
         except envelope.WireError:
-            # The message is dropped and the shard goes on: so must the confirms of this front door.
+            # The message is dropped and the shard goes on, so the confirms of this front door must
+            # go on too.
             if held is not None:
                 held.refuse(_all_of(message, messages))
             raise
@@ -266,10 +275,11 @@ class Shard:
         alone: bool,
         in_sequence: bool,
     ) -> tuple[Sequence[Arrival], Fates, Sequence[int] | None, bool]:
-        """Append a batch where there are streams, or messages that say their place in what a producer sends.
+        """Append a batch that has messages for streams, or messages in a producer's sequence.
 
-        Returns what arrived; what became of the batch besides; which of the batch each message was
-        that arrived (None: all did); and whether a stream has some: its readers wait for the sync.
+        Returns the arrivals in queues; the fates of refused and repeated messages; the ordinal in
+        the batch of each message that arrived (None: all messages arrived); and whether a stream
+        has some of the messages, because the consumers of a stream wait for the sync.
         """
         streams = self.streams.among(known) if self.streams.queues else ()
         stored = len(streams) < len(known)
@@ -295,9 +305,10 @@ class Shard:
     def _screen(
         self, peer: Peer, store: Store, records: memoryview, known: list[Queue]
     ) -> Screened:
-        """Return a batch of producers without what its queues know, or will refuse.
+        """Return a batch of producers without the messages that its queues know, or will refuse.
 
-        What a queue will refuse is left out here: on disk it would later be taken for stored.
+        A message that a queue will refuse is left out here, because on disk it would later count as
+        stored.
         """
         roomy = self.reservations.rooms_taken(peer.number)
         rooms = {
@@ -313,22 +324,26 @@ class Shard:
         return screened
 
     def forget_producers(self, heard_before: int) -> None:
-        """Forget producers that were last heard before that, ms since the epoch."""
+        """Forget producers that were last heard before this time, in ms since the epoch."""
         for store in self.stores.values():
             store.forget_producers(heard_before)
         self.streams.forget_producers(heard_before)
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def turn_end(self, now: int) -> list[Outgoing]:
-        """Return what to send, after everything at hand was received."""
+        """Return the messages to send, after all messages at hand were received."""
         self._serving.turn(now)
-        if not self.dead_letters.idle and not self.registry.alarm:  # copies take room
+        # Copies of dead letters take room on the disk.
+        if not self.dead_letters.idle and not self.registry.alarm:
             self.dead_letters.hand_over(self.peers, now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:
-        """Return confirms and replies, without new deliveries; touches no store."""
+        """Return confirms and replies, without new deliveries.
+
+        This touches no store.
+        """
         outgoing: list[Outgoing] = []
         for peer in self.peers.values():
             if peer.held:
@@ -338,54 +353,58 @@ class Shard:
         return outgoing
 
     def break_off(self, alarm: str) -> list[Outgoing]:
-        """Return the last words of a shard that breaks off: the alarm, and confirms of what lasts.
+        """Return the last messages of a shard that fails: the alarm, and confirms.
 
-        Batches that wait for a sync, or whose append broke off, stay without an answer.
+        Only batches that are on stable storage are confirmed. Batches that wait for a sync, or
+        whose append broke off, stay without an answer.
         """
         self.set_alarm(alarm)
         return self.answers()
 
     @property
     def has_work(self) -> bool:
-        """Whether a turn without new messages would do something."""
+        """Return whether a pass without new messages would do something."""
         return bool(self._dirty)
 
     def next_due(self) -> int | None:
-        """Return when the next turn must be, at the latest."""
+        """Return when the next pass must be at the latest, in ms since the epoch."""
         due = self._serving.next_due
         if self.dead_letters.idle:
             return due
         retry = None if self.registry.alarm else self.dead_letters.next_due()
         return due if retry is None else retry if due is None else min(due, retry)
 
-    # -- stable storage --------------------------------------------------------------------------------
+    # -- stable storage ----------------------------------------------------------------------------
 
     def want_sync(self) -> None:
-        """Ask for a sync of what nobody waits for: see `Syncs.want`."""
+        """Ask for a sync of data that nobody waits for: see `Syncs.want`."""
         self.syncs.want()
 
     @property
     def wants_sync(self) -> bool:
-        """Whether begin_sync would do something now."""
+        """Return whether `begin_sync` would do something now."""
         return self.syncs.wanted and self.registry.sync is None
 
     def begin_sync(self) -> SyncJob | None:
         """Return a sync to be run, if there is something to do: see `Syncs.begin`.
 
-        May confirm by itself: call it before turn_end.
+        It may make batches confirmable at once, so call it before `turn_end`.
         """
         return self.syncs.begin()
 
     def sync_ended(self) -> None:
-        """End a sync after its `run`. Raises what the store raises when it failed."""
+        """End a sync after its `run`. Raises what the store raises when the sync failed."""
         self.syncs.end()
 
     def begin_settled_sync(self) -> SyncJob | None:
-        """Return a sync of what is settled, if it is wanted and needed: see `Syncs.begin_settled`."""
+        """Return a sync of settled messages, if it is needed: see `Syncs.begin_settled`."""
         return self.syncs.begin_settled()
 
     def settled_sync_ended(self) -> None:
-        """End such a sync after its `run`. Raises what a store raises when it failed."""
+        """End a sync of settled messages after its `run`.
+
+        Raises what a store raises when the sync failed.
+        """
         self.syncs.end_settled()
 
     def begin_reclaim(self, now: int) -> Step | None:
@@ -393,11 +412,11 @@ class Shard:
         return self.syncs.begin_reclaim(now)
 
     def reclaim_ended(self, now: int) -> None:
-        """End a step after its `run`."""
+        """End a step that merges files, after its `run`."""
         self.syncs.end_reclaim(now)
 
     def close(self) -> None:
-        """Write everything to disk, with what of it was handed out before."""
+        """Write everything to disk, with a note of which messages were handed out before."""
         for store in self.stores.values():
             store.close(
                 {
@@ -409,7 +428,7 @@ class Shard:
         self.streams.close()
 
     def abandon(self) -> list[Exception]:
-        """Write what can be written after something broke; return troubles met.
+        """Write what can be written after a failure; return the errors met.
 
         The stores do not take this for a clean stop.
         """
@@ -417,11 +436,12 @@ class Shard:
         for store in [*self.stores.values(), *self.registry.dropped.values()]:
             try:
                 store.close(None)
-            except Exception as error:  # one store's trouble must not cost the others theirs
+            # The error of one store must not keep the others from closing.
+            except Exception as error:
                 troubles.append(error)
         return troubles + self.streams.abandon()
 
-    # -- numbers ---------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     def _numbers(self) -> dict[str, float]:
         process = self._process_stats()
@@ -440,10 +460,10 @@ class Shard:
 
 
 def _all_of(message: envelope.Message, messages: int) -> list[Refused]:
-    """The confirms wanted for all of a batch, which is refused."""
+    """Return the confirm numbers of all messages of a batch, which is refused."""
     return refused_runs(message, range(messages), 0)
 
 
 def _may_refuse(queues: list[Queue]) -> bool:
-    """Whether some of them may."""
+    """Return whether some of these queues may refuse publishes."""
     return True in [queue.backlog.rules.may_refuse for queue in queues]

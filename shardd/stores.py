@@ -1,4 +1,7 @@
-"""What a shard needs of the stores of its vhosts, and of whoever opens them; server.py meets it with shardd.store."""
+"""Define what a shard needs of the stores of its vhosts, and of the object that opens them.
+
+server.py fulfils these protocols with shardd.store.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,19 @@ from shardmq.shardd.queues import Arrival
 from shardmq.shardd.queues import Store as QueueStore
 from shardmq.shardd.streams import Home as StreamHome
 
-# What a sync is of: a store, or a stream.
+# A store or a stream that is synced.
 Keeper = TypeVar("Keeper")
 
-# Of one store: bytes of message files gone through, of how many; messages found in them so far.
+# Reports the recovery of one store: bytes of message files gone through, bytes in all, and messages
+# found so far.
 Progress = Callable[[int, int, int], None]
 
 
 class NoRoom(Exception):
-    """The store's disk is full: nothing of the batch was taken; reading and settling go on."""
+    """The disk of the store is full.
+
+    The store took no message of the batch; reading and settling go on.
+    """
 
 
 class SyncJob(Protocol):
@@ -26,7 +33,10 @@ class SyncJob(Protocol):
 
 
 class Store(QueueStore, Protocol):
-    """What a shard needs of a store; `append` raises NoRoom (or what `Shard.no_room` names) when the disk is full."""
+    """A store as a shard needs it.
+
+    `append` raises NoRoom (or what `Shard.no_room` names) when the disk is full.
+    """
 
     def recover(
         self,
@@ -43,17 +53,17 @@ class Store(QueueStore, Protocol):
     def screen(
         self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]
     ) -> Screened:
-        """What of records IN_SEQUENCE is to be appended."""
+        """Return the part of IN_SEQUENCE records that is to be appended."""
 
     def unscreen(self) -> None:
-        """It was not."""
+        """Forget the last `screen`, because its records were not appended."""
 
     def forget_producers(self, heard_before: int) -> int: ...
     def begin_sync(self) -> Any: ...
     def finish_sync(self, job: Any) -> None: ...
     @property
     def settled_held_back(self) -> bool:
-        """Whether the last of these syncs left something out, because of a merge."""
+        """Return whether the last sync of settled messages left some out, because of a merge."""
 
     def begin_settled_sync(self) -> Any: ...
     def finish_settled_sync(self, job: Any) -> None: ...
@@ -67,9 +77,13 @@ class Store(QueueStore, Protocol):
 
 
 class Screened(Protocol):
-    """A batch without messages that are not to be stored: repeated ones by queue id, and ordinals of refused ones.
-    `origins`: of those left, which they were in the batch. `known`: ordinals of repeated ones, `altered`: of those of
-    them that were other messages before."""
+    """A batch without the messages that are not to be stored.
+
+    `origins` has the ordinals in the batch of the messages that are left. `repeated` counts
+    repeated messages by queue id. `refused` has the ordinals of refused messages, and `known` those
+    of repeated messages. `altered` has the ordinals in `known` whose message differs from the
+    earlier one.
+    """
 
     records: bytes | bytearray | memoryview
     origins: array[int] | None
@@ -80,28 +94,28 @@ class Screened(Protocol):
 
 
 class Home(StreamHome, Protocol):
-    """Where the stores of all vhosts lie."""
+    """The place where the stores of all vhosts lie."""
 
     def open(self, vhost: str) -> Store: ...
     def remove(self, vhost: str) -> None:
-        """Of a vhost whose store is not open."""
+        """Remove the files of a vhost whose store is not open."""
 
     def keep_only(self, vhosts: Collection[str]) -> None:
-        """Stores of other vhosts go."""
+        """Remove the stores of all other vhosts."""
 
     def recovered(self, vhost: str, store: Any) -> None:
-        """That store, as `open` gave it."""
+        """Note that a store, made by `open`, has been recovered."""
 
     def progress(self, vhost: str, bytes_done: int, bytes_total: int, messages: int) -> None:
-        """A store recovers."""
+        """Report how far the recovery of a store is."""
 
 
 class Sync(Generic[Keeper]):
-    """One sync of stores and streams, with the job of each: `run` in any thread, then end it.
+    """One sync of stores and streams, with the job of each: call `run` in any thread, then end it.
 
-    `number`: batches that wait for it, or for an earlier one, may be confirmed when it ended well.
-    None: some store or stream had no room to begin, or no messages are synced, so nothing may be
-    confirmed by it.
+    When the sync has ended well, batches may be confirmed that wait for the sync with this
+    `number`, or for an earlier one. A `number` of None confirms nothing: some store or stream had
+    no room to begin, or no messages are synced.
     """
 
     def __init__(self, jobs: list[tuple[Keeper, SyncJob]], number: int | None) -> None:

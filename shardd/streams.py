@@ -1,6 +1,7 @@
-"""The streams of a shard: opened with their log, fed, synced, deleted when no sync has their files in hand.
+"""Keep the streams of a shard: open, append, sync and delete them.
 
-What a stream does with its messages is `queues.stream`'s. Knows no socket, no clock and no file.
+`queues.stream` says what a stream does with its messages. This file knows no socket, no clock and
+no file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Loan, Log, Queue, Reader, Store, StreamQueue, retention_of
 from shardmq.shardd.wire import messages as m
 
-# Of one stream, in a listing.
+# The most entries for one stream in a reply.
 POSITIONS_TOLD_MAX = 1000
 GAPS_TOLD_MAX = 100
 
@@ -30,8 +31,11 @@ class Judged(Protocol):
 
 @dataclass(slots=True)
 class Fates:
-    """Ordinals of messages of a batch: refused by some queue; known to some queue before, since their producer had
-    sent them; of these, known as other messages."""
+    """Ordinals of messages of a batch that were not simply stored.
+
+    `refused` were refused by some queue. `known` were known to some queue, because their producer
+    had sent them before. `altered` are those in `known` whose message differs from the earlier one.
+    """
 
     refused: set[int] = field(default_factory=set)
     known: set[int] = field(default_factory=set)
@@ -44,7 +48,10 @@ class Fates:
 
 
 class _Purge(NamedTuple):
-    """A purge that was asked for. `messages`: how many it found."""
+    """A purge that waits for its answer.
+
+    `messages` is the number of messages that it found.
+    """
 
     peer: Peer
     request: int
@@ -52,29 +59,30 @@ class _Purge(NamedTuple):
 
 
 class Home(Protocol):
-    """Where the logs of streams lie."""
+    """The place where the logs of streams lie."""
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> Log:
-        """Recovered, and ready to be used."""
+        """Return the log of a stream, recovered and ready for use."""
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
-        """Others of the vhost go."""
+        """Remove the logs of all other streams of the vhost."""
 
 
 class Streams:
     def __init__(self, home: Home) -> None:
         self.queues: dict[int, StreamQueue] = {}
-        self.dirty: dict[StreamQueue, None] = {}  # something waits for a sync
+        self.dirty: dict[StreamQueue, None] = {}  # streams with something that waits for a sync
         self._home = home
         self._syncing: list[StreamQueue] = []
-        # What waits for the end of a sync: one for each client that waits for its answer.
+        # The purges that wait for the end of a sync, one for each request that waits for its
+        # answer.
         self._purges: dict[StreamQueue, list[_Purge]] = {}
-        self._gone: list[StreamQueue] = []  # deleted, while a sync has their files in hand
+        self._gone: list[StreamQueue] = []  # deleted streams whose files a sync may still use
 
-    # -- what exists -----------------------------------------------------------------------------------
+    # -- what exists -------------------------------------------------------------------------------
 
     def put(self, spec: m.QueueSpec, store: Store, now: int) -> StreamQueue:
-        """A new one, or other arguments for one that is there."""
+        """Return a new stream, or the existing one with its new arguments."""
         retention = retention_of(spec.arguments)
         queue = self.queues.get(spec.id)
         if queue is None:
@@ -85,13 +93,13 @@ class Streams:
         return queue
 
     def keep_only(self, vhost: str, store: Store) -> None:
-        """Files of streams that were deleted, and stayed behind."""
+        """Remove files of deleted streams of a vhost that stayed behind."""
         self._home.keep_only_streams(
             vhost, [id for id, queue in self.queues.items() if queue.store is store]
         )
 
     def dropped(self, queue: Queue) -> None:
-        """It is deleted: its files go as soon as they can."""
+        """Delete the files of a deleted stream as soon as no sync uses them."""
         if isinstance(queue, StreamQueue):
             del self.queues[queue.id]
             self.dirty.pop(queue, None)
@@ -106,24 +114,27 @@ class Streams:
         self._gone = waiting
 
     def close(self) -> None:
-        """Everything to disk."""
+        """Write everything to disk."""
         queues, self.queues = self.queues, {}
         self.dirty.clear()
         for queue in queues.values():
             queue.log.stream.close()
 
     def abandon(self) -> list[Exception]:
-        """Something broke; troubles met. What the logs have is as good as before: recovery decides."""
+        """Close the logs after a failure; return the errors met.
+
+        The recovery decides what the logs have.
+        """
         troubles: list[Exception] = []
         for queue in self.queues.values():
             try:
                 if queue not in self._syncing:
                     queue.log.stream.close()
-            except Exception as error:  # one log's trouble must not cost the others theirs
+            except Exception as error:  # the error of one log must not keep the others from closing
                 troubles.append(error)
         return troubles
 
-    # -- messages --------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------
 
     def among(self, queues: Iterable[Queue]) -> list[StreamQueue]:
         return [queue for queue in queues if isinstance(queue, StreamQueue)]
@@ -131,7 +142,10 @@ class Streams:
     def append(
         self, queues: Sequence[StreamQueue], records: memoryview, alone: bool, in_sequence: bool
     ) -> Fates:
-        """Give each of them the records that name it (`alone`: there is one, and all do)."""
+        """Give each stream the records that name it.
+
+        `alone` means that there is one stream, and that all records name it.
+        """
         fates = Fates()
         for queue in queues:
             self.dirty[queue] = None
@@ -152,9 +166,10 @@ class Streams:
     def attach(
         self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, loan: Loan | None, now: int
     ) -> Reader:
-        """Return a new reader of that stream; `loan`: of the virtual consumer that it is a part of.
+        """Return a new consumer of a stream.
 
-        Raises ValueError when the stream knows too many names already.
+        `loan` is that of the virtual consumer to which it belongs. Raises ValueError when the
+        stream has too many names already.
         """
         read = attach.read
         offset, name, wanted = queue.new_reader(
@@ -193,7 +208,7 @@ class Streams:
         self.dirty[queue] = None
         return m.Done(place.request)
 
-    # -- what exchanges keep ---------------------------------------------------------------------------
+    # -- what exchanges keep -----------------------------------------------------------------------
 
     def look(self, peer: Peer, look: m.Look) -> m.Looked | m.Refused:
         queue = self.queues.get(look.queue)
@@ -225,15 +240,18 @@ class Streams:
             queue.watched.pop((what.watch, peer.number), None)
 
     def peer_gone(self, number: int) -> None:
-        """Nobody waits for what it watched."""
+        """Forget the watches of a front door that is gone."""
         for queue in self.queues.values():
             for key in [key for key in queue.watched if key[1] == number]:
                 del queue.watched[key]
 
-    # -- stable storage --------------------------------------------------------------------------------
+    # -- stable storage ----------------------------------------------------------------------------
 
     def begin_sync(self, queue: StreamQueue) -> Any:
-        """Its job; None: there is nothing to wait for. Raises what the log raises, and it stays dirty."""
+        """Return the sync job of a stream, or None if there is nothing to wait for.
+
+        Raises what the log raises, and then the stream stays dirty.
+        """
         job = queue.begin_sync()
         del self.dirty[queue]
         if job is not None:
@@ -241,7 +259,10 @@ class Streams:
         return job
 
     def sync_ended(self) -> list[StreamQueue]:
-        """Those that have something to read now; after `finish_sync` of each."""
+        """End the syncs of streams; return the streams that have something to read now.
+
+        The caller has called `finish_sync` of each stream before.
+        """
         ended, self._syncing = self._syncing, []
         for queue in ended:
             self._end_purges(queue)
@@ -249,7 +270,11 @@ class Streams:
         return [queue for queue in ended if not queue.deleted]
 
     def purge(self, queue: StreamQueue, peer: Peer, request: int) -> None:
-        """Let all messages of a stream go, then answer: with the end of the sync that has its files in hand, or now."""
+        """Remove all messages of a stream, then answer.
+
+        The answer comes when the sync that uses the files of the stream ends, or now if there is
+        none.
+        """
         self._purges.setdefault(queue, []).append(_Purge(peer, request, queue.purge()))
         if queue not in self._syncing:
             self._end_purges(queue)
@@ -264,10 +289,13 @@ class Streams:
                 else _no_room_to_purge(purge.request)
             )
 
-    # -- damage ----------------------------------------------------------------------------------------
+    # -- damage ------------------------------------------------------------------------------------
 
     def look_at(self, id: int, offset: int) -> None:
-        """Read there, where somebody else has met damage: what the log finds it tells, as it does for a consumer."""
+        """Read an offset where another process has met damage.
+
+        The log reports damage that it finds, as it does for a consumer.
+        """
         queue = self.queues.get(id)
         if (
             queue is not None
@@ -275,10 +303,13 @@ class Streams:
         ):
             queue.log.batch(offset, 0, 1)
 
-    # -- numbers ---------------------------------------------------------------------------------------
+    # -- numbers -----------------------------------------------------------------------------------
 
     def damage(self) -> dict[str, int]:
-        """Damaged places known in all logs, as stores have them in their numbers."""
+        """Return the count of damaged places known in all logs.
+
+        The names are those in the numbers of a store.
+        """
         found = [queue.log.stream.stats() for queue in self.queues.values()]
         return (
             {name: sum(one.get(name, 0) for one in found) for name in ("damaged", "torn")}
@@ -287,7 +318,7 @@ class Streams:
         )
 
     def gaps(self, ids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
-        """Offsets lost by damage, of the streams among these queues that have some."""
+        """Return the offsets lost by damage, for the damaged streams among these queues."""
         return {
             queue.id: queue.log.stream.gaps[:GAPS_TOLD_MAX]
             for queue in self._among_ids(ids)
@@ -295,7 +326,7 @@ class Streams:
         }
 
     def stats(self, ids: Iterable[int]) -> list[m.StreamStats]:
-        """Of the streams among these queues."""
+        """Return the numbers of the streams among these queues."""
         found = []
         for queue in self._among_ids(ids):
             log = queue.log.stream

@@ -1,7 +1,7 @@
-"""Run what of a shard blocks on the disk in threads of its own: syncs, and merging of files.
+"""Run the disk work of a shard in threads of its own: syncs, and merging of files.
 
-One job runs at a time in each thread. The loop of the shard polls descriptors to hear of their
-ends, and begins the next.
+One job runs at a time in each thread. The loop of the shard polls descriptors to hear that a job
+ended, and begins the next one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shardmq.shardd.wire.histogram import Histogram
 
 log = logging.getLogger("shardmq.shardd.sync_threads")
 
-# A disk that takes less than this may be waited for by the loop itself, when little else is at hand.
+# The loop itself may wait for a disk that syncs in less than this, when little else is at hand.
 QUICK_SYNC_S = 0.001
-# Syncs over which "usual" is taken.
+# The number of syncs over which the usual time is averaged.
 USUAL_OF = 16
 
 
@@ -31,13 +31,13 @@ class Job(Protocol):
 
 
 class Syncer:
-    """A thread that runs one job at a time; `fd` becomes readable when it ended."""
+    """A thread that runs one job at a time; `fd` becomes readable when a job ended."""
 
     def __init__(self, name: str) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.seconds = 0.0
         self.took_us = Histogram()
-        self.usual_s = QUICK_SYNC_S  # of late; not known to be quick at first
+        self.usual_s = QUICK_SYNC_S  # running average; a new disk does not count as quick
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
@@ -53,11 +53,14 @@ class Syncer:
                 os.eventfd_write(self.fd, 1)
 
     def run(self, job: Job) -> None:
-        """Run the job in the thread of the caller. Whether it succeeded is the job's to say."""
+        """Run the job in the thread of the caller.
+
+        A job that fails raises nothing here: the owner of the job finds out when it ends the job.
+        """
         began = time.monotonic()
         try:
             job.run()
-        except Exception:  # whoever owns the job finds that it did not come to its end
+        except Exception:  # the owner of the job finds that the job did not finish
             log.debug("%s failed", threading.current_thread().name, exc_info=True)
         took = time.monotonic() - began
         self.seconds += took
@@ -66,7 +69,7 @@ class Syncer:
 
 
 class SyncThreads:
-    """The threads of one shard, and what is under way in them."""
+    """The threads of one shard, and the jobs under way in them."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -74,11 +77,11 @@ class SyncThreads:
         self._settled = Syncer("sync of what is settled")
         self._reclaimer = Syncer("reclaim")
         self._syncing = False
-        self._step: Step | None = None  # under way in the reclaimer
+        self._step: Step | None = None  # the step under way in the reclaimer
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that become readable when a job ended: see `ended`."""
+        """Return the descriptors that become readable when a job ended: see `ended`."""
         return self.messages.fd, self._settled.fd, self._reclaimer.fd
 
     def ended(self, fd: int, now: int) -> bool:
@@ -117,7 +120,7 @@ class SyncThreads:
     def sync_here(self) -> None:
         """Sync in the thread of the loop.
 
-        With one batch at hand and a quick disk the two wake-ups of the thread take longer than the
+        With one batch at hand and a quick disk, the two wake-ups of the thread take longer than the
         sync itself.
         """
         sync = self._shard.begin_sync()

@@ -1,8 +1,8 @@
-"""Make what the stores and streams of a shard took in last: which sync begins when, and what it confirms.
+"""Make the data of a shard's stores and streams durable: when a sync begins, and what it confirms.
 
 Syncs are begun here and run by the caller. One sync of messages runs at a time, and beside it one
-of what is settled. A batch is confirmed by a sync that began after its append, and never before an
-earlier batch. Knows no thread and no clock.
+sync of settled messages. A batch is confirmed by a sync that began after its append, and never
+before an earlier batch. This file knows no thread and no clock.
 """
 
 from __future__ import annotations
@@ -15,23 +15,28 @@ from shardmq.shardd.wire import messages as m
 
 
 class Syncs:
-    """The syncs of one shard. `no_room`: what a store raises whose disk is full."""
+    """The syncs of one shard.
+
+    `no_room` is what a store raises when its disk is full.
+    """
 
     def __init__(self, registry: Registry, no_room: tuple[type[Exception], ...]) -> None:
         self._registry = registry
         self._no_room = no_room
-        self.begun = 0  # number of the last sync that confirms batches
-        self.ended = 0  # of these, the last of which all ended well, with all before it
+        self.begun = 0  # the number of the last begun sync that confirms batches
+        self.ended = 0  # the last of these numbers that ended well, with all before it
         self.wanted = False  # somebody waits for a sync
-        self._tried = 0
+        self._tried = 0  # how many syncs of messages were begun, or failed to begin
         self._settled: Sync[Store | Stream] | None = None
-        self._settled_after: int | None = 0  # syncs tried until one may begin; None: not wanted
+        # A sync of settled messages may begin when `_tried` has reached this. None: it is not
+        # wanted.
+        self._settled_after: int | None = 0
 
     def want(self) -> None:
-        """Ask for a sync of what nobody waits for; to be called each second.
+        """Ask for a sync of data that nobody waits for; the caller does this each second.
 
-        That is persistent messages without confirms, and behind them what is settled and where
-        readers of streams are.
+        The data is persistent messages without confirms, and then settled messages and the
+        positions of consumers of streams.
         """
         registry = self._registry
         self.wanted = self.wanted or bool(registry.dirty_stores or registry.streams.dirty)
@@ -39,9 +44,9 @@ class Syncs:
             self._settled_after = self._tried + self.wanted
 
     def begin(self) -> SyncJob | None:
-        """Return a sync to be run, if there is something to do and no other runs.
+        """Return a sync to be run, if there is something to do and no other sync runs.
 
-        It may confirm by itself that nothing has to be waited for.
+        If no store has anything to wait for, this makes the waiting batches confirmable at once.
         """
         registry = self._registry
         if registry.sync is not None or not self.wanted:
@@ -63,7 +68,8 @@ class Syncs:
                 else:
                     registry.dirty[stream] = None
         except self._no_room:
-            # Confirms go on waiting for a sync of all stores; it is tried again with the next turn.
+            # Confirms go on waiting for a sync of all stores, which is tried again in the next
+            # pass.
             registry.set_alarm(m.LOW_ON_DISK)
         else:
             self.wanted = False
@@ -76,7 +82,7 @@ class Syncs:
         return registry.sync
 
     def end(self) -> None:
-        """End a sync after its `run`. Raises what the store raises when it failed."""
+        """End a sync after its `run`. Raises what the store raises when the sync failed."""
         registry = self._registry
         assert registry.sync is not None
         sync, registry.sync = registry.sync, None
@@ -96,14 +102,15 @@ class Syncs:
         elif sync.number is not None:
             self.ended = sync.number
 
-    # -- what is settled -------------------------------------------------------------------------------
+    # -- what is settled ---------------------------------------------------------------------------
 
     def begin_settled(self) -> SyncJob | None:
-        """Return a sync of what is settled and of positions in streams, if it is wanted and needed.
+        """Return a sync of settled messages and of positions in streams, if it is needed.
 
-        It is to be run in a thread of its own, beside syncs of messages; then `end_settled`. It
-        begins behind the sync that `want` asked for, and between two: what is settled of segments
-        that one has in hand, or that have not been written, cannot be told before.
+        The caller runs it in a thread of its own, beside syncs of messages, and then calls
+        `end_settled`. The sync begins after the sync that `want` asked for, and while no sync of
+        messages runs. Before that, a store cannot record settled messages of segments that the sync
+        has in hand, or that have not been written.
         """
         registry = self._registry
         if self._settled_after is None or self._tried < self._settled_after:
@@ -128,20 +135,23 @@ class Syncs:
         return self._settled
 
     def end_settled(self) -> None:
-        """End a sync of what is settled after its `run`. Raises what a store raises when it failed."""
+        """End a sync of settled messages after its `run`.
+
+        Raises what a store raises when the sync failed.
+        """
         assert self._settled is not None
         sync, self._settled = self._settled, None
         for each, job in sync.jobs:
             each.finish_settled_sync(job)
 
-    # -- merging ---------------------------------------------------------------------------------------
+    # -- merging -----------------------------------------------------------------------------------
 
     def begin_reclaim(self, now: int) -> Step | None:
         """Return a step of one store, to be run, if one is due and there is something to do."""
         return self._registry.upkeep.begin(self._registry.stores.values(), now)
 
     def end_reclaim(self, now: int) -> None:
-        """End a step after its `run`. The files of what was merged go after the next sync."""
+        """End a step after its `run`. Merged files are removed after the next sync."""
         registry = self._registry
         store = registry.upkeep.end(registry.stores.values(), now)
         for each in registry.stores.values():

@@ -1,8 +1,9 @@
-"""When the stores of a shard remove and merge files: one step of one store at a time, in turn, within a budget of I/O.
+"""Decide when the stores of a shard remove and merge files, within a budget of I/O.
 
-Knows no thread and no clock: the caller runs each step, in a thread of its own. The next is due as soon as the bytes of
-the one before are paid for: by time, and by what publishes wrote meanwhile, so that a shard that is never idle also
-merges as fast as it fills segments that will be nearly empty.
+One step of one store runs at a time, and the stores take turns. The caller runs each step in a
+thread of its own. The next step is due when the bytes of the step before are paid for: by time, and
+by the bytes that publishes wrote meanwhile. So a shard that is never idle merges as fast as it
+fills segments that will soon be nearly empty. This file knows no thread and no clock.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-# Read and written by merging, besides as many bytes as publishes wrote; removing files counts too. Chosen to
-# be little beside the hundreds of MB/s of an SSD: what publishes lose by it was not measured under full load.
+# The rate at which merging may read and write, in addition to as many bytes as publishes wrote. The
+# removal of files counts too. The rate was chosen to be small beside the hundreds of MB/s of an
+# SSD. Its cost for publishes was not measured under full load.
 RECLAIM_BYTES_PER_S = 32 << 20
-# Of what publishes wrote, this much may be saved up.
+# The most bytes written by publishes that may be saved up for later steps.
 SAVED_BYTES_MAX = 128 << 20
-# After a look that found nothing to do, or a disk too full to do it.
+# The wait after a look that found nothing to do, or after a step that failed.
 LOOK_EACH_MS = 1000
 NOT_DUE = 1 << 62
 
@@ -34,23 +36,26 @@ class Step(Protocol):
     def error(self) -> OSError | None: ...
     @property
     def left(self) -> list[str]:
-        """What stays as it is from now on, and why."""
+        """Return the files that stay unmerged from now on, with the reason."""
 
     def run(self) -> None:
-        """In any thread; then `Upkeep.end`."""
+        """Carry the step out in any thread; call `Upkeep.end` afterwards."""
 
 
 class Upkeep:
     def __init__(self) -> None:
         self.due = 0  # ms, on the caller's clock
-        self.store: Store | None = None  # has a step under way
+        self.store: Store | None = None  # the store of the step that is under way
         self._step: Step | None = None
         self._last: Store | None = None
-        self._written = 0  # by all stores, as of the last step
+        self._written = 0  # bytes written by all stores, as of the last step
         self._saved = 0  # bytes that publishes paid for and no step has moved yet
 
     def begin(self, stores: Iterable[Store], now: int) -> Step | None:
-        """To be run, if one is due and some store has something to do: the first of them after the last served."""
+        """Return a step to be run, if one is due and some store has something to do.
+
+        The store is the first one with something to do after the store that was served last.
+        """
         if now < self.due:
             return None
         waiting = list(stores)
@@ -68,7 +73,10 @@ class Upkeep:
         return None
 
     def end(self, stores: Iterable[Store], now: int) -> Store:
-        """After `Step.run`: the store that had it, which wants a sync. Raises what the store raises."""
+        """End a step after its `run`; return the store of the step, which needs a sync.
+
+        Raises what the store raises.
+        """
         store, step = self.store, self._step
         assert store is not None and step is not None, "no step is under way"
         self.store = self._step = None
