@@ -77,7 +77,7 @@ class Queue:
         """How many messages wait until they are due."""
         return 0
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def publish(self, arrival: Arrival, now: int, reserved: bool = False) -> list[int] | None:
         """Take messages in; return ordinals within the batch of those refused, if some were.
@@ -120,7 +120,7 @@ class Queue:
             self._admission = Admission(self.backlog, self.consumers)
         return self._admission
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     @property
     def is_asleep(self) -> bool:
@@ -175,7 +175,7 @@ class Queue:
             self.dispatch.holders[getter] = None
         return blob, number, redelivered, times
 
-    # -- back ------------------------------------------------------------------------------------------
+    # -- back --------------------------------------------------------------------------------------
 
     def ack(self, entries: array[int], size: int) -> None:
         """Forget messages that were consumed. `size`: their body bytes, here and below."""
@@ -197,7 +197,7 @@ class Queue:
         self.dispatch.taken_back(entries, size)
         self.backlog.put_back(array("Q", sorted(entries)), size)
 
-    # -- life ------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def next_due(self) -> int | None:
         """Return when `deliver`, `expired_itself` or `take_overdue` will have something to do."""
@@ -282,7 +282,7 @@ class Queue:
             self.requeue(entries, size)
         self.dispatch.holders.pop(consumer, None)
 
-    # -- all of it -------------------------------------------------------------------------------------
+    # -- all of it ---------------------------------------------------------------------------------
 
     def newest(self) -> int:
         """Return the place of the last message that is ready or held, 0 without one."""

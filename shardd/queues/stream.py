@@ -209,7 +209,7 @@ class StreamQueue(Queue):
         self.backlog.ready_count = self.log.stream.committed_offset - self.log.stream.first_offset
         self.backlog.ready_bytes = self.log.stream.disk_bytes
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> Taken:
         """Take of a PUBLISH those records that name this stream (`alone`: all do)."""
@@ -263,7 +263,7 @@ class StreamQueue(Queue):
         self._look_at = 0
         self._recount()
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def new_reader(
         self, start: str, value: int, name: str, filters: Sequence[str], unfiltered: bool, now: int
@@ -418,7 +418,7 @@ class StreamQueue(Queue):
         """Front doors refuse it."""
         return None
 
-    # -- back ------------------------------------------------------------------------------------------
+    # -- back --------------------------------------------------------------------------------------
 
     def settled(
         self, reader: Consumer, kind_is_ack: bool, entries: array[int], size: int, again: bool
@@ -447,7 +447,7 @@ class StreamQueue(Queue):
         self.dispatch.taken_back(entries, size)
         self.dispatch.holders.pop(consumer, None)
 
-    # -- limits ----------------------------------------------------------------------------------------
+    # -- limits ------------------------------------------------------------------------------------
 
     def _retain(self, now: int) -> None:
         keep = self.retention
@@ -474,7 +474,7 @@ class StreamQueue(Queue):
         self.log.stream.segment_bytes = retention.segment_bytes
         self._look_at = 0
 
-    # -- all of it -------------------------------------------------------------------------------------
+    # -- all of it ---------------------------------------------------------------------------------
 
     def purge(self) -> int:
         """Return how many messages there are, and count none from now on.

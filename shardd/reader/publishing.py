@@ -145,7 +145,7 @@ def _properties(found: Any) -> Any:
     )
 
 
-# -- to columns of the loop --------------------------------------------------------------------------------
+# -- to columns of the loop ------------------------------------------------------------------------
 
 
 def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
@@ -194,7 +194,7 @@ def _headers(array: Any) -> tuple[Column, Column, Column, Column]:
     return Column(len(array), bits, ends or bytes(4), b""), key, type, value
 
 
-# -- what came of it ---------------------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 def answer_of(outcome: Outcome, batch: Any, call: Publish) -> Answer:
