@@ -109,7 +109,7 @@ class Backlog:
         return bool(self.marks & OWN_LETTERS)
 
     def first_level(self) -> Ready:
-        """Return the ready list that messages leave from next. At least one message must be ready."""
+        """Return the ready list that messages leave from next. A message must be ready."""
         return next(level for level in reversed(self.levels) if len(level))
 
     def head(self) -> int:
@@ -232,7 +232,7 @@ class Backlog:
     # -- out and back ------------------------------------------------------------------------------
 
     def take_first(self) -> tuple[array[int], bytes, int]:
-        """Take the message that leaves next; return its entry, its stored bytes and its body size."""
+        """Take the message that leaves next; return its entry, stored bytes and body size."""
         level = self.first_level()
         entries = level.peek(1)
         blob, sizes = self.store.read(entries, 1)
@@ -381,7 +381,10 @@ class Backlog:
         self.ready_bytes -= bytes_of(self.store, head) if self.ready_count else self.ready_bytes
 
     def let_go(self, entries: array[int], reason: str) -> None:
-        """Let messages leave that were not consumed, to the dead-letter exchange if there is one."""
+        """Let messages leave that were not consumed.
+
+        They go to the dead-letter exchange if there is one. Otherwise they are settled.
+        """
         self.counters.let_go += len(entries)
         if reason is REFUSED or (self.limits.dead_letters is None and not self.letters_differ):
             self.forget(entries)
@@ -404,7 +407,7 @@ class Backlog:
             self.facts = None
 
     def take_all(self) -> list[array[int]]:
-        """Take all messages that are ready or kept back out of the backlog; return their entries."""
+        """Take all messages that are ready or kept back; return their entries."""
         self.ready_count = self.ready_bytes = 0
         kept_back = self.behind.entries() if self.behind is not None else []
         if self.behind is not None:

@@ -407,7 +407,7 @@ class Reader(Consumer):
     name: bytes  # b"": the position of the reader is not kept
     filters: array[int] | None  # None: the reader wants every message
     seen_below: int  # the reader may have seen messages below this offset
-    # Offsets that the reader gave back and does not hold, ascending; at most as many as its prefetch.
+    # Offsets that the reader gave back and does not hold, ascending; at most its prefetch.
     again: list[int]
     came_again: set[int]  # offsets delivered a second time and not settled
     stop: int  # the reader gets no new message from this offset on

@@ -72,7 +72,7 @@ class Dispatch:
     # -- out ---------------------------------------------------------------------------------------
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
-        """Hand out at most about `bytes_max` bytes; return whether there is more to hand out now."""
+        """Hand out at most about `bytes_max` bytes; return whether there is more to hand out."""
         backlog, consumers = self.backlog, self.consumers
         given = 0
         if backlog.resting is not None:

@@ -62,7 +62,10 @@ class Facts:
         return bisect_right(self._firsts, first & PLACE) == bisect_right(self._firsts, last & PLACE)
 
     def old(self, entries: array[int], now: int) -> int:
-        """Return how many of `entries`, which ascend, have expired before the first that has not."""
+        """Return how many of `entries` have expired before the first that has not.
+
+        The entries ascend.
+        """
         at = 0
         while at < len(entries):
             run = bisect_right(self._firsts, entries[at] & PLACE) - 1
@@ -87,7 +90,7 @@ class Facts:
         return len(self._firsts) > self._trim_at
 
     def trim(self, oldest: int) -> None:
-        """Forget the facts of messages before `oldest`, the first message that the queue still has."""
+        """Forget the facts of messages before `oldest`, the first message still in the queue."""
         at = bisect_right(self._firsts, oldest & PLACE) - 1
         if at > 0:
             del self._firsts[:at], self._facts[:at]
