@@ -145,8 +145,8 @@ def deal(
             continue
         room[consumer] -= 1
         windows[consumer.window] -= message.end - message.start
-        # A key of a consumer without acks is kept too, so each consumer gets its share in one
-        # piece.
+        # Within a deal a consumer without acks keeps its keys too, so that each consumer gets its
+        # share in one piece.
         owner[message.key] = consumer
         parts.setdefault(consumer, []).append(at)
     return Dealt(parts, last)

@@ -55,8 +55,8 @@ class Window:
             self.served = None
 
     def free(self, count: int) -> None:
-        # The window of a connection that came back starts full, while clients still return bytes
-        # that were sent before. So the room must not grow above the full window.
+        # The window of a connection that came back starts full, while bytes that were sent before
+        # are still credited. So the room is limited to the full window.
         self.room = min(self.full, self.room + count)
 
 
@@ -64,8 +64,9 @@ class Loan:
     """The share of a virtual consumer's prefetch that its parts at this shard have been lent.
 
     The parts use the loan together. The queue whose turn it is may take all that is free, so that
-    deliveries and acks come in few large pieces. A queue that has other consumers too takes no
-    turns. Without acks nothing is lent, and the loan only arranges the turns.
+    deliveries and acks come in few large pieces. In a queue that has other consumers too, a part
+    that waits falls behind these consumers. Without acks nothing is lent, and the loan only
+    arranges the turns.
 
     `used` counts deliveries that are not settled, also those of parts that have left. `waiting` are
     the queues that found no room, or found other queues waiting; the first queue is next.
@@ -100,7 +101,9 @@ class Loan:
     def free(self) -> int:
         """Return how many more messages the parts may take now.
 
-        Outside a turn of the shard, only the credit that the parts may keep counts.
+        In its turn the shard may use all that it was lent. Otherwise credit that is given back
+        unused would go from shard to shard for ever. Outside its turn the shard may use only what
+        the parts may keep. Otherwise a shard that is never idle would give nothing back.
         """
         return (self.lent if self.in_turn else self.keep) - self.used
 
@@ -463,7 +466,8 @@ class Consumers:
     def refuses(self, exclusive: bool) -> bool:
         """Return whether another consumer would break exclusive use.
 
-        With a single active consumer no consumer can be exclusive.
+        `exclusive` says that the other consumer wants to be the only one. With a single active
+        consumer no consumer can be exclusive.
         """
         return any(each.exclusive for each in self.all) or (
             exclusive and (self.single_active or bool(self.all))

@@ -64,7 +64,7 @@ class Dispatch:
         limits = backlog.limits
         self.backlog = backlog
         self.consumers = Consumers(limits.single_active, limits.paused)
-        # A dict with no values: an empty set is three times the size.
+        # A dict with unused values, because an empty set is three times the size.
         self.holders: dict[Consumer | Getter, None] = {}
         self.loan: Loan | None = None
         self.keys: Keys | None = None  # None unless a consumer asked for key affinity
@@ -203,8 +203,8 @@ class Dispatch:
             own = len(range(i, stop, count))
             pieces = found[i] if own == fits[i] else self._read(parts[i][:own], rooms[i])
             for entries, sizes, blob in pieces:
-                # This is not done for the whole block before: a backlog without messages forgets
-                # all facts.
+                # The count goes down piece by piece: a backlog that seems to be empty forgets all
+                # facts.
                 backlog.ready_count -= len(entries)
                 self._hand_over(taker, entries, sizes, blob, outlet)
                 given += len(blob)
@@ -448,7 +448,7 @@ class Dispatch:
             return True
         return False
 
-    # -- who has what ------------------------------------------------------------------------------
+    # -- held messages -----------------------------------------------------------------------------
 
     def held_of(self, queue: object) -> Iterator[int]:
         """Yield the entries that consumers and getters of the queue of this dispatch hold."""

@@ -20,7 +20,7 @@ DELAYS_FOR = "x-delays-for"
 
 
 class DeadLetters(NamedTuple):
-    """Where messages that a queue lets go are published again.
+    """The exchange to which messages are published again that a queue lets go.
 
     If `routing_key` is None, messages keep the keys they came with. `insist` (at-least-once): a
     message that the only queue there refuses is offered again; otherwise it is dropped.

@@ -198,7 +198,8 @@ class Queue:
     def requeue(self, entries: array[int], size: int) -> None:
         """Put messages back to their old places, marked as delivered before.
 
-        A queue with a retry limit or delay may let the messages go or rest first.
+        A queue with a delivery limit may let messages go instead. In a queue with a delayed retry
+        the messages rest first.
         """
         self.dispatch.taken_back(entries, size)
         self.backlog.send_back(entries, size)
@@ -293,7 +294,7 @@ class Queue:
             self.requeue(entries, size)
         self.dispatch.holders.pop(consumer, None)
 
-    # -- all of it ---------------------------------------------------------------------------------
+    # -- the whole queue ---------------------------------------------------------------------------
 
     def newest(self) -> int:
         """Return the place of the last message that is ready or held, 0 if there is none."""

@@ -11,8 +11,9 @@ consumer was cancelled. The next flush of the log writes the position, and a syn
 second. So a power cut may set the position back by about a second, never forward.
 
 A `StreamQueue` is a kind of `Queue`: a shard publishes to it, serves it and settles as with any
-other queue, though this file replaces nearly every method. `store` is the store of the other queues
-of the vhost. Messages of a stream are only in the store until they are settled there.
+other queue, though this file replaces nearly every method. `store` has the messages of the other
+queues of the vhost. A message of a stream is there only if it went to other queues too, and the
+stream settles it at once.
 """
 
 from __future__ import annotations
@@ -518,7 +519,7 @@ class StreamQueue(Queue):
         self.log.stream.segment_bytes = retention.segment_bytes
         self._look_at = 0
 
-    # -- all of it ---------------------------------------------------------------------------------
+    # -- the whole stream --------------------------------------------------------------------------
 
     def purge(self) -> int:
         """Return how many messages there are, and count none of them from now on.

@@ -86,7 +86,7 @@ class Turns:
         self._wanting: dict[SharingQueue, int] = {}
         self._current: SharingQueue | None = None
         self._until = 0
-        self.now = self._began = 0  # ms
+        self.now = self._began = 0  # times in ms
         self._passes = 0  # how often in a row the queue that has waited longest was passed over
         # In the order in which queues were chosen. Entries below the number were handed out before,
         # and came back.

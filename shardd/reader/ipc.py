@@ -38,7 +38,7 @@ class BatchHead(NamedTuple):
     body_bytes_at: int
     rows_at: int
     nodes_at: int  # rows and nulls of each array, parents first
-    buffers_at: int  # offset in the body and bytes of each
+    buffers_at: int  # offset in the body and size in bytes of each buffer
 
 
 def batch_head(nodes: int, buffers: int) -> BatchHead:

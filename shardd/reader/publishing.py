@@ -157,7 +157,7 @@ def _properties(found: Any) -> Any:
     )
 
 
-# -- to columns of the loop ------------------------------------------------------------------------
+# -- columns of the compiled loop --------------------------------------------------------------
 
 
 def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
@@ -206,7 +206,7 @@ def _headers(array: Any) -> tuple[Column, Column, Column, Column]:
     return Column(len(array), bits, ends or bytes(4), b""), key, type, value
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- the answer to the call --------------------------------------------------------------------
 
 
 def answer_of(outcome: Outcome, batch: Any, call: Publish) -> Answer:

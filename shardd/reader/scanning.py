@@ -121,7 +121,8 @@ class Scanning:
     def begin(self) -> Answer:
         """Read the first batch and return the answer that begins the stream. Raise Refused.
 
-        The first batch is read before the answer, so that lost messages are reported as an error.
+        The first batch is read before the answer, so that a range that retention has removed is
+        answered with an error.
         """
         try:
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
