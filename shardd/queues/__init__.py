@@ -1,6 +1,7 @@
-"""Queue logic: order, limits, whose turn it is. No transport, no files; the time is an argument.
+"""Hold the logic of queues: order, limits, and the choice of the consumer for each message.
 
-`Store` is what a queue needs of where messages lie; shardd.store meets it.
+This package does no transport and opens no files; the time is an argument. `Store` is the protocol
+of the place where messages lie; shardd.store implements it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Say which publishes a queue takes, and set room aside for transactions that are about to be committed."""
+"""Decide which publishes a queue takes, and reserve room for transactions before they commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from shardmq.shardd.queues.store import Arrival, bytes_of, sizes_of
 
 
 class Admission:
-    """The room of one queue. `messages`, `body_bytes`: the room that is set aside."""
+    """The room of one queue.
+
+    `messages` and `body_bytes` are the room that is reserved.
+    """
 
     __slots__ = ("_backlog", "_consumers", "body_bytes", "messages")
 
@@ -23,9 +26,9 @@ class Admission:
         self.body_bytes = 0
 
     def room(self) -> Room:
-        """Return what counts against the limits, and the limits.
+        """Return the messages and bytes that count against the limits, and the limits.
 
-        What consumers can take at once does not count; room that is set aside does.
+        Messages that consumers can take at once do not count. Reserved room counts.
         """
         backlog, limits = self._backlog, self._backlog.limits
         capacity = self._consumers.capacity()
@@ -45,9 +48,10 @@ class Admission:
         return found
 
     def refused(self, count: int, sizes: Sequence[int]) -> list[int]:
-        """Return which of `count` new messages are not taken, ascending.
+        """Return the ordinals of the `count` new messages that are refused, ascending.
 
-        `sizes`: the body bytes of each; may be empty if the queue has no limit of bytes.
+        `sizes` are the body bytes of each message. It may be empty if the queue has no limit of
+        bytes.
         """
         refused: set[int] = set()
         for refuse in self._backlog.rules.refuse:
@@ -55,14 +59,17 @@ class Admission:
         return sorted(refused)
 
     def refused_of(self, arrival: Arrival) -> list[int]:
-        """Return which messages of an arrival are not taken, ascending."""
+        """Return the ordinals of the messages of an arrival that are refused, ascending."""
         backlog, entries = self._backlog, arrival.entries
         bounded = backlog.limits.max_bytes is not None
         sizes = sizes_of(backlog.store, entries) if bounded else array("I")
         return self.refused(len(entries), sizes)
 
     def reserve(self, sizes: Sequence[int]) -> bool:
-        """Set room aside for new messages with so many body bytes each, if all of them fit."""
+        """Reserve room for new messages of these sizes; return False if not all of them fit.
+
+        `sizes` are the body bytes of each message.
+        """
         if self._backlog.rules.may_refuse and self.refused(len(sizes), sizes):
             return False
         self.messages += len(sizes)
@@ -70,6 +77,6 @@ class Admission:
         return True
 
     def unreserve(self, messages: int, body_bytes: int) -> None:
-        """Free room that was set aside: the messages have come, or will not."""
+        """Free reserved room, because the messages have arrived or will not arrive."""
         self.messages -= messages
         self.body_bytes -= body_bytes

@@ -1,9 +1,10 @@
-"""Key affinity: messages of one routing key go to one consumer while it has an unsettled one of that key.
+"""Give messages of one routing key to the consumer that holds unsettled messages of this key.
 
-A queue keeps this while a consumer that asked for it (`x-key-affinity`) is attached; then it holds for all of its
-consumers, and messages are dealt one by one. A message whose key is with a consumer that has no room, or that was
-cancelled and has not settled, waits, and so do all behind it of that key; others pass it, as far as LOOK_MESSAGES and
-LOOK_BYTES reach. What basic.get takes does not count.
+A queue keeps this state while a consumer that asked for key affinity (`x-key-affinity`) is
+attached. Affinity then holds for all consumers of the queue, and messages are dealt one by one. A
+message waits while its key is with a consumer that has no room, or that was cancelled and has not
+settled. All later messages of that key wait too. Messages of other keys pass them, as far as
+LOOK_MESSAGES and LOOK_BYTES reach. Messages that basic.get takes do not count.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from shardmq.shardd.queues.consumers import Consumer, Window
 from shardmq.shardd.queues.entry import PLACE
 from shardmq.shardd.queues.store import Store
 
-# From the head of the queue: how far one looks for a message that may go.
+# How many messages and bytes, from the head of the queue, are searched for a message that may go.
 LOOK_MESSAGES = 512
 LOOK_BYTES = 256 << 10
-# At first only so many beyond what there is room for: one that settles its messages singly is not to cost a long look.
+# The first search goes this many messages beyond the free room. A consumer that settles its
+# messages one by one must not cause a long search each time.
 LOOK_FIRST = 16
 
-_SIZES = Struct(
-    "<IIB"
-)  # of a stored message: body bytes, property bytes, bytes of the exchange's name that follows
+# The head of a stored message: body bytes, property bytes, bytes of the exchange name that follows.
+_SIZES = Struct("<IIB")
 
 
 class Stored(NamedTuple):
-    """Where a stored message lies in what the store gave, and its routing key."""
+    """The range of a stored message in the bytes that the store returned, and its routing key."""
 
     start: int
     end: int
@@ -37,7 +38,10 @@ class Stored(NamedTuple):
 
 
 def stored(blob: bytes) -> Iterator[Stored]:
-    """u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body; back to back."""
+    """Yield the messages that lie back to back in `blob`.
+
+    u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
+    """
     at = 0
     while at < len(blob):
         body_bytes, property_bytes, name_bytes = _SIZES.unpack_from(blob, at)
@@ -49,12 +53,11 @@ def stored(blob: bytes) -> Iterator[Stored]:
 
 
 class Keys:
-    """Which consumer holds unsettled messages of which key."""
+    """The consumer that holds unsettled messages of each key."""
 
     def __init__(self) -> None:
-        self._holders: dict[
-            bytes, tuple[Consumer, set[int]]
-        ] = {}  # and the places of those messages
+        # By key: the consumer, and the places of the unsettled messages that it holds.
+        self._holders: dict[bytes, tuple[Consumer, set[int]]] = {}
         self._key_at: dict[int, bytes] = {}
 
     def __len__(self) -> int:
@@ -65,14 +68,18 @@ class Keys:
         return None if found is None else found[0]
 
     def take(self, consumer: Consumer, entries: array[int], keys: Iterable[bytes]) -> None:
-        """The first consumer of a key has it until all of its messages are back."""
+        """Note that a consumer got these messages.
+
+        The first consumer of a key keeps the key until all messages of the key are settled or
+        requeued.
+        """
         for entry, key in zip(entries, keys, strict=True):
             place = entry & PLACE
             self._key_at[place] = key
             self._holders.setdefault(key, (consumer, set()))[1].add(place)
 
     def take_held(self, consumer: Consumer, store: Store) -> None:
-        """What it was given before anybody asked for affinity."""
+        """Note the messages that the consumer held before any consumer asked for affinity."""
         held = consumer.unacked.held()
         while held:
             blob, sizes = store.read(held[:LOOK_MESSAGES], LOOK_BYTES)
@@ -80,7 +87,7 @@ class Keys:
             held = held[len(sizes) :]
 
     def back(self, entries: array[int]) -> None:
-        """Settled or requeued."""
+        """Note that these messages were settled or requeued."""
         for entry in entries:
             place = entry & PLACE
             key = self._key_at.pop(place, None)
@@ -92,10 +99,11 @@ class Keys:
 
 
 class Dealt(NamedTuple):
-    """Of the messages looked at, by ordinal: to whom which go."""
+    """The result of a deal: the ordinals of the messages that each consumer gets."""
 
     parts: dict[Consumer, list[int]]
-    last: Consumer | None  # whose turn it was
+    # The last consumer that got a new key, None if no key was new.
+    last: Consumer | None
 
 
 def deal(
@@ -104,14 +112,18 @@ def deal(
     keys: Keys,
     bytes_max: int,
 ) -> Dealt:
-    """`takers`: those with room whose turn it is first, for keys that nobody has."""
+    """Choose a consumer for each message.
+
+    `takers` are the consumers with room, in round-robin order. A key that no consumer has goes to
+    the next taker. `bytes_max` bounds the bytes of each delivery window.
+    """
     parts: dict[Consumer, list[int]] = {}
     room = {taker: taker.room() for taker in takers}
     windows: dict[Window, int] = {
         taker.window: min(taker.window.room, bytes_max) for taker in takers
     }
     turn = list(takers)
-    owner: dict[bytes, Consumer] = {}  # of keys that this deal gives out
+    owner: dict[bytes, Consumer] = {}  # the consumers of the keys that this deal gives out
     waiting: set[bytes] = set()
     last = None
     for at, message in enumerate(messages):
@@ -133,13 +145,15 @@ def deal(
             continue
         room[consumer] -= 1
         windows[consumer.window] -= message.end - message.start
-        owner[message.key] = consumer  # also of one without acks: each gets its share in one piece
+        # Within a deal a consumer without acks keeps its keys too, so that each consumer gets its
+        # share in one piece.
+        owner[message.key] = consumer
         parts.setdefault(consumer, []).append(at)
     return Dealt(parts, last)
 
 
 class Looked:
-    """Messages from the head of the queue: entries, and what the store has of them."""
+    """Messages from the head of the queue: their entries, their sizes and their stored bytes."""
 
     def __init__(self, entries: array[int], blob: bytes, sizes: array[int]) -> None:
         self.entries, self._blob, self._sizes = entries, blob, sizes
@@ -149,7 +163,7 @@ class Looked:
         return len(self.entries)
 
     def left(self, dealt: Dealt) -> array[int]:
-        """Those that stay, in order."""
+        """Return the entries of the messages that stay in the queue, in order."""
         left = set(range(len(self))).difference(*dealt.parts.values())
         return array("Q", [self.entries[at] for at in sorted(left)])
 
@@ -157,7 +171,10 @@ class Looked:
         return [self.messages[at].key for at in run]
 
     def pieces(self, run: Sequence[int]) -> tuple[array[int], array[int], bytes]:
-        """Entries, sizes and stored messages of some of them."""
+        """Return the entries, the sizes and the stored bytes of messages.
+
+        `run` has the ordinals of the messages.
+        """
         blob = b"".join([self._blob[self.messages[at].start : self.messages[at].end] for at in run])
         return (
             array("Q", [self.entries[at] for at in run]),
@@ -172,8 +189,10 @@ def looked_at(
     keys: Keys,
     bytes_max: int,
 ) -> tuple[Looked, Dealt]:
-    """A short look; a long one if it finds only messages that wait. `look(most)`: entries from the queue's head, their
-    stored messages, their sizes."""
+    """Deal messages from the head of the queue; search further if the first messages must all wait.
+
+    `look(most)` returns the entries at the head of the queue, their stored bytes and their sizes.
+    """
     most = min(
         LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers)
     )
@@ -186,7 +205,11 @@ def looked_at(
 
 
 def alike(looked: Looked, part: Iterable[int], mark: Callable[[int], int]) -> Iterator[list[int]]:
-    """Runs that are all redelivered or all not, where that is counted as often."""
+    """Divide `part` into runs of neighbours with the same mark.
+
+    A mark is 0 for messages that are not redelivered. In a queue that counts returns it tells how
+    often the message came back.
+    """
     run: list[int] = []
     for at in part:
         if run and mark(looked.entries[at]) != mark(looked.entries[run[0]]):

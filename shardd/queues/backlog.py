@@ -1,12 +1,13 @@
-"""Keep the messages of a queue in order, with what is remembered of each, and let them go by age and limits.
+"""Keep the messages of a queue in order, and let messages go by age and limits.
 
-Most messages are ready, by priority. Others are kept back until other queues have settled older
-ones (behind.py), rest before they are ready again (resting.py), or depart to where dead letters go
-(departures.py). Messages that were taken out are counted until they are settled or put back; who
-has them is not known here, but in dispatch.py.
+Most messages are ready, by priority. Other messages are kept back until other queues have settled
+older ones (behind.py), rest before they are ready again (resting.py), or depart to a dead-letter
+exchange (departures.py). Messages that were taken out are counted until they are settled or put
+back. dispatch.py knows which consumer has them.
 
 A message that ends without being acknowledged or purged goes through `let_go`. In a queue with a
-dead-letter exchange it then waits in `departures`, in the store still, until its copies last.
+dead-letter exchange the message then waits in `departures`. It stays in the store until its copies
+are safe.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ALL = 1 << 62
 
 
 class Counters:
-    """What a queue did since the start of the process."""
+    """The counters of a queue since the start of the process."""
 
     __slots__ = (
         "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go", "published", "redelivered",
@@ -36,9 +37,11 @@ class Counters:
 
     def __init__(self) -> None:
         self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
-        # Of `delivered` and `got`: what nobody has to acknowledge. `got_empty`: gets that found nothing.
+        # `delivered_auto` and `got_auto` are the parts of `delivered` and `got` that need no ack.
+        # `got_empty` counts the gets that found no message.
         self.delivered_auto = self.got_auto = self.got_empty = 0
-        self.repeated = 0  # publishes of what a producer had sent before
+        # publishes that a producer had sent before
+        self.repeated = 0
 
     def add(self, other: Counters) -> None:
         for name in self.__slots__:
@@ -46,7 +49,10 @@ class Counters:
 
 
 class Backlog:
-    """The messages of one queue. `durable`: a recovery of the store should know what was settled."""
+    """The messages of one queue.
+
+    `durable` says that a recovery of the store must know which messages were settled.
+    """
 
     __slots__ = (
         "behind",
@@ -76,38 +82,38 @@ class Backlog:
         self.durable = durable
         self.limits = limits
         self.counters = Counters()
-        self.departures: Departures | None = None  # there have been none
+        self.departures: Departures | None = None  # None until a message departs
         self.ready_count = 0
         self.ready_bytes = 0
-        # Messages that were taken out, or rest, and were not settled or put back yet.
+        # Messages that were taken out or rest, and were not settled or put back yet.
         self.unacked_count = 0
         self.unacked_bytes = 0
-        self.marks = 0  # of all messages since the queue was empty
-        self.hides = False  # some messages may have what no consumer is to see
+        self.marks = 0  # the marks of all messages since the queue was empty
+        self.hides = False  # some messages may have a header that no consumer may see
         self.levels = [Ready() for _ in range(limits.max_priority + 1)]
-        self.facts: Facts | None = None  # until a message has one
-        self.resting: Resting | None = None  # none rests
+        self.facts: Facts | None = None  # None until a message has a fact
+        self.resting: Resting | None = None  # None while no message rests
         self.behind = Behind() if limits.held else None
         self._decide()
 
-    # -- what is there -----------------------------------------------------------------------------------
+    # -- what is there -----------------------------------------------------------------------------
 
     @property
     def kept_back(self) -> int:
-        """How many messages are not ready because others, elsewhere, go first."""
+        """Return how many messages wait because other queues must settle older ones first."""
         return self.behind.count if self.behind is not None else 0
 
     @property
     def letters_differ(self) -> bool:
-        """Whether some messages may say themselves where they go when they die."""
+        """Return whether messages may name their own dead-letter exchange."""
         return bool(self.marks & OWN_LETTERS)
 
     def first_level(self) -> Ready:
-        """Return the ready list that messages leave from next; there must be a message."""
+        """Return the ready list that messages leave from next. A message must be ready."""
         return next(level for level in reversed(self.levels) if len(level))
 
     def head(self) -> int:
-        """Return the entry that leaves next, ENDLESS if there is none."""
+        """Return the entry that leaves next, ENDLESS if none is ready."""
         if not self.ready_count:
             return ENDLESS
         return self.levels[0].first() if len(self.levels) == 1 else self.first_level().first()
@@ -116,24 +122,28 @@ class Backlog:
         """Return the body bytes of the first messages of the level that leaves first."""
         return self.store.read(self.first_level().peek(STEP_MESSAGES), SIZES_BYTES)[1]
 
-    # -- rules -------------------------------------------------------------------------------------------
+    # -- rules -------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
         """Decide which rules the limits ask for, once for all messages to come."""
         self.rules = rules_of(self.limits)
-        # An arrival without facts is taken in as one piece: no rule wants to look at its messages.
+        # An arrival without facts is taken in as one piece if no rule needs to look at its
+        # messages.
         self.takes_all = self.rules.takes_all and self.behind is None
         self._decide_who_watches()
 
     def _decide_who_watches(self) -> None:
-        """Decide whether the shard looks after each turn for what departs, or was held too long."""
+        """Decide whether the shard checks the queue after each pass.
+
+        The check looks for departing messages and for messages that consumers held for too long.
+        """
         limits = self.limits
         self.is_watched = bool(
             limits.dead_letters or limits.consumer_timeout or self.departures or self.letters_differ
         )
 
     def change(self, limits: Limits) -> None:
-        """Put other limits in force, for what is there too."""
+        """Put other limits in force, also for the messages that are there."""
         if limits.max_priority != self.limits.max_priority:
             entries = array("Q", sorted(entry for each in self.levels for entry in each.take_all()))
             self.levels = [Ready() for _ in range(limits.max_priority + 1)]
@@ -142,7 +152,8 @@ class Backlog:
         self.limits = limits
         if limits.held != (self.behind is not None):
             behind, self.behind = self.behind, Behind() if limits.held else None
-            if behind is not None:  # what was kept back is ready, behind the rest
+            # Messages that were kept back become ready, behind the others of their priority.
+            if behind is not None:
                 for priority, level in behind.levels.items():
                     self.levels[min(priority, len(self.levels) - 1)].merge(level.take_all())
                 self.ready_count += behind.count
@@ -150,10 +161,10 @@ class Backlog:
         self._decide()
         self.enforce()
 
-    # -- in ----------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def _mark_as(self, marks: int) -> None:
-        """Remember the marks of messages that arrive, beside those of the messages that are there."""
+        """Add the marks of messages that arrive to the marks of the messages that are there."""
         departing = self.departures is not None and self.departures.count
         is_empty = not (self.ready_count or self.unacked_count or self.kept_back or departing)
         self.marks = marks if is_empty else self.marks | marks
@@ -165,9 +176,10 @@ class Backlog:
     ) -> bool:
         """Take messages in, behind all others of their priority.
 
-        `chosen`: the ordinals of those to be taken in, ascending; None is all. `lost_bytes`: the
-        body bytes of the others. `now`: ms since the epoch. Return whether something of the
-        messages is remembered: then `forget_facts_before` is to be called.
+        `chosen` are the ordinals of the messages to take, ascending; None takes all. `lost_bytes`
+        are the body bytes of the messages that are not taken. `now` is in ms since the epoch.
+        Return whether the backlog now remembers facts of messages. The caller must then call
+        `forget_facts_before`.
         """
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
@@ -207,9 +219,9 @@ class Backlog:
         return True
 
     def forget_facts_before(self, held: Callable[[], Iterable[int]]) -> None:
-        """Forget what is remembered of messages before the first that the queue still has.
+        """Forget the facts of messages before the first message that the queue still has.
 
-        `held` returns the entries that were taken out, and those that rest.
+        `held` returns the entries that were taken out and the entries that rest.
         """
         if self.facts is not None and self.facts.crowded():
             heads = [level.first() for level in self.levels if len(level)]
@@ -217,10 +229,10 @@ class Backlog:
             places = [entry & PLACE for entry in (*heads, *held())]
             self.facts.trim(min(places, default=PLACE & ((1 << 64) - 1)))
 
-    # -- out and back ------------------------------------------------------------------------------------
+    # -- out and back ------------------------------------------------------------------------------
 
     def take_first(self) -> tuple[array[int], bytes, int]:
-        """Take the message that leaves next; return its entry alone, the stored message, its body bytes."""
+        """Take the message that leaves next; return its entry, stored bytes and body size."""
         level = self.first_level()
         entries = level.peek(1)
         blob, sizes = self.store.read(entries, 1)
@@ -232,12 +244,12 @@ class Backlog:
         return entries, blob, sizes[0]
 
     def taken_back(self, count: int, size: int) -> None:
-        """Count messages no more that were taken out: they are settled, or put back."""
+        """Subtract messages that were taken out and are now settled or put back."""
         self.unacked_count -= count
         self.unacked_bytes -= size
 
     def put_back(self, entries: array[int], size: int) -> None:
-        """Make messages ready again, at their old places. `entries` ascend."""
+        """Make messages ready again, at their old places. `entries` must ascend."""
         self.ready_count += len(entries)
         self.ready_bytes += size
         if len(self.levels) == 1:
@@ -247,7 +259,10 @@ class Backlog:
             self.levels[priority].merge(part)
 
     def _by_priority(self, entries: array[int]) -> dict[int, array[int]]:
-        """Divide entries by their priority as far as it is remembered; the others have the lowest."""
+        """Divide entries by the priority in their facts.
+
+        Entries without a fact have the lowest priority.
+        """
         facts, highest = self.facts, len(self.levels) - 1
         parts: dict[int, array[int]] = {}
         for entry in entries:
@@ -256,21 +271,23 @@ class Backlog:
         return parts
 
     def send_back(self, entries: array[int], size: int) -> None:
-        """Take messages back that somebody had: ready at once, or when they have rested, or let go."""
+        """Take returned messages back: each is ready at once, rests first, or is let go."""
         entries = marked(array("Q", sorted(entries)))
         gone: dict[str, array[int]] = {}
         if self.rules.counts_returns:
             entries, size, gone = self._judge_returns(entries, size)
         self.put_back(entries, size)
-        for reason, part in gone.items():  # last: without messages nothing is remembered of any
+        # This comes last: a backlog without messages forgets all facts.
+        for reason, part in gone.items():
             self.let_go(part, reason)
 
     def _judge_returns(
         self, entries: array[int], size: int
     ) -> tuple[array[int], int, dict[str, array[int]]]:
-        """Have messages rest that must; return those that go back at once, and those to let go.
+        """Decide which returned messages rest, which are ready at once, and which leave.
 
-        The former with their body bytes, the latter by reason.
+        Return the entries that are ready at once, their body bytes, and the entries to let go by
+        reason.
         """
         limits, rules = self.limits, self.rules
         kept: dict[int, array[int]] = {}
@@ -303,7 +320,10 @@ class Backlog:
         return at_once, at_once_bytes, gone
 
     def wake(self, now: int) -> None:
-        """Make messages ready that have rested long enough; all, if no rule wants rests any more."""
+        """Make messages ready that have rested long enough.
+
+        All resting messages become ready if no rule asks for rests any more.
+        """
         assert self.resting is not None
         self.resting.begin(now)
         entries, size = self.resting.take_due(now) if self.rules.rests else self.resting.take_all()
@@ -313,10 +333,10 @@ class Backlog:
         if not self.resting:
             self.resting = None
 
-    # -- away --------------------------------------------------------------------------------------------
+    # -- away --------------------------------------------------------------------------------------
 
     def next_due(self) -> list[int]:
-        """Return when `expire` or `wake` will have something to do, ms since the epoch."""
+        """Return the times at which `expire` or `wake` will have something to do, in ms."""
         due = []
         if self.resting is not None and (rested := self.resting.next_due()) is not None:
             due.append(rested)
@@ -326,9 +346,10 @@ class Backlog:
         return due
 
     def expire(self, now: int, most: int = ALL) -> bool:
-        """Let go what is too old, at the head only; return whether that was all.
+        """Let go of expired messages at the head; return False if some may be left.
 
-        Behind a message that stays, the others stay. It ends after about `most` messages.
+        A message that has not expired keeps the messages behind it. `expire` stops after about
+        `most` messages.
         """
         facts = self.facts
         for level in self.levels if facts else ():
@@ -343,7 +364,7 @@ class Backlog:
         return True
 
     def enforce(self) -> None:
-        """Drop from the head what is above the limits, as far as rules say so."""
+        """Drop messages from the head while the rules find the queue above its limits."""
         for excess in self.rules.excess:
             while (count := excess(self)) > 0:
                 level = self.first_level()
@@ -360,7 +381,10 @@ class Backlog:
         self.ready_bytes -= bytes_of(self.store, head) if self.ready_count else self.ready_bytes
 
     def let_go(self, entries: array[int], reason: str) -> None:
-        """Let messages leave that were not consumed: to where dead letters go, if there is such a place."""
+        """Let messages leave that were not consumed.
+
+        They go to the dead-letter exchange if there is one. Otherwise they are settled.
+        """
         self.counters.let_go += len(entries)
         if reason is REFUSED or (self.limits.dead_letters is None and not self.letters_differ):
             self.forget(entries)
@@ -372,18 +396,18 @@ class Backlog:
             self.forget_facts()
 
     def forget(self, entries: array[int]) -> None:
-        """Settle messages in the store: nobody needs them any more."""
+        """Settle messages in the store: no consumer needs them any more."""
         self.store.settle(self.id, entries, self.durable)
         if self.facts:
             self.forget_facts()
 
     def forget_facts(self) -> None:
-        """Forget what is remembered of messages when there is none left."""
+        """Forget all facts if the queue holds no message any more."""
         if not self.ready_count and not self.unacked_count and self.behind is None:
             self.facts = None
 
     def take_all(self) -> list[array[int]]:
-        """Take all messages that are ready or kept back, and count them no more."""
+        """Take all messages that are ready or kept back; return their entries."""
         self.ready_count = self.ready_bytes = 0
         kept_back = self.behind.entries() if self.behind is not None else []
         if self.behind is not None:
@@ -391,7 +415,7 @@ class Backlog:
         return [*(level.take_all() for level in self.levels), *kept_back]
 
     def purge_first(self, count: int) -> int:
-        """Forget the `count` messages that are next to be delivered; return how many there were."""
+        """Forget the `count` messages that leave next; return how many messages were forgotten."""
         left = count
         while left and self.ready_count:
             level = self.first_level()
@@ -402,7 +426,7 @@ class Backlog:
         return count - left
 
     def entries(self, held: Iterable[int]) -> array[int]:
-        """Return all entries in order: waiting ones as they are, `held` ones as delivered before."""
+        """Return all entries in order. Entries in `held` are marked as delivered before."""
         found = marked(array("Q", sorted(held)))
         kept_back = self.behind.entries() if self.behind is not None else []
         for entries in [*(level.peek(len(level)) for level in self.levels), *kept_back]:
@@ -411,5 +435,6 @@ class Backlog:
 
 
 def _those(values: array[int], ordinals: list[int]) -> array[int]:
-    # No comprehension in `take_in`: variables that one uses cost every call of the function.
+    # This is a function of its own because a comprehension inside `take_in` would slow every call:
+    # the variables that a comprehension uses become cell variables.
     return array("Q", [values[i] for i in ordinals])

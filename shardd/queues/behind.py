@@ -1,7 +1,8 @@
-"""What a queue keeps back: messages that came while other queues still had to settle older ones of the same keys.
+"""Keep back messages until other queues have settled older messages of the same keys.
 
-In order, by priority; neither ready nor held by a consumer. They become ready when the queue is told so. After a
-restart of the shard nobody knows what had come before: all that is found is kept back then.
+The messages lie in order, by priority. They are neither ready nor held by a consumer. The shard
+makes them ready. After a restart of the shard the earlier order is not known, so the queue keeps
+back all messages that the recovery finds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Behind:
         self.count += len(entries)
 
     def entries(self) -> list[array[int]]:
-        """All, an array for each priority."""
+        """Return the entries of all messages, one array for each priority."""
         return [level.peek(len(level)) for level in self.levels.values()]
 
     def heads(self) -> list[int]:

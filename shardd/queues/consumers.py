@@ -1,6 +1,8 @@
-"""Whose turn it is: round robin among equals, higher priority first; prefetch, grants, exclusive, single active.
+"""Choose which consumers may be given messages: round robin among consumers of equal priority.
 
-A consumer has *room* while its prefetch (or its loan), its grants and the delivery window of its connection all have.
+Consumers of a higher priority come first. A consumer has *room* while its prefetch (or its loan),
+its grants and the delivery window of its connection all have room. Exclusive consumers, the single
+active consumer and paused queues are decided here too.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from shardmq.shardd.queues.turns import SharingQueue, Turns
 from shardmq.shardd.queues.unacked import Unacked
 
 NO_LIMIT = 1 << 30
-NO_STOP: Final = 1 << 63  # beyond any offset
+NO_STOP: Final = 1 << 63  # above any offset
 
 
 class Window:
-    """Bytes that may still be on their way to the client of one connection. `blocked`: queues that wait for room, in
-    the order in which they looked for it; `served`: the one that got some last."""
+    """The bytes that may still be on their way to the client of one connection.
+
+    `blocked` are the queues that wait for room, in the order in which they looked for it. `served`
+    is the queue that got room last.
+    """
 
     __slots__ = ("blocked", "consumers", "full", "room", "served")
 
@@ -32,8 +37,11 @@ class Window:
         self.served: SharingQueue | None = None
 
     def unblocked(self) -> list[Any]:
-        """Those that waited, and wait no more: who got some last comes last, with who looked before it, or the same
-        would take all the room there is again and again."""
+        """Return the queues that waited for room, and let none of them wait any more.
+
+        The queue that got room last comes last, together with the queues that looked before it.
+        Otherwise one queue would take all the room again and again.
+        """
         waiting = list(self.blocked)
         self.blocked.clear()
         if self.served in waiting[:-1]:
@@ -47,17 +55,21 @@ class Window:
             self.served = None
 
     def free(self, count: int) -> None:
-        # The window of a connection that came back starts full, while bytes of its former life are still credited.
+        # The window of a connection that came back starts full, while bytes that were sent before
+        # are still credited. So the room is limited to the full window.
         self.room = min(self.full, self.room + count)
 
 
 class Loan:
-    """What the parts of one virtual consumer have been lent of its prefetch at this shard. They use it together: whose
-    turn it is may take all that is free, so that deliveries and acks come in few large pieces. Where a queue has other
-    consumers too, it is behind the others then. Without acks nothing is lent, and there are the turns alone.
+    """The share of a virtual consumer's prefetch that its parts at this shard have been lent.
 
-    `used`: deliveries that are not settled, also those of parts that have left. `waiting`: queues that found no
-    room, or others before them; the first is next.
+    The parts use the loan together. The queue whose turn it is may take all that is free, so that
+    deliveries and acks come in few large pieces. In a queue that has other consumers too, a part
+    that waits falls behind these consumers. Without acks nothing is lent, and the loan only
+    arranges the turns.
+
+    `used` counts deliveries that are not settled, also those of parts that have left. `waiting` are
+    the queues that found no room, or found other queues waiting; the first queue is next.
     """
 
     __slots__ = (
@@ -67,35 +79,48 @@ class Loan:
 
     def __init__(self, wake: Callable[[Any], None]) -> None:
         self.wake = wake
-        self.turns = Turns(wake)  # of the queues of its parts
+        self.turns = Turns(wake)  # the turns of the queues of its parts
         self.parts: dict[Consumer, None] = {}
         self.lent = 0
-        self.recalled = False  # of some part: others want it
-        self.keep = 0  # may be in use then
+        self.recalled = False  # some part must give credit back to other shards
+        self.keep = 0  # messages that may be in use while parts are recalled
         self.used = 0
-        self.given = 0  # deliveries, ever
-        self.turn_ends = 0  # as long as they are fewer, all that was lent may be used
-        self._turn_began = self._turn_ms = 0  # and for so long
-        self.has_turns = False  # others, elsewhere, get what it has had when their turn comes
-        self.asked = False  # for more, and none came yet
+        self.given = 0  # all deliveries since the start
+        # While `given` is below this number, all that was lent may be used.
+        self.turn_ends = 0
+        # All that was lent may also be used from `_turn_began` for this many ms.
+        self._turn_began = self._turn_ms = 0
+        # The shards take turns: other shards get the credit of this shard when their turn comes.
+        self.has_turns = False
+        # The loan asked for more credit and got none yet.
+        self.asked = False
         self.waiting: dict[SharingQueue, None] = {}
-        self.last: SharingQueue | None = None  # that took some
+        self.last: SharingQueue | None = None  # the queue that took messages last
 
     @property
     def free(self) -> int:
-        """What is given back unused would go round for ever, and one that is never idle would give nothing back, had it
-        all."""
+        """Return how many more messages the parts may take now.
+
+        In its turn the shard may use all that it was lent. Otherwise credit that is given back
+        unused would go from shard to shard for ever. Outside its turn the shard may use only what
+        the parts may keep. Otherwise a shard that is never idle would give nothing back.
+        """
         return (self.lent if self.in_turn else self.keep) - self.used
 
     @property
     def in_turn(self) -> bool:
-        """By the clock of the queue that looked last."""
-        return (
-            self.given < self.turn_ends or 0 <= self.turns.now - self._turn_began < self._turn_ms
-        )  # clocks are set back
+        """Return whether all that was lent may be used now.
+
+        The time is that of the queue that looked last.
+        """
+        # The lower bound matters when the clock is set back.
+        return self.given < self.turn_ends or 0 <= self.turns.now - self._turn_began < self._turn_ms
 
     def room(self, queue: SharingQueue) -> int:
-        """For that queue, now."""
+        """Return how many messages the queue may take now.
+
+        The queue is added to the waiting queues if no credit is free or other queues wait.
+        """
         free, waiting = self.free, self.waiting
         if free > 0 and (not waiting or (len(waiting) == 1 and queue in waiting)):
             return free
@@ -117,19 +142,24 @@ class Loan:
             self._have_looked_at()
 
     def _have_looked_at(self) -> None:
-        """Whether some is to be given back."""
+        """Wake a queue that can see whether credit must be given back."""
         if (self.recalled or self.has_turns) and self.parts:
             self.wake(next(iter(self.parts)).queue)
 
     def served(self, queue: SharingQueue) -> None:
-        """It has handed out what it could. If that is not all there is room for, it waits for something else."""
+        """Note that the queue has handed out all it could.
+
+        If room is left, the queue waits for something else, and the next waiting queue is woken. If
+        no room is left, a waiting queue is made to ask for more.
+        """
         if not self.waiting:
             return
         if self.free > 0:
             if self._next() is queue:
                 del self.waiting[queue]
             self._pass_on()
-        elif not self.asked and self.lent <= self.used:  # or it would have asked for more
+        elif not self.asked and self.lent <= self.used:
+            # The queue has no more to hand out, or it would have asked for more before.
             self.waiting.pop(queue, None)
             self._have_one_ask()
 
@@ -139,9 +169,8 @@ class Loan:
 
     def _next(self) -> SharingQueue:
         found = next(iter(self.waiting))
-        if (
-            found is self.last and len(self.waiting) > 1
-        ):  # it looked for more before the others looked
+        # The queue looked for more before the other queues looked, so it goes to the end.
+        if found is self.last and len(self.waiting) > 1:
             del self.waiting[found]
             self.waiting[found] = None
             found = next(iter(self.waiting))
@@ -155,13 +184,16 @@ class Loan:
         self._reckon()
 
     def leave(self, part: Consumer) -> None:
-        """With what it was lent. What it holds counts until it is settled."""
+        """Remove a part, with the credit that it was lent.
+
+        Deliveries that the part holds count until they are settled.
+        """
         del self.parts[part]
         self.waiting.pop(part.queue, None)
         self.last = None
-        self.asked = False  # by that one, perhaps
+        self.asked = False  # perhaps it was this part that asked
         self._reckon()
-        if self.waiting:  # to take its turn, or to ask again
+        if self.waiting:  # the first queue takes its turn, or asks again
             self.wake(next(iter(self.waiting)))
         else:
             self._have_looked_at()
@@ -175,8 +207,11 @@ class Loan:
         self._pass_on()
 
     def begin_turn_of_shard(self, part: Consumer, count: int, now: int, ms: int) -> None:
-        """It may use all it has now, and `count` more; what acks make room for too, for so long. What it does not use
-        it gives back."""
+        """Begin a turn of this shard.
+
+        The parts may use all free credit, and `count` messages more. For `ms` milliseconds they may
+        also use the room that acks free. Credit that is not used is given back.
+        """
         if count:
             part.prefetch += count
             self._reckon()
@@ -188,7 +223,7 @@ class Loan:
         self.wake(self._next() if self.waiting else part.queue)
 
     def lower(self, part: Consumer, count: int) -> None:
-        """By room that acks made: it is another shard's turn."""
+        """Lower what the part was lent, by credit that acks freed: another shard has its turn."""
         part.prefetch -= count
         self._turn_ms = 0
         self._reckon()
@@ -199,10 +234,10 @@ class Loan:
         self._reckon()
 
     def give_back(self, looked: Consumer) -> list[tuple[Consumer, int]]:
-        """Take from the parts what others want and the loan can spare.
+        """Take back from the parts the credit that other shards want and that the loan can spare.
 
-        The queue of the part `looked` has just looked what it can hand out. Returns the parts with
-        how many each gives back: all that is free if nothing waits here.
+        The queue of `looked` has just looked for messages that it can hand out. Return the parts,
+        with how much credit each gives back. All free credit goes back if no message waits here.
         """
         left = self.lent - self.used
         if left <= 0 or not (self.recalled or self.has_turns):
@@ -229,18 +264,21 @@ class Loan:
         return found
 
     def _have_one_ask(self) -> None:
-        """For more, where others had room to spare when it looked, and have not now."""
+        """Wake a waiting queue to ask for more credit, if all credit is used and none asked yet."""
         if self.waiting and not self.asked and self.lent <= self.used:
             self.wake(next(iter(self.waiting)))
 
     def goes_on(self, queue: SharingQueue) -> bool:
-        """Return whether the queue only waits for acks to go on with its turn: nothing else is to be done."""
+        """Return whether the queue only waits for acks to go on with its turn.
+
+        The caller then has nothing else to do for the queue.
+        """
         if self.used < self.lent or not self.asked:
-            return False  # some may be given back or passed on, or more is asked for
+            return False  # credit may be given back or passed on, or must be asked for
         return queue in self.waiting and self.turns.is_in_turn(queue)
 
     def _reckon(self) -> None:
-        """Anew, after what parts were lent, or may keep, has changed."""
+        """Compute the sums again after a change of what parts were lent or may keep."""
         self.lent = self.keep = 0
         self.recalled = False
         for part in self.parts:
@@ -249,12 +287,15 @@ class Loan:
                 part.prefetch if part.recalled is None else min(part.prefetch, part.recalled)
             )
             self.recalled = self.recalled or part.recalled is not None
-        # With a small prefetch the stretch would take long.
+        # With a small prefetch a whole stretch of the log would take long.
         self.turns.turn_max = max(self.lent, 1) if self.parts else ENDLESS
 
 
 class Consumer:
-    """One consumer of one queue. `peer` is whatever the caller sends deliveries with."""
+    """One consumer of one queue.
+
+    `peer` is the object that the caller sends deliveries with.
+    """
 
     __slots__ = (
         "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
@@ -281,7 +322,8 @@ class Consumer:
         loan: Loan | None = None,
         affinity: bool = False,
     ) -> None:
-        self.queue = queue  # a queue.Queue, which is made of consumers among other things
+        # A queue.Queue. The type is not named here because queue.py imports this file.
+        self.queue = queue
         self.peer = peer
         self.number = number
         self.window = window
@@ -292,25 +334,26 @@ class Consumer:
         self.exclusive = exclusive
         self.priority = priority
         self.prefetch = 0 if no_ack else prefetch
-        self.limited = limited  # deliveries only for grants
+        self.limited = limited  # the consumer gets messages only for grants
         self.grants = 0
-        self.asked = False  # for grants, and none came yet
-        self.lent = (
-            lent  # its prefetch is what it added to `loan`, which it uses together with others
-        )
-        self.loan = loan  # of the virtual consumer that it is a part of
-        self.recalled: int | None = None  # of what it was lent: so much may stay
-        self.affinity = affinity  # messages of one key to one consumer
+        self.asked = False  # the consumer asked for grants and got none yet
+        # Its prefetch is its share of `loan`, which it uses together with the other parts.
+        self.lent = lent
+        # The loan of the virtual consumer that this consumer is a part of.
+        self.loan = loan
+        self.recalled: int | None = None  # how much of its share it may keep; None: all
+        self.affinity = affinity  # it gets all messages of a key while it holds one of them
         self.detached = False
-        self.told_late = False  # its channel is to be closed
+        # The channel must be closed, because the consumer held a message for too long.
+        self.told_late = False
         self.unacked = Unacked()
-        self.handed: Handed | None = None  # in a queue that does not wait for ever
+        self.handed: Handed | None = None  # None in a queue without a consumer timeout
         if lent:
             assert loan is not None, "only what is a part of something is lent a share"
             loan.join(self)
 
     def tune(self, prefetch: int, limited: bool, lent: bool = False) -> None:
-        """Another prefetch; grants of a former life count for nothing."""
+        """Set another prefetch. Grants from before a change of mode do not count any more."""
         begins_anew = lent or self.lent or limited != self.limited
         if self.lent:
             self.stop_sharing()
@@ -326,7 +369,10 @@ class Consumer:
             self.loan.join(self)
 
     def grant(self, count: int) -> None:
-        """Let the consumer take so many messages more, if it takes them for grants only."""
+        """Let the consumer take `count` messages more.
+
+        This has an effect only if the consumer shares a loan or takes messages only for grants.
+        """
         if self.lent and self.loan is not None:
             self.loan.grant(self, count)
         elif self.limited:
@@ -339,7 +385,7 @@ class Consumer:
         self.lent = False
 
     def wanted(self) -> int:
-        """Messages it may take by its prefetch."""
+        """Return how many messages the prefetch leaves room for."""
         return self.prefetch - self.unacked.count if self.prefetch else NO_LIMIT
 
     def room(self) -> int:
@@ -364,7 +410,7 @@ class Reader(Consumer):
     name: bytes  # b"": the position of the reader is not kept
     filters: array[int] | None  # None: the reader wants every message
     seen_below: int  # the reader may have seen messages below this offset
-    # Offsets that the reader gave back and does not hold, ascending; at most as many as its prefetch.
+    # Offsets that the reader gave back and does not hold, ascending; at most its prefetch.
     again: list[int]
     came_again: set[int]  # offsets delivered a second time and not settled
     stop: int  # the reader gets no new message from this offset on
@@ -396,18 +442,17 @@ class Consumers:
     __slots__ = ("_levels", "_only", "affinity", "all", "borrow", "paused", "room", "single_active")
 
     def __init__(self, single_active: bool = False, paused: bool = False) -> None:
-        self.affinity = False  # one of them asked for it
-        self.borrow = False  # one of them may get deliveries for grants, or what it was lent
+        self.affinity = False  # some consumer asked for key affinity
+        self.borrow = False  # some consumer has grants or a loan
         self.single_active = single_active
         self.paused = paused
-        self.all: list[Consumer] = []  # by arrival
-        self._levels: list[
-            list[Consumer]
-        ] = []  # by priority, highest first; each begins with whose turn it is
-        self._only: list[Consumer] | None = (
-            None  # the one that may be given something, where there is one
-        )
-        self.room = 0  # messages that the taker found last may take, where it is the only one
+        self.all: list[Consumer] = []  # in the order of arrival
+        # By priority, highest first. Each list begins with the consumer whose turn it is.
+        self._levels: list[list[Consumer]] = []
+        # The list of the only consumer that may be given messages; None if there are several or
+        # none.
+        self._only: list[Consumer] | None = None
+        self.room = 0  # how many messages the taker found last may take, if it is the only taker
 
     def __len__(self) -> int:
         return len(self.all)
@@ -419,8 +464,11 @@ class Consumers:
         return not self.single_active or (bool(self.all) and self.all[0] is consumer)
 
     def refuses(self, exclusive: bool) -> bool:
-        """Whether one more, wishing to be the only one or not, would break exclusive use. Where one is active at a time
-        nobody can be the only one."""
+        """Return whether another consumer would break exclusive use.
+
+        `exclusive` says that the other consumer wants to be the only one. With a single active
+        consumer no consumer can be exclusive.
+        """
         return any(each.exclusive for each in self.all) or (
             exclusive and (self.single_active or bool(self.all))
         )
@@ -444,7 +492,7 @@ class Consumers:
             self._arrange()
 
     def _arrange(self) -> None:
-        """Who may be given something."""
+        """Decide which consumers may be given messages."""
         self.affinity = any(consumer.affinity for consumer in self.all)
         self.borrow = any(consumer.limited or consumer.lent for consumer in self.all)
         levels: dict[int, list[Consumer]] = {}
@@ -455,8 +503,11 @@ class Consumers:
         self._only = self._levels[0] if len(allowed) == 1 else None
 
     def takers(self) -> list[Consumer]:
-        """Those of the highest level that has some with room, whose turn it is first; good until one is added, removed
-        or took something."""
+        """Return the consumers that may take messages now, the next in turn first.
+
+        All of them have the highest priority at which a consumer has room. The list is good until a
+        consumer is added, is removed, or takes messages.
+        """
         only = self._only
         if only is not None:
             self.room = only[0].room()
@@ -475,18 +526,18 @@ class Consumers:
         return []
 
     def took(self, last: Consumer) -> None:
-        """`last` got the last message: the one behind it is next."""
+        """Note that `last` got the last message. The consumer behind it is next."""
         for level in self._levels:
             if len(level) > 1 and level[0].priority == last.priority:
                 at = level.index(last) + 1
                 level[:] = level[at:] + level[:at]
 
     def look(self, now: int) -> None:
-        """What some of them were lent may be theirs only for a time."""
+        """Tell the time to the loans of the consumers, because turns of a shard end by time."""
         for consumer in self.all:
             if consumer.loan is not None:
                 consumer.loan.turns.look(now)
 
     def capacity(self) -> int:
-        """Messages all of them together could take now."""
+        """Return how many messages all consumers together could take now."""
         return sum(max(0, consumer.room()) for level in self._levels for consumer in level)

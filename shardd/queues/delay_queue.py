@@ -1,11 +1,13 @@
-"""Messages that an exchange keeps until they are due. Nobody consumes from it: what is due departs to be routed.
+"""Keep messages for a delaying exchange until they are due, then let them depart to be routed.
 
 A `DelayQueue` is a kind of `Queue`: a shard makes, serves, closes and deletes it like any other.
+Nobody consumes from it.
 
-A message says when it is due by its expiry (its record has that time in 64 bits, a ttl of 0 and no priority), so that
-a recovery knows it from the records alone. It waits in memory as 16 bytes, ordered by time (`due`), with its bytes in
-the store; when it is due it goes the way of dead letters, with a reason of its own, and is settled when its copies
-last. No limit applies.
+The expiry of a message is the time at which it is due. The record of the message has that time in
+64 bits, a ttl of 0 and no priority, so a recovery knows the time from the records alone. In memory
+a waiting message takes 16 bytes, ordered by time (due.pyx); its bytes lie in the store. A due
+message goes the way of dead letters, with a reason of its own, and is settled when its copies are
+safe. No limit applies.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from shardmq.shardd.queues.limits import DUE, Limits
 from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.store import Arrival, Store
 
-# Messages that become due in one turn of the queue.
+# The most messages that become due in one pass of the queue.
 STEP_MESSAGES = 8192
-# So many may be on their way to be routed; what else is due stays in order of time.
+# The most messages on their way to be routed. Other due messages stay in the order of time.
 DEPARTING_MAX = 16384
 
 
 class DelayQueue(Queue):
-    """Neither ready nor held: to everything a Queue counts and limits it is empty."""
+    """A queue of messages that wait for their time.
+
+    The messages are neither ready nor held, so the queue is empty to all that a Queue counts and
+    limits.
+    """
 
     __slots__ = ("_waiting",)
 
@@ -61,7 +67,7 @@ class DelayQueue(Queue):
         return False
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
-        """Let go what is due; whether there is more that may go now."""
+        """Let due messages depart; return whether more messages may depart now."""
         if self.backlog.departures is None:
             self.backlog.departures = Departures()
         room = DEPARTING_MAX - self.backlog.departures.count
@@ -74,7 +80,11 @@ class DelayQueue(Queue):
         return due is not None and due <= now and self.backlog.departures.count < DEPARTING_MAX
 
     def next_due(self) -> int | None:
-        """While as many as may be are on their way: never; `deliver` is called when some have arrived."""
+        """Return when the next message is due, in ms since the epoch.
+
+        Return None while DEPARTING_MAX messages are on their way: the shard calls `deliver` when
+        some of them have arrived.
+        """
         if self.backlog.departures is not None and self.backlog.departures.count >= DEPARTING_MAX:
             return None
         return self._waiting.first_due()

@@ -1,7 +1,8 @@
-"""Messages that left a queue for its dead-letter exchange and are in the store still.
+"""Keep the messages that left a queue for its dead-letter exchange and are still in the store.
 
-They wait, are handed over in batches, and are settled when their copies last. What comes back (its front door is gone,
-a copy was not taken) waits again, before the others. Neither ready nor held: no limit of the queue counts them.
+The messages wait, are handed over in batches, and are settled when their copies are safe. A message
+that comes back waits again, before the others. It comes back when its front door is gone or a copy
+was not taken. No limit of the queue counts these messages: they are neither ready nor held.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
-# What joins what already waits: beyond it a new array begins, so that taking some off the front copies little.
+# The most entries of one waiting array. Above it a new array begins, so that taking entries off the
+# front copies little.
 JOINED_ENTRIES_MAX = 8192
 
 
 class Batch(NamedTuple):
-    """Handed over together: entries that left for one reason, in their order."""
+    """Entries that left the queue for one reason, in their order."""
 
     reason: str
     entries: array[int]
@@ -27,7 +29,7 @@ class Departures:
     def __init__(self) -> None:
         self._waiting: deque[Batch] = deque()
         self._handed: dict[int, Batch] = {}
-        self.count = 0  # waiting or handed over
+        self.count = 0  # how many messages wait or are handed over
 
     @property
     def waits(self) -> bool:
@@ -46,12 +48,12 @@ class Departures:
             self._waiting.append(Batch(reason, entries))
 
     def first(self, most: int) -> Batch:
-        """The next that go together, `most` at the most; they stay."""
+        """Return the next entries with one reason, at most `most`; the entries stay."""
         reason, entries = self._waiting[0]
         return Batch(reason, entries[:most])
 
     def hand_over(self, number: int, count: int) -> None:
-        """The first `count` of them, as batch `number`."""
+        """Hand over the first `count` of the next entries as batch `number`."""
         reason, entries = self._waiting[0]
         self._handed[number] = Batch(reason, entries[:count])
         if count == len(entries):
@@ -60,7 +62,11 @@ class Departures:
             self._waiting[0] = Batch(reason, entries[count:])
 
     def take_off(self, number: int, left: list[tuple[int, int]]) -> array[int]:
-        """Of that batch, all but those `left` (first and last ordinal of runs) have arrived; those wait again."""
+        """Take a batch off and return its entries that have arrived.
+
+        `left` has the first and last ordinals of runs of entries that have not arrived. These
+        entries wait again.
+        """
         reason, entries = self._handed.pop(number)
         arrived: array[int] = array("Q")
         staying: array[int] = array("Q")
@@ -76,7 +82,7 @@ class Departures:
         return arrived
 
     def take_back(self) -> None:
-        """Whatever was handed over waits again, in its order."""
+        """Make all entries wait again that were handed over, in their order."""
         for number in sorted(self._handed, reverse=True):
             self._waiting.appendleft(self._handed.pop(number))
 

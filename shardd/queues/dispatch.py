@@ -1,7 +1,8 @@
-"""Decide who gets the messages of a queue, hand them over, and know who has which.
+"""Decide which consumers get the messages of a queue, hand messages over, and note who holds them.
 
-A dispatch takes from the backlog of its queue (backlog.py) and gives to consumers (consumers.py),
-in their turns, as far as they have room. A plain queue does nothing per message in Python.
+A dispatch takes messages from the backlog of its queue (backlog.py) and gives them to consumers
+(consumers.py) in round-robin order, as far as the consumers have room. For a plain queue the
+dispatch does no work per message in Python.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from shardmq.shardd.queues.store import STEP_MESSAGES
 from shardmq.shardd.queues.turns import LEEWAY, TURN_BYTES, SharingQueue
 from shardmq.shardd.queues.unacked import Getter
 
-# Messages that expire in one pass: a million at once must not stop the other queues.
+# The most messages that expire in one pass: a million at once must not stop the other queues.
 EXPIRED_MAX = 16384
 
 Blob = bytes | memoryview
 
 
 class Outlet(Protocol):
-    """Where deliveries go; `blob` may be a view that is good until messages are appended to the store."""
+    """The receiver of deliveries.
+
+    `blob` may be a view that is good until messages are appended to the store.
+    """
 
     def deliver(
         self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: Blob
@@ -36,18 +40,22 @@ class Outlet(Protocol):
     def deliver_again(
         self, consumer: Consumer, first_number: int, times: int, count: int, blob: Blob
     ) -> None:
-        """Deliver messages that all came back `times` times, to a queue that counts that."""
+        """Deliver messages that each came back `times` times, from a queue that counts returns."""
 
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
     def passed(self, consumer: Consumer, offset: int) -> None:
-        """Hear that a reader of a stream has settled all below `offset`, which is not below its mark."""
+        """Hear that a reader has settled all messages below `offset`.
+
+        The offset is at or above the mark of the reader.
+        """
 
 
 class Dispatch:
-    """Who gets the messages of one backlog.
+    """The consumers of one backlog, and what each of them holds.
 
-    `holders`: whoever was given messages that are not settled, and all attached consumers.
-    `loan`: of the only consumer, while that takes turns among several queues.
+    `holders` are all attached consumers, and all consumers and getters that hold unsettled
+    messages. `loan` is the loan of the only consumer, while that consumer takes turns among several
+    queues.
     """
 
     __slots__ = ("backlog", "consumers", "holders", "keys", "loan")
@@ -56,19 +64,21 @@ class Dispatch:
         limits = backlog.limits
         self.backlog = backlog
         self.consumers = Consumers(limits.single_active, limits.paused)
-        self.holders: dict[Consumer | Getter, None] = {}  # an empty set is three times the size
+        # A dict with unused values, because an empty set is three times the size.
+        self.holders: dict[Consumer | Getter, None] = {}
         self.loan: Loan | None = None
-        self.keys: Keys | None = None  # while a consumer wants each key for one of them
+        self.keys: Keys | None = None  # None unless a consumer asked for key affinity
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
-        """Hand out at most about `bytes_max`; return whether there is more to hand out now."""
+        """Hand out at most about `bytes_max` bytes; return whether there is more to hand out."""
         backlog, consumers = self.backlog, self.consumers
         given = 0
         if backlog.resting is not None:
             backlog.wake(now)
-        # What goes this very millisecond (a ttl of 0) may still be handed out directly.
+        # A message that expires in this very millisecond (a ttl of 0) may still be handed out
+        # directly.
         if backlog.facts and not backlog.expire(now - 1, EXPIRED_MAX):
             return True
         loan = self.loan
@@ -84,7 +94,7 @@ class Dispatch:
             takers = consumers.takers()
             if not takers:
                 break
-            # A message or two more would cost as much as many.
+            # To hand out one or two messages more would cost as much as many messages.
             if given > bytes_max - (bytes_max >> 3):
                 return True
             levels = backlog.levels
@@ -95,7 +105,8 @@ class Dispatch:
                     break
                 given += dealt
             elif len(takers) == 1:
-                # What was lent goes in one piece, though the last of it may lie a little behind the end of the turn.
+                # Lent credit is used in one piece, although the last message of the piece may lie a
+                # little behind the end of the turn.
                 end = until + LEEWAY if consumers.borrow else until
                 given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, end)
             else:
@@ -106,7 +117,8 @@ class Dispatch:
             return True
         if backlog.rules.excess:
             backlog.enforce()
-            backlog.expire(now)  # behind what was dropped
+            # The messages behind the dropped ones may have expired.
+            backlog.expire(now)
         if loan is not None and loan.goes_on(consumers.all[0].queue):
             return False
         if consumers.borrow:
@@ -118,12 +130,16 @@ class Dispatch:
     def _deal_to_one(
         self, taker: Consumer, level: Ready, bytes_max: int, outlet: Outlet, now: int, until: int
     ) -> int:
-        """Give as many as it has room for, of the messages before the entry `until`; return their bytes."""
+        """Give one consumer as many messages as it has room for; return their bytes.
+
+        Only messages before the entry `until` are given.
+        """
         backlog = self.backlog
         room = taker.window.room
         if bytes_max < room:
             room = bytes_max
-        if backlog.ready_count == 1:  # who is a taker has room for one
+        # A taker has room for one message.
+        if backlog.ready_count == 1:
             entries = level.peek(1)
             blob, sizes = backlog.store.look(entries, room if room > 1 else 1)
             level.drop(1)
@@ -157,10 +173,11 @@ class Dispatch:
     def _deal(
         self, takers: list[Consumer], level: Ready, bytes_max: int, outlet: Outlet, now: int
     ) -> int:
-        """Do one round of equal shares, a message to each taker in turn; return the bytes handed out.
+        """Give each taker an equal share, one message to each in turn; return the bytes handed out.
 
-        It ends before the first message that does not fit with the taker whose turn it is: given to
-        another later, it would come to that one behind messages published after it.
+        The round ends before the first message that does not fit its taker. If another taker got
+        this message later, it would come to that taker behind messages that were published after
+        it.
         """
         backlog = self.backlog
         count = len(takers)
@@ -186,7 +203,8 @@ class Dispatch:
             own = len(range(i, stop, count))
             pieces = found[i] if own == fits[i] else self._read(parts[i][:own], rooms[i])
             for entries, sizes, blob in pieces:
-                # Not all before: without messages the backlog forgets what it knows of them.
+                # The count goes down piece by piece: a backlog that seems to be empty forgets all
+                # facts.
                 backlog.ready_count -= len(entries)
                 self._hand_over(taker, entries, sizes, blob, outlet)
                 given += len(blob)
@@ -202,9 +220,10 @@ class Dispatch:
         outlet: Outlet,
         now: int,
     ) -> int:
-        """Give each message to the consumer that has its key, or to the next in turn; return their bytes.
+        """Give each message to the consumer that has its key; return the bytes handed out.
 
-        Messages that wait stay in their places.
+        A message with a key that no consumer has goes to the next taker. Messages that wait stay in
+        their places.
         """
         backlog = self.backlog
 
@@ -241,7 +260,8 @@ class Dispatch:
     ) -> list[tuple[array[int], array[int], Blob]]:
         """Read as many messages as fit, at least one; return (entries, sizes, blob) of each piece.
 
-        A piece is all redelivered or all not. Not `whole`: the answer may end sooner.
+        The messages of a piece are all redelivered or all not. If `whole` is False, the answer may
+        end sooner.
         """
         backlog = self.backlog
         if len(entries) == 1:
@@ -303,24 +323,30 @@ class Dispatch:
             outlet.deliver(taker, number, True, count, blob)
 
     def times_returned(self, entry: int) -> int:
-        """Return how often a message that was delivered before came back, 0 if that is not counted."""
+        """Return how often a message came back that was delivered before.
+
+        Return 0 if the queue does not count returns.
+        """
         backlog = self.backlog
         return (
             backlog.store.times_returned(backlog.id, entry) if backlog.rules.counts_returns else 0
         )
 
     def _as_often(self, entries: array[int], start: int, stop: int) -> int:
-        """Return where those that came back as often as the first end."""
+        """Return where the run of messages ends that came back as often as the first."""
         times = self.times_returned(entries[start])
         at = start + 1
         while at < stop and self.times_returned(entries[at]) == times:
             at += 1
         return at
 
-    # -- grants and loans ------------------------------------------------------------------------------
+    # -- grants and loans --------------------------------------------------------------------------
 
     def settle_grants(self, outlet: Outlet) -> None:
-        """Give back grants that wait for nothing; ask for some where a message waits for nothing else."""
+        """Give back grants that are of no use, and ask for grants that are needed.
+
+        A consumer needs grants if a message is ready for it and only a grant is missing.
+        """
         for consumer in self.consumers.all:
             may = self.consumers.active(consumer) and not self.consumers.paused
             if consumer.lent and consumer.loan is not None:
@@ -338,7 +364,10 @@ class Dispatch:
 
     @staticmethod
     def _settle_loan(consumer: Consumer, loan: Loan, may: bool, outlet: Outlet) -> None:
-        """Give back what others want and the loan can spare; ask for more if it is used up."""
+        """Give back credit that other shards want and the loan can spare.
+
+        Ask for more credit if all of it is used.
+        """
         for part, count in loan.give_back(consumer):
             outlet.ungranted(part, count, False)
         useful = may and consumer.queue.has_for(consumer)
@@ -347,7 +376,7 @@ class Dispatch:
             outlet.ungranted(consumer, 0, True)
         loan.served(consumer.queue)
 
-    # -- consumers -------------------------------------------------------------------------------------
+    # -- consumers ---------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer) -> None:
         self.consumers.add(consumer)
@@ -356,7 +385,7 @@ class Dispatch:
         consumer.window.consumers += 1
 
     def detach(self, consumer: Consumer) -> None:
-        """Deliver no more to the consumer; what it holds it holds."""
+        """Deliver no more to the consumer. The consumer keeps the messages that it holds."""
         consumer.detached = True
         consumer.window.consumers -= 1
         consumer.stop_sharing()
@@ -366,12 +395,12 @@ class Dispatch:
         self.let_holder_go(consumer)
 
     def _consumers_changed(self, queue: SharingQueue | None = None) -> None:
-        """Begin or end what depends on who is attached: key affinity, and turns among queues.
+        """Begin or end what depends on the attached consumers.
 
-        Keys are kept from the first consumer that asks for it to the last; what is unsettled at the
-        start is looked at once. Turns are taken by a queue with one consumer, with the other queues
-        of that; not by a stream, which has a log of its own. `queue`: the queue of this dispatch,
-        if its last consumer may have gone.
+        Keys are kept while any consumer asks for key affinity. Unsettled messages are read once at
+        the start. A queue with one consumer takes turns with the other queues of this consumer's
+        loan. A stream takes no turns, because it has a log of its own. `queue` is the queue of this
+        dispatch, given if its last consumer may have gone.
         """
         consumers = self.consumers
         if not consumers.affinity:
@@ -389,7 +418,7 @@ class Dispatch:
             self.loan = alone
 
     def leave_turns(self, queue: SharingQueue) -> None:
-        """Take no more turns with other queues. `queue`: the queue of this dispatch."""
+        """Stop taking turns with other queues. `queue` is the queue of this dispatch."""
         if self.loan is not None:
             self.loan.turns.leave_turns(queue)
             self.loan = None
@@ -399,14 +428,14 @@ class Dispatch:
         return self.backlog.head()
 
     def waits_for_room(self) -> bool:
-        """Return whether the only consumer of the queue tells it when there is room again."""
+        """Return whether the only consumer wakes the queue when there is room again."""
         consumer = self.consumers.all[0]
         return consumer.queue in consumer.window.blocked or (
             consumer.loan is not None and consumer.queue in consumer.loan.waiting
         )
 
     def waits_instead_of(self, other: SharingQueue) -> bool:
-        """Wait for room of the consumer in the place of `other`; return False if there is room."""
+        """Wait for room in the place of `other`; return False if there is room."""
         consumer = self.consumers.all[0]
         window, loan = consumer.window, consumer.loan
         if window.room <= 0:
@@ -419,10 +448,10 @@ class Dispatch:
             return True
         return False
 
-    # -- who has what ----------------------------------------------------------------------------------
+    # -- held messages -----------------------------------------------------------------------------
 
     def held_of(self, queue: object) -> Iterator[int]:
-        """Return the entries that consumers and gets of the queue of this dispatch hold."""
+        """Yield the entries that consumers and getters of the queue of this dispatch hold."""
         for holder in self.holders:
             if isinstance(holder, Getter):
                 yield from holder.held_of(queue)
@@ -430,13 +459,17 @@ class Dispatch:
                 yield from holder.unacked.held()
 
     def taken_back(self, entries: array[int], size: int) -> None:
-        """Note that these messages are with nobody any more."""
+        """Note that no consumer holds these messages any more."""
         if self.keys is not None:
             self.keys.back(entries)
         self.backlog.taken_back(len(entries), size)
 
     def take_until(self, queue: object, last: int) -> list[array[int]]:
-        """Take the messages whose entry is not above `last` from whoever holds them."""
+        """Take messages from the consumers and getters that hold them.
+
+        Messages are taken whose entry is not above `last`. Return their entries, an array for each
+        holder.
+        """
         taken: list[array[int]] = []
         for holder in list(self.holders):
             if isinstance(holder, Getter):
@@ -450,12 +483,12 @@ class Dispatch:
         return taken
 
     def let_holder_go(self, consumer: Consumer) -> None:
-        """Forget a consumer that was detached, if it holds nothing any more."""
+        """Forget a detached consumer if it holds nothing any more."""
         if consumer.detached and not consumer.unacked.count:
             self.holders.pop(consumer, None)
 
     def drop(self, queue: SharingQueue) -> None:
-        """Forget who holds what of a queue that is deleted."""
+        """Forget which messages are held, because the queue is deleted."""
         for holder in self.holders:
             if isinstance(holder, Getter):
                 holder.forget(queue)
@@ -466,7 +499,10 @@ class Dispatch:
 
 
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:
-    """Return the bytes each may get in one round; those of one connection share its window."""
+    """Return the bytes that each taker may get in one round.
+
+    Takers of one connection share its window.
+    """
     windows = [taker.window for taker in takers]
     sharing = Counter(map(id, windows))
     return [min(window.room // sharing[id(window)], bytes_max) for window in windows]

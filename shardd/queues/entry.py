@@ -1,7 +1,10 @@
-"""What memory keeps per message: one u64, `segment << 32 | position << 4 | flags`, in array('Q').
+"""Define the entry: the one u64 that memory keeps for each message, in an array('Q').
 
-Publish order within one store is the order of `entry & PLACE`. What only some queues need to know of a message
-(priority, expiry) is kept by runs in `Facts`, so that a plain queue pays nothing for it.
+    segment << 32 | position << 4 | flags
+
+Publish order within one store is the order of `entry & PLACE`. Only some queues need the priority
+and the expiry of a message. These are kept by runs in `Facts`, so that a plain queue pays nothing
+for them.
 """
 
 from __future__ import annotations
@@ -15,20 +18,20 @@ REDELIVERED = 1
 PLACE = ~15
 ENDLESS = 1 << 64  # above all entries
 
-# A fact is `priority << 56 | expires_at_ms`; an expiry of 0 is never. In a queue of an exchange that delays messages
-# it is when the message is due, in all 64 bits.
+# A fact is `priority << 56 | expires_at_ms`; an expiry of 0 is never. In the queue of a delaying
+# exchange a fact is the time at which the message is due, in all 64 bits.
 EXPIRY = (1 << 56) - 1
-# Runs of facts kept before a look whether the oldest are still needed pays.
+# How many runs of facts are kept before it pays to check whether the oldest are still needed.
 FACT_RUNS_MIN = 1024
-# Of the flags of a record, what a queue remembers of all that came to it (Arrival.marks).
-HAS_BCC = 4  # a header that no consumer is to see
-OWN_LETTERS = 8  # it says itself to which exchange it goes when it dies
-# Shared by all that hold nothing, and never added to.
+# Flags of a record that a queue remembers for all messages that came to it (Arrival.marks).
+HAS_BCC = 4  # The message has a header that no consumer may see.
+OWN_LETTERS = 8  # The message names its own dead-letter exchange.
+# An empty array that all empty objects share. It is never added to.
 NOTHING = array("Q")
 
 
 class Facts:
-    """The fact of each message of a queue: (first entry, fact) for each run of messages that share one."""
+    """The facts of the messages of a queue: (first entry, fact) for each run with the same fact."""
 
     __slots__ = ("_facts", "_firsts", "_trim_at")
 
@@ -40,7 +43,10 @@ class Facts:
         return len(self._firsts)
 
     def add_many(self, entries: array[int], facts: array[int]) -> None:
-        """Add the fact of each of `entries`, which ascend and come after all that were added before."""
+        """Add the facts of `entries`.
+
+        The entries ascend and come after all entries that were added before.
+        """
         firsts, kept = runs(entries, facts, self._facts[-1] if self._facts else None)
         if self._facts is NOTHING:
             self._firsts, self._facts = firsts, kept
@@ -56,7 +62,10 @@ class Facts:
         return bisect_right(self._firsts, first & PLACE) == bisect_right(self._firsts, last & PLACE)
 
     def old(self, entries: array[int], now: int) -> int:
-        """How many of `entries`, which ascend, are too old, up to the first that is not."""
+        """Return how many of `entries` have expired before the first that has not.
+
+        The entries ascend.
+        """
         at = 0
         while at < len(entries):
             run = bisect_right(self._firsts, entries[at] & PLACE) - 1
@@ -71,7 +80,7 @@ class Facts:
         return 0 < self.of(entry) & EXPIRY <= now
 
     def before_old(self, block: array[int], now: int) -> array[int]:
-        """Return what of the block comes before the first message that is too old; at least one."""
+        """Return the entries of the block before the first expired one, but at least one entry."""
         if self.in_one_run(block[0], block[-1]):
             return block
         old = (i for i, entry in enumerate(block) if self.is_old(entry, now))
@@ -81,7 +90,7 @@ class Facts:
         return len(self._firsts) > self._trim_at
 
     def trim(self, oldest: int) -> None:
-        """Forget what is said of messages before `oldest`, the first the queue still has."""
+        """Forget the facts of messages before `oldest`, the first message still in the queue."""
         at = bisect_right(self._firsts, oldest & PLACE) - 1
         if at > 0:
             del self._firsts[:at], self._facts[:at]

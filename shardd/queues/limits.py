@@ -1,4 +1,4 @@
-"""TTL, length, bytes, idleness: who must go, and when. Pure: the time is an argument, in ms since the epoch."""
+"""Read the limits of a queue from its arguments: TTL, length, bytes, idleness and others."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import Any, NamedTuple
 from shardmq.shardd.queues.resting import REST_MS_MAX, Retry
 
 PRIORITY_MAX = 255
-# Why a message was let go.
+# The reasons for which a message is let go.
 EXPIRED = "expired"
 MAXLEN = "maxlen"
 REJECTED = "rejected"
 DELIVERY_LIMIT = "delivery_limit"
-REFUSED = "refused"  # at its publish: nothing that dies later
-DUE = "delayed"  # it has waited long enough at the exchange that delays it
-# Argument of a queue that keeps messages for an exchange until they are due: the exchange's name.
+REFUSED = "refused"  # The message was refused at its publish, so it does not die later.
+DUE = "delayed"  # The message has waited long enough at its delaying exchange.
+# The argument of a queue that keeps messages for a delaying exchange: the name of the exchange.
 DELAYS_FOR = "x-delays-for"
 
 
 class DeadLetters(NamedTuple):
-    """Where what a queue lets go is published again. `routing_key` None: with the keys it came with. `insist`: what the
-    only queue there refuses is offered to it again (at-least-once), else it is dropped."""
+    """The exchange to which messages are published again that a queue lets go.
+
+    If `routing_key` is None, messages keep the keys they came with. `insist` (at-least-once): a
+    message that the only queue there refuses is offered again; otherwise it is dropped.
+    """
 
     exchange: str
     routing_key: str | None = None
@@ -29,7 +32,7 @@ class DeadLetters(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """A queue's arguments, as far as they bound it; None: not bounded."""
+    """The arguments of a queue that bound it. None means not bounded."""
 
     message_ttl: int | None = None
     expires: int | None = None
@@ -40,24 +43,22 @@ class Limits(NamedTuple):
     delivery_limit: int | None = None
     single_active: bool = False
     dead_letters: DeadLetters | None = None
-    refused_die: bool = False  # publishes that are refused are dead-lettered too
-    delays: bool = False  # not a queue for anybody: messages wait in it until they are due
-    consumer_timeout: int | None = (
-        None  # ms after which what a consumer does not settle is requeued
-    )
-    paused: bool = False  # nothing is handed out
-    timeout_closes: bool = (
-        False  # who holds something for longer loses its channel, not that message
-    )
-    retry: Retry | None = None  # what comes back rests first
-    held: bool = False  # what arrives from now on is kept back, see behind.py
+    refused_die: bool = False  # refused publishes are dead-lettered too
+    delays: bool = False  # nobody consumes; messages wait until they are due
+    # A message that a consumer has not settled after this many ms is requeued.
+    consumer_timeout: int | None = None
+    paused: bool = False  # no message is handed out
+    # After the consumer timeout the channel is closed, instead of requeueing the message.
+    timeout_closes: bool = False
+    retry: Retry | None = None  # messages that come back rest first
+    held: bool = False  # messages that arrive from now on are kept back, see behind.py
 
     @property
     def bounded(self) -> bool:
         return self.max_length is not None or self.max_bytes is not None
 
     def excess(self, length: int) -> int:
-        """Messages too many, by their count."""
+        """Return how many messages there are above the limit of length."""
         return max(0, length - self.max_length) if self.max_length is not None else 0
 
     def too_big(self, ready_bytes: int) -> bool:
@@ -68,7 +69,10 @@ UNLIMITED = Limits()
 
 
 def limits_of(arguments: Mapping[str, Any]) -> Limits:
-    """Values were checked by the controller; what is not a number counts as not given."""
+    """Return the limits in the arguments of a queue.
+
+    The controller has checked the values. A value that is not a number counts as not given.
+    """
     if not arguments:
         return UNLIMITED
     if isinstance(exchange := arguments.get(DELAYS_FOR), str):
@@ -101,7 +105,10 @@ def _dead_letters(arguments: Mapping[str, Any]) -> DeadLetters | None:
 
 
 def _retry(arguments: Mapping[str, Any]) -> Retry | None:
-    """Of the types (all, failed, returned) none is told from the others: whatever comes back rests."""
+    """Return how long returned messages rest, None if they do not rest.
+
+    The types all, failed and returned are not told apart: every message that comes back rests.
+    """
     least = _number(arguments, "x-delayed-retry-min")
     if not least or arguments.get("x-delayed-retry-type") == "disabled":
         return None

@@ -1,4 +1,7 @@
-"""Who has held what for too long, for queues that do not wait for ever (x-consumer-timeout)."""
+"""Find messages that were held for too long, for queues with a consumer timeout.
+
+The argument of such a queue is `x-consumer-timeout`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from shardmq.shardd.queues.unacked import Getter
 
 
 def handed(consumer: Consumer, now: int, timeout: int) -> Handed:
-    """With what it has been given by now."""
+    """Return the stamps of a consumer, brought up to date."""
     if consumer.handed is None:
         consumer.handed = Handed()
     if not consumer.no_ack:
@@ -23,14 +26,17 @@ def handed(consumer: Consumer, now: int, timeout: int) -> Handed:
 def taken_from(
     holder: Consumer | Getter, queue: object, now: int, timeout: int
 ) -> tuple[array[int], int]:
-    """What it has held of that queue for longer than that, and the sum of its sizes."""
+    """Take the messages of a queue that a holder has held for longer than `timeout`.
+
+    Return their entries and the sum of their sizes.
+    """
     if isinstance(holder, Getter):
         return holder.take_overdue(queue, now - timeout)
     return holder.unacked.settle(1, handed(holder, now, timeout).overdue(now, timeout) - 1)
 
 
 def is_late(holder: Consumer | Getter, queue: object, now: int, timeout: int) -> bool:
-    """Whether it has held something of that queue for longer than that."""
+    """Return whether a holder has held a message of the queue for longer than `timeout`."""
     if isinstance(holder, Getter):
         since = holder.since(queue)
         return since is not None and since <= now - timeout
@@ -41,7 +47,10 @@ def is_late(holder: Consumer | Getter, queue: object, now: int, timeout: int) ->
 
 
 def due_at(holders: Iterable[Consumer | Getter], queue: object, timeout: int) -> int | None:
-    """When the first of them will have held something for too long, but for those who were told so."""
+    """Return when the first holder will have held a message of the queue for too long.
+
+    Holders that were told so already do not count. Return None if no holder holds a message.
+    """
     found: list[int] = []
     for holder in holders:
         if holder.told_late:

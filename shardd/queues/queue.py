@@ -1,11 +1,11 @@
-"""Hold a queue together: its messages, who gets them, its life and its counters.
+"""Hold a queue together: its messages, its consumers, its life and its counters.
 
 Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
 
-A queue keeps entries (entry.py); the store keeps the bytes. Three objects hold each other from the
-top: this file takes publishes in and what comes back; the backlog (backlog.py) has order, expiry
-and limits; the dispatch (dispatch.py) decides who gets what. Which rules apply is decided by the
-limits (rules.py); which publishes are refused says admission.py.
+A queue keeps entries (entry.py); the store keeps the bytes. This file takes in publishes and
+messages that come back. It holds the backlog and the dispatch. The backlog (backlog.py) has order,
+expiry and limits. The dispatch (dispatch.py) decides which consumer gets which message. The limits
+decide which rules apply (rules.py). admission.py decides which publishes are refused.
 
 Two kinds of queue are made of the same parts and take the place of a `Queue` wherever a shard uses
 one: a `DelayQueue` orders messages by time, a `StreamQueue` has its messages in a log of its own.
@@ -32,7 +32,8 @@ from shardmq.shardd.queues.unacked import Getter
 class Queue:
     """One queue of a shard.
 
-    There may be 100,000 of them, most of them idle: what an idle one does not need is not there.
+    A shard may have 100,000 queues, most of them idle. So an idle queue does not create parts that
+    it does not need.
     """
 
     __slots__ = (
@@ -48,7 +49,8 @@ class Queue:
         "last_used",
         "store",
     )
-    keeps_in_store = True  # its messages; a stream has a log of its own
+    # The messages lie in the store; a stream has a log of its own instead.
+    keeps_in_store = True
 
     def __init__(
         self,
@@ -67,22 +69,23 @@ class Queue:
         self.dispatch = Dispatch(self.backlog)
         self.counters: Counters = self.backlog.counters
         self.consumers: Consumers = self.dispatch.consumers
-        self.closed = False  # takes no more consumers: soon deleted
+        self.closed = False  # the queue takes no more consumers and is soon deleted
         self.deleted = False
         self.last_used = now
-        self._admission: Admission | None = None  # nobody asked about its room
+        self._admission: Admission | None = None  # None until admission is asked for
 
     @property
     def delayed_count(self) -> int:
-        """How many messages wait until they are due."""
+        """Return how many messages wait until they are due."""
         return 0
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def publish(self, arrival: Arrival, now: int, reserved: bool = False) -> list[int] | None:
-        """Take messages in; return ordinals within the batch of those refused, if some were.
+        """Take messages in; return the ordinals of refused messages, None if none is refused.
 
-        `reserved`: room was set aside for the messages, so none is refused.
+        Ordinals count within the batch. `reserved` says that room was reserved for the messages, so
+        none is refused.
         """
         backlog = self.backlog
         self.counters.published += len(arrival.entries)
@@ -93,7 +96,7 @@ class Queue:
         return None
 
     def _publish_some(self, arrival: Arrival, now: int) -> list[int] | None:
-        """Take in the messages that no rule refuses, as `publish`."""
+        """Take in the messages that no rule refuses; return the same as `publish`."""
         backlog = self.backlog
         ordinals = self.admission().refused_of(arrival)
         if not ordinals:
@@ -110,23 +113,23 @@ class Queue:
         return [indexes[i] for i in ordinals] if indexes is not None else ordinals
 
     def restore(self, arrival: Arrival, now: int) -> None:
-        """Take in messages that the store still had."""
+        """Take in messages that a recovery found in the store."""
         if self.backlog.take_in(arrival, now):
             self.backlog.forget_facts_before(self._held)
 
     def admission(self) -> Admission:
-        """Return what says which publishes are refused, and sets room aside."""
+        """Return the admission, which refuses publishes and reserves room."""
         if self._admission is None:
             self._admission = Admission(self.backlog, self.consumers)
         return self._admission
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     @property
     def is_asleep(self) -> bool:
-        """Whether serving the queue would find nothing to do, whatever arrived.
+        """Return whether serving the queue would find nothing to do, whatever arrived.
 
-        Nobody consumes from it, and nothing in it leaves by itself.
+        Nobody consumes from a queue that is asleep, and no message leaves it by itself.
         """
         backlog = self.backlog
         acts = (
@@ -139,17 +142,19 @@ class Queue:
         return not (acts or self.consumers.all)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
-        """Hand out at most about `bytes_max`; return whether there is more to hand out now."""
+        """Hand out at most about `bytes_max` bytes; return whether there is more to hand out."""
         return self.dispatch.deliver(now, outlet, bytes_max)
 
     def has_for(self, consumer: Consumer) -> bool:
-        """Return whether a message is ready that this consumer, one of its own, may get."""
+        """Return whether a message is ready for `consumer`, which is a consumer of this queue."""
         return self.backlog.ready_count > 0
 
     def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool, int] | None:
         """Take one message; return (stored, delivery number, redelivered, how often it came back).
 
-        `getter` holds it, or nobody. How often it came back is 0 if that is not counted.
+        `getter` holds the message; if it is None, the message is settled at once. How often the
+        message came back is 0 if the queue does not count that. Return None if there is no message
+        to take.
         """
         backlog = self.backlog
         self.last_used = now
@@ -175,10 +180,13 @@ class Queue:
             self.dispatch.holders[getter] = None
         return blob, number, redelivered, times
 
-    # -- back ------------------------------------------------------------------------------------------
+    # -- back --------------------------------------------------------------------------------------
 
     def ack(self, entries: array[int], size: int) -> None:
-        """Forget messages that were consumed. `size`: their body bytes, here and below."""
+        """Forget messages that were consumed.
+
+        `size` is the sum of their body bytes, here and in the methods below.
+        """
         self.dispatch.taken_back(entries, size)
         self.counters.acked += len(entries)
         self.backlog.forget(entries)
@@ -188,19 +196,23 @@ class Queue:
         self.backlog.let_go(entries, REJECTED)
 
     def requeue(self, entries: array[int], size: int) -> None:
-        """Put messages to their old places, as delivered before; at once, or when they have rested."""
+        """Put messages back to their old places, marked as delivered before.
+
+        A queue with a delivery limit may let messages go instead. In a queue with a delayed retry
+        the messages rest first.
+        """
         self.dispatch.taken_back(entries, size)
         self.backlog.send_back(entries, size)
 
     def give_back(self, entries: array[int], size: int) -> None:
-        """Put messages to their old places, as if never handed out."""
+        """Put messages back to their old places, as if they had never been handed out."""
         self.dispatch.taken_back(entries, size)
         self.backlog.put_back(array("Q", sorted(entries)), size)
 
-    # -- life ------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def next_due(self) -> int | None:
-        """Return when `deliver`, `expired_itself` or `take_overdue` will have something to do."""
+        """Return when `deliver`, `expired_itself` or `take_overdue` will have work, in ms."""
         backlog = self.backlog
         if not backlog.facts and not backlog.rules.acts_alone and backlog.resting is None:
             return None
@@ -214,23 +226,23 @@ class Queue:
         return min(due, default=None)
 
     def expired_itself(self, now: int) -> bool:
-        """Return whether the queue was unused for as long as x-expires says."""
+        """Return whether the queue was unused for as long as x-expires allows."""
         expires = self.backlog.limits.expires
         if expires is None or self.consumers or self.closed:
             return False
         return now >= self.last_used + expires
 
     def change(self, limits: Limits, now: int) -> None:
-        """Put other arguments in force (policies), or hear that it was declared again."""
+        """Put other limits in force (a policy), or note that the queue was declared again."""
         self.last_used = now
         self.backlog.change(limits)
         self.consumers.be_single_active(limits.single_active)
         self.consumers.be_paused(limits.paused)
 
     def take_overdue(self, now: int) -> bool:
-        """Requeue what consumers have held for longer than the queue waits; return whether there was some.
+        """Requeue messages that were held for too long; return whether there were any.
 
-        To be called after each `deliver`.
+        The caller calls this after each `deliver`.
         """
         limits = self.backlog.limits
         if limits.consumer_timeout is None or limits.timeout_closes:
@@ -244,10 +256,10 @@ class Queue:
         return found
 
     def late(self, now: int) -> list[Consumer | Getter]:
-        """Return who has held something for longer than the queue waits, each once.
+        """Return the consumers and getters that have held a message for too long.
 
-        Their channels are to be closed for it, if the queue wants that. To be called after each
-        `deliver`.
+        Each is returned once. Their channels must be closed, if the queue asks for that. The caller
+        calls this after each `deliver`.
         """
         limits = self.backlog.limits
         if limits.consumer_timeout is None or not limits.timeout_closes:
@@ -266,7 +278,7 @@ class Queue:
         self.dispatch.attach(consumer)
 
     def detach(self, consumer: Consumer, now: int) -> None:
-        """Deliver no more to the consumer; what it holds it holds."""
+        """Deliver no more to the consumer. The consumer keeps the messages that it holds."""
         if consumer.detached:
             return
         self.dispatch.detach(consumer)
@@ -275,17 +287,17 @@ class Queue:
             self.closed = True
 
     def release(self, consumer: Consumer, now: int) -> None:
-        """Take back what a consumer held that is gone for good."""
+        """Take back the messages of a consumer that is gone for good."""
         self.detach(consumer, now)
         entries, size = consumer.unacked.take_all()
         if entries:
             self.requeue(entries, size)
         self.dispatch.holders.pop(consumer, None)
 
-    # -- all of it -------------------------------------------------------------------------------------
+    # -- the whole queue ---------------------------------------------------------------------------
 
     def newest(self) -> int:
-        """Return the place of the last message that is ready or held, 0 without one."""
+        """Return the place of the last message that is ready or held, 0 if there is none."""
         levels = self.backlog.levels
         lasts = [level.peek(len(level))[-1] for level in levels if len(level)]
         return max([entry & PLACE for entry in (*lasts, *self._held())], default=0)
@@ -301,13 +313,13 @@ class Queue:
         return ready + sum(entry <= last for entry in self._held())
 
     def let_go_until(self, place: int, reason: str) -> int:
-        """Let go what is not settled up to that place, but for what rests; return how many.
+        """Let go of unsettled messages up to that place, except resting ones; return how many.
 
-        A late ack of it is no error.
+        A late ack of such a message is no error.
         """
         backlog, last, before = self.backlog, place | ~PLACE, self.counters.let_go
         taken = self.dispatch.take_until(self, last)
-        if taken:  # before those that are ready: they are older
+        if taken:  # These go before the ready messages, because they are older.
             backlog.let_go(array("Q", sorted(chain(*taken))), reason)
         for level in backlog.levels:
             while len(level) and level.first() <= last:
@@ -316,23 +328,26 @@ class Queue:
         return self.counters.let_go - before
 
     def _held(self) -> list[int]:
-        """Return the entries that were taken out and not settled, and those that rest."""
+        """Return the entries that were taken out and not settled, and the entries that rest."""
         resting = self.backlog.resting
         return [*self.dispatch.held_of(self), *(resting.entries() if resting is not None else ())]
 
     def _own(self) -> array[int]:
-        """Return all entries but departing ones, in order."""
+        """Return all entries except departing ones, in order."""
         return self.backlog.entries(self._held())
 
     def live(self) -> array[int]:
-        """Return all entries, in order: ready ones as they are, all others as delivered before."""
+        """Return all entries, in order.
+
+        All entries except ready ones are marked as delivered before.
+        """
         departures = self.backlog.departures
         if departures is None or not departures.count:
             return self._own()
         return merged(self._own(), marked(array("Q", sorted(departures.entries()))))
 
     def purge(self) -> int:
-        """Forget what is ready; return how many messages there were."""
+        """Forget all messages that are ready or kept back; return how many there were."""
         backlog = self.backlog
         count = backlog.ready_count + backlog.kept_back
         for entries in backlog.take_all():
@@ -341,7 +356,10 @@ class Queue:
         return count
 
     def drop(self) -> int:
-        """Delete the queue; return how many messages were ready. What departs is on its way all the same."""
+        """Delete the queue; return how many messages were ready or kept back.
+
+        Departing messages still go to their dead-letter exchange.
+        """
         backlog = self.backlog
         count = backlog.ready_count + backlog.kept_back
         if backlog.departures is None or not backlog.departures.count:

@@ -1,7 +1,8 @@
-"""Messages that came back and are to be given out again only after a while (x-delayed-retry-min): when each is due.
+"""Let returned messages rest for a while before they are handed out again (x-delayed-retry-min).
 
-They are the queue's as if a consumer still held them. Those that are due at about the same time rest together, so that
-what is kept besides the entries does not grow with their number. Pure: the time is an argument, in ms since the epoch.
+The queue counts resting messages as if a consumer still held them. Messages that are due at about
+the same time rest together, so that the memory besides the entries does not grow with their number.
+There is no clock here: the time is an argument, in ms since the epoch.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from array import array
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-# One that rests for a time may rest for this part of it longer: then there are about as many dues for each length.
+# A message may rest longer than its time by this part of it. So the number of different due times
+# is about the same for each length of rest.
 STEPS = 16
 REST_MS_MAX = 0xFFFFFFFF
 
 
 class Retry(NamedTuple):
-    """How long a message rests that came back `times` times; `multiplier` None: in proportion to that."""
+    """The rule for how long a message rests.
+
+    If `multiplier` is None, the time grows in proportion to the number of returns.
+    """
 
     least_ms: int
     most_ms: int = REST_MS_MAX
@@ -27,7 +32,7 @@ class Retry(NamedTuple):
             return min(self.least_ms * times, self.most_ms)
         if self.multiplier == 1:
             return min(self.least_ms, self.most_ms)
-        # Beyond 32 doublings any time is above the most.
+        # After 32 doublings any time is above the maximum.
         grown: int = self.least_ms * self.multiplier ** min(times - 1, 32)
         return min(grown, self.most_ms)
 
@@ -46,11 +51,10 @@ class Resting:
     __slots__ = ("_dues", "_new", "_parts")
 
     def __init__(self) -> None:
-        self._new: list[
-            tuple[int, array[int], int]
-        ] = []  # how long they are to rest, from the next `begin` on
-        self._parts: dict[int, _Part] = {}  # by when they are due
-        self._dues: list[int] = []  # a heap of the same
+        # Each item: how long messages rest from the next `begin` on, their entries, their size.
+        self._new: list[tuple[int, array[int], int]] = []
+        self._parts: dict[int, _Part] = {}  # by due time
+        self._dues: list[int] = []  # a heap of the due times
 
     def __bool__(self) -> bool:
         return bool(self._new or self._parts)
@@ -59,7 +63,7 @@ class Resting:
         self._new.append((rest_ms, entries, size))
 
     def begin(self, now: int) -> None:
-        """What was added since the last time rests from now on."""
+        """Let the messages that were added since the last call rest from now on."""
         new, self._new = self._new, []
         for rest_ms, entries, size in new:
             step = rest_ms // STEPS + 1
@@ -72,7 +76,10 @@ class Resting:
             part.size += size
 
     def take_due(self, now: int) -> tuple[array[int], int]:
-        """Those that have rested long enough, in no order, and the sum of their sizes."""
+        """Take the messages that have rested long enough.
+
+        Return their entries, in no order, and the sum of their sizes.
+        """
         entries, size = array("Q"), 0
         while self._dues and self._dues[0] <= now:
             part = self._parts.pop(heappop(self._dues))

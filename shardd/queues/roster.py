@@ -1,5 +1,7 @@
-"""The queues of a shard, by id. One that was declared and not used yet is only its kind, which it shares with others:
-of 100,000 queues most are like that. It becomes a Queue when it is first asked for.
+"""Keep the queues of a shard, by id.
+
+A queue that was declared and not used yet is stored only as its kind, which equal queues share: of
+100,000 queues most are unused. It becomes a Queue when it is first asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from shardmq.shardd.queues.store import Store
 
 
 class Kind(NamedTuple):
-    """What a queue is before anything happened to it."""
+    """The properties of a queue that was declared and not used yet."""
 
     store: Store
     limits: Limits
@@ -45,7 +47,8 @@ class Roster:
         if queue is not None:
             return queue
         if (kind := self._unused.pop(id, None)) is not None:
-            # Since when it is unused does not matter: one that expires is never among these.
+            # The time since when the queue is unused does not matter: a queue that expires is never
+            # stored as a kind.
             make = DelayQueue if kind.limits.delays else Queue
             queue = self._used[id] = make(
                 id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete
@@ -53,7 +56,7 @@ class Roster:
         return queue
 
     def named(self, ids: Sequence[int]) -> list[Queue]:
-        """Those of them that there are."""
+        """Return the queues with these ids that exist."""
         if len(ids) == 1 and (alone := self._used.get(ids[0])) is not None:
             return [alone]
         found = list(map(self._used.get, ids))
@@ -62,7 +65,10 @@ class Roster:
         return [queue for queue in map(self.get, ids) if queue is not None]
 
     def put(self, id: int, kind: Kind, now: int) -> Queue | None:
-        """A new queue, or other limits for one that is there. The queue, if it is more than its kind."""
+        """Add a queue, or put other limits in force for a queue that is there.
+
+        Return the queue, or None if it is stored as its kind.
+        """
         queue = self._used.get(id)
         if queue is not None:
             queue.change(kind.limits, now)
@@ -82,11 +88,11 @@ class Roster:
         return queue
 
     def adopt(self, queue: Queue) -> None:
-        """One that was made elsewhere."""
+        """Add a queue that was made elsewhere."""
         self._used[queue.id] = queue
 
     def pop(self, id: int) -> Queue | None:
-        """No more known; the queue, if it was used."""
+        """Remove a queue; return it, or None if it was never used."""
         self._unused.pop(id, None)
         if not self._unused:
             self._kinds.clear()
@@ -102,7 +108,10 @@ class Roster:
         return iter(self._used.values())
 
     def used_ids(self) -> list[int]:
-        """In one go, as there may be a hundred thousand and messages wait meanwhile."""
+        """Return the ids of used queues, as one copy.
+
+        A copy is quick to make: there may be 100,000 queues, and messages wait meanwhile.
+        """
         return [*self._used]
 
     def used_among(self, ids: Iterable[int]) -> Iterator[Queue]:
@@ -112,7 +121,7 @@ class Roster:
         return [*self._used, *self._unused]
 
     def lasting(self, store: Store) -> dict[int, Limits]:
-        """Limits of the durable queues that keep their messages there."""
+        """Return the limits of the durable queues that keep their messages in `store`, by id."""
         found = {
             id: kind.limits
             for id, kind in self._unused.items()
@@ -124,6 +133,6 @@ class Roster:
         return found
 
     def of(self, store: Store) -> list[int]:
-        """Ids of all that keep their messages there."""
+        """Return the ids of all queues of `store`."""
         used = [id for id, queue in self._used.items() if queue.store is store]
         return used + [id for id, kind in self._unused.items() if kind.store is store]

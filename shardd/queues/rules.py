@@ -1,9 +1,9 @@
-"""Say which rules a queue has, and when each of them is asked.
+"""Decide which rules a queue has, and when each rule is asked.
 
-RULES is the table. `rules_of` goes through it once, when a queue is declared or its policy
+RULES is the table. `rules_of` goes through the table once, when a queue is declared or its policy
 changes, and sorts the rules that apply by the moments at which they are asked. A queue without a
-rule at a moment takes the short way there, so a rule that is added to the table cannot be passed
-by. The functions decide only; backlog.py and queue.py do what they say.
+rule at a moment takes the short way there, so no queue can bypass a rule that is added to the
+table. The functions here only decide; backlog.py and queue.py carry the decisions out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple, Protocol
 
 from shardmq.shardd.queues.limits import DELIVERY_LIMIT, Limits
 
-# (messages that count, how many may, bytes that count, how many may); None: not bounded.
+# (messages that count, the most messages, bytes that count, the most bytes). None: not bounded.
 Room = tuple[int, int | None, int, int | None]
 
 
 class Ready(Protocol):
-    """What a rule sees of the messages that are ready, first to leave first."""
+    """The ready messages as a rule sees them, in the order in which they leave."""
 
     @property
     def limits(self) -> Limits: ...
@@ -27,19 +27,21 @@ class Ready(Protocol):
     @property
     def ready_bytes(self) -> int: ...
     def first_sizes(self) -> Sequence[int]:
-        """Return the body bytes of the first messages of the level that leaves first."""
+        """Return the body bytes of the first messages of the priority that leaves first."""
 
 
 class Rule(NamedTuple):
-    """One rule, and what it is asked at which moment.
+    """One rule, and the questions that it answers.
 
-    `refuse`: at a publish, with the room there is, the number of messages and the body bytes of
-    each (empty if no limit of bytes is set); returns the ordinals of those that are not taken.
-    `remembers`: something of each message is remembered, so each is looked at when it arrives.
-    `excess`: after messages were handed out; returns how many of the first have to go.
-    `too_often`: when messages come back, with how often one has; returns why it leaves, or None.
-    `rest_ms`: when a message comes back, with how often it has; returns how long it rests.
-    `acts_alone`: time alone makes the queue do something.
+    `refuse` is asked at a publish, with the room there is, the number of messages and the body
+        bytes of each (empty without a limit of bytes). It returns the ordinals of refused messages.
+    `remembers` says that the queue keeps a fact of each message, so it looks at each arrival.
+    `excess` is asked after messages were handed out. It returns how many of the first must go.
+    `too_often` is asked for a message that comes back, with the number of its returns. It returns
+        why the message leaves, or None.
+    `rest_ms` is asked for a message that comes back, with the number of its returns. It returns
+        how long the message rests.
+    `acts_alone` says that time alone makes the queue do something.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Rule(NamedTuple):
 
 
 class Rules:
-    """The rules of one queue, by moment. Queues with the same rules share one of these."""
+    """The rules of one queue, by moment. Queues with the same rules share one object."""
 
     __slots__ = (
         "acts_alone",
@@ -74,13 +76,18 @@ class Rules:
         self.rests = [rule.rest_ms for rule in rules if rule.rest_ms is not None]
         self.looks_at_each = any(rule.remembers for rule in rules)
         self.may_refuse = bool(self.refuse)
-        self.takes_all = not (self.looks_at_each or self.may_refuse)  # of a publish, in one piece
+        # A publish is taken in as one piece, with no look at its messages.
+        self.takes_all = not (self.looks_at_each or self.may_refuse)
         self.counts_returns = bool(self.too_often or self.rests)
         self.acts_alone = any(rule.acts_alone for rule in rules)
 
 
 def _overflowing(room: Room, count: int, sizes: Sequence[int]) -> list[int]:
-    """Return which of `count` new messages do not fit. What consumers can take at once is free."""
+    """Return the ordinals of the `count` new messages that do not fit.
+
+    A negative length means that consumers can take that many messages at once; these messages are
+    free.
+    """
     length, length_max, held, held_max = room
     refused: list[int] = []
     for i in range(count):
@@ -100,7 +107,7 @@ def _too_many(ready: Ready) -> int:
 
 
 def _too_heavy(ready: Ready) -> int:
-    """Return how many of the first messages have to go; ask again after they went."""
+    """Return how many of the first messages must go. The caller asks again after they are gone."""
     limits, held = ready.limits, ready.ready_bytes
     count = 0
     if ready.ready_count and limits.too_big(held):

@@ -1,4 +1,4 @@
-"""Define what a queue needs of the store its messages lie in; shardd.store meets it."""
+"""Define what a queue needs of the store of its messages. shardd.store implements it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final, Protocol
 
 from shardmq.shardd.queues.ready import total
 
-# Entries handed out or let go in one step.
+# The most entries that are handed out or let go in one step.
 STEP_MESSAGES: Final = 8192
-# Bytes read at once only to learn sizes.
+# The most bytes that are read at once only to learn message sizes.
 SIZES_BYTES: Final = 256 << 10
 
 
@@ -36,15 +36,15 @@ class Arrival(Protocol):
 
 
 class Store(Protocol):
-    """Where messages lie."""
+    """The store that holds the messages of queues."""
 
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]: ...
     def look(
         self, entries: array[int], bytes_max: int, whole: bool = True
     ) -> tuple[bytes | memoryview, array[int]]:
-        """Read as read() does, or give a view that is good until messages are appended.
+        """Read as `read` does, or return a view that is good until messages are appended.
 
-        Not `whole`: the answer may end sooner.
+        If `whole` is False, the answer may end sooner.
         """
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None: ...
@@ -62,5 +62,5 @@ def sizes_of(store: Store, entries: array[int]) -> array[int]:
 
 
 def bytes_of(store: Store, entries: array[int]) -> int:
-    """Return the body bytes of all the messages together."""
+    """Return the sum of the body bytes of the messages."""
     return total(sizes_of(store, entries))

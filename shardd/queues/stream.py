@@ -1,15 +1,19 @@
-"""A queue that keeps what was read: consumers are offsets in a log, and each reads all of it.
+"""Keep a stream: a queue whose messages stay after they were read.
 
-A message that was published is there when it is on stable storage, and goes with its segment, by age or size. What a
-consumer does not settle counts against its prefetch; ack and reject are the same here, a requeue brings the message to
-the same consumer again. A consumer with a name has a position in the log: the lowest offset that
-it has not settled, in whatever order it settles the others. What it gives back stays unsettled,
-also after it was cancelled. The position is written by the next flush of the log and synced within
-a second, so a power cut may set it back by about that, never forward.
+Consumers are offsets in a log, and each consumer reads the whole log. A published message can be
+read when it is on stable storage. It goes with its segment, by age or size. Messages that a
+consumer has not settled count against its prefetch. Ack and reject are the same here. A requeue
+brings the message to the same consumer again.
 
-A `StreamQueue` is a kind of `Queue`: a shard publishes to it, serves it and settles like with any
-other, though this file changes nearly all of what is done. `store` is where other queues of
-the vhost have their messages; a stream's are never there for longer than it takes to settle them.
+A consumer with a name has a position in the log: the lowest offset that it has not settled, in
+whatever order it settles the others. A message that it gives back stays unsettled, also after the
+consumer was cancelled. The next flush of the log writes the position, and a sync follows within a
+second. So a power cut may set the position back by about a second, never forward.
+
+A `StreamQueue` is a kind of `Queue`: a shard publishes to it, serves it and settles as with any
+other queue, though this file replaces nearly every method. `store` has the messages of the other
+queues of the vhost. A message of a stream is there only if it went to other queues too, and the
+stream settles it at once.
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ from shardmq.shardd.queues.unacked import Getter
 SEGMENT_BYTES: Final = 500_000_000  # RabbitMQ's default
 SEGMENT_BYTES_MIN: Final = 4096
 SEGMENT_BYTES_MAX: Final = 3_000_000_000
-# How often is looked for segments that have become too old.
+# How often the queue looks for segments that have become too old.
 RETAIN_EACH_MS: Final = 1000
 AGE = re.compile(r"(\d+)([YMDhms])")
 UNIT_S: Final = {"Y": 365 * 86400, "M": 30 * 86400, "D": 86400, "h": 3600, "m": 60, "s": 1}
-# Names are AMQP short strings.
+# Names of consumers are AMQP short strings.
 NAME_BYTES_MAX: Final = 255
-# Names with a position in one stream, from which on no more are taken of those that read elsewhere.
+# The most names with a position in one stream. Beyond it, names of consumers that read elsewhere
+# are refused.
 PLACED_MAX: Final = 1000
 
 
@@ -53,8 +58,13 @@ class Batch(Protocol):
 
 
 class Taken(Protocol):
-    """Of a batch: the records that were appended, and how many messages; how many were there already; ordinals in the
-    batch of those that are refused, those that were there already, and of these those that were other messages."""
+    """The result of an append of a batch of records.
+
+    `records` are the records that were appended, `count` the number of their messages. `repeated`
+    is the number of messages that were there already. The other lists have ordinals in the batch:
+    of refused messages, of messages that were there already (`known`), and of the known messages
+    that had another content (`altered`).
+    """
 
     @property
     def records(self) -> memoryview: ...
@@ -71,7 +81,7 @@ class Taken(Protocol):
 
 
 class Positions(Protocol):
-    """Where named consumers of a stream are: the offset each wants next."""
+    """The positions of the named consumers of a stream: the offset that each wants next."""
 
     @property
     def offsets(self) -> Mapping[bytes, int]: ...
@@ -81,7 +91,7 @@ class Positions(Protocol):
 
 
 class Stream(Protocol):
-    """Where the messages of a stream lie; shardd.store meets it."""
+    """The log of a stream. shardd.store implements it."""
 
     next_offset: int
     committed_offset: int
@@ -118,7 +128,10 @@ class Stream(Protocol):
 
 
 class Log(Protocol):
-    """The queue's side of a stream: records in, deliveries out; shardd.store meets it."""
+    """The queue's access to a stream: it appends records and reads batches.
+
+    shardd.store implements it.
+    """
 
     @property
     def stream(self) -> Stream: ...
@@ -138,7 +151,7 @@ class Log(Protocol):
 
 
 class Retention(NamedTuple):
-    """A stream's arguments, as far as they bound it; None: not bounded."""
+    """The arguments of a stream that bound it. None means not bounded."""
 
     max_bytes: int | None = None
     max_age_ms: int | None = None
@@ -151,7 +164,7 @@ class Retention(NamedTuple):
 
 
 def _note(ranges: list[tuple[int, int]], first: int, behind: int) -> None:
-    """Neighbours become one."""
+    """Add the range [first, behind) to ranges. Neighbouring ranges become one."""
     if ranges and ranges[-1][1] == first:
         ranges[-1] = (ranges[-1][0], behind)
     else:
@@ -163,7 +176,10 @@ def is_stream(arguments: Mapping[str, Any]) -> bool:
 
 
 def retention_of(arguments: Mapping[str, Any]) -> Retention:
-    """Values were checked by the controller; what is not a number counts as not given."""
+    """Return the limits in the arguments of a stream.
+
+    The controller has checked the values. A value that is not a number counts as not given.
+    """
     segment_bytes = _number(arguments, "x-stream-max-segment-size-bytes") or SEGMENT_BYTES
     return Retention(
         max_bytes=_number(arguments, "x-max-length-bytes"),
@@ -186,7 +202,10 @@ def _number(arguments: Mapping[str, Any], name: str) -> int | None:
 
 
 class StreamQueue(Queue):
-    """`store` must outlive it; `log` is open and its own."""
+    """A stream as a queue of a shard.
+
+    `store` must outlive the queue. `log` is open and belongs to the queue alone.
+    """
 
     __slots__ = ("_look_at", "_turn", "log", "retention", "watched")
 
@@ -195,13 +214,14 @@ class StreamQueue(Queue):
     def __init__(
         self, queue_id: int, store: Store, log: Log, retention: Retention, now: int = 0
     ) -> None:
-        # Without limits no rule applies: a stream does not expire, time out or drop anything.
+        # Without limits no rule applies: a stream does not expire, time out or drop any message.
         super().__init__(queue_id, store, UNLIMITED, durable=True, now=now)
         self.log = log
         self.retention = retention
-        self._look_at = 0  # when retention is applied next
+        self._look_at = 0  # the time at which retention is applied next, in ms
         self._turn = 0
-        # By a queue and who wants to know: offsets [first, behind the last) of messages that went there, too.
+        # By queue and watcher: ranges [first, behind the last) of offsets of messages that went to
+        # that queue too.
         self.watched: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._recount()
 
@@ -209,10 +229,13 @@ class StreamQueue(Queue):
         self.backlog.ready_count = self.log.stream.committed_offset - self.log.stream.first_offset
         self.backlog.ready_bytes = self.log.stream.disk_bytes
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> Taken:
-        """Take of a PUBLISH those records that name this stream (`alone`: all do)."""
+        """Append the records of a PUBLISH that name this stream.
+
+        `alone` says that all records name it.
+        """
         first = self.log.stream.next_offset
         taken = self.log.append_records(records, self.id, alone, in_sequence)
         self.counters.published += taken.count
@@ -225,8 +248,10 @@ class StreamQueue(Queue):
     def pull(
         self, watch: int, who: int, offset: int, stop: int, bytes_max: int
     ) -> tuple[bytes, int, int]:
-        """(offsets and messages, how many, next offset) of some of [offset, stop), but for what went to the queue
-        `watch`, too."""
+        """Return (offsets and messages, how many, next offset) of some messages of [offset, stop).
+
+        Messages that went to the queue `watch` too are left out, as the watcher `who` asked.
+        """
         offset = max(offset, self.log.stream.first_offset)
         for first, behind in self.watched.get((watch, who), ()):
             if offset < first:
@@ -239,20 +264,27 @@ class StreamQueue(Queue):
         return batch.blob, len(batch.entries), batch.next_offset
 
     def newest(self) -> int:
-        """Behind the last message, be it on stable storage or not."""
+        """Return the offset behind the last message, whether it is on stable storage or not."""
         return self.log.stream.next_offset
 
     def left_until(self, last: int) -> int:
-        """Not on stable storage."""
+        """Return how many messages below the offset `last` are not on stable storage."""
         return max(0, last - self.log.stream.committed_offset)
 
     def publish(self, arrival: Arrival, now: int, reserved: bool = False) -> list[int] | None:
-        """They went to other queues of the vhost too, and so to its store, where this one does not need them."""
+        """Settle messages that went to other queues of the vhost too.
+
+        So the messages are in the store of the vhost, where the stream does not need them.
+        """
         self.store.settle(self.id, arrival.entries, False)
         return None
 
     def begin_sync(self) -> Any:
-        """What was appended becomes readable when the job was run and `finish_sync` called; None: at once."""
+        """Begin to sync the appended messages; return the job.
+
+        The messages can be read after the job has run and `finish_sync` was called. If the job is
+        None, they can be read at once.
+        """
         job = self.log.stream.begin_sync()
         if job is None:
             self._recount()
@@ -263,12 +295,15 @@ class StreamQueue(Queue):
         self._look_at = 0
         self._recount()
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def new_reader(
         self, start: str, value: int, name: str, filters: Sequence[str], unfiltered: bool, now: int
     ) -> tuple[int, bytes, array[int] | None]:
-        """(offset, name, wanted) of one that begins there: drawn at wire.ReadFrom."""
+        """Return (offset, name, wanted) for a reader that begins as drawn at wire.ReadFrom.
+
+        `now` is in ms since the epoch.
+        """
         log = self.log.stream
         key = name.encode()[:NAME_BYTES_MAX]
         stored = log.positions.get(key) if key else None
@@ -295,8 +330,10 @@ class StreamQueue(Queue):
         )
 
     def place(self, name: bytes, offset: int | None) -> None:
-        """Of those that read it elsewhere under that name: what they want next; None: they are forgotten. Raises
-        ValueError when it may not be."""
+        """Set the position of a name whose consumers read the stream elsewhere.
+
+        An `offset` of None forgets the name. Raise ValueError if the position may not be set.
+        """
         if any(
             isinstance(holder, Reader) and holder.name == name for holder in self.dispatch.holders
         ):
@@ -318,7 +355,7 @@ class StreamQueue(Queue):
         self.log.stream.positions.set(name, offset)
 
     def deliver(self, now: int, outlet: Outlet, bytes_max: int) -> bool:
-        """Each reader in turn gets a piece; whether there is more to hand out now."""
+        """Give each reader in turn a piece; return whether there may be more to hand out now."""
         if now >= self._look_at:
             self._retain(now)
         consumers = self.consumers
@@ -359,7 +396,7 @@ class StreamQueue(Queue):
             outlet.passed(reader, position)
 
     def _feed(self, reader: Reader, bytes_max: int, outlet: Outlet) -> int:
-        """What fits; bytes handed out."""
+        """Give a reader as many messages as fit; return the bytes handed out."""
         count = reader.room()
         if count <= 0:
             return 0
@@ -371,18 +408,23 @@ class StreamQueue(Queue):
             count = min(count, reader.seen_below - reader.offset)
         batch = self.log.batch(reader.offset, room, count, reader.filters, reader.stop)
         if batch.next_offset == reader.offset and reader.stop <= self.log.stream.committed_offset:
-            reader.offset = reader.stop  # damaged up to there
+            reader.offset = reader.stop  # the log is damaged up to there
         else:
             reader.offset = batch.next_offset
         if not batch.entries:
             self._note(reader)
-            if reader.loan is not None:  # a search may be long: others that share the loan look too
+            # A search for wanted messages may be long, so other queues that share the loan look
+            # too.
+            if reader.loan is not None:
                 reader.loan.served(self)
             return 0
         return self._hand_out(reader, batch, seen, outlet)
 
     def _feed_again(self, reader: Reader, room: int, count: int, outlet: Outlet) -> int:
-        """What it gave back: neighbours together. What retention took meanwhile is passed over."""
+        """Give a reader messages again that it gave back, neighbours together; return their bytes.
+
+        Messages that retention has taken meanwhile are passed over.
+        """
         first = reader.again[0]
         many = 1
         while many < min(count, len(reader.again)) and reader.again[many] == first + many:
@@ -392,7 +434,7 @@ class StreamQueue(Queue):
             return 0
         batch = self.log.batch(first, room, many)
         if not batch.entries or batch.entries[0] != first + 1:
-            del reader.again[0]  # damaged, and passed over
+            del reader.again[0]  # the message is damaged, and is passed over
             return 0
         del reader.again[: len(batch.entries)]
         reader.came_again.update(entry - 1 for entry in batch.entries)
@@ -415,15 +457,15 @@ class StreamQueue(Queue):
         return len(batch.blob)
 
     def get(self, getter: Getter | None, now: int) -> tuple[bytes, int, bool, int] | None:
-        """Front doors refuse it."""
+        """Return None: front doors refuse basic.get on a stream."""
         return None
 
-    # -- back ------------------------------------------------------------------------------------------
+    # -- back --------------------------------------------------------------------------------------
 
     def settled(
         self, reader: Consumer, kind_is_ack: bool, entries: array[int], size: int, again: bool
     ) -> None:
-        """By a reader: `again` it wants them, else not."""
+        """Note that a reader settled these entries. `again` says that it gets them again."""
         assert isinstance(reader, Reader)
         self.dispatch.taken_back(entries, size)
         self.counters.acked += len(entries) if kind_is_ack else 0
@@ -439,7 +481,10 @@ class StreamQueue(Queue):
             self.log.stream.positions.set(reader.name, reader.position)
 
     def release(self, consumer: Consumer, now: int) -> None:
-        """It is gone for good. Its position stays at the lowest offset it had not settled."""
+        """Remove a reader that is gone for good.
+
+        Its position stays at the lowest offset that it had not settled.
+        """
         assert isinstance(consumer, Reader)
         self.detach(consumer, now)
         self._note(consumer)
@@ -447,7 +492,7 @@ class StreamQueue(Queue):
         self.dispatch.taken_back(entries, size)
         self.dispatch.holders.pop(consumer, None)
 
-    # -- limits ----------------------------------------------------------------------------------------
+    # -- limits ------------------------------------------------------------------------------------
 
     def _retain(self, now: int) -> None:
         keep = self.retention
@@ -462,11 +507,11 @@ class StreamQueue(Queue):
             self._recount()
 
     def next_due(self) -> int | None:
-        """When the oldest segment may have become too old."""
+        """Return when the oldest segment may have become too old, in ms."""
         return self._look_at if self.retention.max_age_ms is not None else None
 
     def change(self, limits: Limits, now: int) -> None:
-        """Its limits are its retention."""
+        """Note that the queue was declared again. A stream has a retention in place of limits."""
         self.last_used = now
 
     def change_retention(self, retention: Retention) -> None:
@@ -474,29 +519,30 @@ class StreamQueue(Queue):
         self.log.stream.segment_bytes = retention.segment_bytes
         self._look_at = 0
 
-    # -- all of it -------------------------------------------------------------------------------------
+    # -- the whole stream --------------------------------------------------------------------------
 
     def purge(self) -> int:
-        """Return how many messages there are, and count none from now on.
+        """Return how many messages there are, and count none of them from now on.
 
-        They go, and offsets go on, with `purge_now`, which must come when no sync is under way.
+        `purge_now` removes the messages, and offsets go on. The caller must call it when no sync is
+        under way.
         """
         count = self.backlog.ready_count
         self.backlog.ready_count = self.backlog.ready_bytes = 0
         return count
 
     def purge_now(self) -> bool:
-        """Let all messages go. False: the disk is too full for that, and they stay."""
+        """Remove all messages; return False if the disk is too full, and they stay."""
         all_went = self.log.stream.truncate()
         self._recount()
         return all_went
 
     def live(self) -> array[int]:
-        """Nothing in the store."""
+        """Return no entries: a stream has no messages in the store."""
         return array("Q")
 
     def drop(self) -> int:
-        """The queue is deleted; how many messages it had. The log is for the caller to delete."""
+        """Delete the queue; return how many messages it had. The caller deletes the log."""
         count = self.backlog.ready_count
         for holder in self.dispatch.holders:
             if isinstance(holder, Consumer):

@@ -1,8 +1,8 @@
-"""Deliveries not yet settled, by consumer and delivery number.
+"""Keep the deliveries that are not settled, by consumer and delivery number.
 
-Numbers are consecutive from 1 for each consumer; any range of them may be settled, in any order. Entries and sizes
-lie in two arrays, oldest first; what is settled in the middle leaves zeros (no entry is 0) until all before it is
-settled too.
+Delivery numbers are consecutive from 1 for each consumer. Any range of them may be settled, in any
+order. Entries and sizes lie in two arrays, oldest first. A delivery that is settled in the middle
+leaves a zero (no entry is 0) until all deliveries before it are settled too.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from typing import Any, Protocol
 
 from shardmq.shardd.queues.ready import total
 
-# Settled items in front of the others are cut off when they are this many, and half of all.
+# Settled items at the front are cut off when there are more than this many, and when they are more
+# than half of all items.
 CUT_MIN = 512
 
 
 class Account(Protocol):
-    """Where deliveries of several consumers count together: a `consumers.Loan`."""
+    """The common count of the deliveries of several consumers: a `consumers.Loan`."""
 
     def take(self, queue: Any, count: int) -> None: ...
     def settle(self, count: int) -> None: ...
 
 
 class Unacked:
-    """What one consumer holds."""
+    """The deliveries that one consumer holds."""
 
     __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count", "loan")
 
     def __init__(self) -> None:
-        self.loan: Account | None = None  # in which all of it counts
+        self.loan: Account | None = None  # the loan in which all deliveries count
         self._entries = array("Q")
         self._sizes = array("I")
-        self._start = 0  # before it, all is settled
-        self._first = 1  # number of _entries[0]
-        self._holes = 0  # zeros from _start on
+        self._start = 0  # all items before it are settled
+        self._first = 1  # the delivery number of _entries[0]
+        self._holes = 0  # how many zeros there are from _start on
         self.count = 0
 
     @property
@@ -43,16 +44,16 @@ class Unacked:
 
     @property
     def first_number(self) -> int:
-        """All before it is settled."""
+        """Return the number before which all deliveries are settled."""
         return self._first + self._start
 
     @property
     def first_entry(self) -> int:
-        """The oldest it holds; 0: none."""
+        """Return the oldest entry that the consumer holds, 0 if there is none."""
         return self._entries[self._start] if self._start < len(self._entries) else 0
 
     def add(self, entries: array[int], sizes: array[int]) -> int:
-        """The number of the first."""
+        """Add deliveries; return the delivery number of the first."""
         number = self._first + len(self._entries)
         self._entries += entries
         self._sizes += sizes
@@ -60,14 +61,17 @@ class Unacked:
         return number
 
     def skip(self, count: int) -> int:
-        """Numbers for deliveries that nobody will settle (no_ack)."""
+        """Skip the numbers of deliveries that nobody will settle (no_ack); return the first."""
         assert not self._entries
         number = self._first
         self._first += count
         return number
 
     def settle(self, first: int, last: int) -> tuple[array[int], int]:
-        """Those of first..last that are still held, and the sum of their sizes."""
+        """Settle the deliveries first..last that are still held.
+
+        Return their entries and the sum of their sizes.
+        """
         start = max(first - self._first, self._start)
         stop = min(last - self._first + 1, len(self._entries))
         if start >= stop:
@@ -109,7 +113,7 @@ class Unacked:
             self._start = 0
 
     def held(self) -> array[int]:
-        """All entries, oldest first."""
+        """Return all entries, oldest first."""
         held = self._entries[self._start :]
         return array("Q", [entry for entry in held if entry]) if self._holes else held
 
@@ -117,7 +121,10 @@ class Unacked:
         return self.settle(self._first, self.next_number - 1)
 
     def take_until(self, last: int) -> tuple[array[int], int]:
-        """Entries that are not above `last`, in whatever order they were delivered, and the sum of their sizes."""
+        """Settle the entries that are not above `last`, in whatever order they were delivered.
+
+        Return these entries and the sum of their sizes.
+        """
         numbers = [
             self._first + at
             for at, entry in enumerate(self._entries)
@@ -132,7 +139,10 @@ class Unacked:
 
 
 class Getter:
-    """What basic.get took for one channel, from any of the shard's queues; bounded by how often a client asks."""
+    """The messages that basic.get took for one channel, from any queue of the shard.
+
+    Their number is bounded only by how often a client asks.
+    """
 
     __slots__ = ("_held", "_last", "channel", "connection", "peer", "told_late")
 
@@ -140,8 +150,9 @@ class Getter:
         self.peer = peer
         self.connection = connection
         self.channel = channel
-        self.told_late = False  # its channel is to be closed
-        self._held: dict[int, tuple[Any, int, int, int]] = {}  # the last: since when
+        self.told_late = False  # the channel must be closed
+        # By delivery number: the queue, the entry, its size, and the time since when it is held.
+        self._held: dict[int, tuple[Any, int, int, int]] = {}
         self._last = 0
 
     def add(self, queue: object, entry: int, size: int, now: int = 0) -> int:
@@ -150,11 +161,14 @@ class Getter:
         return self._last
 
     def since(self, queue: object) -> int | None:
-        """When the first was taken of what it holds of that queue."""
+        """Return since when the first message of the queue is held, None if none is held."""
         return next((since for owner, _, _, since in self._held.values() if owner is queue), None)
 
     def take_overdue(self, queue: object, before: int) -> tuple[array[int], int]:
-        """Of that queue, what was taken at `before` or earlier, and the sum of its sizes."""
+        """Take the messages of the queue that are held since `before` or longer.
+
+        Return their entries and the sum of their sizes.
+        """
         numbers = [
             n
             for n, (owner, _, _, since) in self._held.items()
@@ -164,7 +178,10 @@ class Getter:
         return array("Q", [entry for _, entry, _, _ in found]), sum(size for _, _, size, _ in found)
 
     def take_until(self, queue: object, last: int) -> tuple[array[int], int]:
-        """Of that queue, entries that are not above `last`, and the sum of their sizes."""
+        """Take the entries of the queue that are not above `last`.
+
+        Return these entries and the sum of their sizes.
+        """
         numbers = [
             n for n, (owner, entry, _, _) in self._held.items() if owner is queue and entry <= last
         ]

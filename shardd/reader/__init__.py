@@ -1,1 +1,1 @@
-"""A process of its own that reads the files of streams, for whoever wants whole ranges of them: as Arrow, by HTTP."""
+"""Serve ranges of streams as Arrow by HTTP, from a process that reads the files of streams."""

@@ -1,4 +1,7 @@
-"""python -m shardmq.shardd.reader --config fd:N, or the JSON itself"""
+"""Run the reader: python -m shardmq.shardd.reader --config CONFIG.
+
+CONFIG is the settings as JSON, or fd:N for an open file that holds them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Columns of a stream as arrays of Arrow. pyarrow is needed from here on only, to say the schema.
+"""Turn columns of a stream into arrays of Arrow. pyarrow is imported here to build the schema.
 
-The schema is a promise to whoever reads (drawn in broker/ARROW.md): types, order and nullability are what Spark makes
-of the same columns.
+The schema is a promise to whoever reads (drawn in broker/ARROW.md): types, order and nullability
+are those that Spark gives the same columns.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def schema_of(names: Sequence[str]) -> Any:
 
 
 def empty_batch(schema: Any, metadata: dict[str, str]) -> bytes:
-    """A batch without rows, as it lies in an IPC stream of that schema."""
+    """Return the bytes of a batch without rows in an IPC stream of that schema."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         batch = pa.RecordBatch.from_arrays(
@@ -62,7 +62,10 @@ def bits_of(names: Sequence[str]) -> int:
 
 
 def arrays_of(names: Sequence[str], columns: Columns, queue: str, shard: int) -> Arrays:
-    """Of the batches of that schema; `queue` and `shard` are what those columns say in each row."""
+    """Return the arrays of batches with these columns.
+
+    `queue` and `shard` are the values of the columns of these names, in each row.
+    """
     arrays = columns.arrays()
     for name in names:
         match name:

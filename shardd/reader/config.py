@@ -1,4 +1,4 @@
-"""ReaderConfig: what the reader is told at start; checked once, then read only."""
+"""Define the settings of the reader, which are checked once at its start and not changed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ class ReaderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen_fd: Annotated[int, Meta(ge=0)]
     shards: Annotated[int, Meta(ge=1)]
     scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
-    bytes_per_s: Annotated[int, Meta(ge=0)] = 512 << 20  # 0: no bound
+    bytes_per_s: Annotated[int, Meta(ge=0)] = 512 << 20  # no limit if 0
     log_level: str = "info"
     log_format: str = "auto"
 
 
 def read(text: str) -> ReaderConfig:
-    """Raises msgspec.ValidationError with the path of what is wrong."""
+    """Return the settings in a JSON text.
+
+    Raise msgspec.ValidationError with the path of the wrong setting.
+    """
     return msgspec.json.decode(text, type=ReaderConfig)

@@ -1,8 +1,9 @@
-"""A short AMQP connection to a front door of this host as one of its users, to publish messages.
+"""Publish messages through a short AMQP connection to a front door of this host.
 
-No password is asked for: only the broker's own user can reach the front door's socket, and the
-HTTP call has proved who its user is. This is a blocking driver of `supervisor/amqp_client.py`. The
-frames of the messages come from `publishes.pyx` and go past the client, straight to the socket.
+The connection is that of one of the front door's users. It needs no password: only the broker's own
+user can reach the socket of the front door, and the HTTP call has proved who its user is. This is a
+blocking driver of `supervisor/amqp_client.py`. The frames of the messages come from `publishes.pyx`
+and go straight to the socket, past the client.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ HANDSHAKE_S_MAX = 5.0
 
 
 class Closed(Exception):
-    """The front door closed the connection; `opened`: after something could be published."""
+    """The front door closed the connection.
+
+    `opened` says that it closed an open connection, so some messages may be published.
+    """
 
     def __init__(self, code: int, text: str, opened: bool) -> None:
         super().__init__(code, text)
@@ -34,17 +38,18 @@ class Unavailable(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What the publishes of a call came to; their delivery tags count from 1."""
+    """The results of the publishes of a call. Delivery tags count from 1."""
 
-    settled: int = 0  # all up to here are acknowledged or refused
+    settled: int = 0  # all up to this tag are acknowledged or refused
     nacked: list[int] = field(default_factory=list)
-    returned: list[Message] = field(default_factory=list)  # in the order they were published
-    # Some queue had them before, of the same producer; the same tag may be there for each queue.
+    returned: list[Message] = field(default_factory=list)  # in the order of their publishes
+    # Tags of messages that some queue had before, from the same producer. A front door may report a
+    # tag once for each queue.
     known: set[int] = field(default_factory=set)
-    altered: set[int] = field(default_factory=set)  # of the known ones, those with another body
+    altered: set[int] = field(default_factory=set)  # known tags whose message had another body
 
     def add(self, event: Event) -> None:
-        """Take in what the front door says of a publish."""
+        """Add what the front door reported about a publish."""
         match event:
             case Confirmed(tag, multiple, stored):
                 if not stored:
@@ -59,10 +64,10 @@ class Outcome:
 
 
 class Session:
-    """A connection that is open, and confirms what is published."""
+    """An open connection on which the front door confirms publishes."""
 
     def __init__(self, path: str, user: str, vhost: str) -> None:
-        """Open it. Raise Closed or Unavailable."""
+        """Open the connection. Raise Closed or Unavailable."""
         self._client = amqp_client.Client(vhost, "EXTERNAL", user, keeps_content=False)
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -84,7 +89,6 @@ class Session:
         return self._client.frame_bytes_max
 
     def close(self) -> None:
-        """Close the socket."""
         self._sock.close()
 
     def publish(
@@ -93,10 +97,10 @@ class Session:
         more: Callable[[], bytes | bytearray],
         answer_s: float,
     ) -> Outcome:
-        """Publish the frames `more` gives until it gives nothing: `count` messages.
+        """Publish the frames that `more` returns, until it returns nothing: `count` messages.
 
-        Return when each is settled. Raise Closed, or Unavailable when nothing moves for `answer_s`
-        seconds.
+        Return when each message is settled. Raise Closed if the front door closes the connection.
+        Raise Unavailable if no byte moves for `answer_s` seconds.
         """
         outcome, unsent = Outcome(), memoryview(more())
         self._sock.setblocking(False)
@@ -134,7 +138,7 @@ class Session:
         return events
 
     def _expect(self, answer: Event) -> None:
-        """Send what is queued and wait for its answer; all that comes before is dropped."""
+        """Send the queued bytes and wait for `answer`; drop all events before it."""
         while True:
             self._sock.sendall(self._client.data_to_send())
             if answer in self._receive():

@@ -1,14 +1,18 @@
-"""What stands before the buffers of a record batch in an Arrow IPC stream. Pure: numbers in, bytes out.
+"""Lay out the bytes before the buffers of a record batch in an Arrow IPC stream.
 
-A message is `u32 0xFFFFFFFF | i32 bytes of metadata | metadata | body`; the metadata is a flatbuffer (Message.fbs of
-the Arrow columnar format, 1.0 and later). For batches of one schema all of it but the numbers stays the same, so it is
-laid out once, here by its offsets:
+A message is `u32 0xFFFFFFFF | i32 bytes of metadata | metadata | body`. The metadata is a
+flatbuffer (Message.fbs of the Arrow columnar format, 1.0 and later). For batches of one schema all
+metadata except the numbers stays the same, so the metadata is laid out once. These are its offsets:
 
-      0  u32 16: Message                            36  u16[5]: RecordBatch has a length, nodes and buffers
-      4  u16[6]: which fields Message has, where    48  i32 12 | u32 16: nodes | i64 rows | u32: buffers
-     16  i32 12 | u32 28: its header                68  u32 count | per node i64 rows, i64 nulls
-     24  i64 bytes of the body                          u32 0 | u32 count | per buffer i64 offset, i64 bytes
-     32  i16 4: V5 | u8 3: a RecordBatch | u8 0
+     0  u32 16: Message
+     4  u16[6]: which fields Message has, where
+    16  i32 12 | u32 28: its header
+    24  i64 bytes of the body
+    32  i16 4: V5 | u8 3: a RecordBatch | u8 0
+    36  u16[5]: RecordBatch has a length, nodes and buffers
+    48  i32 12 | u32 16: nodes | i64 rows | u32: buffers
+    68  u32 count | per node i64 rows, i64 nulls
+        u32 0 | u32 count | per buffer i64 offset, i64 bytes
 
 Buffers begin at multiples of ALIGNMENT in the body.
 """
@@ -20,20 +24,21 @@ from typing import NamedTuple
 
 ALIGNMENT = 8
 CONTINUED = 0xFFFFFFFF
-# Behind the last batch.
+# The bytes that end a stream, behind the last batch.
 END = struct.pack("<Ii", CONTINUED, 0)
 _PREFIX = struct.Struct("<Ii")
-_FIXED = struct.Struct("<I6H iIqhBx 5H2x iIqI I")  # of the metadata, up to the first node
+# The metadata up to its first node.
+_FIXED = struct.Struct("<I6H iIqhBx 5H2x iIqI I")
 
 
 class BatchHead(NamedTuple):
-    """Of the batches of one schema; where in it the numbers go, as i64."""
+    """The head of the batches of one schema, and where the numbers go in it, as i64."""
 
     data: bytes
     body_bytes_at: int
     rows_at: int
     nodes_at: int  # rows and nulls of each array, parents first
-    buffers_at: int  # offset in the body and bytes of each
+    buffers_at: int  # offset in the body and size in bytes of each buffer
 
 
 def batch_head(nodes: int, buffers: int) -> BatchHead:

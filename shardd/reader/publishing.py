@@ -1,5 +1,8 @@
-"""Rows of an Arrow IPC stream to messages: read, checked as a whole, published through a front door, answered when all
-is confirmed. pyarrow is needed from here on only."""
+"""Publish the rows of an Arrow IPC stream as messages.
+
+The rows are read, checked as a whole, and published through a front door. The call is answered when
+all messages are confirmed. pyarrow is imported here.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from shardmq.shardd.reader.scanning import Refused
 from shardmq.shardd.store.columns import PROPERTY_COLUMNS
 from shardmq.shardd.wire.reading import Answer, Publish
 
-# Frames made at a time, while the ones before are on their way.
+# The bytes of frames that are made at a time, while earlier frames are on their way.
 FRAMES_BYTES = 1 << 20
-# Of a call's frames, kept from the look at its rows until they leave: those behind are made a second time then.
+# The most bytes of frames of a call that are kept between the check of its rows and their
+# publishing. Later frames are made a second time when they are sent.
 KEPT_BYTES_MAX = 8 << 20
 SAMPLE_ROWS_MAX = 10
 NAMES = ("value", "routing_key", "exchange", "headers", "properties")
@@ -31,7 +35,10 @@ CLOSED_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
 
 
 def publish(call: Publish, body: bytes, answer_s: float) -> Answer:
-    """Raises Refused."""
+    """Publish the rows in `body`; return the answer to the call. Raise Refused.
+
+    The call ends if the front door is silent for `answer_s` seconds.
+    """
     batch = read(body)
     if batch.num_rows == 0:
         return answer_of(Outcome(), batch, call)
@@ -58,8 +65,10 @@ def _publish(call: Publish, batch: Any, session: Session, answer_s: float) -> Ou
 
 
 def framed(publishes: Publishes) -> Callable[[], bytearray]:
-    """Gives the frames of all rows piece by piece, then nothing. All are made before the first is given: one bad row
-    and none is published (Refused).
+    """Return a function that returns the frames of all rows, piece by piece, then nothing.
+
+    All frames are made before the first piece is returned, so that one bad row stops the whole
+    call. Raise Refused for a bad row.
     """
     kept: list[bytearray] = []
     row = behind = size = 0
@@ -88,7 +97,10 @@ def framed(publishes: Publishes) -> Callable[[], bytearray]:
 
 
 def read(body: bytes) -> Any:
-    """One record batch with the columns of NAMES that are there, typed as they are published. Raises Refused."""
+    """Return one record batch of the rows, with types as they are published.
+
+    It has those columns of NAMES that are there. Raise Refused.
+    """
     try:
         with pa.ipc.open_stream(body) as stream:
             table = stream.read_all()
@@ -133,7 +145,7 @@ def _properties(found: Any) -> Any:
     for name in names:
         if name not in PROPERTY_COLUMNS:
             raise pa.ArrowTypeError(f"there is no property '{name}'")
-    # Flattened: where the struct is null its fields are, too.
+    # After `flatten` the fields are null where the struct is null.
     columns = dict(zip(names, found.flatten(), strict=True))
     kinds = {name: NUMBERS.get(name, pa.string()) for name in PROPERTY_COLUMNS}
     return pa.StructArray.from_arrays(
@@ -145,7 +157,7 @@ def _properties(found: Any) -> Any:
     )
 
 
-# -- to columns of the loop --------------------------------------------------------------------------------
+# -- columns of the compiled loop --------------------------------------------------------------
 
 
 def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
@@ -172,7 +184,7 @@ def publishes_of(batch: Any, call: Publish, frame_bytes_max: int) -> Publishes:
 
 
 def _plain(array: Any) -> Any:
-    """Beginning at its first row."""
+    """Return the array with an offset of 0."""
     return (
         pa.concat_arrays([array]) if array.offset == 0 else pa.array(array.to_pylist(), array.type)
     )
@@ -194,7 +206,7 @@ def _headers(array: Any) -> tuple[Column, Column, Column, Column]:
     return Column(len(array), bits, ends or bytes(4), b""), key, type, value
 
 
-# -- what came of it ---------------------------------------------------------------------------------------
+# -- the answer to the call --------------------------------------------------------------------
 
 
 def answer_of(outcome: Outcome, batch: Any, call: Publish) -> Answer:
@@ -249,7 +261,11 @@ def _name(batch: Any, column: str, row: int, otherwise: str) -> str:
 
 
 def _returned_rows(outcome: Outcome, batch: Any, call: Publish) -> list[dict[str, Any]]:
-    """Rows with these names, in order: what was returned does not say its row; rows of one name share their fate."""
+    """Return the rows that were returned, in order, as far as their names tell.
+
+    A returned message does not say its row, so a row with the same names stands for it. Rows with
+    the same names share their fate.
+    """
     found: list[dict[str, Any]] = []
     start = 0
     for returned in outcome.returned[:SAMPLE_ROWS_MAX]:

@@ -1,4 +1,4 @@
-"""One scan: what it may read, what is answered when it may not, and its batches on their way to the client."""
+"""Run a scan: check its range, answer a refusal, and send its batches to the client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from shardmq.shardd.wire import gaps
 from shardmq.shardd.wire.board import BoardView, Range, path_of
 from shardmq.shardd.wire.reading import LENGTH, Answer, Find, Scan
 
-# A batch stays in a core's own cache from when its columns are written to when they are sent.
+# A batch is small enough to stay in the cache of a core from the writing of its columns to its
+# sending.
 BATCH_ROWS_MAX = 5_000
 BATCH_BYTES_MAX = 1 << 20
-# A look at the pace so many times a second, or after so many bytes where there is no bound.
+# The pace is checked this many times per second, or after this many bytes without a limit.
 LOOKS_PER_S = 32
 UNSEEN_BYTES_MAX = 64 << 20
-# Metadata of an empty batch behind the others, when messages in between are lost: [[from, to], ...], `to` not included.
+# The key of the metadata of an empty batch behind the others, sent if messages in between are lost.
+# The value is [[from, to], ...]; `to` is not included.
 GAPS = "shardmq.gaps"
 NO_ARROW = (
     "pyarrow is not installed where the broker runs: pip install pyarrow, then restart the broker"
@@ -45,7 +47,10 @@ class Refused(Exception):
 
 
 class Streams:
-    """The streams of all shards, as far as they are on stable storage. For several threads."""
+    """The streams of all shards, as far as they are on stable storage.
+
+    Several threads may use one object.
+    """
 
     def __init__(self, data_dir: str, runtime_dir: str, shards: int) -> None:
         self._data_dir, self._runtime_dir = data_dir, runtime_dir
@@ -55,7 +60,10 @@ class Streams:
         self.files = OsFiles()
 
     def range_of(self, shard: int, queue_id: int) -> Range:
-        """Raises Refused."""
+        """Return the range of offsets that a stream holds.
+
+        Raise Refused if the shard has not published the range yet.
+        """
         with self._lock:
             found = self._boards[shard].look(queue_id) if shard < len(self._boards) else None
         if found is None:
@@ -70,7 +78,7 @@ class Streams:
         )
 
     def tell_gaps(self, shard: int, queue_id: int, found: list[tuple[int, int]]) -> None:
-        """Let the shard look at these places, so that they are in its numbers too."""
+        """Tell the shard about these gaps, so that its numbers count them too."""
         try:
             gaps.tell(
                 gaps.path_of(self._runtime_dir, shard), queue_id, [first for first, _ in found]
@@ -81,7 +89,7 @@ class Streams:
     def find(self, asked: Find) -> Answer:
         there = self.range_of(asked.shard, asked.queue_id)
         directory = self.directory(asked.shard, asked.vhost, asked.queue_id)
-        for _ in range(3):  # retention may take segments away meanwhile, again and again
+        for _ in range(3):  # retention may remove segments meanwhile, again and again
             try:
                 offset = find(self.files, directory, asked.timestamp, there.next, self.places)
                 return Answer(200, more={"offset": max(offset, there.first)})
@@ -93,7 +101,7 @@ class Streams:
 
 
 class Scanning:
-    """Made when it is its turn; `begin`, then `run`, then `close`."""
+    """A scan, created when its turn comes. Call `begin`, then `run`, then `close`."""
 
     def __init__(self, streams: Streams, asked: Scan) -> None:
         self._asked = asked
@@ -111,7 +119,11 @@ class Scanning:
         )
 
     def begin(self) -> Answer:
-        """Reads the first batch, so that what is gone is told before anything was promised. Raises Refused."""
+        """Read the first batch and return the answer that begins the stream. Raise Refused.
+
+        The first batch is read before the answer, so that a range that retention has removed is
+        answered with an error.
+        """
         try:
             self._scan.fill(BATCH_ROWS_MAX, BATCH_BYTES_MAX)
         except Truncated as gone:
@@ -130,8 +142,11 @@ class Scanning:
         return Answer(200, more=told, begin=bytes(self._schema.serialize()))
 
     def run(self, client: socket.socket, chunked: bool, pace: Pacer) -> None:
-        """All batches, then the end of the IPC stream, as chunks of HTTP or as parts. Raises OSError of `client`,
-        Truncated or Corrupt: cut off."""
+        """Send all batches, then the end of the IPC stream.
+
+        They are sent as chunks of HTTP, or as parts for a proxy. Raise OSError of `client`,
+        Truncated or Corrupt. The stream is then cut off.
+        """
         head = batch_head(self._arrays.nodes, self._arrays.buffers)
         timeout_ms = int((client.gettimeout() or 0.0) * 1000)
         sender = Sender(self._arrays, head, client.fileno(), chunked, timeout_ms, pace.unseen_bytes)
@@ -163,7 +178,7 @@ class Scanning:
 
 
 def bounds(asked: Scan, there: Range) -> tuple[int, int]:
-    """[start, stop) of what is asked for. Raises Refused when that is not all there."""
+    """Return the range [start, stop) that is asked for. Raise Refused if it is not all there."""
     start = there.first if asked.start is None else asked.start
     stop = there.next if asked.stop is None else asked.stop
     if start < there.first:
@@ -197,10 +212,10 @@ def filter_of(asked: Scan) -> Filter | None:
 
 
 class Pacer:
-    """One Pace for all threads."""
+    """A Pace that all threads share."""
 
     def __init__(self, bytes_per_s: int) -> None:
-        # From one call to the next.
+        # The bytes that may be sent between two calls.
         self.unseen_bytes = (
             min(bytes_per_s // LOOKS_PER_S, UNSEEN_BYTES_MAX) if bytes_per_s else UNSEEN_BYTES_MAX
         )
@@ -215,10 +230,10 @@ class Pacer:
 
 
 def as_chunk(data: bytes) -> bytes:
-    """Of HTTP."""
+    """Return the data as a chunk of HTTP."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def as_part(data: bytes) -> bytes:
-    """Of what a proxy is given."""
+    """Return the data as a part for a proxy, with its length before it."""
     return LENGTH.pack(len(data)) + data

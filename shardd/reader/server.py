@@ -1,5 +1,8 @@
-"""The reader's process: a listening socket, a thread for each call, and bounds for both. It reads the files of streams
-and writes to clients, beside the shards, which never wait for it."""
+"""Run the process of the reader: a listening socket, and a bounded number of threads for calls.
+
+The reader reads the files of streams and writes to clients, beside the shards, which never wait for
+it.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ from shardmq.shardd.wire.reading import (
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
-# Calls beside the scans that run: they wait for their turn.
+# The most calls that wait for their turn, beside the running scans.
 WAITING_MAX = 32
 TURN_S_MAX = 30.0
-# Between one confirm and the next: a shard may start anew meanwhile.
+# The longest time between two confirms: a shard may start anew meanwhile.
 CONFIRMS_S_MAX = 30.0
-# What a client or the controller may let us wait for one step.
+# The longest time that a client or the controller may take for one step.
 SEND_S_MAX = 60.0
 NICENESS = 10
 SESSION_NICENESS = "/proc/self/autogroup"
@@ -62,7 +65,10 @@ class Server:
         self._pacer = Pacer(config.bytes_per_s)
 
     def run(self) -> int:
-        """Until SIGTERM or the end of the supervisor; calls under way are cut off."""
+        """Serve calls until SIGTERM or the end of the supervisor.
+
+        Running calls are cut off then.
+        """
         _step_back()
         keep_warm()
         collect_seldom()
@@ -87,7 +93,7 @@ class Server:
                 self._accept(listener)
 
     def _take_settings(self) -> None:
-        """How much is logged; the rest holds from the next start on."""
+        """Apply the log level of new settings. The other settings apply from the next start."""
         section = notify.new_section()
         if section is not None:
             set_level(read(section).log_level)
@@ -96,7 +102,7 @@ class Server:
         try:
             caller, _ = listener.accept()
         except OSError:
-            return  # gone again
+            return  # the caller is gone again
         caller.settimeout(SEND_S_MAX)
         if not self._places.acquire(blocking=False):
             answer(caller, Answer(503, "busy", f"{WAITING_MAX} calls wait already"))
@@ -144,7 +150,10 @@ class Server:
             self._turns.release()
 
     def _publish(self, caller: socket.socket, call: Publish) -> None:
-        """Not before its turn are the rows taken in: they are what takes memory."""
+        """Take in and publish the rows of a call when its turn comes.
+
+        The rows are not read before, because they take the memory.
+        """
         if not self._publishing.acquire(timeout=TURN_S_MAX):
             raise Refused(Answer(503, "busy", f"{self._config.scans_max} calls publish already"))
         try:
@@ -166,8 +175,11 @@ class Server:
 
 
 def _step_back() -> None:
-    """Shards and front doors go first. Linux may divide the cores by session before it looks at processes: of a session
-    of our own, as the supervisor gives each child, that is said too."""
+    """Lower the priority of this process: shards and front doors go first.
+
+    Linux may divide the cores by session before it looks at processes. The supervisor starts each
+    child in a session of its own, so the priority of the session is lowered too.
+    """
     messages_first()
     try:
         os.nice(NICENESS)
@@ -184,7 +196,10 @@ def answer(caller: socket.socket, said: Answer) -> None:
 
 
 def receive(caller: socket.socket, bytes_max: int) -> bytes:
-    """What has its length before it. EOFError, or ValueError when it is longer than `bytes_max`."""
+    """Receive bytes that have their length before them.
+
+    Raise EOFError at the end of the connection, and ValueError above `bytes_max` bytes.
+    """
     (length,) = LENGTH.unpack(receive_exactly(caller, LENGTH.size))
     if length > bytes_max:
         raise ValueError(f"{length} bytes in a call, {bytes_max} allowed")
@@ -192,7 +207,10 @@ def receive(caller: socket.socket, bytes_max: int) -> bytes:
 
 
 def receive_parts(caller: socket.socket, bytes_max: int) -> bytes:
-    """As `as_part` sends them. Raises Refused when they are more than `bytes_max`."""
+    """Receive the parts that `as_part` makes; return their bytes together.
+
+    Raise Refused above `bytes_max` bytes.
+    """
     parts: list[bytearray] = []
     total = 0
     while True:
