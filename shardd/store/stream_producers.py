@@ -111,7 +111,7 @@ class StreamProducers:
         """Read the file; return the offset below which it covers all messages.
 
         The caller passes the chunks behind that offset to `found`. Return None when there is no
-        file: no producer has written to the stream.
+        file: no producer has written to the stream in sequence.
         """
         if producers.NAME not in self.files.list(self.directory):
             return None

@@ -1,7 +1,6 @@
 """Test the settings for consumers that do not settle their messages.
 
-The settings give the timeout of queues that have none of their own. A consumer that exceeds its timeout has its channel
-closed.
+The settings give the timeout of queues that have none of their own, and say that the channel is closed after it.
 """
 
 from __future__ import annotations

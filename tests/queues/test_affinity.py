@@ -94,7 +94,7 @@ class Bench:
             self.queue.attach(consumer)
 
     def detach(self, a: int, b: int) -> None:
-        """Cancel a consumer, which keeps the messages it holds or settles them now.
+        """Cancel a consumer, which keeps the messages it holds or gives them back.
 
         The last consumer that asked for affinity stays, so that affinity is kept.
         """
