@@ -33,7 +33,7 @@ def rows_of(table: str) -> dict[str, str]:
 
 
 def rows_named(nodeid: str, marked: list[str]) -> set[str]:
-    """What one test says it proves: its marks, and the words of its parameters that look like ids."""
+    """Return what one test says it proves: its marks, and the words of its parameters that look like ids."""
     parameters = PARAMETERS.search(nodeid)
     words = re.split(r"[^A-Za-z0-9.]+", parameters[1]) if parameters else []
     return {*marked, *(word for word in words if re.fullmatch(r"[A-Z]\d+(\.\d+)?", word))}

@@ -1,14 +1,18 @@
-"""Keep a stream: append messages under consecutive offsets, read from any of them again and again, let the oldest go.
+"""Keep the log of a stream: append messages, read them from any offset, delete the oldest.
 
-Blocking and for one thread, but for `StreamSync.run`. A reader is an offset and nothing else here, so any number of
-them read while the log is appended to. They see what is committed: on stable storage, so that no power cut takes back
-what somebody has read, and no offset ever means two messages (with sync=False: what the operating system has). After
-StoreFailed nothing is written any more: only what recovery finds is true.
+Messages get consecutive offsets. All calls block and belong to one thread, except
+`StreamSync.run`. A reader is only an offset here, so any number of readers can read while messages
+are appended.
 
-    first_offset <= offsets to be read < committed_offset <= next_offset
+Readers see committed messages only: those on stable storage. A power cut therefore never takes
+back a message that somebody has read, and no offset ever stands for two messages. With sync=False
+a message is committed as soon as the operating system has it. After StoreFailed nothing is written
+any more: the next recovery decides what the stream holds.
 
-A log is made of its segments (stream_segments.py), the positions of named consumers (positions.py),
-how far producers have come (stream_producers.py) and the damage that is known (known_damage.py).
+    first_offset <= readable offsets < committed_offset <= next_offset
+
+A log holds its segments (stream_segments.py), the positions of named consumers (positions.py), the
+last sequence of each producer (stream_producers.py) and the known damage (known_damage.py).
 """
 
 from __future__ import annotations
@@ -47,14 +51,14 @@ from shardmq.shardd.store.stream_segment import (
 from shardmq.shardd.store.stream_segments import Remover, StreamSegments, StreamSync
 from shardmq.shardd.store.sync import SettledSync
 
-# Appended and not handed to the operating system.
+# Upper bound of the bytes that are appended but not yet handed to the operating system.
 PENDING_BYTES_MAX = 1 << 20
-# Files of a stream that are not segments.
+# The files of a stream that do not belong to a segment.
 OTHER_NAMES = frozenset((NAME, NEW_NAME, PRODUCERS, f"{PRODUCERS}.new"))
 
 
 class PublishedRange(Protocol):
-    """Who is told which offsets of the stream can be read: never more than is on stable storage."""
+    """Publishes the range of committed offsets to readers outside of this process."""
 
     def put(self, first: int, next: int) -> None: ...
     def remove(self) -> None: ...
@@ -63,8 +67,9 @@ class PublishedRange(Protocol):
 class StreamLog:
     """The messages of one stream, in one directory.
 
-    `cache` is shared by streams with the same `files`. `remover` removes files of segments; without
-    one they are removed at once. `published` is told whenever the range of the stream changes.
+    `cache` may be shared by streams with the same `files`. `remover` deletes the files of segments;
+    without a remover they are deleted at once. `published` gets the range of committed offsets
+    whenever it may have changed.
     """
 
     def __init__(
@@ -88,20 +93,24 @@ class StreamLog:
         self._segments = StreamSegments(self._state, self._cache, sync, remover)
         self._firsts = self._segments.firsts
         self._published = published
-        self.positions = Positions(files, directory, sync)  # of named consumers
+        self.positions = Positions(files, directory, sync)
         self.producers = StreamProducers(files, directory, sync)
         self.known_damage = KnownDamage()
         self.next_offset = 0
         self.committed_offset = 0
-        self._committed_chunk = 0  # where the last committed chunk begins, or began
+        # The first offset of the last committed chunk, which may have been deleted since.
+        self._committed_chunk = 0
         self._appended_messages = 0
         self._appended_bytes = 0
         self._syncs = 0
 
-    # -- start and stop -------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Open the log, once."""
+        """Open the log with what its files hold. Call this once, before anything else.
+
+        Raises StoreFailed or DiskFull when a file cannot be read or repaired.
+        """
         assert self._state.stage == "new", "recover is called once"
         segments = self._segments
         try:
@@ -125,7 +134,7 @@ class StreamLog:
         self._tell()
 
     def _recover_producers(self) -> None:
-        """Learn how far producers have come: from their file, and the chunks behind what it covers."""
+        """Load the producers' sequences from their file and from chunks that it does not cover."""
         try:
             offset = self.producers.recover()
         except OSError as error:
@@ -133,7 +142,8 @@ class StreamLog:
         if offset is None:
             return
         if self.first_offset > offset:
-            self._cover()  # from here on all is as it should be
+            # No message below the first offset is left to read: write a file that covers all.
+            self._cover()
             return
         for segment in self._segments.all:
             if segment.end <= offset:
@@ -145,7 +155,10 @@ class StreamLog:
                     self.producers.found(window.data, at - window.start)
 
     def close(self) -> None:
-        """Write everything to stable storage, so that the next start has nothing to scan."""
+        """Sync everything and close the log, so that the next start has nothing to scan.
+
+        After a failure, or when the log is not open, nothing is written.
+        """
         state = self._state
         if state.stage != "open":
             state.stage = "closed"
@@ -168,7 +181,7 @@ class StreamLog:
             self._cover()
 
     def delete_all(self) -> None:
-        """Remove the stream's files, and the directory if nothing else is in it."""
+        """Delete the files of the stream, and the directory if nothing else is in it."""
         assert self._state.job is None, "a sync is running"
         if self._published is not None:
             self._published.remove()
@@ -181,12 +194,13 @@ class StreamLog:
         if self._published is not None:
             self._published.put(self.first_offset, self.committed_offset)
 
-    # -- append ---------------------------------------------------------------------------------------
+    # -- append ------------------------------------------------------------------------------------
 
     def screen(self, records: memoryview, queue_id: int) -> Screened:
-        """Return what of a batch of producers is new to the stream.
+        """Return the records of a batch without the messages that the stream has already.
 
-        If that is not appended, `producers.table.undo` must be called.
+        The messages carry producers and sequences; records that do not name the queue are left
+        out. When the caller does not append the result, it must call `producers.table.undo`.
         """
         self._state.check_usable()
         try:
@@ -198,10 +212,11 @@ class StreamLog:
     def append(
         self, records: bytes | bytearray | memoryview, filters: array[int] | None = None
     ) -> int:
-        """Take a batch of whole records (drawn in record.pyx), whosever they are.
+        """Append the messages of a batch of whole records (drawn in record.pyx).
 
-        Return the offset of its first message; the others follow. All of it is taken or, with an
-        error, nothing. `filters`: `filter_of` for each message.
+        The queues that the records name are not looked at. `filters` holds the `filter_of` of each
+        message. Return the offset of the first message; the others follow it. When an error is
+        raised, no message of the batch was appended.
         """
         self._state.check_usable()
         segments, first = self._segments, self.next_offset
@@ -226,10 +241,10 @@ class StreamLog:
         self.producers.appended(len(records))
         return first
 
-    # -- let go of the oldest -------------------------------------------------------------------------
+    # -- retention ---------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """End the open segment: from now on it may be let go of."""
+        """Flush and end the open segment, so that retention can delete it."""
         self.flush()
         try:
             if self._segments.open is not None and self._segments.open.used > HEADER_BYTES:
@@ -245,15 +260,16 @@ class StreamLog:
         max_age_ms: int | None = None,
         max_messages: int | None = None,
     ) -> int:
-        """Let go of the oldest segments while there is more than that; return how many messages went.
+        """Delete the oldest segments while the stream exceeds a limit.
 
-        The last segment always stays. A segment is as old as its last message. `now`: ms.
+        `now` is in ms since the epoch. A segment is as old as its last message. The last segment
+        always stays. Return how many offsets the stream has lost at its beginning.
         """
         self._state.check_usable()
         before, segments = self.first_offset, self._segments.all
-        # The one that stays must be on stable storage: its name says where offsets go on.
+        # The segment that stays must be on stable storage: its name says where offsets go on.
         while len(segments) > 1 and segments[1].synced:
-            # The next one's header knows it without an index.
+            # The header of the next segment has the last timestamp: no index has to be loaded.
             age_ms = now - segments[1].previous
             too_big = max_bytes is not None and self.disk_bytes > max_bytes
             too_old = max_age_ms is not None and age_ms > max_age_ms
@@ -268,9 +284,10 @@ class StreamLog:
         return gone
 
     def truncate(self) -> bool:
-        """Let go of all messages; offsets go on from where they are. Return whether all went.
+        """Delete all messages; offsets go on from `next_offset`. Return whether all were deleted.
 
-        On a disk without room for the file whose name says where that is, the messages stay.
+        The name of a new, empty segment keeps the next offset. When the disk has no room for that
+        segment, the messages stay.
         """
         self._state.check_usable()
         assert self._state.job is None, "a sync is running"
@@ -290,25 +307,25 @@ class StreamLog:
         return self.first_offset == self.next_offset
 
     def _let_go(self, segment: StreamSegment) -> bool:
-        """Let go of a segment, but not before something else tells how far its producers have come."""
+        """Delete a segment if the producers file covers it; return whether it was deleted."""
         if self.producers.in_use and segment.end > self.producers.covered_to:
             if self._state.job is not None or self.committed_offset != self.next_offset:
-                return False  # what comes with the next look
+                return False  # the next call of `retain` tries again
             self._cover()
             if segment.end > self.producers.covered_to:
                 return False
         return self._segments.let_go(segment)
 
-    # -- read -----------------------------------------------------------------------------------------
+    # -- read --------------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first message, or of the next one if there is none."""
+        """The offset of the first message, or the next offset if there is no message."""
         return self._firsts[0] if self._firsts else self.next_offset
 
     @property
     def last_chunk_offset(self) -> int:
-        """Where the last committed chunk begins."""
+        """The first offset of the last committed chunk."""
         return max(self._committed_chunk, self.first_offset)
 
     def read(
@@ -319,17 +336,20 @@ class StreamLog:
         count_max: int = COUNT_MAX,
         below: int = OFFSET_MAX,
     ) -> Messages:
-        """Return committed messages from `offset` on, or from the first one that is there.
+        """Return committed messages from `offset` on, or from the first offset if that is later.
 
-        As many as fit in `bytes_max`, but at least one; not more than `count_max`, which is at
-        least 1; and only messages `below` that offset, an end the log has had. `wanted`: filters;
-        chunks without any of them are passed over, others may hold more than these.
+        The result has at most `bytes_max` bytes, but at least one message if there is one to read;
+        at most `count_max` messages (at least 1); and only messages with an offset under `below`,
+        which must be a former end of the log. `wanted` holds filter values: chunks without any of
+        them are skipped, but the chunks that are read may also hold messages with other values.
+        Raises Closed when the log is not open and Corrupt when a segment cannot be read.
         """
         if self._state.stage != "open":
             raise Closed("the stream is not open")
         walk = Walk(
-            self._cache, max(offset, self.first_offset), min(self.committed_offset, below), max(bytes_max, 0), wanted,
-            self.known_damage.report, [], array("I"), array("Q"), count_max,
+            self._cache, max(offset, self.first_offset), min(self.committed_offset, below),
+            max(bytes_max, 0), wanted, self.known_damage.report, [], array("I"), array("Q"),
+            count_max,
         )  # fmt: skip
         firsts = self._firsts
         while walk.offset < walk.limit and not walk.full:
@@ -343,26 +363,26 @@ class StreamLog:
         return Messages(blob, walk.sizes, walk.runs, max(walk.offset, offset))
 
     def find(self, timestamp: int) -> int:
-        """Return the offset of the first committed chunk with a message not older than `timestamp`, ms.
+        """Return the first offset of the first committed chunk that is not older than `timestamp`.
 
-        If all are older it is the offset of the next message.
+        `timestamp` is in ms. When all committed chunks are older, return `committed_offset`.
         """
         if self._state.stage != "open":
             raise Closed("the stream is not open")
         segments = self._segments.all
         at = bisect_left(segments, timestamp, key=lambda segment: segment.newest_before) - 1
         if at < 0 and segments and segments[0].newest_before:
-            return self.first_offset  # among those let go of was one as new
+            return self.first_offset  # a deleted chunk was not older
         for segment in segments[max(at, 0) :]:
             found = chunk_newer(self._cache, segment, timestamp, self.known_damage.report)
             if found is not None:
                 return max(min(found, self.committed_offset), self.first_offset)
         return self.committed_offset
 
-    # -- flush and sync -------------------------------------------------------------------------------
+    # -- flush and sync ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Hand to the operating system what is only in this process's memory."""
+        """Hand everything that is only in memory of this process to the operating system."""
         self._state.check_usable()
         try:
             self._flush()
@@ -382,15 +402,16 @@ class StreamLog:
         return max(self._segments.last_chunk(), self._committed_chunk)
 
     def _sync_now(self) -> None:
-        """Make all last that is written, on this thread."""
+        """Sync on this thread; everything appended is committed then."""
         last_chunk = self._last_chunk()
         self._segments.sync_now()
         self.committed_offset, self._committed_chunk = self.next_offset, last_chunk
 
     def begin_sync(self) -> StreamSync | None:
-        """Flush, and return the job that makes all messages last; None: there is nothing to wait for.
+        """Flush, and return the job that syncs all messages, or None if there is nothing to sync.
 
-        There is one job at a time, ended by `finish_sync`.
+        The caller runs the job, on any thread, and then calls `finish_sync`. There is one job at a
+        time.
         """
         state, segments = self._state, self._segments
         state.check_usable()
@@ -419,7 +440,10 @@ class StreamLog:
         return state.job
 
     def finish_sync(self, job: StreamSync) -> None:
-        """End a job after its `run`, on the owner's thread. Raises StoreFailed if it did not succeed."""
+        """Commit what a job has synced, after its `run`, on the thread that owns the log.
+
+        Raises StoreFailed if the job failed.
+        """
         assert job is self._state.job and job.done, "not this job, or it did not run"
         self._state.job = None
         self._state.check_synced(job)
@@ -431,9 +455,9 @@ class StreamLog:
         self._tell()
 
     def begin_settled_sync(self) -> SettledSync | None:
-        """Write the positions of named consumers; then the job makes them last.
+        """Write the positions of named consumers; return the job that syncs them.
 
-        None: there is nothing to make last. The job ends with `finish_settled_sync`.
+        Return None if there is nothing to sync. `finish_settled_sync` ends the job.
         """
         self._state.check_usable()
         if not self.sync or not self._state.has_directory:
@@ -453,47 +477,50 @@ class StreamLog:
         )
 
     def finish_settled_sync(self, job: SettledSync) -> None:
-        """End a job after its `run`, on the owner's thread. Raises StoreFailed if it did not succeed."""
+        """End a job after its `run`, on the thread that owns the log.
+
+        Raises StoreFailed if the job failed.
+        """
         self._state.check_synced(job)
 
-    # -- how far producers have come ------------------------------------------------------------------
+    # -- producers ---------------------------------------------------------------------------------
 
     def forget_producers(self, heard_before: int) -> int:
-        """Forget producers last heard before that, ms since the epoch; return how many."""
+        """Forget the producers last heard before `heard_before`, ms; return how many they were."""
         return self.producers.table.sweep(heard_before)
 
     def _cover(self) -> None:
-        """Write at once what producers have sent.
+        """Write the sequences of all producers to their file now, on this thread.
 
-        All that was appended is on stable storage, or nobody asks for that.
+        Call this only when everything appended is on stable storage, or with sync=False.
         """
         cover = self.producers.cover(self.next_offset)
         try:
             cover.run()
-        except Exception as error:  # met by the next append or sync
+        except Exception as error:  # the next append or sync raises it
             self._state.fail(error)
         else:
             self.producers.covered(cover)
 
-    # -- damage and numbers ---------------------------------------------------------------------------
+    # -- damage and numbers ------------------------------------------------------------------------
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
-        """Offsets whose messages are lost by damage that is known, [from, to) each, ascending."""
+        """The ranges [from, to) of offsets whose messages known damage has cost, ascending."""
         return self.known_damage.gaps()
 
     @property
     def damage(self) -> list[Damage]:
-        """What recovery and readers found broken; the first places of it."""
+        """The damage that recovery and readers have found; only the first places are kept."""
         return self.known_damage.places
 
     @property
     def disk_bytes(self) -> int:
-        """How many bytes the segments take."""
+        """The bytes of all segments."""
         return self._segments.disk_bytes
 
     def stats(self) -> dict[str, int]:
-        """Return the numbers of the stream by name."""
+        """Return the counters and gauges of the stream by name."""
         segments = self._segments
         return {
             "segments": len(segments.all),
@@ -514,16 +541,20 @@ class StreamLog:
 
 
 def filter_of(value: bytes) -> int:
-    """Return what stands for a message's filter value in the `filters` of an append and the `wanted` of a read.
+    """Return the hash of a message's filter value.
 
-    Now and then it is the same for different values: readers look again.
+    `append` takes such hashes as `filters`, `read` as `wanted`. Different values can have the same
+    hash, so readers must compare the values themselves.
     """
     crc = record.crc32c(value)
     return crc if crc not in (chunk.UNFILTERED, chunk.ANY) else 1
 
 
 def wanted_filters(values: Iterable[bytes], *, unfiltered: bool) -> array[int]:
-    """Return what `read` takes as `wanted`. `unfiltered`: messages without a value too."""
+    """Return the sorted hashes that `read` takes as `wanted`.
+
+    With `unfiltered` messages without a filter value are wanted too.
+    """
     return array(
         "I",
         sorted(

@@ -1,7 +1,7 @@
-"""The files of a stream at rest, segment by segment and message by message: for tools that look and count. Reads only.
+"""Read the files of a stopped stream for inspection tools: its segments, messages and damage.
 
-Whatever cannot be understood is told as `Damage` with file and byte range; the rest is shown. Nothing here is fast: it
-trusts no index and reads every byte.
+No file is changed. Bytes that cannot be understood are reported as `Damage` with file and byte
+range; everything else is shown. This code is slow: it trusts no index and reads every byte.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from shardmq.shardd.store.stream_segment import (
 @dataclass(frozen=True, slots=True)
 class StreamMessage:
     offset: int
-    timestamp: int  # of its chunk
+    timestamp: int  # the timestamp of the chunk, ms
     stored: bytes
 
 
 @dataclass(slots=True)
 class SegmentTally:
-    """What is in one segment."""
+    """Counts the chunks, messages and bytes of one segment."""
 
     file: str
     first_offset: int
@@ -47,7 +47,10 @@ class SegmentTally:
 
 
 class StreamContents:
-    """A stream as its next start would find it. `damage` grows as segments are looked at."""
+    """The contents of a stream as its next start would find them.
+
+    `damage` grows while `tallies` and `messages` read the segments.
+    """
 
     def __init__(self, files: Files, directory: str) -> None:
         self.files = files
@@ -89,7 +92,7 @@ class StreamContents:
     def _chunks(self, segment: StreamSegment) -> Iterator[tuple[Window, int, int, int, int]]:
         cache = StreamCache(self.files, read_only=True)
         try:
-            # Zeros behind the last chunk are room that was set aside and not given back.
+            # Zeros behind the last chunk are preallocated space that was not given back.
             scanner = scan(self.files, cache.handle(segment), segment, segment.used, OFFSET_MAX)
             segment.synced = max(scanner.end, scanner.dirt)
             yield from chunks(cache, segment, HEADER_BYTES, self._report)
@@ -97,8 +100,11 @@ class StreamContents:
             cache.forget(segment)
 
     def _check_index(self, segment: StreamSegment) -> None:
-        """What recovery would not believe costs it a scan; what it would believe must be true, but for what broke
-        since."""
+        """Report the index of a segment if recovery would accept it although it is untrue.
+
+        An index that recovery rejects only costs a scan. A segment that was damaged after its index
+        was written is not compared.
+        """
         name = file_name("index", segment.first)
         data = Reader(self.files, self.directory, False).read_whole(f"{self.directory}/{name}")
         said = dataclasses.replace(segment)

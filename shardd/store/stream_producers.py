@@ -1,14 +1,24 @@
-"""How far each producer has come in a stream.
+"""Keep the last sequence of each producer of a stream, for deduplication.
 
-    producers    as beside a store (drawn in producers.py), but that a block covers the messages below an offset
+    producers    the same format as beside a store (drawn in producers.py), but a block covers
+                 the messages below an offset
 
-Chunks of messages IN_SEQUENCE are the truth: a sequence is taken as stored when its chunk is found. The file is there
-before the first of them is written, and it is written on when COVER_BYTES have come since it last was, before a segment
-goes that it does not cover, and at a clean stop: so recovery looks only at chunks behind what it covers, and at none of
-a stream that nobody has written to in sequence. It is written in a sync after the chunks it speaks of. A power cut
-takes the end of a stream, so whatever is found was sent before what is missing. Only what comes before the first
-segment may be missing too, when that was never synced either: then the log begins behind what is covered, nothing in it
-was ever confirmed, and no sequence is taken as stored. At worst an unconfirmed message is stored twice, none is lost.
+The chunks with messages IN_SEQUENCE are authoritative: a sequence counts as stored when its chunk
+is found. The file only saves recovery from reading old chunks. The file is created before the first
+such chunk. A block is added to it, or the file is rewritten:
+
+- when COVER_BYTES have been appended since the last block,
+- before a segment is deleted that the file does not cover, and
+- at a clean stop.
+
+Recovery therefore reads only the chunks that the file does not cover, and no chunk of a stream
+without the file.
+
+A block is written by a sync, after the chunks that it covers. A power cut removes the end of a
+stream, so every message that is found was sent before the missing ones. There is one exception: the
+messages before the first segment may be missing as well when that segment was never synced. In this
+case the log begins behind the covered offset, no message in it was ever confirmed, and no sequence
+counts as stored. The worst case is an unconfirmed message that is stored twice; no message is lost.
 """
 
 from __future__ import annotations
@@ -19,9 +29,9 @@ from shardmq.shardd.store.files import Files
 from shardmq.shardd.store.producers import Cover
 from shardmq.shardd.store.sequences import Screened, Sequences
 
-# What recovery looks at, at most, with what one sync takes.
+# Recovery reads at most so many bytes of chunks, plus those of one sync.
 COVER_BYTES = 64 << 20
-# Producers remembered by one stream; of more, the half last heard longest ago is forgotten.
+# A stream with so many producers forgets the half that was heard longest ago.
 PRODUCERS_MAX = 1 << 16
 
 
@@ -31,23 +41,26 @@ class StreamProducers:
         self.directory = directory
         self.sync = sync
         self.table = Sequences()
-        self.in_use = False  # the file is there
-        self.covered_to = 0  # offset: the file tells of all that comes before it
-        self.uncovered_bytes = 0  # have come since it was written
-        self._end = 0  # of the file; 0: it is to be written anew
-        self._whole_bytes = 0  # when it last was
+        self.in_use = False  # the file exists
+        self.covered_to = 0  # the file covers the messages below this offset
+        self.uncovered_bytes = 0  # bytes appended since the last block was written
+        self._end = 0  # size of the file; 0: the next block rewrites the file
+        self._whole_bytes = 0  # size of the file after it was last rewritten
 
     @property
     def is_due(self) -> bool:
         return self.uncovered_bytes >= COVER_BYTES
 
-    # -- a batch ---------------------------------------------------------------------------------------
+    # -- a batch -----------------------------------------------------------------------------------
 
     def screen(self, records: memoryview, queue_id: int, committed_offset: int) -> Screened:
-        """What of the records that name the queue is new to it; the others are left out. Raises DiskFull or OSError
-        when there can be no file."""
+        """Return the messages of the records that the queue does not have yet.
+
+        Records that do not name the queue are left out. Raises DiskFull or OSError when the
+        producers file cannot be created.
+        """
         if not self.in_use:
-            # What is not on stable storage may go, and its offsets be used again.
+            # Messages that are not committed can be lost, and their offsets be used again.
             self._begin(committed_offset)
         if len(self.table) >= PRODUCERS_MAX:
             self.table.sweep(self.table.heard_before(2))
@@ -65,11 +78,14 @@ class StreamProducers:
         if self.in_use:
             self.uncovered_bytes += size
 
-    # -- cover -----------------------------------------------------------------------------------------
+    # -- cover -------------------------------------------------------------------------------------
 
     def cover(self, next_offset: int) -> Cover:
-        """To be run when all below `next_offset` is on stable storage, then `covered`; nothing may be screened that
-        comes before it."""
+        """Return the job that writes a block for the messages below `next_offset`.
+
+        The caller runs the job when all these messages are on stable storage, and then calls
+        `covered`. The table must not yet hold sequences of messages at or behind `next_offset`.
+        """
         anew = not self._end or self._end > max(producers.REWRITE_BYTES, 2 * self._whole_bytes)
         block = producers.encode_block(self.table.take_changes(anew), next_offset)
         self.uncovered_bytes = 0
@@ -78,7 +94,9 @@ class StreamProducers:
         )
 
     def covered(self, cover: Cover) -> None:
-        if cover.full:  # half of it may be there, and what changed is told only by all of it
+        # A full disk may have taken half of the block. The table no longer lists the changes in it,
+        # so only a rewritten file can have them.
+        if cover.full:
             self._end = 0
             self.uncovered_bytes += COVER_BYTES
             return
@@ -87,10 +105,14 @@ class StreamProducers:
         if not cover.at:
             self._whole_bytes = self._end
 
-    # -- recovery --------------------------------------------------------------------------------------
+    # -- recovery ----------------------------------------------------------------------------------
 
     def recover(self) -> int | None:
-        """The offset from which on chunks are to be looked at; None: nobody has written in sequence."""
+        """Read the file; return the offset below which it covers all messages.
+
+        The caller passes the chunks behind that offset to `found`. Return None when there is no
+        file: no producer has written to the stream in sequence.
+        """
         if producers.NAME not in self.files.list(self.directory):
             return None
         self.in_use = True
@@ -103,6 +125,6 @@ class StreamProducers:
         return self.covered_to
 
     def found(self, window: bytearray, position: int) -> None:
-        """A good chunk that holds messages behind that offset."""
+        """Add the sequences of an intact chunk with messages that the file does not cover."""
         self.table.gather_chunk(window, position)
         self.uncovered_bytes += int.from_bytes(window[position : position + 4], "little")

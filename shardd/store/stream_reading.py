@@ -1,8 +1,11 @@
-"""Reading segments of streams: open files, windows of bytes and sparse indexes, each kind bounded for all streams that
-share a `StreamCache`; and how one read walks over windows, damage and all. Which offsets may be read is the log's.
+"""Read segments of streams, through caches that all streams of a process share.
 
-A reader is a position and nothing else here: any number of them may read while the log is appended to. What is kept
-for them (windows, places) is a cache that may be forgotten at any time.
+`StreamCache` holds open files, windows of bytes and sparse indexes, and bounds each of the three.
+`Walk` is one read: it goes from window to window and skips damage. The log decides which offsets
+may be read.
+
+A reader is only a position here, so any number of readers can read while the log is appended to.
+The windows and places kept for readers are caches: they can be dropped at any time.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ from shardmq.shardd.store.stream_segment import (
     last_older,
 )
 
-# Open files of all streams, but for those whose bytes wait for a sync.
+# Open files of all streams, without those whose bytes wait for a sync.
 HANDLES_MAX = 64
 WINDOWS_MAX = 8
 WINDOW_BYTES_MIN = 64 << 10
 WINDOW_BYTES_MAX = 1 << 20
-# Indexes of sealed segments in memory: 24 bytes for each INDEX_EVERY_BYTES of segment.
+# Bytes of the indexes of sealed segments in memory: 24 for each INDEX_EVERY_BYTES of a segment.
 INDEXES_BYTES_MAX = 4 << 20
-# Bytes one read may look at while it looks for messages that pass its filter.
+# Bytes that one read may scan in search of messages that pass its filter.
 LOOK_BYTES_MAX = 4 << 20
-# Places of damage remembered for each segment; beyond this they are looked for, and told, again.
+# Damaged places remembered for each segment. Beyond this number all are forgotten and found anew.
 HOLES_MAX = 1024
 OFFSET_MAX = (1 << 63) - 1
 COUNT_MAX = 1 << 62
@@ -47,11 +50,13 @@ Report = Callable[[Damage], None]
 
 @dataclass(slots=True, eq=False)
 class Window:
+    """Bytes of a segment in memory: `used` bytes of `data`, from position `start` on."""
+
     segment: StreamSegment
     start: int
     used: int
     data: bytearray
-    checked: int = 0  # position of the last chunk in it that was found good
+    checked: int = 0  # position of the last chunk in the window whose checksum was found right
 
     def holds(self, segment: StreamSegment, position: int) -> bool:
         return self.segment is segment and self.start <= position < self.start + self.used
@@ -59,17 +64,21 @@ class Window:
 
 @dataclass(slots=True)
 class Messages:
-    """What one read found. `runs`: (first offset, count) of messages with consecutive offsets; between runs lies what
-    is damaged, or did not pass the filter. With no messages and `next_offset` moved on: read on from there."""
+    """The messages that one read found.
+
+    `runs` holds (first offset, count) of messages with consecutive offsets. Messages between two
+    runs are damaged, or did not pass the filter. The result can be empty although messages follow;
+    the next read goes on from `next_offset`.
+    """
 
     blob: bytes  # stored messages back to back
-    sizes: array[int]  # body_bytes of each
+    sizes: array[int]  # the body bytes of each message
     runs: array[int]
     next_offset: int
 
 
 class StreamCache:
-    """What the streams of a process share."""
+    """Open files, windows, indexes and buffers that the streams of a process share."""
 
     def __init__(
         self,
@@ -86,12 +95,12 @@ class StreamCache:
         self._handles: OrderedDict[StreamSegment, int] = OrderedDict()  # last used last
         self._pinned: set[StreamSegment] = set()
         self._windows: list[Window] = []  # last used last
-        self._indexed: OrderedDict[StreamSegment, int] = OrderedDict()  # bytes of index
+        self._indexed: OrderedDict[StreamSegment, int] = OrderedDict()  # bytes of each index
         self._indexes_bytes = 0
         self.copier = Copier()
         self.packer = Packer()
 
-    # -- open files -----------------------------------------------------------------------------------
+    # -- open files --------------------------------------------------------------------------------
 
     def handle(self, segment: StreamSegment) -> int:
         handle = self._handles.get(segment)
@@ -103,7 +112,10 @@ class StreamCache:
         return handle
 
     def adopt(self, segment: StreamSegment, handle: int) -> None:
-        """An open file of the segment's, to be closed when there are too many that nothing waits for."""
+        """Keep the open file of a segment; close the least used files when there are too many.
+
+        Files of pinned segments stay open.
+        """
         self._handles[segment] = handle
         excess = len(self._handles) - self.handles_max
         if excess > 0:
@@ -116,14 +128,17 @@ class StreamCache:
                 self.files.close(self._handles.pop(other))
 
     def pin(self, segment: StreamSegment) -> None:
-        """Its file stays open: the error of a failed write-back is told only to who had it open."""
+        """Keep the file of the segment open until `unpin`.
+
+        The operating system reports a failed write-back only to handles that were open at the time.
+        """
         self._pinned.add(segment)
 
     def unpin(self, segment: StreamSegment) -> None:
         self._pinned.discard(segment)
 
     def forget(self, segment: StreamSegment) -> None:
-        """It is gone, or its log is closed."""
+        """Drop everything cached for a segment that is deleted or whose log is closed."""
         self._pinned.discard(segment)
         handle = self._handles.pop(segment, None)
         self._windows = [window for window in self._windows if window.segment is not segment]
@@ -131,10 +146,13 @@ class StreamCache:
         if handle is not None:
             self.files.close(handle)
 
-    # -- windows --------------------------------------------------------------------------------------
+    # -- windows -----------------------------------------------------------------------------------
 
     def window(self, segment: StreamSegment, position: int, size: int) -> Window:
-        """One that holds the byte at `position`; `size` bytes from there on if it must be read."""
+        """Return a window that holds the byte at `position`.
+
+        If there is none, read `size` bytes from `position` on.
+        """
         for i in range(len(self._windows) - 1, -1, -1):
             if self._windows[i].holds(segment, position):
                 self._windows.append(self._windows.pop(i))
@@ -142,7 +160,10 @@ class StreamCache:
         return self.load(segment, position, size)
 
     def load(self, segment: StreamSegment, position: int, size: int) -> Window:
-        """From `position` on, as far as the segment lasts."""
+        """Read a window of `size` bytes from `position` on, or less at the end of the synced bytes.
+
+        Raises Corrupt when the file cannot be read or is too short.
+        """
         size = max(min(size, segment.synced - position), 0)
         data = self._buffer(size)
         try:
@@ -152,26 +173,34 @@ class StreamCache:
             raise Corrupt(f"cannot read byte {position} of {segment.path}: {error}") from error
         if used != size:
             raise Corrupt(
-                f"{segment.path} ends at byte {position + used}, {segment.synced} bytes were written"
+                f"{segment.path} ends at byte {position + used}, "
+                f"{segment.synced} bytes were written"
             )
         window = Window(segment, position, used, data)
-        # A huge message is not worth the memory of keeping.
+        # A window with a huge message is not worth the memory.
         if len(data) <= WINDOW_BYTES_MAX:
             self._windows.append(window)
         return window
 
     def _buffer(self, size: int) -> bytearray:
-        """Warm pages of the window that was used least, if they are enough."""
+        """Return a buffer of at least `size` bytes.
+
+        The buffer of the least recently used window is taken if it is large enough, as its pages
+        are warm.
+        """
         while len(self._windows) >= WINDOWS_MAX:
             oldest = self._windows.pop(0)
             if len(oldest.data) >= size:
                 return oldest.data
         return bytearray(size)
 
-    # -- indexes --------------------------------------------------------------------------------------
+    # -- indexes -----------------------------------------------------------------------------------
 
     def index(self, segment: StreamSegment) -> array[int]:
-        """The sparse index of a segment: from memory, its file, or made anew of its chunks."""
+        """Return the sparse index of a segment: from memory, from its file or from its chunks.
+
+        Raises Corrupt when the files cannot be read.
+        """
         if segment.entries is None:
             self._load_index(segment)
         elif segment in self._indexed:
@@ -180,7 +209,7 @@ class StreamCache:
         return segment.entries
 
     def keep_index(self, segment: StreamSegment) -> None:
-        """Of a sealed segment: it may go when there is too much of them."""
+        """Keep the index of a sealed segment in memory, until newer ones need the room."""
         assert segment.entries is not None
         size = 8 * len(segment.entries)
         self._indexes_bytes += size - self._indexed.pop(segment, 0)
@@ -200,7 +229,7 @@ class StreamCache:
             if not decode_index(data, segment, self.files.size(handle)):
                 scanner = scan(self.files, handle, segment, segment.used, segment.end)
                 segment.entries, segment.last_chunk = scanner.index(), scanner.last_chunk
-                # Zeros behind the last chunk are room that was set aside and not given back.
+                # Zeros behind the last chunk are preallocated space that was not given back.
                 segment.used = segment.synced = max(scanner.end, scanner.dirt)
         except OSError as error:
             raise Corrupt(f"cannot read {segment.path}: {error}") from error
@@ -208,7 +237,10 @@ class StreamCache:
 
 
 def scan(files: Files, handle: int, segment: StreamSegment, size: int, limit: int) -> Scanner:
-    """Every chunk of a file of `size` bytes checked, window after window. Offsets from `limit` on are no good."""
+    """Check every chunk in the first `size` bytes of a file; return the scanner with the results.
+
+    A chunk with offsets at or above `limit` counts as damaged.
+    """
     scanner = Scanner(
         segment.salt, HEADER_BYTES, segment.first, segment.newest_before, limit, INDEX_EVERY_BYTES
     )
@@ -228,11 +260,11 @@ def scan(files: Files, handle: int, segment: StreamSegment, size: int, limit: in
 
 @dataclass(slots=True)
 class Walk:
-    """One read on its way: where it is, what it has, what it may still take."""
+    """The state of one read: its position, the messages it has, and how many more it may take."""
 
     cache: StreamCache
     offset: int
-    limit: int  # offsets from here on are not to be seen
+    limit: int  # the read ends before this offset
     bytes_max: int
     wanted: array[int] | None
     report: Report
@@ -244,7 +276,10 @@ class Walk:
     full: bool = False
 
     def through(self, segment: StreamSegment) -> None:
-        """Take what is wanted of one segment; `offset` is behind it afterwards, or the read has enough."""
+        """Read the wanted messages of one segment.
+
+        Afterwards `offset` is behind the segment or at the limit, or the read is `full`.
+        """
         position = segment.places.get(self.offset) or last_not_above(
             self.cache.index(segment), self.offset
         )
@@ -289,7 +324,10 @@ class Walk:
         self.runs += runs
 
     def _more(self, window: Window, position: int, need: int) -> int:
-        """The window ended within a chunk: one that begins with it. What ends behind the segment is no chunk."""
+        """Load a window that begins with a chunk, because the last window ended within the chunk.
+
+        Return the position to go on from. A chunk that would end behind the segment is damage.
+        """
         segment = window.segment
         if window.start + window.used >= segment.synced:
             return skip(self.cache, segment, position, self.report)
@@ -303,7 +341,10 @@ class Walk:
 
 
 def skip(cache: StreamCache, segment: StreamSegment, position: int, report: Report) -> int:
-    """Position of the next good chunk behind damage, which is told once."""
+    """Return the position of the next intact chunk behind damage at `position`.
+
+    The damage is reported when it is found for the first time.
+    """
     stop = segment.holes.get(position)
     if stop is None:
         if len(segment.holes) >= HOLES_MAX:
@@ -317,13 +358,13 @@ def skip(cache: StreamCache, segment: StreamSegment, position: int, report: Repo
 def lost_offsets(
     cache: StreamCache, segment: StreamSegment, start: int, stop: int
 ) -> tuple[int, int]:
-    """The offsets of the messages in damaged bytes: the first, and the one behind the last."""
+    """Return the range [from, to) of the offsets whose messages were in the damaged bytes."""
     return _offset_at(cache, segment, start), _offset_from(cache, segment, stop)
 
 
 def _offset_at(cache: StreamCache, segment: StreamSegment, position: int) -> int:
-    """The first offset that is lost where bytes are damaged from `position` on."""
-    # Who only looks believes no index.
+    """Return the first offset that is lost when the bytes from `position` on are damaged."""
+    # Inspection (read_only) trusts no index file.
     entries = (segment.entries or array("Q")) if cache.read_only else cache.index(segment)
     at = (
         bisect_right(
@@ -343,15 +384,13 @@ def _offset_at(cache: StreamCache, segment: StreamSegment, position: int) -> int
             continue
         length, first, count = _chunk(cache, segment, start)
         if length == 0:
-            return (
-                offset  # another damaged place lies before: what is lost begins there at the latest
-            )
+            return offset  # there is damage before this one: the lost offsets begin there
         offset, start = first + count, start + length
     return offset
 
 
 def _offset_from(cache: StreamCache, segment: StreamSegment, position: int) -> int:
-    """The first offset that is not lost behind damage that ends at `position`."""
+    """Return the first offset that is not lost when damaged bytes end at `position`."""
     if position < segment.synced:
         length, first, _ = _chunk(cache, segment, position)
         if length:
@@ -360,7 +399,10 @@ def _offset_from(cache: StreamCache, segment: StreamSegment, position: int) -> i
 
 
 def _chunk(cache: StreamCache, segment: StreamSegment, position: int) -> tuple[int, int, int]:
-    """(length, first offset, count) of the chunk at `position`; length 0: there is no good one."""
+    """Return (length, first offset, count) of the chunk at `position`.
+
+    The length is 0 when there is no intact chunk at that position.
+    """
     window = cache.load(segment, position, WINDOW_BYTES_MIN)
     length, first, count, _ = chunk_at(window.data, position, window.used, position, segment.salt)
     if length == 0 and first and window.start + window.used < segment.synced:
@@ -384,7 +426,10 @@ def _next_good(cache: StreamCache, segment: StreamSegment, position: int) -> int
 def chunks(
     cache: StreamCache, segment: StreamSegment, position: int, report: Report
 ) -> Iterator[tuple[Window, int, int, int, int]]:
-    """(window, position, first offset, count, timestamp) of each good chunk from `position` on, whole in its window."""
+    """Yield (window, position, first offset, count, timestamp) of each chunk from `position` on.
+
+    The window holds the whole chunk. Damaged chunks are reported and skipped.
+    """
     while position < segment.synced:
         window = cache.window(segment, position, WINDOW_BYTES_MIN)
         length, first, count, timestamp = chunk_at(
@@ -403,7 +448,10 @@ def chunks(
 def chunk_newer(
     cache: StreamCache, segment: StreamSegment, timestamp: int, report: Report
 ) -> int | None:
-    """First offset of the first good chunk of the segment with a timestamp not before `timestamp`."""
+    """Return the first offset of the first intact chunk that is not older than `timestamp`, ms.
+
+    Return None when all intact chunks of the segment are older.
+    """
     position = last_older(cache.index(segment), timestamp)
     return next(
         (one[2] for one in chunks(cache, segment, position, report) if one[4] >= timestamp), None

@@ -1,13 +1,23 @@
-"""From files back to segments: what a stream finds when it starts.
+"""Recover the segments of a stream from its files when the stream is opened.
 
-A segment that has an index is whole: it was written when all of it was on stable storage. The others, few and at the
-end, are scanned. What they must hold is what some chunk's mark calls lasting, in its own file or, when any chunk of a
-later segment has a mark, all of it: marks are made of ended syncs, and a sync covers all segments. The first chunk that
-is missing behind that was torn off by a power cut: the stream ends there, whatever lies behind it was never confirmed.
-A chunk missing before is damage: it is told and its offsets are not used again. After an end without a clean stop the
-chunks of the very last sync have no later mark to speak for them and count as torn when they are bad.
+A segment with an index is complete, because an index is written only when the whole segment is on
+stable storage. The other segments, a few at the end of the stream, are scanned.
 
-Every segment found is sealed, but for an empty one: new chunks go to a new one, so a position is never used twice.
+Each chunk has a mark: the number of bytes of its file that were on stable storage when the chunk
+was appended. All bytes below the highest mark of a file must be there. When a chunk of a later
+segment has a mark, the whole file must be there, because marks come from finished syncs and a sync
+covers all segments.
+
+- A chunk that is missing behind these bytes was torn off by a power cut. The stream ends before the
+  first such chunk: nothing behind it was ever confirmed.
+- A chunk that is missing within these bytes is damage. It is reported, and its offsets are not used
+  again.
+
+After an unclean end no later mark confirms the chunks of the very last sync. These chunks count as
+torn when they are bad.
+
+All recovered segments are sealed, except an empty one at the end. New chunks go to a new segment,
+so that no position in a file is used twice.
 """
 
 from __future__ import annotations
@@ -32,34 +42,44 @@ from shardmq.shardd.store.stream_segment import (
     parse_name,
 )
 
-# Of the fields of an index's header.
+# Positions of fields in the header of an index.
 INDEX_SALT, INDEX_END = 4, 7
 
 
 @dataclass(slots=True)
 class Found:
-    segments: list[StreamSegment] = field(default_factory=list)  # in order of their offsets
+    """The result of a recovery. `segments` are in the order of their offsets."""
+
+    segments: list[StreamSegment] = field(default_factory=list)
     next_offset: int = 0
     damage: list[Damage] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Scanned:
+    """A segment that was scanned, and what the scanner found.
+
+    `covered`: the whole segment was on stable storage, because it has an index or because of an
+    index or a mark in a later segment.
+    """
+
     segment: StreamSegment
     scanner: Scanner
     size: int
     last: bool
-    covered: bool  # all of it was on stable storage: it had an index, or a later segment shows it
+    covered: bool
 
 
 def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) -> Found:
-    """Without `repair` no file is changed."""
+    """Recover the segments of the stream in a directory, and repair its files.
+
+    Without `repair` no file is changed. Damage is returned, not raised.
+    """
     names = [parsed for parsed in map(parse_name, files.list(directory)) if parsed]
     indexed = {first for kind, first in names if kind == "index"}
     found = Found()
-    useless: dict[
-        str, str
-    ] = {}  # what to do with files of which nothing can be told: new name, or none
+    # Files whose headers cannot be read: the new name of each, or "" to remove the file.
+    useless: dict[str, str] = {}
     for first in sorted(first for kind, first in names if kind == "log"):
         segment = _load_header(files, directory, first, found, useless)
         if segment is not None:
@@ -70,7 +90,7 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
     _link(found.segments)
     uncertain = _without_index(files, directory, found.segments)
     lost = [first for kind, first in names if kind == "lost" or useless.get(file_name(kind, first))]
-    # What has an index was on stable storage: that it is gone does not make what follows torn.
+    # A missing segment that has an index was on stable storage: what follows it is not torn.
     known = lost + [one.offsets[0] for one in gone if one.offsets and one.offsets[0] in indexed]
     useless |= dict.fromkeys(_settle_ends(uncertain, found, known), "")
     found.next_offset = found.segments[-1].end if found.segments else 0
@@ -82,7 +102,7 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
     found.damage += gone
     for _, end in (one.offsets for one in gone if one.offsets):
         found.next_offset = max(found.next_offset, end)  # no offset means two messages
-    # Not before every header was understood: what a later version wrote stays as it is.
+    # Repair only now that every header was understood: files of a later version stay as they are.
     if repair:
         kept = {segment.first for segment in found.segments} | {
             one.offsets[0] for one in gone if one.offsets
@@ -95,15 +115,20 @@ def recover(files: Files, directory: str, *, sync: bool, repair: bool = True) ->
 
 
 def _missing(files: Files, directory: str, indexed: list[int], there: list[int]) -> list[Damage]:
-    """Segments that are gone though none has let them go. An index says where the next segment begins; only the oldest
-    segments are let go of, so an index that is not older than what is left has lost its segment."""
+    """Return damage for each segment whose file is missing although nothing has deleted it.
+
+    `indexed` and `there` are first offsets, ascending: of the indexes, and of the segments that
+    are present. Retention deletes only the oldest segments, so the segment of an index is missing
+    if it should be behind a present segment, or if no segment is present. An index also tells where
+    the next segment begins, which shows that the next one is missing.
+    """
     found: list[Damage] = []
     for first in indexed:
         at = bisect_right(there, first)
         following = there[at] if at < len(there) else None
         is_lost = first not in there and (at > 0 or not there)
         if following is None and not is_lost:
-            continue  # the newest
+            continue  # the newest segment
         if not is_lost and _end_said(files, directory, first) == following:
             continue
         end = _end_by_index(files, directory, first)
@@ -125,7 +150,7 @@ def _missing(files: Files, directory: str, indexed: list[int], there: list[int])
 
 
 def _ends_at(files: Files, directory: str, first: int, end: int) -> bool:
-    """Whether the segment's own chunks say that, too: what an index says may be untrue."""
+    """Return whether the chunks of a segment end at `end`, too: an index may be untrue."""
     path = f"{directory}/{file_name('log', first)}"
     handle = files.open(path, read_only=True)
     try:
@@ -141,7 +166,10 @@ def _ends_at(files: Files, directory: str, first: int, end: int) -> bool:
 
 
 def _end_said(files: Files, directory: str, first: int) -> int | None:
-    """The offset behind the last message of the segment, as the head of its index says; not checked."""
+    """Return the end offset of a segment from the header of its index, without a check.
+
+    Return None when the index is too short.
+    """
     handle = files.open(f"{directory}/{file_name('index', first)}", read_only=True)
     try:
         head = bytearray(INDEX_HEADER.size)
@@ -153,7 +181,7 @@ def _end_said(files: Files, directory: str, first: int) -> int | None:
 
 
 def _end_by_index(files: Files, directory: str, first: int) -> int | None:
-    """The same, checked; None when there is no good index."""
+    """Return the end offset of a segment from its index, or None when the index is not valid."""
     data = Reader(files, directory, False).read_whole(f"{directory}/{file_name('index', first)}")
     if len(data) < INDEX_HEADER.size:
         return None
@@ -164,7 +192,11 @@ def _end_by_index(files: Files, directory: str, first: int) -> int | None:
 def _load_header(
     files: Files, directory: str, first: int, found: Found, useless: dict[str, str]
 ) -> StreamSegment | None:
-    """None: nothing of it reached the disk, or nothing of it can be told: then it is kept as lost.N."""
+    """Return the segment that the header of a file describes, or None.
+
+    The file is added to `useless` if it has no valid header. When nothing of it has reached the
+    disk, it is to be removed; otherwise it is to be renamed to lost.N and kept.
+    """
     name = file_name("log", first)
     handle = files.open(f"{directory}/{name}", read_only=True)
     try:
@@ -178,7 +210,7 @@ def _load_header(
     if segment is not None and segment.first == first:
         segment.used = segment.flushed = segment.synced = segment.allocated = size
         return segment
-    # The file of an empty stream ends with its header, a new one has room behind it.
+    # The file of an empty stream ends with its header; a new file has preallocated space behind it.
     told = any(head[HEADER_BYTES:]) or (size == HEADER_BYTES and any(head))
     useless[name] = file_name("lost", first) if told else ""
     if any(head):
@@ -189,7 +221,7 @@ def _load_header(
 
 
 def _end_of_lost(files: Files, path: str, first: int) -> int:
-    """An offset that no message in a file of which nothing can be told ever had."""
+    """Return an offset above those of all messages that an unreadable file can have held."""
     handle = files.open(path, read_only=True)
     try:
         return first + files.size(handle) // MESSAGE_BYTES_MIN
@@ -198,14 +230,18 @@ def _end_of_lost(files: Files, path: str, first: int) -> int:
 
 
 def _link(segments: list[StreamSegment]) -> None:
-    """What the header of a segment says of the one before."""
+    """Set the end and the timestamps of each segment from the header of the next one."""
     for segment, following in itertools.pairwise(segments):
         segment.end = following.first
         segment.newest, segment.timestamp = following.newest_before, following.previous
 
 
 def _without_index(files: Files, directory: str, segments: list[StreamSegment]) -> list[Scanned]:
-    """Those that must be scanned, in order. The newest index is read: nobody else knows where its segment ends."""
+    """Scan the segments without an index; return them in order.
+
+    The newest index is read, as it tells where its segment ends. If it is not valid, its segment is
+    scanned too. Older indexes are not read: their segments end where the next one begins.
+    """
     uncertain: list[Scanned] = []
     reader = Reader(files, directory, False)
     covered = indexed = False
@@ -232,8 +268,11 @@ def _read_index(reader: Reader, segment: StreamSegment) -> bool:
 
 
 def _settle_ends(uncertain: list[Scanned], found: Found, lost: list[int]) -> list[str]:
-    """Where each of them ends, and with a torn one the stream: names of the files behind that. `lost`: first offsets of
-    files of which nothing can be told, or that are gone."""
+    """Set the end of each scanned segment; end the stream at the first torn one.
+
+    `lost` holds the first offsets of files that are unreadable or missing. Return the names of the
+    files behind the end of the stream.
+    """
     for one in uncertain:
         segment, scanner = one.segment, one.scanner
         at = found.segments.index(segment)
@@ -276,7 +315,10 @@ def _take_in(segment: StreamSegment, scanner: Scanner) -> None:
 
 
 def _end_with(found: Found, count: int) -> list[str]:
-    """The stream has so many segments. Names of the others, the last first."""
+    """Keep the first `count` segments and report the others as torn.
+
+    Return the names of the files of the others, the last one first.
+    """
     gone = found.segments[count:]
     del found.segments[count:]
     names = [file_name("log", segment.first) for segment in gone]
@@ -302,7 +344,7 @@ def _put_away(
 
 
 def _make_whole(files: Files, one: Scanned, sync: bool) -> None:
-    """Cut off what is no chunk, make the rest last, and leave an index."""
+    """Truncate the file behind the last chunk, sync it, and write the index of the segment."""
     segment = one.segment
     handle = files.open(segment.path)
     try:
@@ -317,9 +359,13 @@ def _make_whole(files: Files, one: Scanned, sync: bool) -> None:
 
 
 def write_index(files: Files, segment: StreamSegment) -> None:
-    """Of a sealed segment all of which is on stable storage. A full disk can do without."""
+    """Write the index of a sealed segment that is on stable storage as a whole.
+
+    On a full disk the segment goes without an index.
+    """
+    # The next chunk goes to a new file of the same name, which is not complete before its own sync.
     if segment.used == HEADER_BYTES:
-        return  # the next chunk goes to a new file of the same name, which is not whole until its own sync
+        return
     directory, _, _ = segment.path.rpartition("/")
     try:
         segment.has_index = True

@@ -1,9 +1,10 @@
-"""Reading a stream beside the process that writes it: a range of offsets as columns, batch after batch, from files that
-are opened read-only.
+"""Scan a stream while another process writes it, and return a range of offsets as columns.
 
-The caller says where to stop, and that all below is on stable storage: then nothing that is read here changes any
-more. What may happen meanwhile: segments are added, the oldest are taken away (`Truncated`), an index appears.
-Whatever a scan has in memory is its own; only `Places`, hints where to begin, are shared.
+The files are opened read-only. The caller says where to stop, and guarantees that all messages
+below are on stable storage: so the bytes that are read here do not change any more. During a scan
+the writer may add segments, delete the oldest ones (`Truncated`) and write indexes.
+
+A scan shares no memory with other scans, except `Places`: hints where to begin.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from shardmq.shardd.store.stream_segment import (
     parse_name,
 )
 
-# One window for each scan.
+# Each scan has one window of this size.
 WINDOW_BYTES = 1 << 20
-# What is read into it at once where chunks are no longer: it and the columns stay in a core's own cache.
+# Bytes read at once where chunks are not larger: they and the columns fit into the cache of a core.
 PIECE_BYTES = 128 << 10
-# Hints in memory: segments, and places in each (one for each pause of a scan).
+# Bounds of the hints in memory: segments, and places in each (one for each pause of a scan).
 HINTED_MAX = 256
 HINTS_MAX = 8192
 GAPS_MAX = 1000
 
 
 class Truncated(Exception):
-    """The messages from `offset` on are no longer there; `first` is the first one that is."""
+    """The message at `offset` was deleted; `first` is the first offset that is still there."""
 
     def __init__(self, offset: int, first: int) -> None:
         super().__init__(f"offset {offset} is gone, {first} is the first")
@@ -52,14 +53,17 @@ class Truncated(Exception):
 
 
 class Places:
-    """Where scans of segments without an index came to: the next one begins there. For several threads."""
+    """Positions that scans have reached in segments without an index.
+
+    The next scan of such a segment begins there. Several threads may share one object.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._hints: OrderedDict[tuple[str, int], tuple[array[int], array[int]]] = OrderedDict()
 
     def before(self, segment: StreamSegment, offset: int) -> int:
-        """Position of a chunk before which all is below `offset`."""
+        """Return the position of a chunk before which all offsets are below `offset`."""
         with self._lock:
             offsets, positions = self._hints.get(
                 (segment.path, segment.salt), (array("Q"), array("Q"))
@@ -68,7 +72,7 @@ class Places:
             return positions[at] if at >= 0 else HEADER_BYTES
 
     def note(self, segment: StreamSegment, offset: int, position: int) -> None:
-        """What is not below `offset` lies at `position` or behind."""
+        """Note that all messages from `offset` on lie at `position` or behind it."""
         key = (segment.path, segment.salt)
         with self._lock:
             offsets, positions = self._hints.setdefault(key, (array("Q"), array("Q")))
@@ -83,7 +87,10 @@ class Places:
 
 
 class Scan:
-    """Offsets [start, stop) of the stream in `directory`, all of which is on stable storage, into `columns`."""
+    """Reads the offsets [start, stop) of the stream in `directory` into `columns`.
+
+    All messages below `stop` must be on stable storage.
+    """
 
     def __init__(
         self,
@@ -98,15 +105,15 @@ class Scan:
         self.stop = stop
         self.columns = columns
         self.damaged_bytes = 0
-        self.gaps: list[
-            tuple[int, int]
-        ] = []  # offsets that damage has taken, [from, to) each; the first GAPS_MAX
+        # The first GAPS_MAX ranges [from, to) of offsets that are lost to damage.
+        self.gaps: list[tuple[int, int]] = []
         self._files = files
         self._directory = directory
         self._places = Places() if places is None else places
         self._segment: StreamSegment | None = None
         self._handle = self._descriptor = -1
-        self._end: int | None = None  # offset the next segment began with when this one was entered
+        # The first offset of the next segment, if there was one when this segment was entered.
+        self._end: int | None = None
         self._position = self._checked = 0
         self._window = bytearray(WINDOW_BYTES)
         self._base = self._used = 0
@@ -117,11 +124,12 @@ class Scan:
         self._segment, self._handle, self._descriptor = None, -1, -1
 
     def fill(self, rows_max: int, bytes_max: int, sink: Sink | None = None) -> int:
-        """The rows of the next batch, now in `columns`; 0: that was all. Raises Truncated, or Corrupt when the disk
-        cannot be read.
+        """Read the next batch into `columns`; return the number of its rows.
 
-        With a `sink` full batches go there until it pauses, and rows are left at the end only: with `offset` at `stop`
-        that was all.
+        Without a `sink`, 0 rows mean that the scan is at its end. With a `sink` full batches go to
+        the sink until it pauses. Only the last rows are then left in `columns`, and the scan is at
+        its end when `offset` is `stop`. Raises Truncated when messages were deleted, and Corrupt
+        when the disk cannot be read.
         """
         self.columns.clear()
         try:
@@ -133,26 +141,28 @@ class Scan:
                 elif self._take(self._segment, rows_max, bytes_max, sink):
                     break
         except Truncated:
-            if not self.columns.rows:  # what was there is given first; the next call meets it again
+            # Rows that were read come first; the next call raises this again.
+            if not self.columns.rows:
                 raise
         except OSError as error:
             raise Corrupt(f"cannot read {self._directory}: {error}") from error
         return self.columns.rows
 
-    # -- within a segment ------------------------------------------------------------------------------
+    # -- within a segment --------------------------------------------------------------------------
 
     def _take(
         self, segment: StreamSegment, rows_max: int, bytes_max: int, sink: Sink | None
     ) -> bool:
-        """Whether the batch is full, or the sink pauses."""
+        """Read chunks of the segment; return whether the batch is full or the sink pauses."""
         columns, position = self.columns, self._position
         if not self._base <= position < self._base + self._used:
             self._base, self._used = position, 0
             if self._descriptor < 0:
                 self._load(segment, position, 1)
         columns.take(
-            self._window, self._base, self._used, position, self._checked, segment.salt, self.offset, self.stop,
-            rows_max, bytes_max, self._descriptor, segment.synced, PIECE_BYTES, sink,
+            self._window, self._base, self._used, position, self._checked, segment.salt,
+            self.offset, self.stop, rows_max, bytes_max, self._descriptor, segment.synced,
+            PIECE_BYTES, sink,
         )  # fmt: skip
         self._position, self.offset, self._checked = (
             columns.position,
@@ -169,8 +179,11 @@ class Scan:
         return columns.full
 
     def _load(self, segment: StreamSegment, position: int, least: int) -> None:
-        """A window from `position` on, of `least` bytes where that is more, as far as the segment lasts. What there is
-        of it already is not read again. Raises Corrupt when the file ends before `least`, or at once."""
+        """Move the window to `position`; bytes that are in memory already are not read again.
+
+        The window has WINDOW_BYTES, or `least` bytes if that is more, but it ends with the segment.
+        Raises Corrupt when the file ends before `least` bytes, or when nothing more can be read.
+        """
         size = min(max(least, WINDOW_BYTES), segment.synced - position)
         within = position - self._base
         kept = min(max(self._used - within, 0), size) if within >= 0 else 0
@@ -183,11 +196,12 @@ class Scan:
         self._base, self._used = position, kept + got
         if kept + got < min(max(least, 1), size) or (got == 0 and kept < size):
             raise Corrupt(
-                f"{segment.path} ends at byte {position + kept + got}, {segment.synced} bytes were there"
+                f"{segment.path} ends at byte {position + kept + got}, "
+                f"{segment.synced} bytes were there"
             )
 
     def _skip(self, segment: StreamSegment) -> None:
-        """To the next good chunk behind damage."""
+        """Move to the next intact chunk behind damage, and note the bytes and offsets lost."""
         before = self._position
         scanner = Scanner(segment.salt, before, segment.first, 0, OFFSET_MAX, INDEX_EVERY_BYTES)
         while scanner.cursor < segment.synced and not scanner.holes:
@@ -196,7 +210,8 @@ class Scan:
         self._position = scanner.holes[0][1] if scanner.holes else segment.synced
         self._checked = self._used = 0
         self.damaged_bytes += min(self._position, max(scanner.dirt, before)) - before
-        if scanner.holes:  # else the next segment says where offsets go on
+        # Without an intact chunk the next segment tells where offsets go on.
+        if scanner.holes:
             _, following, _, _ = chunk_at(
                 self._window, self._base, self._used, self._position, segment.salt
             )
@@ -207,10 +222,10 @@ class Scan:
         if start < stop and len(self.gaps) < GAPS_MAX:
             self.gaps.append((start, stop))
 
-    # -- from segment to segment -----------------------------------------------------------------------
+    # -- from segment to segment -------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """The segment that holds `offset`, or would."""
+        """Open the segment whose range of offsets has `offset`. Raises Truncated if it is gone."""
         firsts = segments_of(self._files, self._directory)
         at = bisect_right(firsts, self.offset) - 1
         if at < 0:
@@ -241,7 +256,8 @@ class Scan:
         if self._end is not None:
             self.offset = max(self.offset, self._end)
         elif following:
-            # Begun since: nothing of this one is behind it, but what was damaged.
+            # The next segment was begun during the scan. Offsets between here and its first one are
+            # lost to damage at the end of this segment.
             self.offset = max(self.offset, min(following[0], self.stop))
         else:
             self.offset = self.stop
@@ -249,7 +265,7 @@ class Scan:
 
 
 def segments_of(files: Files, directory: str) -> list[int]:
-    """First offset of each, ascending."""
+    """Return the first offset of each segment of the stream, ascending."""
     try:
         names = files.list(directory)
     except OSError as error:
@@ -262,8 +278,11 @@ def segments_of(files: Files, directory: str) -> list[int]:
 
 
 def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamSegment]:
-    """(handle, what is known of it); a header that tells nothing makes a segment of nothing. FileNotFoundError when it
-    was taken away."""
+    """Open a segment read-only; return its handle and the segment, with its index if it has one.
+
+    A file without a valid header gives an empty segment. Raises FileNotFoundError when the segment
+    was deleted.
+    """
     path = f"{directory}/{file_name('log', first)}"
     handle = files.open(path, read_only=True)
     try:
@@ -288,7 +307,11 @@ def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamS
 def find(
     files: Files, directory: str, timestamp: int, stop: int, places: Places | None = None
 ) -> int:
-    """Offset of the first message below `stop` in a chunk not older than `timestamp`, ms; `stop` when all are older."""
+    """Return the offset of the first message below `stop` in a chunk not older than `timestamp`.
+
+    `timestamp` is in ms. Return `stop` when all chunks are older. Raises Truncated when the segment
+    is deleted meanwhile.
+    """
     firsts = segments_of(files, directory)
 
     def newest_before(first: int) -> int:
@@ -299,7 +322,7 @@ def find(
     try:
         at = bisect_left(firsts, timestamp, key=newest_before) - 1
         if at < 0 and firsts and newest_before(firsts[0]):
-            return min(firsts[0], stop)  # among those let go of was one as new
+            return min(firsts[0], stop)  # a deleted chunk was not older
         start = _begin(files, directory, firsts[max(at, 0)], timestamp) if firsts else stop
     except FileNotFoundError:
         left = segments_of(files, directory)
@@ -314,7 +337,7 @@ def find(
 
 
 def _begin(files: Files, directory: str, first: int, timestamp: int) -> int:
-    """Offset in that segment before which all is older."""
+    """Return an offset in the segment before which all messages are older than `timestamp`."""
     handle, segment = open_segment(files, directory, first)
     files.close(handle)
     if segment.entries is None:

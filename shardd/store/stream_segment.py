@@ -1,23 +1,26 @@
-"""One segment of a stream: its header, its sparse index, what is known of it. Which one is written to, and when one may
-go, is the log's.
+"""Define a segment of a stream, and the formats of its header and its sparse index.
+
+The log decides which segment is written to and when a segment is deleted.
 
     log.NNNNNNNNNNNNNNNNNNNN (the offset of its first message)
-                       0  "SHMQSTRM" | u32 FORMAT | u32 crc32c of [16, 64)
-                      16  u64 first offset | u32 salt | u32 0
-                      32  u64 newest: the latest timestamp of all chunks before this segment, 0: there was none
-                      40  u64 previous: the timestamp of the last chunk before this segment
-                      48  zeros
-                      64  chunks (drawn in chunk.pyx); zeros behind the last while the segment is open
+         0  "SHMQSTRM" | u32 FORMAT | u32 crc32c of [16, 64)
+        16  u64 first offset | u32 salt | u32 0
+        32  u64 newest: the latest timestamp of all chunks before this segment; 0: no chunk
+        40  u64 previous: the timestamp of the last chunk before this segment
+        48  zeros
+        64  chunks (drawn in chunk.pyx); zeros behind the last while the segment is open
     index.NNNNNNNNNNNNNNNNNNNN
-                       0  "SHMQSIDX" | u32 FORMAT | u32 crc32c of [16, end)
-                      16  u64 first offset | u32 salt | u32 0
-                      32  u64 end of the last chunk | u64 offset behind the last message
-                      48  u64 timestamp of the last chunk | u64 newest up to its end | u64 offset of the last chunk
-                      72  entries: u64 offset of a chunk | u64 newest before it | u64 position; one about every
-                          INDEX_EVERY_BYTES
+         0  "SHMQSIDX" | u32 FORMAT | u32 crc32c of [16, end)
+        16  u64 first offset | u32 salt | u32 0
+        32  u64 end of the last chunk | u64 offset behind the last message
+        48  u64 timestamp of the last chunk | u64 newest up to its end
+        64  u64 offset of the last chunk
+        72  entries: u64 offset of a chunk | u64 newest before it | u64 position;
+            one about every INDEX_EVERY_BYTES
 
-An index is a cache. It is written only when its segment is sealed and all of it on stable storage: a segment that has
-one is whole. Every crc of a header begins from the format's number, so a broken number is not taken for a later format.
+An index is a cache. It is written only when its segment is sealed and on stable storage as a whole,
+so a segment with an index is complete. The crc of each header is begun from the format's number,
+so that a damaged number is not taken for a later format.
 """
 
 from __future__ import annotations
@@ -38,11 +41,11 @@ INDEX_HEADER = struct.Struct("<8sIIQIIQQQQQ")
 INDEX_MAGIC = b"SHMQSIDX"
 INDEX_EVERY_BYTES = 64 << 10
 ENTRY_NUMBERS = 3
-# Of a stored message: what bounds the number of messages in a file.
+# A stored message has at least so many bytes, which bounds the number of messages in a file.
 MESSAGE_BYTES_MIN = 10
 SEGMENT_BYTES_MIN = 4096
 SEGMENT_BYTES_MAX = 3_000_000_000
-# Where readers of a segment went on to: enough for as many as read it in turn.
+# Places remembered for the readers of one segment: one for each reader that reads by turns.
 PLACES_MAX = 64
 KINDS = ("log", "index", "lost")
 
@@ -60,8 +63,12 @@ def parse_name(name: str) -> tuple[str, int] | None:
 
 @dataclass(slots=True, eq=False)
 class StreamSegment:
-    """`used` is where the next chunk goes, `flushed` up to where the file has it, `synced` up to where it lasts.
-    `end`: the offset behind its last message. What is not known of a sealed segment is in its index."""
+    """One segment of a stream, open or sealed.
+
+    `used` is the position of the next chunk. The file has the bytes up to `flushed`; the bytes up
+    to `synced` are on stable storage. `end` is the offset behind the last message. A sealed segment
+    may lack facts that are in its index.
+    """
 
     first: int
     salt: int
@@ -80,13 +87,13 @@ class StreamSegment:
     has_index: bool = False
     entries: array[int] | None = None  # None: not in memory
     pending: list[bytearray] = field(default_factory=list)  # chunks between `flushed` and `used`
-    places: dict[int, int] = field(
-        default_factory=dict
-    )  # offset a reader goes on with: position of its chunk
-    holes: dict[int, int] = field(default_factory=dict)  # start of damaged bytes: their end
+    # The position of the chunk of each offset that a reader goes on with.
+    places: dict[int, int] = field(default_factory=dict)
+    # The end of each range of damaged bytes, by its start.
+    holes: dict[int, int] = field(default_factory=dict)
 
     def note(self, offset: int, timestamp: int, position: int) -> None:
-        """A chunk was put at `position`."""
+        """Note a chunk that was put at `position`: its first offset and its timestamp."""
         assert self.entries is not None
         if not self.entries or position - self.entries[-1] >= INDEX_EVERY_BYTES:
             self.entries.extend((offset, self.newest, position))
@@ -100,7 +107,7 @@ class StreamSegment:
 
 
 def last_not_above(entries: array[int], offset: int) -> int:
-    """Position of the last indexed chunk that begins at or before `offset`."""
+    """Return the position of the last indexed chunk that begins at or before `offset`."""
     at = (
         bisect_right(
             range(len(entries) // ENTRY_NUMBERS), offset, key=lambda i: entries[ENTRY_NUMBERS * i]
@@ -111,7 +118,7 @@ def last_not_above(entries: array[int], offset: int) -> int:
 
 
 def last_older(entries: array[int], timestamp: int) -> int:
-    """Position of the last indexed chunk before which all is older than `timestamp`."""
+    """Return the position of the last indexed chunk before which all is older than `timestamp`."""
     at = (
         bisect_left(
             range(len(entries) // ENTRY_NUMBERS),
@@ -131,7 +138,10 @@ def encode_header(segment: StreamSegment) -> bytes:
 
 
 def decode_header(data: bytes | bytearray | memoryview, path: str) -> StreamSegment | None:
-    """What the header says of the segment in the file `path`; None when this is no header."""
+    """Return the sealed segment that the header of the file `path` describes.
+
+    Return None when `data` is no valid header. A header of a later format is an error.
+    """
     if len(data) < HEADER_BYTES:
         return None
     magic, version, crc, first, salt, _, newest, previous = HEADER.unpack_from(data)
@@ -164,7 +174,10 @@ def encode_index(segment: StreamSegment) -> bytes:
 
 
 def decode_index(data: bytes, segment: StreamSegment, size: int) -> bool:
-    """Fill in what the index says of a segment in a file of `size` bytes; False when this is no index of it."""
+    """Set the fields of a segment from its index; return False when `data` is no index of it.
+
+    `size` is the size of the segment's file in bytes. An index of a later format is an error.
+    """
     if len(data) < INDEX_HEADER.size or (len(data) - INDEX_HEADER.size) % (8 * ENTRY_NUMBERS):
         return False
     magic, version, crc, first, salt, _, used, end, timestamp, newest, last_chunk = (

@@ -1,4 +1,4 @@
-"""Keep the segments of a stream: make files, write chunks to them, seal them, let go of the oldest."""
+"""Keep the segments of a stream: create files, write chunks, seal segments, delete the oldest."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from shardmq.shardd.store.stream_segment import (
 )
 from shardmq.shardd.store.sync import MessageSync
 
-# Room in the file is set aside in steps that grow with it: a stream of few messages must not take a whole segment.
+# A file is preallocated in steps that grow with it, so that a stream of few messages does not take
+# the disk space of a whole segment.
 ALLOCATE_BYTES_MIN = 64 << 10
 ALLOCATE_BYTES_MAX = 16 << 20
-# What a file is called that is about to be removed.
+# The name of a file that waits to be deleted begins with this.
 GONE_PREFIX = "gone."
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StreamSync(MessageSync[StreamSegment]):
-    """Makes messages of a stream last."""
+    """Syncs the messages of a stream. Both offsets are those of the log when the sync began."""
 
-    next_offset: int  # of the log when it began
+    next_offset: int
     last_chunk: int
 
 
 class Remover(Protocol):
-    """Removes files nobody needs any more, in order, whenever it comes to it: a large file takes long."""
+    """Deletes files in the background, in order, because a large file takes long to delete."""
 
     def remove(self, path: str) -> None: ...
     def remove_directory(self, path: str) -> None: ...
@@ -46,7 +47,7 @@ class Remover(Protocol):
 
 @dataclass(slots=True)
 class Piece:
-    """Chunks [start, stop) of a batch, rows [row, row_stop), go to one segment."""
+    """The bytes [start, stop) of a batch that go to one segment: the chunks [row, row_stop)."""
 
     start: int
     stop: int
@@ -56,7 +57,7 @@ class Piece:
 
 
 class StreamSegments:
-    """The segments of one stream, oldest first. Without a `remover` files are removed at once."""
+    """The segments of one stream, oldest first. Without a `remover` files are deleted at once."""
 
     def __init__(
         self, state: StoreState[StreamSync], cache: StreamCache, sync: bool, remover: Remover | None
@@ -67,31 +68,32 @@ class StreamSegments:
         self.cache = cache
         self.sync = sync
         self.all: list[StreamSegment] = []
-        self.firsts: list[int] = []  # of each segment
-        self.open: StreamSegment | None = None  # the last of them, when it is written to
+        self.firsts: list[int] = []  # the first offset of each segment
+        self.open: StreamSegment | None = None  # the last segment, unless it is sealed
         self.unsynced: list[StreamSegment] = []
         self.directory_changed = False
         self.written_bytes = 0
-        self._sealed_chunk = 0  # where the last chunk begins of what was sealed by this process
+        # The first offset of the last chunk in the last segment that this process has sealed.
+        self._sealed_chunk = 0
         self._sealed_bytes = 0
         self._remover = remover
 
     @property
     def disk_bytes(self) -> int:
-        """How many bytes all segments take."""
+        """The bytes of all segments."""
         return self._sealed_bytes + (self.open.used if self.open is not None else 0)
 
     def last_chunk(self) -> int:
-        """Return where the last chunk begins that this process has put anywhere."""
+        """Return the first offset of the last chunk that this process has appended."""
         return self.open.last_chunk if self.open is not None else self._sealed_chunk
 
     def in_job(self, segment: StreamSegment) -> bool:
-        """Return whether a sync has the segment in hand."""
+        """Return whether the running sync includes the segment."""
         job = self.state.job
         return job is not None and any(segment is held for held, _, _ in job.segments)
 
     def recovered(self, found: list[StreamSegment]) -> StreamSegment | None:
-        """Take over what a recovery found; return the last segment with messages, if there is one."""
+        """Take over recovered segments; return the last one with messages, if there is one."""
         self.all = found
         self.firsts = [segment.first for segment in found]
         self._sealed_bytes = sum(segment.used for segment in found)
@@ -107,10 +109,13 @@ class StreamSegments:
             self.cache.index(filled)
         return filled
 
-    # -- in ----------------------------------------------------------------------------------------------
+    # -- append ------------------------------------------------------------------------------------
 
     def cut(self, size: int, rows: array[int], segment_bytes: int) -> list[Piece]:
-        """Divide chunks of `size` bytes among segments. One too big for any has a segment of its own."""
+        """Divide a batch of chunks of `size` bytes among segments of `segment_bytes`.
+
+        A chunk that is too big for any segment gets a segment of its own.
+        """
         starts = [*rows[::3], size]
         used = self.open.used if self.open is not None else segment_bytes + 1
         pieces: list[Piece] = []
@@ -128,7 +133,10 @@ class StreamSegments:
         return pieces
 
     def make_room(self, pieces: list[Piece], segment_bytes: int) -> None:
-        """Do whatever can fail for want of room, before anything is taken."""
+        """Create files and preallocate space for the pieces, before any of them is placed.
+
+        All that can fail on a full disk fails here, and leaves no new file behind.
+        """
         made: list[StreamSegment] = []
         try:
             self.state.make_directory()
@@ -167,7 +175,10 @@ class StreamSegments:
             segment.allocated = wanted
 
     def place(self, piece: Piece, chunks: bytearray, rows: array[int], *, alone: bool) -> None:
-        """Put chunks behind the others. `alone`: they are all of the batch."""
+        """Append the chunks of a piece to its segment, in memory.
+
+        With `alone` the piece is the whole batch, and `chunks` is kept without a copy.
+        """
         if piece.fresh is not None:
             self._begin(piece.fresh)
         segment = self.open
@@ -179,7 +190,7 @@ class StreamSegments:
         segment.used += piece.stop - piece.start
 
     def _begin(self, segment: StreamSegment) -> None:
-        """Write to this segment from now on."""
+        """Seal the open segment and make this one the open segment."""
         before = self.all[-1] if self.all else None
         if self.open is not None:
             self.open.end = segment.first
@@ -195,7 +206,10 @@ class StreamSegments:
         self.open = segment
 
     def begin_empty(self, next_offset: int, segment_bytes: int) -> bool:
-        """Begin a segment whose file's name says where offsets go on. False: there is no room for it."""
+        """Begin an empty segment, whose file name keeps the next offset.
+
+        Return False if the disk has no room for the segment.
+        """
         segment = StreamSegment(next_offset, 0, "")
         try:
             self.state.make_directory()
@@ -224,7 +238,7 @@ class StreamSegments:
             self.unsynced.append(segment)
 
     def seal(self) -> None:
-        """End the open segment, if there is one: from now on it may be let go of."""
+        """End the open segment, if there is one, so that it can be deleted later."""
         segment, self.open = self.open, None
         if segment is None:
             return
@@ -237,10 +251,10 @@ class StreamSegments:
         if segment not in self.unsynced and not self.in_job(segment):
             self.lasts(segment, segment.flushed)
 
-    # -- stable storage ----------------------------------------------------------------------------------
+    # -- stable storage ----------------------------------------------------------------------------
 
     def lasts(self, segment: StreamSegment, flushed: int) -> None:
-        """Note that the segment is on stable storage up to there."""
+        """Note that the segment is on stable storage up to the position `flushed`."""
         segment.synced = flushed
         if segment in self.unsynced:
             return
@@ -250,7 +264,7 @@ class StreamSegments:
             self.cache.keep_index(segment)
 
     def sync_now(self) -> None:
-        """Sync all that is written, on this thread, if syncs are wanted."""
+        """Sync all written bytes on this thread; with sync=False count them as synced."""
         if self.sync:
             for segment in self.unsynced:
                 self.files.sync(self.cache.handle(segment))
@@ -261,10 +275,10 @@ class StreamSegments:
         for segment in unsynced:
             self.lasts(segment, segment.flushed)
 
-    # -- away --------------------------------------------------------------------------------------------
+    # -- delete ------------------------------------------------------------------------------------
 
     def let_go(self, segment: StreamSegment) -> bool:
-        """Let go of the oldest segment; False if something still has it in hand."""
+        """Delete the oldest segment; return False if it waits for a sync, or on an error."""
         if self.in_job(segment) or segment in self.unsynced:
             return False
         at = self.all.index(segment)
@@ -278,7 +292,7 @@ class StreamSegments:
         return not self.state.failure
 
     def _remove(self, path: str) -> None:
-        """Remove a file that may be gone; a large one has another name at once and goes later."""
+        """Delete a file, if it is there. The remover deletes a log file later, under a new name."""
         directory, _, name = path.rpartition("/")
         gone = f"{directory}/{GONE_PREFIX}{name}"
         remover = self._remover if name.startswith("log.") else None
@@ -295,7 +309,7 @@ class StreamSegments:
                 remover.remove(gone)
 
     def remove_left_behind(self) -> None:
-        """Remove files that a former process let go of and did not come to remove."""
+        """Delete the renamed files that a former process has not come to delete."""
         for name in self.files.list(self.directory):
             if name.startswith(GONE_PREFIX):
                 path = f"{self.directory}/{name}"
@@ -305,9 +319,9 @@ class StreamSegments:
                     self._remover.remove(path)
 
     def delete_all(self, other_names: frozenset[str]) -> None:
-        """Remove the files of the stream, and the directory if nothing else is in it.
+        """Delete the files of the stream, and the directory if nothing else is in it.
 
-        `other_names`: files that are not segments.
+        `other_names` are the files of the stream that do not belong to a segment.
         """
         self.remove_left_behind()
         for name in self.files.list(self.directory):
@@ -322,7 +336,7 @@ class StreamSegments:
             self._remover.remove_directory(self.directory)
 
     def release(self) -> None:
-        """Forget all segments, which stay on disk."""
+        """Forget all segments; their files stay on disk."""
         for segment in self.all:
             self.cache.forget(segment)
         self.all.clear()
@@ -330,10 +344,10 @@ class StreamSegments:
         self.unsynced.clear()
         self.open = None
 
-    # -- damage ------------------------------------------------------------------------------------------
+    # -- damage ------------------------------------------------------------------------------------
 
     def with_offsets(self, damage: Damage, next_offset: int) -> Damage:
-        """Return damage that recovery found with the offsets that it costs."""
+        """Return damage that recovery found, together with the range of offsets that it costs."""
         parsed = parse_name(damage.file)
         if damage.what not in LOSSES or damage.offsets is not None or parsed is None:
             return damage

@@ -16,7 +16,7 @@ def method(channel: int, what: base.Frame) -> bytes:
 def publish(
     channel: int, exchange: str = "", key: str = "", content: bytes = b"", part: int = 4088, **props: object
 ) -> list[bytes]:
-    """The frames of a publish."""
+    """Return the frames of a publish, with the content in bodies of `part` bytes."""
     properties = commands.Basic.Properties(**props)  # type: ignore[arg-type]
     parts = [content[at : at + part] for at in range(0, len(content), part)]
     return [
@@ -27,7 +27,7 @@ def publish(
 
 
 def shake_hands(connection: Connection, channels: int = 0, frame_max: int = 131072) -> None:
-    """A client that is let in, and opens channels 1 to `channels`."""
+    """Open a connection as a client that is accepted, with the channels 1 to `channels`."""
     said = [
         HEADER,
         method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),

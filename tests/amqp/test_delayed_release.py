@@ -44,7 +44,7 @@ KEYS = st.sampled_from(
 
 @st.composite
 def messages(draw: Any) -> tuple[bytes, bytes | None]:
-    """A stored message, and the value of its delay."""
+    """Draw a stored message and the value of its delay."""
     flags, props = 0, b""
     delay = draw(st.one_of(st.none(), DELAYS))
     if draw(st.booleans()):

@@ -1,5 +1,8 @@
-"""More instructions than the tolerance are a failure, fewer are said; another compiler gets more room, another Python
-is not compared where Python is what is counted."""
+"""Test the guard of instruction counts.
+
+More instructions than the tolerance allows are a failure; fewer are reported. Another compiler gets a larger tolerance.
+With another version of Python, counts that include Python are not compared.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""What the random lives of a stream exchange whose number of shards changes have in common: a controller, and a front
-door with a copy of its own that hears of changes late; one thing happens at a time."""
+"""Play random lives of a stream exchange whose number of shards changes.
+
+A life has a controller, and a front door whose own copy of the catalog hears of changes late. One thing happens at a
+time.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Stream:
         self._reader, self._writer = reader, writer
 
     async def hear(self) -> AnyControl:
-        """The next word; that a door has no consumers of virtual queues is of interest to nobody here."""
+        """Return the next message, without those that say that a front door has no consumers of virtual queues."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 length = int.from_bytes(await self._reader.readexactly(4), "little")
@@ -133,7 +133,7 @@ class Scene:
         self.controller, self.link, self.heard = controller, link, heard
 
     async def in_step(self, *changes: AnyChange) -> Stream:
-        """A stream whose hello was answered by a snapshot of `changes`."""
+        """Return a stream whose hello was answered by a snapshot of `changes`."""
         stream = await self.controller.door()
         assert isinstance(await stream.hear(), DoorHello)
         *first, rest = [list(changes[start : start + 2]) for start in range(0, len(changes), 2)] or [[]]

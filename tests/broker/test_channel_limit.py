@@ -1,5 +1,8 @@
-"""The limit of a channel (basic.qos global) holds over all its consumers, those that were there before it too; the
-prefetch of a consumer of a virtual queue over all its parts."""
+"""Test the limits of unacknowledged messages.
+
+The limit of a channel (basic.qos global) holds over all its consumers, also those that were there before the limit. The
+prefetch of a consumer of a virtual queue holds over all its assignments.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class Bench:
             self.channel.consumers[consumer.tag] = self.consuming.consumers[number] = consumer
 
     def with_virtual(self, parts: int, limit: int) -> GroupConsumer:
-        """A consumer of a virtual queue that owns so many shards."""
+        """Add a consumer of a virtual queue that owns `parts` shards."""
         whole = GroupConsumer(self.channel, 100, "virtual")
         whole.announced, whole.limit = True, limit
         self.channel.consumers[whole.tag] = whole
@@ -99,7 +102,7 @@ class Bench:
             self.consuming.ungranted(number, back, wants)
 
     def shard_turn(self) -> None:
-        """What a shard does with what it was told, and what it says."""
+        """Let the shards act on the messages that were sent to them, and answer."""
         said, self.links.to_shard = self.links.to_shard, []
         for what in said:
             number = what.consumer

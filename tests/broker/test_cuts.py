@@ -1,5 +1,8 @@
-"""While the number of shards that are streams changes, again and again: whoever reads them, from wherever, whatever
-dies meanwhile, gets what is new of each key in order, and in the end all of it."""
+"""Test readers of a stream exchange while its number of shards changes, again and again.
+
+Every reader gets the new messages of each key in order, and all messages in the end, from whatever offset it starts and
+whatever process dies meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +221,7 @@ class Play(ReshardingPlay):
         self.join(f"first {len(self.members)}")
 
     def shards_restart(self) -> None:
-        """What is not on stable storage is lost; positions are what they were a while ago."""
+        """Restart the shards: messages not on stable storage are lost, and stored positions may be older ones."""
         self.epochs += 1
         for log in self.logs.values():
             del log.messages[log.committed :]

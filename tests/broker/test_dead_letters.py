@@ -41,7 +41,7 @@ class Links:
         self.told.append((shard, what))
 
     def packed(self, shard: int) -> list[tuple[int, int, int, int, tuple[int, ...], list[bytes], int]]:
-        """Records, and that connection and channel of each run are those of the batch."""
+        """Return the records for a shard, each run with the connection and channel of its batch."""
         message = self.packer.take(shard, 0, 1, 1, 1)
         return records_of(bytes(codec.read_publish(message).records)) if message is not None else []
 

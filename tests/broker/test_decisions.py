@@ -1,5 +1,8 @@
-"""Each step of a large removal is a small one: front doors carry messages between them. Many binds asked for at
-once are the same binds one after the other."""
+"""Test the decisions on changes of the catalog.
+
+A large removal is done in small steps, so that front doors carry messages between them. Many binds requested at once
+have the same result as the same binds one after the other.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A disk without room costs the definitions nothing: what would make them grow is refused, all else goes on, a start
-needs no room, and what was said to be there is there."""
+"""Test that a full disk does not damage the definitions.
+
+Changes that would make the definitions grow are refused, and everything else goes on. A start needs no room on the
+disk. A definition that was confirmed is there.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ Filled = Callable[[], Callable[[], None]]
 def data_dir(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Path, Filled]]:
-    """A data directory, and what fills its disk."""
+    """Yield a data directory, and the function that fills its disk."""
     if request.param in ("ENOSPC", "EDQUOT"):
         disk = RefusingDisk(monkeypatch)
 

@@ -191,7 +191,7 @@ def test_a_later_start_that_is_refused_midway_keeps_nothing_of_the_file(tmp_path
 
 
 def full_after(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk has room for so many requests more."""
+    """Let the disk have room for `changes` more requests."""
     left = iter([""] * changes)
     monkeypatch.setattr(Definitions, "lacks_room", lambda *_: next(left, "no room for definitions: the disk is full"))
 
@@ -279,5 +279,5 @@ def test_refusals_are_of_status_400() -> None:
 
 
 def _whole(document: dict[str, Any]) -> dict[str, Any]:
-    """What comes as an iterator, as a list."""
+    """Return the document with a list in place of each iterator."""
     return {name: list(part) if isinstance(part, Iterator) else part for name, part in document.items()}

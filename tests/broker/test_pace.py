@@ -43,8 +43,11 @@ def test_a_large_read_is_not_held_up() -> None:
 
 
 def test_who_waits_for_an_answer_to_each_message_waits_for_nobody_else() -> None:
-    """Of many passes with one message each, which come within a tick, one in a while finds out whether more would
-    come."""
+    """Check how often a publisher that sends one message at a time has to wait.
+
+    Each pass has one message, and the passes come within a tick. Only one pass in a while waits, to find out whether
+    more messages would come.
+    """
     pace = Pace(TICK)
     now, waits = 1.0, []
     for number in range(1 + ALONE_PASSES + 9 * (AT_ONCE_PASSES + 1)):

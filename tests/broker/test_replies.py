@@ -16,8 +16,10 @@ NONE, MUCH = 0, REPLIES_BYTES_MAX + 1
 
 
 class Broker:
-    """One publisher, one consumer, the shard between them; what is under way lies in deques. A shard's answers leave
-    before the deliveries of the same turn."""
+    """One publisher, one consumer and the shard between them.
+
+    Messages on their way lie in deques. The answers of a shard leave before the deliveries of the same pass.
+    """
 
     def __init__(self) -> None:
         self.path = ReplyPath()

@@ -1,5 +1,8 @@
-"""While the number of shards changes, whatever is late, dies or is told twice: of each key what is delivered for the
-first time comes in order, and in the end all of it comes."""
+"""Test that the order of keys survives a change of the number of shards.
+
+Messages between processes may be late or come twice, and processes may die. The first deliveries of each key come in
+order, and all messages come in the end.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class World:
         return decision
 
     def carry_through(self, decision: Decision) -> None:
-        """What resharding.py does when shards and front doors answer at once."""
+        """Do the work of resharding.py, with shards and front doors that answer at once."""
         for exchange in self.vhost.part_exchanges():
             while any(hold_of(queue) for queue in self.vhost.parts(exchange)):
                 ids = frozenset(queue.id for queue in self.vhost.parts(exchange))

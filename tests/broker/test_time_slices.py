@@ -219,7 +219,7 @@ class Reader:
     """As much of a client and its front door as the handling of a read needs."""
 
     def __init__(self, events: list[Event], messages: int) -> None:
-        """A slice publishes so many messages."""
+        """Make a connection each of whose slices publishes `messages` messages."""
         self.came = 0
         self.slices_taken = 0
         self.messages = messages

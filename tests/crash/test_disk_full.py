@@ -231,7 +231,7 @@ async def test_on_a_full_disk_declares_are_refused_no_process_ends_and_every_sta
 
 
 def refused_with_541(broker: RealBroker, asked: base.Frame) -> None:
-    """The connection is closed for want of room, and the close names the method."""
+    """Check that the broker closes the connection for want of room, and that the close names the method."""
     with RawClient(broker.port) as client:
         client.shake_hands()
         client.send(raw_method(1, asked))

@@ -62,7 +62,10 @@ class Load:
             self.errors.append(error)
 
     def _publish(self, key: str) -> None:
-        """A number is used once: what was not confirmed is not published again, so a repeat is the broker's."""
+        """Publish numbered messages, each number once, until told to stop.
+
+        A message without a confirm is not published again, so a duplicate is the broker's fault.
+        """
         number = 0
         while self._publishing.is_set():
             try:

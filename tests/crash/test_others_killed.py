@@ -50,7 +50,7 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(
 
 @contextlib.asynccontextmanager
 async def _no_new_controller(broker: RealBroker, how: signal.Signals) -> AsyncIterator[None]:
-    """It has ended, and the supervisor, who would start another one, is stopped."""
+    """Kill the controller, while the supervisor is stopped and cannot start another one."""
     controller, supervisor = broker.pid("controller"), broker.process.pid
     os.kill(supervisor, signal.SIGSTOP)
     try:

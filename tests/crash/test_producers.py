@@ -1,5 +1,7 @@
-"""Producers that say their place and repeat, in order, all that was not confirmed: each message is there exactly once,
-in order, whatever process was killed."""
+"""Test producers that send their sequences and repeat, in order, all messages without a confirm.
+
+Each message is stored exactly once and in order, whatever process was killed.
+"""
 
 from __future__ import annotations
 

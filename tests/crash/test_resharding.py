@@ -186,7 +186,7 @@ async def test_shards_of_a_cleared_policy_drain_into_one_in_order(
 
 
 async def _with_a_stuck_key(sharded: Sharded, wait_s: float, **arguments: Any) -> dict[str, Any]:
-    """A message that its consumer keeps while the number changes; what is said of the change then."""
+    """Change the number of shards while a consumer keeps a message; return what is reported of the change then."""
     await sharded.declare("x-consistent-hash", 2, **arguments)
     connection = await aio_pika.connect(sharded.broker.url)
     try:

@@ -1,5 +1,8 @@
-"""The number of shards that are streams changes under load, while processes die: who reads them all, from wherever,
-gets what is new of each key in order, and in the end everything."""
+"""Test readers of a stream exchange whose number of shards changes under load, while processes die.
+
+A reader of all shards gets the new messages of each key in order, and all messages in the end, from whatever offset it
+starts.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,11 @@ HAS_WITHIN_S = 15.0
 
 
 class Read(Ledger):
-    """What one group has seen. When its connection is lost it goes back, and its positions may lag behind, so what
-    comes again need not say so."""
+    """The messages that one group has seen.
+
+    When the connection of the group is lost, reading goes back, and stored positions may lag behind. So a message that
+    comes again need not be marked as redelivered.
+    """
 
     def delivered(self, who: str, key: str, number: int, redelivered: bool) -> None:
         super().delivered(who, key, number, redelivered=True)
@@ -37,8 +43,10 @@ class Read(Ledger):
 
 
 class Reader:
-    """A consumer of all shards from the first message on; with a name it shares them with others, and goes on behind
-    what was settled. Whatever becomes of its connection it comes back."""
+    """A consumer of all shards from the first message on, which reconnects whenever its connection is lost.
+
+    With a group it shares the shards with other consumers, and goes on behind the messages that the group has settled.
+    """
 
     def __init__(self, broker: RealBroker, exchange: str, read: Read, group: str = "", pause_s: float = 0.0) -> None:
         self._broker, self._exchange, self._read, self._pause_s = broker, exchange, read, pause_s

@@ -76,7 +76,10 @@ def asked(broker: RealBroker, path: str) -> tuple[int, Any]:
 
 
 async def told(broker: RealBroker, path: str, code: int, key: str, value: Any) -> None:
-    """The shard tells the supervisor, the controller and front doors; nobody promises who hears it first."""
+    """Wait until the HTTP path answers with the code, and with the value for the key.
+
+    The shard tells the supervisor, the controller and the front doors, in no promised order.
+    """
 
     def is_so() -> bool:
         status, answer = asked(broker, path)

@@ -1,5 +1,7 @@
-"""The shard of a stream is killed while it is written to and read: nothing confirmed is lost, nobody reads what is not
-there, readers go on where they were."""
+"""Test a stream whose shard is killed while the stream is written to and read.
+
+No confirmed message is lost, nobody reads a message that is lost later, and readers go on where they were.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,11 @@ class Reader:
             await self._waiting.pop(0).ack()
 
     def check(self, confirmed: list[bytes]) -> None:
-        """No offset means two messages; offsets have no gap; only what was outstanding at a kill comes again, and says
-        so; all that was confirmed was read."""
+        """Check what the reader has got.
+
+        No offset stands for two messages, and offsets have no gap. Only messages that were outstanding at a kill come
+        again, marked as redelivered. All confirmed messages were read.
+        """
         bodies: dict[int, bytes] = {}
         high = -1
         for offset, body, redelivered in self.got:

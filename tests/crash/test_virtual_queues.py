@@ -1,5 +1,8 @@
-"""Consumers of a virtual queue come, go and die, processes of the broker too: every shard is owned again in no time,
-each key stays in order, nothing comes twice without saying so, and nothing lacks."""
+"""Test consumers of a virtual queue that come, go and die, while processes of the broker die too.
+
+Every shard soon has an owner again, and each key stays in order. No message is missing, and none comes twice without
+being marked as redelivered.
+"""
 
 from __future__ import annotations
 

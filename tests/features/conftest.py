@@ -36,13 +36,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def name() -> str:
-    """A name no other test uses."""
+    """Return a name that no other test uses."""
     return f"feature-{next(_numbers)}"
 
 
 @pytest.fixture
 def client(broker: RealBroker) -> Iterator[RawClient]:
-    """Connected, with the channels 1 to CHANNELS open."""
+    """Yield a connected client with the channels 1 to CHANNELS open."""
     with RawClient(broker.port) as made:
         yield made.shake_hands(channels=CHANNELS)
 

@@ -208,7 +208,7 @@ def test_a_vhost_without_rights_is_refused(broker: RealBroker, name: str, api: A
 
 
 def _named(api: Api, name: str) -> dict[str, Any]:
-    """The connection of this name, when it is listed."""
+    """Return the connection of this name, as soon as it is listed."""
     found: list[dict[str, Any]] = []
 
     def is_there() -> bool:

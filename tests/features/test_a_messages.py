@@ -26,7 +26,7 @@ def declare(client: RawClient, name: str, **how: Any) -> None:
 
 
 def got(client: RawClient, queue: str, channel: int = 1) -> bytes:
-    """The next message, acknowledged at once."""
+    """Return the body of the next message, which counts as acknowledged at once."""
     client.ask(channel, Basic.Get(queue=queue, no_ack=True), Basic.GetOk)
     return client.content()
 

@@ -20,7 +20,7 @@ def ask_for_replies(client: RawClient, channel: int = 1, tag: str = "replies") -
 
 
 def private_name(client: RawClient, server: RawClient, queue: str, channel: int = 1) -> str:
-    """What a server of requests reads where the client said amq.rabbitmq.reply-to."""
+    """Return the reply-to that a server reads when the client has sent amq.rabbitmq.reply-to."""
     client.send(with_properties(channel, "", queue, b"question", reply_to=REPLY_TO, correlation_id="1"))
     server.ask(1, Basic.Consume(queue=queue, no_ack=True, consumer_tag="c"), Basic.ConsumeOk)
     server.expect(Basic.Deliver)
@@ -31,7 +31,10 @@ def private_name(client: RawClient, server: RawClient, queue: str, channel: int 
 
 
 def named(verb: Any, private: str, channel: int = 1, **more: Any) -> bytes:
-    """A method about a private name, which ends with a sign that the client library would not write itself."""
+    """Return a method that names a private reply queue.
+
+    The name ends with characters that the client library refuses to write itself.
+    """
     assert private.endswith("==")
     return method(channel, verb(queue=private.replace("==", "::"), **more)).replace(b"::", b"==")
 

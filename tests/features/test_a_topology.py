@@ -16,8 +16,11 @@ from tests.support.real_broker import RealBroker, wait_until
 
 
 def make(client: RawClient, name: str) -> None:
-    """By channels 1 and 3: a queue with a consumer, an exchange of the same name, a binding by the key "k"; a queue
-    "full-..." with a message."""
+    """Declare queues and an exchange by the channels 1 and 3.
+
+    Channel 1 declares a queue with a consumer, an exchange of the same name, a binding by the key "k" and a queue
+    "full-...". Channel 3 publishes a message to "full-...".
+    """
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
     client.ask(1, Exchange.Declare(exchange=name, exchange_type="direct"), Exchange.DeclareOk)
@@ -176,7 +179,7 @@ def test_nobody_publishes_to_an_internal_exchange(client: RawClient, name: str) 
 @pytest.mark.row("A3.10")
 def test_line_breaks_fall_out_of_names(client: RawClient, name: str) -> None:
     def broken(what: base.Frame) -> bytes:
-        """The client library would not write them itself."""
+        """Return a method with line breaks in names, which the client library would not write itself."""
         return method(1, what).replace(b"::", b"\r\n")
 
     client.send(broken(Queue.Declare(queue=f"{name}::", exclusive=True)))

@@ -23,7 +23,7 @@ def exchange(client: RawClient, name: str, **arguments: Any) -> None:
 
 
 def publish(client: RawClient, exchange: str, body: bytes, **headers: Any) -> None:
-    """Confirmed."""
+    """Publish a message and wait for its confirm."""
     client.send(with_properties(1, exchange, "k", body, headers={k.replace("_", "-"): v for k, v in headers.items()}))
     client.expect(Basic.Ack)
 

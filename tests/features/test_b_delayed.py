@@ -23,7 +23,7 @@ EARLY_S = 0.002  # clocks count whole milliseconds
 
 
 def exchange(client: RawClient, name: str, type: str = "fanout", **arguments: Any) -> None:
-    """A delayed one of that inner type, and a queue of the same name bound to it with the key k."""
+    """Declare a delayed exchange of that inner type, and a queue of the same name bound to it with the key k."""
     given = {"x-delayed-type": type, **arguments}
     client.ask(
         1, Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=given), Exchange.DeclareOk
@@ -42,7 +42,7 @@ def publish(client: RawClient, exchange: str, body: bytes, delay: Any, key: str 
 
 
 def wait_for(client: RawClient, queue: str) -> tuple[Basic.GetOk, Basic.Properties, bytes]:
-    """The next message of the queue, when it is there."""
+    """Return the next message of the queue, as soon as it is there."""
     give_up = time.monotonic() + WITHIN_S
     while time.monotonic() < give_up:
         client.send(method(1, Basic.Get(queue=queue, no_ack=True)))

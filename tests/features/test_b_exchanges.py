@@ -34,7 +34,7 @@ def declare(client: RawClient, exchanges: list[str], name: str, type: str, **how
 
 
 def queue(client: RawClient, name: str, *bindings: tuple[str, str] | tuple[str, str, Arguments]) -> str:
-    """This connection's own, bound by (exchange, key, arguments)."""
+    """Declare an exclusive queue of this connection, bound by (exchange, key, arguments)."""
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     for exchange, key, *arguments in bindings:
         bind = Queue.Bind(queue=name, exchange=exchange, routing_key=key, arguments=arguments[0] if arguments else None)
@@ -271,8 +271,10 @@ def test_a_message_visits_each_exchange_of_a_circle_once(client: RawClient, exch
 
 
 def _bound(broker: RealBroker, name: str) -> None:
-    """Exchanges "d", "t", "i", "a" (durable, transient, internal, auto-delete) before `name`, each bound to the
-    durable queue `name` by its own name."""
+    """Declare the exchanges "d", "t", "i" and "a" followed by `name`, each bound to the durable queue `name`.
+
+    The letters stand for durable, transient, internal and auto-delete. The letter is the key of the binding.
+    """
     with RawClient(broker.port) as made:
         client = made.shake_hands(channels=1)
         client.ask(1, Queue.Declare(queue=name, durable=True), Queue.DeclareOk)

@@ -45,7 +45,7 @@ class Keeper:
             self.channel.basic_publish(self.name, key, body.encode(), pika.BasicProperties(headers=headers))
 
     def bound(self, key: str = "#", **arguments: Any) -> str:
-        """A new queue with such a binding."""
+        """Return a new queue, bound with this key and these arguments."""
         self._queues += 1
         queue = f"{self.name}-{self._queues}"
         self.channel.queue_declare(queue)

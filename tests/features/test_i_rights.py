@@ -454,7 +454,7 @@ class Broker:
         self.user = ""
 
     def begin(self, act: Act, needs: tuple[tuple[str, ...], ...], tag: str, entry: bool = True) -> None:
-        """New names; what is to be there is there; the user has these rights and no others."""
+        """Prepare an act with new names: create what it needs, and a user with these rights and no others."""
         self.number = next(_numbers)
         self.user = f"u-rights-{self.number}"
         for call in act.before:
@@ -524,7 +524,7 @@ class Broker:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """A regular expression that matches these names and no others."""
+    """Return a regular expression that matches these names and no others."""
     found = [name.replace(".", r"\.") for name in names]
     return f"^({'|'.join(found)})$" if found else ""
 

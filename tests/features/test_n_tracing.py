@@ -144,7 +144,7 @@ def test_headers_that_are_none_do_not_stop_it(broker: RealBroker, api: Api, chan
 
 
 def cluster_names(broker: RealBroker, api: Api) -> dict[str, str]:
-    """The cluster's name as each place tells it that has one."""
+    """Return the name of the cluster from each place that shows it."""
     with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as answer:
         in_metrics = re.findall(r'rabbitmq_identity_info{.*rabbitmq_cluster="([^"]*)"', answer.read().decode())
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:

@@ -356,7 +356,7 @@ class Play:
     # -- the client
 
     def read(self, data: bytes) -> None:
-        """The client has sent this; it is read, and the pass ends."""
+        """Receive bytes from the client, and run the pass to its end."""
         self.sock.unread.append(data)
         reader = self.aio.readers.get(FD)
         if reader is not None:
@@ -364,7 +364,7 @@ class Play:
         self.aio.run()
 
     def says(self, channel: int, what: base.Frame) -> list[Any]:
-        """The client sends a method; return what it has got since."""
+        """Receive a method from the client; return what the client has got since."""
         self.read(method(channel, what))
         return self.got()
 

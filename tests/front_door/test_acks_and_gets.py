@@ -21,7 +21,7 @@ EMPTY = wire.Got(1, b"", 0, False, 0)
 
 
 async def holding(*bodies: bytes, prefetch: int = 0) -> tuple[Consuming, int]:
-    """A consumer that has got these messages."""
+    """Return a consumer that has got these messages."""
     play = Consuming(prefetch=prefetch)
     number = await play.consume()
     play.deliver(number, 1, *bodies)

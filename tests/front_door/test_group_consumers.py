@@ -52,7 +52,7 @@ class Grouped(Consuming):
         self.consuming.groups.obey([said], self.line.catalog)
 
     async def give(self, group: GroupConsumer, *seats: SeatName, answer: Any = None) -> list[Assignment]:
-        """The controller gives these shards, which attach the consumer."""
+        """Let the controller assign these shards, which attach the consumer."""
         for seat in seats:
             self.order(group, "give", seat)
             await self.settled()

@@ -91,7 +91,7 @@ class Scene:
             self.link.packing.append(waits)
 
     def batches(self) -> list[int]:
-        """The numbers of the batches that were sent since the last call."""
+        """Return the numbers of the batches that were sent since the last call."""
         return [
             codec.read_publish(message).batch
             for message in self.wire.taken()

@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def name() -> str:
-    """A name no other test uses."""
+    """Return a name that no other test uses."""
     return f"test-{next(_numbers)}"
 
 

@@ -1,5 +1,7 @@
-"""What the settings say of consumers that do not settle: how long queues wait that do not say it, and that channels are
-closed."""
+"""Test the settings for consumers that do not settle their messages.
+
+The settings give the timeout of queues that have none of their own, and say that the channel is closed after it.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Bench:
             time.sleep(0.05)
 
     def consume(self, channel: Channel, queue: str, count: int, **more: Any) -> list[Any]:
-        """The methods of so many deliveries."""
+        """Consume `count` messages; return the methods of the deliveries."""
         got: list[Any] = []
         tag = channel.basic_consume(queue, lambda c, method, p, body: got.append(method), **more)
         until = time.monotonic() + WITHIN_S
@@ -136,7 +136,7 @@ class Bench:
         return {name: stats[name] for name in OF_QUEUE if stats.get(name)}
 
     def series_of_queue(self, which: str) -> Counts:
-        """The same by the series of /metrics/per-object."""
+        """Return the counters of a queue from the series of /metrics/per-object."""
         found, label = {}, f'queue="{self.name}-{which}"'
         for line in self._lines("/metrics/per-object"):
             series, _, value = line.rpartition(" ")
@@ -392,7 +392,7 @@ def _purged(bench: Bench) -> None:
 
 
 def _deleted(bench: Bench) -> None:
-    """What a queue counted stays in the totals when it goes."""
+    """Delete a queue: its counts stay in the totals."""
     channel = bench.channel(confirm=True)
     queue = bench.queue(channel)
     publish(channel, "", queue, 3)
@@ -704,7 +704,7 @@ def bench(broker: RealBroker, name: str) -> Iterator[Bench]:
 
 
 def expected_of(counts: Counts) -> Counts:
-    """What every counter of the broker grows by, those that do not grow left out."""
+    """Return how much every counter of the broker grows, without those that do not grow."""
     all_counts = dict.fromkeys((*GLOBAL, *OWN), 0.0) | counts
     for names, before in ((ALSO, ""), (OVERVIEW, "overview ")):
         all_counts |= {before + name: sum(all_counts[part] for part in parts) for name, parts in names.items()}

@@ -31,7 +31,7 @@ class Bench:
         self.channel.queue_declare(self.dead, durable=True)
 
     def source(self, name: str = "", **arguments: Any) -> str:
-        """Declared with these arguments (`_` for `-`), dead-lettering to the queue `dead`."""
+        """Declare a queue with these arguments (`_` for `-`) that dead-letters to the queue `dead`."""
         name = name or self.name
         own = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": self.dead}
         own |= {key.replace("_", "-"): value for key, value in arguments.items()}
@@ -45,7 +45,7 @@ class Bench:
         self.channel.basic_publish(exchange, queue or self.name, body, pika.BasicProperties(**properties))
 
     def take(self, queue: str = "") -> tuple[Any, pika.BasicProperties, bytes]:
-        """The next message of `dead`, or of another queue, once it is there."""
+        """Return the next message of `dead`, or of another queue, as soon as it is there."""
         found: list[Any] = []
 
         def there() -> bool:
@@ -58,7 +58,7 @@ class Bench:
         return found[0]
 
     def take_unacked(self, queue: str = "") -> tuple[Any, pika.BasicProperties, bytes]:
-        """The next message of the queue, to be settled."""
+        """Return the next message of the queue, not yet acknowledged."""
         found: list[Any] = []
 
         def there() -> bool:
@@ -354,7 +354,7 @@ def test_without_an_exchange_what_came_back_too_often_is_dropped(bench: Bench) -
 
 @pytest.fixture
 def watched(bench: Bench) -> str:
-    """An exchange that gives all it gets to the queue `dead`."""
+    """Declare an exchange that routes every message to the queue `dead`."""
     bench.channel.exchange_declare(f"{bench.name}-own", "fanout")
     bench.channel.queue_bind(bench.dead, f"{bench.name}-own")
     return f"{bench.name}-own"

@@ -18,7 +18,7 @@ Channel = pika.adapters.blocking_connection.BlockingChannel
 
 
 def bodies(channel: Channel, queue: str, **how: object) -> list[bytes]:
-    """Takes deliveries into the list that is returned, whenever the connection is worked on."""
+    """Consume into the list that is returned, whenever the connection processes its events."""
     taken: list[bytes] = []
     channel.basic_consume(queue, lambda *delivery: taken.append(delivery[3]), **how)  # type: ignore[arg-type]
     return taken

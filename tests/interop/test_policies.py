@@ -28,7 +28,7 @@ class Api:
         self._base = f"http://{broker.http.replace('0.0.0.0', '127.0.0.1')}/api/"
 
     def __call__(self, method: str, path: str, body: Any = None, user: str = "guest:guest") -> Any:
-        """The decoded answer. HTTPError when it is no success."""
+        """Return the decoded answer of a request. Raises HTTPError when the request fails."""
         headers = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, headers, method=method)
@@ -56,7 +56,7 @@ def vhost(api: Api, name: str) -> Iterator[str]:
 
 @pytest.fixture
 def user(api: Api, name: str, vhost: str) -> Iterator[str]:
-    """A user who may do everything in the vhost, with their own name as password."""
+    """Yield a user who may do everything in the vhost, with their own name as password."""
     api("PUT", f"users/{name}", {"password": name, "tags": "management"})
     api("PUT", f"permissions/{vhost}/{name}", {"configure": ".*", "write": ".*", "read": ".*"})
     yield name

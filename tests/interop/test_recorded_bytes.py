@@ -79,7 +79,7 @@ class Deliberate(NamedTuple):
 
 
 def last_death(reason: bytes) -> bytes:
-    """The headers x-last-death-* of a message that died in the queue m.live."""
+    """Return the headers x-last-death-* of a message that died in the queue m.live."""
     text = b"S\0\0\0"
     exchange, queue = b"\x15x-last-death-exchange" + text + b"\0", b"\x12x-last-death-queue" + text + b"\x06m.live"
     return exchange + queue + b"\x13x-last-death-reason" + text + bytes([len(reason)]) + reason
@@ -159,7 +159,7 @@ class Difference(NamedTuple):
 
 
 def masked(frame: bytes) -> bytes:
-    """The frame without its size and without what MASKS names."""
+    """Return the frame without its size and without what MASKS names."""
     if frame[:1] not in (bytes([METHOD]), bytes([CONTENT])):
         return frame
     head, payload = frame[:3], frame[FRAME_HEAD_BYTES:]
@@ -172,7 +172,7 @@ def masked(frame: bytes) -> bytes:
 
 
 def blank(mask: Mask, payload: bytes) -> bytes:
-    """The payload with a star in place of each thing that the mask names."""
+    """Return the payload with a star in place of each thing that the mask names."""
     out, at = b"", 0
     for found in mask.pattern.finditer(payload):
         out += payload[at : found.start()] + b"*"
@@ -181,7 +181,7 @@ def blank(mask: Mask, payload: bytes) -> bytes:
 
 
 def masked_properties(table: bytes) -> bytes:
-    """The fields of a table in their order, each with its type; what it holds only where it may not differ."""
+    """Return the fields of a table in their order: the type of a value that may differ, or the whole value."""
     fields, at = [], 0
     while at < len(table):
         name = table[at + 1 : at + 1 + table[at]]
@@ -269,7 +269,7 @@ def differences(broker: RealBroker, conversation: str) -> list[Difference]:
 
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    """A broker that is stopped by the last recording."""
+    """Yield a broker that is stopped by the last recording."""
     made = RealBroker(tmp_path_factory.mktemp("replayed") / "data", shards=1)
     yield made
     made.clean_up()

@@ -26,7 +26,7 @@ EMPTY_S_MAX = 60.0  # two looks at an empty queue, on a crowded machine
 
 
 def shardctl(broker: RealBroker, *arguments: str) -> str:
-    """What it prints; it succeeds."""
+    """Run shardctl, which must succeed; return its output."""
     result = CliRunner().invoke(app, [*arguments, "--url", f"http://{broker.http.replace('0.0.0.0', '127.0.0.1')}"])
     assert result.exit_code == 0, result.output
     return result.output

@@ -1,5 +1,8 @@
-"""Readers of streams as clients see them: who comes again goes on at what was not acknowledged, and has as many
-messages at a time as its prefetch says, however many streams are behind the name."""
+"""Test readers of streams as clients see them.
+
+A reader that comes again goes on at the first message that it has not acknowledged. It never has more messages at a
+time than its prefetch, however many streams are behind the name.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class Reader:
 
 @pytest.fixture
 def stream(connection: pika.BlockingConnection, name: str) -> Iterator[str]:
-    """A stream of that name."""
+    """Yield the name of a new stream."""
     channel = connection.channel()
     channel.queue_declare(name, durable=True, arguments=STREAM)
     yield name
@@ -64,7 +67,7 @@ def stream(connection: pika.BlockingConnection, name: str) -> Iterator[str]:
 
 @pytest.fixture
 def exchange(connection: pika.BlockingConnection, name: str) -> Iterator[Callable[[int], BlockingChannel]]:
-    """Makes a stream exchange of that name with so many streams; the channel is for publishing."""
+    """Yield a function that declares the stream exchange with a number of streams; its channel is for publishing."""
     channel = connection.channel()
     channel.confirm_delivery()
 

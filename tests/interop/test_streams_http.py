@@ -326,7 +326,7 @@ def test_where_a_shard_ended_is_told_when_it_is_gone(broker: RealBroker, channel
 
 
 def old_client(broker: RealBroker, path: str, secure: bool) -> bytes:
-    """The body an HTTP/1.0 client is given, or by TLS one of 1.1."""
+    """Return the body that an HTTP/1.0 client gets, or with TLS an HTTP/1.1 client."""
     login = base64.b64encode(b"guest:guest").decode()
     if secure:
         port = int(broker.addresses["https"].rpartition(":")[2])
@@ -357,7 +357,7 @@ def test_who_cannot_be_written_to_directly_gets_the_same_bytes(
 
 
 def filled(broker: RealBroker, channel: Any, name: str, rows: int = 40_000) -> int:
-    """A stream that takes seconds to be read; how many rows it has."""
+    """Fill a stream that takes seconds to be read; return how many rows it has."""
     channel.queue_declare(name, durable=True, arguments=STREAM)
     table = pa.table({"value": [b"%06d" % n + bytes(494) for n in range(rows)]})
     status, said = Http(broker).call(f"/exchanges/%2F/amq.default/arrow?routing_key={name}", "POST", ipc(table))

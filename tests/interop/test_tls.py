@@ -89,7 +89,7 @@ class Secured:
         return self.parameters(certificate, credentials=pika.credentials.ExternalCredentials())
 
     def subject_shown(self, port: int, host: str = "localhost") -> str:
-        """The common name a new client is shown."""
+        """Return the common name of the certificate that a new client is shown."""
         with socket.create_connection(("127.0.0.1", port)) as plain:
             with self.trusting().wrap_socket(plain, server_hostname=host) as sock:
                 subject = sock.getpeercert()["subject"]  # type: ignore[index]

@@ -1,5 +1,8 @@
-"""What import contracts cannot see: compiled modules import only C, CPython, Cython, their own folder, declarations at
-the top of their package, which import nothing but C and each other, and what of another folder is made for them."""
+"""Check imports that import contracts cannot see.
+
+A compiled module imports only C, CPython, Cython, its own folder, the declarations at the top of its package, and
+modules of another folder that are made for it. Those declarations import nothing but C and each other.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def values(broker: RealBroker) -> dict[str, float]:
 
 @contextlib.contextmanager
 def unread(address: str, path: str, count: int) -> Iterator[list[socket.socket]]:
-    """That many clients, which ask and read nothing."""
+    """Yield `count` clients that send a request and read nothing."""
     asking = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {LOGIN['Authorization']}\r\n\r\n".encode()
     clients = []
     try:

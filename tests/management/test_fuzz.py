@@ -69,7 +69,7 @@ def make(url: str, user: str = "guest") -> None:
 
 
 def _spoils(case: Any) -> bool:
-    """What would lock us out is not asked for."""
+    """Return whether a request would lock the test out; such a request is not sent."""
     values = repr((case.path_parameters, case.body))
     return case.method.upper() not in ("GET", "HEAD") and any(name in values for name in OURS)
 

@@ -58,7 +58,7 @@ def of_paths_and_queries() -> Iterator[tuple[str, str]]:
 
 
 def body_of(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, str]:
-    """A right body, each value as JSON."""
+    """Return a valid body of a request, with each value as JSON."""
     schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     found = {}
     for name, about in schema.get("properties", {}).items():

@@ -22,7 +22,7 @@ from tests.support.certificates import Authority
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What the supervisor is asked for."""
+    """Return the list of requests to the supervisor, which grows with each request."""
     found: list[tuple[str, str]] = []
     monkeypatch.setattr(notify, "setting", lambda key, value: found.append((key, value)))
     return found

@@ -17,7 +17,7 @@ STREAM = {"arguments": {"x-queue-type": "stream"}}
 
 
 async def declared(api: Api, name: str) -> int:
-    """The id of its queue."""
+    """Declare a stream; return the id of its queue."""
     assert (await api.call("PUT", f"/api/queues/%2F/{name}", STREAM))[0] == 201
     queue = api.context.catalog.queue("/", name)
     assert queue is not None

@@ -94,7 +94,10 @@ class Bench:
             self.queue.attach(consumer)
 
     def detach(self, a: int, b: int) -> None:
-        """Cancelled: what it holds it holds. One that asked for affinity stays, so that it is kept."""
+        """Cancel a consumer, which keeps the messages it holds or gives them back.
+
+        The last consumer that asked for affinity stays, so that affinity is kept.
+        """
         going = [each for each in self.consumers if not each.affinity or sum(c.affinity for c in self.consumers) > 1]
         if going:
             consumer = going[a % len(going)]

@@ -142,7 +142,7 @@ class Both:
                 model.limited, model.grants, model.asked = b % 2 == 0, 0, False
 
     def settle(self, a: int, b: int) -> None:
-        """A range of one consumer's deliveries, some of them settled before."""
+        """Settle a range of the deliveries of one consumer, some of which may be settled already."""
         holding = [pair for pair in self.pairs if pair[1].held]
         if not holding:
             return
@@ -188,7 +188,10 @@ class Both:
         self.model.change(limits_of(arguments), self.now)
 
     def depart(self, a: int, b: int) -> None:
-        """Some are handed over, and arrive, or come back in their old order: all, or those that were not taken."""
+        """Hand over some departing messages.
+
+        The messages come back in their old order, or they arrive: all of them, or all but those that were not taken.
+        """
         departures = self.queue.backlog.departures
         if departures is None or not departures.waits:
             return

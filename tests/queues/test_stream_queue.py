@@ -85,7 +85,7 @@ class History:
     # -- acts ------------------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Records of several queues, as a PUBLISH has them."""
+        """Publish records of several queues, as a PUBLISH has them."""
         records = b""
         for _ in range(self.random.randint(1, 3)):
             queues = self.random.choice([(QUEUE,), (QUEUE, 9), (9,), (3, QUEUE)])
@@ -214,14 +214,17 @@ class History:
             del self.readers[number]
 
     def check_position(self, reader: Reader, is_told: bool = True) -> None:
-        """The first that it has not settled. `is_told`: as of now, so it is what the log has under its name."""
+        """Check that the position of a reader is the first offset that it has not settled.
+
+        `is_told`: the log has been told of it, so the log keeps that position under the name of the reader.
+        """
         waiting = [*self.held[reader.number].values(), *self.again[reader.number], reader.offset]
         assert reader.position == min(waiting)
         if reader.name and is_told:
             assert self.queue.log.stream.positions.get(reader.name) == reader.position
 
     def cancel(self) -> None:
-        """It gets no more; what it holds it may still settle, or give back."""
+        """Cancel a reader: it gets no more messages, but may still settle or give back those it holds."""
         if self.readers:
             number = self.random.choice(list(self.readers))
             reader = self.readers[number]

@@ -1,5 +1,8 @@
-"""Queues of one virtual consumer at one shard: handed out in the order of their log, each in its own order, none
-forgotten, whatever room there is and when. Entries are those of a store whose messages take 64 KiB of the log."""
+"""Test the queues of one virtual consumer at one shard.
+
+Messages are handed out in the order of the log. Each queue keeps its own order, and no queue is forgotten, however much
+room there is at whatever time. Entries are those of a store whose messages take 64 KiB of the log.
+"""
 
 from __future__ import annotations
 

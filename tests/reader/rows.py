@@ -37,7 +37,7 @@ def random_values(rng: random.Random) -> dict[str, Any]:
 
 
 def plain(table: Any) -> list[dict[str, Any]]:
-    """Times as microseconds."""
+    """Return the rows of a table with times as microseconds."""
     for at, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type):
             table = table.set_column(at, field.name, table.column(at).cast(pa.int64()))

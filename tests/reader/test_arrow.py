@@ -55,7 +55,7 @@ def stream_of(table: Any) -> bytes:
 
 
 def table_of(messages: list[tuple[bytes, str | None, dict[str, Any]]]) -> Any:
-    """(body, routing key, properties)"""
+    """Return the Arrow table of messages, each (body, routing key, properties)."""
     properties = []
     for _, _, values in messages:
         said = {field.name: values.get(field.name) for field in TYPES["properties"]}

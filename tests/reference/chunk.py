@@ -97,7 +97,7 @@ def split_first(data: bytes) -> bytes:
 def contents(
     data: bytes, start: int, stop: int, salt: int, offset: int
 ) -> tuple[list[Chunk], int, list[tuple[int, int]]]:
-    """The good chunks of data[start:stop], where the last of them ends, and the (from, to) of what is bad between."""
+    """Return the intact chunks of data[start:stop], the end of the last one, and the (from, to) of damage."""
     chunks: list[Chunk] = []
     holes = []
     at = end = start

@@ -98,7 +98,7 @@ def _frame(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _publish(data: bytes, start: int, states: bytes, frame_max: int, message_max: int) -> tuple[bytes, int]:
-    """The row of the publish at `start`, and where it ends."""
+    """Return the row of the publish at `start`, and the position where the publish ends."""
     at = start
     if len(data) - at < 7:
         raise Stopped(INCOMPLETE, 7)

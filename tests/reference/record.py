@@ -1,5 +1,7 @@
-"""Records as shardd/store/record.pyx and scanning.pyx read them, in plain Python: slow, obvious, and the tests' way to
-make them."""
+"""Read and make records in plain, slow and obvious Python.
+
+shardd/store/record.pyx and scanning.pyx read the same records. Tests use this module to make records.
+"""
 
 from __future__ import annotations
 

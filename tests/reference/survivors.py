@@ -18,8 +18,11 @@ def survivors(
     queue_ids: Collection[int] | None,
     room_before: int,
 ) -> tuple[list[Record], list[tuple[int, int]]]:
-    """Of a segment's bytes from `start` on, and of what nobody needs: the records of what is left, and where each of
-    its messages was and is, in order, when the new records begin at `room_before`."""
+    """Return the records of the messages that are still needed, and the moves of these messages.
+
+    `data` are the bytes of a segment, read from `start` on. The moves have the old and the new place of each message,
+    in order, when the new records begin at `room_before`.
+    """
     left: list[tuple[tuple[object, ...], int, bytes]] = []
     at = start
     while (found := decode_record(data, at)) is not None:

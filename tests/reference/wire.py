@@ -34,7 +34,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def read_of(facts: list[Facts]) -> tuple[bytes, bytes]:
-    """The bytes as a client sends them, and the table the AMQP library makes of them."""
+    """Return the bytes as a client sends them, and the table that the AMQP library makes of them."""
     buffer = bytearray()
     rows = []
     for fact in facts:

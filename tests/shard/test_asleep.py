@@ -45,7 +45,7 @@ ACT = st.one_of(
 
 
 def played(arguments: dict[str, Any], acts: list[tuple[Any, ...]]) -> list[Any]:
-    """What the shard said and had after each act."""
+    """Play the acts; return what the shard has sent and what it holds after each act."""
     bench = Bench(**arguments)
     shard, now, seen, request, batches = bench.shard, 1000, [], 10, 0
     for number, (what, *more) in enumerate(acts, 1):

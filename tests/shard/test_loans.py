@@ -1,6 +1,9 @@
-"""The prefetch of a virtual consumer, lent to its parts at several shards: never more than that is on its way or
-unsettled, nothing waits while there is room, and no queue is forgotten, in whatever order the processes hear of each
-other. The queues, streams or not, are the shards', the grants the front door's; between them lie lists."""
+"""Test the prefetch of a virtual consumer, which is lent to its assignments at several shards.
+
+Never are more messages than the prefetch on their way or unsettled. No message waits while there is room, and no queue
+is forgotten. This holds in whatever order the processes hear of each other. The queues, streams or not, are those of
+the shards; the grants are those of the front door; lists stand for the connections between them.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +225,7 @@ class Bench:
         assert self.in_use + self.on_way <= self.whole.limit
 
     def of_dead(self) -> int:
-        """What is unsettled of processes that are gone: it will come again, and nobody counts it any more."""
+        """Return the number of unsettled messages from dead processes: they come again, and no longer count."""
         return sum(
             run.last_tag + 1 - run.first_tag
             for part in self.whole.assignments.values()
@@ -242,7 +245,7 @@ class Bench:
             shard.now_ms += ms
 
     def settle(self, share: int = 1) -> None:
-        """The first of those that are not, by ack(multiple)."""
+        """Acknowledge the oldest unsettled messages with ack(multiple): one of them, or all if `share` is 1."""
         if self.channel.unacked.count:
             tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
             self.consuming.acks.settle(self.channel, [(wire.ACK, tag, tag, True)])
@@ -296,7 +299,7 @@ class Bench:
         self.consuming.grants.stopped(part)
 
     def go_away(self, at: int) -> None:
-        """The process of a shard ends; what it had said is heard."""
+        """End the process of a shard; what it had sent is received."""
         shard = self.shards[at]
         if at in self.away:
             return
@@ -447,7 +450,10 @@ def test_no_queue_waits_for_another_to_be_empty(streams: bool, layout: list[int]
 
 
 def given_by_turns(bench: Bench, times: int, pace_ms: int = ROUND_MS) -> list[list[int]]:
-    """What each shard gave, each time that all was settled: by a client that takes so long for it."""
+    """Return how many messages each shard gave in each round.
+
+    In each round the client takes `pace_ms` and then settles everything.
+    """
     found = []
     for _ in range(times):
         before = dict(bench.given)
@@ -561,8 +567,11 @@ def test_a_part_that_has_to_be_attached_again_brings_nothing_it_was_lent_before(
 
 
 def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
-    """Clients that are fast and slow by turns, clocks that are set, parts that stop; "" or which shard had messages and
-    was given none, for more acks than all there is to lend and longer than turns take."""
+    """Return which shard was starved, or "" if none was.
+
+    Clients are fast and slow by turns, clocks are set, and assignments stop. A shard is starved if it has messages and
+    is granted none, for more acks than the whole prefetch and for longer than rounds take.
+    """
     rng = random.Random(seed)
     bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]), streams)
     for number, shard in bench.numbers.items():

@@ -62,7 +62,7 @@ class Doors:
         self.shard.receive(envelope.control(peer, self.incarnations[peer], 0, 0, m.Join(f"peer-{peer}")), NOW)
 
     def bound(self, queue: int, is_bounded: bool) -> None:
-        """A policy bounds the queue, or bounds it no longer; front doors may not know yet."""
+        """Bound the queue by a policy, or end the bound. Front doors may not know of it yet."""
         spec = next(spec for spec in SPECS if spec.id == queue)
         arguments = spec.arguments if is_bounded else {}
         self.tell(m.CONTROLLER, m.CreateQueues(70, [m.QueueSpec(queue, "/", spec.name, True, arguments=arguments)]))

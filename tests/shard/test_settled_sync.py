@@ -81,7 +81,7 @@ class Loop:
             ended()  # type: ignore[operator] # of the shard
 
     def ack(self) -> None:
-        """The oldest that is held."""
+        """Acknowledge the oldest messages that are held."""
         for number, message in list(self.life.held[self.queue].items())[: self.random.choice([1, 4])]:
             del self.life.held[self.queue][number]
             door = DOORS[self.queue % len(DOORS)]

@@ -1,6 +1,9 @@
-"""Readers of streams, from what a client says to what the log keeps: whatever is acknowledged, given back, cancelled,
-closed or killed, in whatever order, a name goes on at the lowest offset that nobody has acknowledged under it; and a
-consumer has as many unacknowledged messages as its prefetch says, never more, nor fewer while there are some."""
+"""Test readers of streams, from the requests of a client to the positions in the log.
+
+Messages are acknowledged and given back, and consumers are cancelled, closed or killed, in any order. A name goes on at
+the lowest offset that nobody has acknowledged under this name. A consumer never has more unacknowledged messages than
+its prefetch, and never fewer while there are messages.
+"""
 
 from __future__ import annotations
 

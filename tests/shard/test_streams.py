@@ -256,7 +256,7 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
     bench = Bench()
 
     def said(first: int, size: int) -> list[Any]:
-        """What is said of 3 messages from that sequence on, with bodies of that size, confirm numbers 11 to 13."""
+        """Publish 3 messages from the sequence `first` on, with confirm numbers 11 to 13; return what is confirmed."""
         bench.batch += 1
         packer = packing.Packer(1)
         stored = b"".join(lives.message(b"p", first + i, size) for i in range(3))

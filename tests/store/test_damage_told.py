@@ -1,5 +1,8 @@
-"""Damage in a stream is told once, with the offsets that it costs, by whoever meets it; a file that is gone is told
-too, and never taken for one that was let go of."""
+"""Test that damage in a stream is reported once, with the offsets that it costs.
+
+The first process that meets the damage reports it. A missing file is reported too, and is never taken for a segment
+that retention has deleted.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +210,7 @@ def test_a_message_file_that_is_gone_since_a_clean_stop_is_told(tmp_path: Path) 
 
 
 def killed(files: FaultyFiles, batches: int = 40) -> tuple[FaultyFiles, array[int]]:
-    """What a process leaves that was killed a second after its last message, and its entries."""
+    """Return the files of a process that was killed a second after its last message, and the entries."""
     store = SegmentStore("d", files=files, segment_bytes=4096)
     store.recover([QUEUE])
     entries: array[int] = array("Q")

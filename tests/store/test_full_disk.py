@@ -1,5 +1,8 @@
-"""A disk that something else has filled, by bytes or by inodes, at any moment: appends are refused whole, all else goes
-on, stores and streams start and stop on it, and go on when there is room."""
+"""Test a disk that something else has filled, by bytes or by inodes, at any moment.
+
+A batch is refused as a whole, and everything else goes on. Stores and streams start and stop on the full disk, and go
+on when there is room again.
+"""
 
 from __future__ import annotations
 

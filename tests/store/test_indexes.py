@@ -71,7 +71,7 @@ def play(store: SegmentStore, history: list[list[Record] | str]) -> set[int]:
 
 
 def indexes(files: FaultyFiles) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-    """(number, its index, what that should be: None where it would not be worth its writing) of each segment."""
+    """Yield (number, its index, the right index) of each segment; the last is None where none is worth writing."""
     for name, inode in sorted(files.names.items()):
         if name.startswith("d/msgs."):
             header = decode_header(inode.data)

@@ -1,5 +1,7 @@
-"""A message that its producer repeats is stored once, whatever ends the process; none that is missing is taken for
-stored."""
+"""Test that a message that its producer repeats is stored once, whatever ends the process.
+
+A missing message is never taken for a stored one.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +192,7 @@ def open_store(files: FaultyFiles) -> SegmentStore:
 
 
 def publish(store: SegmentStore, name: bytes, *numbers: int, at: int = 1000) -> list[bytes]:
-    """What was stored."""
+    """Publish these sequences; return the messages that were stored."""
     record = Record((1,), tuple(message(name, number, 500) for number in numbers), at, flags=1 | IN_SEQUENCE)
     screened = store.screen(record.encode(), {})
     arrivals = store.append(screened.records, in_sequence=True)

@@ -1,5 +1,7 @@
-"""What a former version wrote of a stream is read by this one; what a later one wrote is refused by name and left as it
-was."""
+"""Test files of streams from other versions.
+
+Files of a former version are read. Files of a later version are refused by name and left unchanged.
+"""
 
 from __future__ import annotations
 

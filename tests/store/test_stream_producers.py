@@ -1,8 +1,8 @@
-"""A stream has each message of a producer once, whatever is repeated and whatever ends meanwhile: a model that knows
-who sent what lives beside the log through retention, clean stops, kills and power cuts.
+"""Test that a stream has each message of a producer once, whatever is repeated and whatever ends meanwhile.
 
-A producer sends in order; after an end it repeats from some message on that is not behind the first it has no confirm
-for. Then nothing that would be dropped as a repetition may be missing, and nothing that is there may be stored twice.
+A model that knows who sent what lives beside the log through retention, clean stops, kills and power cuts. A producer
+sends in order. After an end it repeats messages from some message on, at the latest the first one without a confirm.
+Then no message that would be dropped as a repetition may be missing, and no message may be stored twice.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Life:
                 self.gone[name] = max(self.gone.get(name, -1), number)
 
     def stored(self) -> dict[int, tuple[bytes, int]]:
-        """What readers see, without what came plainly."""
+        """Return what readers see, without the messages that have no sequence."""
         found: dict[int, tuple[bytes, int]] = {}
         offset = self.log.first_offset
         while offset < self.log.committed_offset:

@@ -59,7 +59,7 @@ class Stream:
         self.rows: list[dict[str, object]] = []
 
     def append(self, count: int, body_bytes_max: int = 200) -> None:
-        """A batch; its time is that of the batches before, or later. Many of its messages are of one length."""
+        """Append a batch, many of whose messages have one length. Its time is not before that of earlier batches."""
         messages, timestamp = [], T0 + len(self.rows)
         like_the_one_before = False
         for _ in range(count):
@@ -114,7 +114,7 @@ class Stream:
         return self.read(names, data, rows_max)
 
     def read(self, names: Sequence[str], data: bytes, rows_max: int) -> list[dict[str, object]]:
-        """The rows of an answer in chunks."""
+        """Return the rows of an answer that comes in chunks."""
         stream = b"".join([schema_of(names).serialize(), *chunks_of(data), END])
         batches = list(pa.ipc.open_stream(stream))
         assert all(0 < batch.num_rows <= rows_max for batch in batches)

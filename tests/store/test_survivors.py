@@ -29,7 +29,7 @@ records = st.builds(
 
 @st.composite
 def segments(draw: st.DrawFn) -> tuple[bytes, set[tuple[int, int]], int, set[int] | None]:
-    """A segment's bytes; what is settled of it; up to where nothing is needed; the queues there are."""
+    """Draw the bytes of a segment, what is settled of it, up to where nothing is needed, and the known queues."""
     data = bytes(HEADER_BYTES) + b"".join(record.encode() for record in draw(st.lists(records, max_size=12)))
     settled, at = set(), HEADER_BYTES
     while (found := decode_record(data, at)) is not None:

@@ -359,7 +359,7 @@ def test_sizes_have_rabbitmqs_units(text: str, size: int) -> None:
 
 @pytest.fixture
 def local(tmp_path: Path, http: HTTPServer) -> Iterator[Path]:
-    """A data directory whose broker has a socket, and HTTP."""
+    """Yield a data directory whose broker has a socket and HTTP."""
     port = http.server_address[1]
     pointer = this_process() | {"runtime_dir": str(tmp_path), "http": f"127.0.0.1:{port}"}
     (tmp_path / "broker.json").write_text(json.dumps(pointer))
@@ -561,8 +561,10 @@ def test_the_log_is_shown_as_processes_write_it(ctl: Any) -> None:
 def test_each_line_of_the_log_is_news_once_though_processes_write_late(
     lines: list[tuple[int, int]], looks: list[int]
 ) -> None:
-    """In quarters of a second: a line of some moment can be read so much later. Whoever looks now and then misses none
-    and shows none twice."""
+    """Follow a log: every line is shown once, although a line can be readable only some time after it was written.
+
+    Times are in quarters of a second. Polls at any times miss no line and show none twice.
+    """
     rows = [({"time": at / 4, "message": str(n)}, at + late) for n, (at, late) in enumerate(sorted(lines))]
     follower, shown = LogFollower([]), []
     for now in [*sorted(looks), 100]:

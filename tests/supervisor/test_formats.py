@@ -30,7 +30,7 @@ LATER = 99
 
 
 def begun(magic: bytes, rest: bytes) -> bytes:
-    """A file of a later format whose checksum covers `rest`."""
+    """Return a file of a later format whose checksum covers `rest`."""
     return struct.pack("<8sII", magic, LATER, crc32c(rest, LATER)) + rest
 
 

@@ -29,7 +29,7 @@ def record(message: str, *args: str, level: int = logging.WARNING) -> logging.Lo
 
 
 def fields_of(data: bytes) -> dict[str, str]:
-    """The journal's native protocol, read as systemd documents it."""
+    """Return the fields of an entry in the journal's native protocol, parsed as systemd documents it."""
     found = {}
     while data:
         head, _, rest = data.partition(b"\n")
@@ -116,7 +116,7 @@ NAMES = ANYTHING | HOSTILE
 
 
 def said(name: str, fault: str | None) -> logging.LogRecord:
-    """An event that names something a client chose, and fails with it in its text, or does not."""
+    """Return an event with a name that a client chose; with `fault` it has an exception with this text."""
     exc_info = None
     if fault is not None:
         try:
@@ -135,7 +135,7 @@ def said(name: str, fault: str | None) -> logging.LogRecord:
 
 
 def as_text(event: logging.LogRecord) -> bytes:
-    """What a process writes to standard error."""
+    """Return what a process writes to standard error."""
     handler = logs._handler("text", "front-door-0")
     return written(handler, event)
 
@@ -154,7 +154,7 @@ def written(handler: logging.Handler, event: logging.LogRecord) -> bytes:
 
 
 def is_one_line(line: bytes) -> bool:
-    """Ends once, and has nothing that a terminal, a pager or an editor takes for more than letters."""
+    """Return whether this is one line without control characters of terminals, pagers or editors."""
     text = line.decode("utf-8")
     return text.endswith("\n") and not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text[:-1])
 

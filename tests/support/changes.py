@@ -49,7 +49,7 @@ def part() -> st.SearchStrategy[c.ShardOf]:
 
 
 def policy() -> st.SearchStrategy[dict[str, Any]]:
-    """The value of a parameter; now and then one that is no policy at all."""
+    """Return a strategy for the value of a parameter, which is now and then no valid policy."""
     definitions = st.dictionaries(
         st.sampled_from(["max-length", "message-ttl", "delivery-limit"]), st.integers(0, 9), min_size=1
     )

@@ -60,7 +60,7 @@ class Publishing:
             task.cancel()
 
     async def finish(self) -> None:
-        """Raises what a publish met other than a nack; a publish in silence is a TimeoutError."""
+        """Stop publishing; raise any error of a publish except a nack. A publish without answer is a TimeoutError."""
         self._going = False
         await asyncio.wait_for(asyncio.gather(*self._tasks), PATIENCE_S)
 
@@ -148,7 +148,7 @@ async def wait_for(happened: object, what: str, within_s: float = PATIENCE_S) ->
 
 
 async def got_from(queue: AbstractQueue) -> AbstractIncomingMessage:
-    """The next message, when it is there."""
+    """Return the next message, as soon as it is there."""
     async with asyncio.timeout(PATIENCE_S):
         while (message := await queue.get(no_ack=True, fail=False)) is None:
             await asyncio.sleep(0.02)

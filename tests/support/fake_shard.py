@@ -45,7 +45,7 @@ class FakeShard:
         await self.greet()
 
     async def receive(self) -> tuple[envelope.Header, bytes]:
-        """The next message that is no Join."""
+        """Return the next message that is no Join."""
         while True:
             assert self._inbox is not None
             message = await asyncio.wait_for(self._inbox.recv(), WAIT_S)

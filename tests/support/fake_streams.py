@@ -182,7 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _parts(self) -> tuple[list[str], dict[str, list[str]]]:
-        """What stands behind /api/, and the query: of /api/streams/VHOST/NAME/... NAME is the third part."""
+        """Return the parts of the path behind /api/, and the query.
+
+        In /api/streams/VHOST/NAME/... NAME is the third part.
+        """
         split = urlsplit(self.path)
         return [unquote(part) for part in split.path.split("/")[2:]], parse_qs(split.query)
 

@@ -1,8 +1,8 @@
-"""A disk in memory that loses what was not synced, tears writes, is full, breaks, or hangs: a `Files` for the store's
-tests.
+"""Simulate a disk in memory that loses unsynced bytes, tears writes, is full, breaks, or hangs.
 
-Names and contents are kept apart, as on a real disk. Names last in the order they were changed (some first part of the
-changes since the last directory sync survives a power cut); contents last sector by sector in any combination.
+The disk is a `Files` for the tests of the store. Names and contents are kept apart, as on a real disk. Names last in
+the order they were changed: some first part of the changes since the last directory sync survives a power cut. Contents
+last sector by sector in any combination.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ class FaultyFiles:
         return self.cut_after < 0
 
     def restarted(self, *, power_cut: bool) -> FaultyFiles:
-        """What the next process finds: all after a mere crash, what lasted and some of the rest after a power cut."""
+        """Return the files that the next process finds.
+
+        After a mere crash all bytes are there. After a power cut synced bytes are there, and some of the rest.
+        """
         after = FaultyFiles(self.random.randrange(1 << 30), self.sector_bytes)
         names = self.names
         if power_cut:

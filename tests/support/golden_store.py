@@ -43,7 +43,10 @@ def record(number: int) -> bytes:
 
 
 def make_v1(directory: str) -> dict[str, list[int]]:
-    """The live entries of each queue. Two segments; the first with acks and both with an index; a clean stop."""
+    """Make a store of two segments and stop it cleanly; return the live entries of each queue.
+
+    The first segment has acks, and both have an index.
+    """
     store, live = filled(directory, 16)
     for queue in QUEUES:
         store.settle(queue, live[queue][1:4], True)

@@ -56,7 +56,7 @@ class History:
     # -- what must be true -----------------------------------------------------------------------------------
 
     def missing(self) -> set[tuple[str, int]]:
-        """Confirmed and not (yet) delivered."""
+        """Return the messages that are confirmed and not (yet) delivered."""
         with self._lock:
             arrived = {(key, number) for key, seen in self.delivered.items() for number, _ in seen}
             return self.confirmed - arrived
@@ -77,7 +77,10 @@ class History:
             assert fresh == sorted(fresh), f"key {key}: out of order at {_first_fall(fresh)}"
 
     def check_repeats_are_marked(self, confirms_lost: bool = False) -> None:
-        """A second delivery says that it is one. With confirms lost a publisher may have published twice itself."""
+        """Check that a second delivery is marked as redelivered.
+
+        With lost confirms there is no check, because a publisher may have published a message twice.
+        """
         if confirms_lost:
             return
         for key, seen in self.delivered.items():

@@ -118,7 +118,7 @@ class LoadClient:
                 raise Complaint(f"no answer for {wait_s:g} s")
 
     def expect(self, kind: type) -> object:
-        """The answer to a method; what comes of contents before it is passed to `pending`."""
+        """Return the answer to a method; contents that come before it are passed to `pending`."""
         while True:
             found = self.next_frame()
             if found[0] == 1 and int.from_bytes(found[1][:4], "big") not in (DELIVER, GET_OK, ACK, NACK):
@@ -302,7 +302,7 @@ class Transactor(Worker):
             client.close()
 
     def _commit(self, client: LoadClient) -> bool:
-        """False: it was refused, and the channel with it."""
+        """Publish and commit a transaction; return False if it was refused, which closes the channel."""
         numbers: dict[str, list[int]] = {}
         for queue in self.queues:
             key = f"{self.name}.{self.sessions}.{queue}"
@@ -361,7 +361,7 @@ class ConsumerClient(LoadClient):
             raise Complaint(f"{said!r:.200} among deliveries")
 
     def expect_message(self) -> bool:
-        """The answer to a basic.get; it is among `deliveries` when there was one."""
+        """Wait for the answer to a basic.get; return whether it is a message, which is then among `deliveries`."""
         before = len(self.deliveries)
         while len(self.deliveries) == before:
             kind, payload = self.next_frame()
@@ -388,9 +388,12 @@ class ConsumerClient(LoadClient):
 
 
 class Consumer(Worker):
-    """Acknowledges in groups, sometimes cumulatively, and asks the queue's shard whether it has heard (a passive
-    declare goes behind the acks). `away_s`: how long it stays away between visits, so that its queue fills meanwhile.
-    `gives_back`: a part of its messages it rejects with requeue."""
+    """A worker that acknowledges in groups, sometimes cumulatively.
+
+    The worker asks the shard of the queue whether the acks have arrived: a passive declare is handled behind them.
+    `away_s` is how long it stays away between visits, so that its queue fills meanwhile. `gives_back` is the share of
+    its messages that it rejects with requeue.
+    """
 
     def __init__(
         self, name: str, port: int, ledger: Ledger, seed: str, queue: str,

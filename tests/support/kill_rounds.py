@@ -89,7 +89,7 @@ class Load:
             worker.start()
 
     def rest(self) -> None:
-        """Publishing stops, everything arrives, everything is acknowledged; checked."""
+        """Stop publishing, wait until all messages are delivered and acknowledged, and check the result."""
         pausing = [*self.publishers, self.declarer]
         for worker in pausing:
             worker.pause()
@@ -160,7 +160,7 @@ def _queue_names(broker: RealBroker) -> set[str]:
 
 
 def _check_topology(broker: RealBroker, declarer: Declarer) -> None:
-    """What was declared is there; what was deleted is not; what should have gone with its connection went."""
+    """Check that declared queues are there, and that queues that were deleted or went with a connection are not."""
     names: set[str] = set()
 
     def settled() -> bool:
@@ -206,7 +206,7 @@ class Rounds:
         self.load = Load(broker, self.ledger, str(seed), quiet_s)
 
     def run(self, rounds: int, rest_each: int = REST_EACH) -> dict[str, int]:
-        """Counts of the ledger; AssertionError with all that is needed to understand it."""
+        """Run the rounds; return the counts of the ledger. An AssertionError has all that explains it."""
         try:
             for number in range(1, rounds + 1):
                 self._wait(self.random.choice([0.1, 0.3, 0.3, 0.6, 0.6, 1.0, 1.5, 4.5]))

@@ -87,7 +87,7 @@ class Ledger:
         self._unordered.add(queue)
 
     def was_published(self, key: str, queues: tuple[str, ...]) -> int:
-        """The number of the message, to be put into its body."""
+        """Note a published message; return its number, to be put into its body."""
         with self._lock:
             published = self._published.get(key)
             if published is None:
@@ -111,14 +111,14 @@ class Ledger:
                         self._waiting.subtract(self._published[key].queues)
 
     def was_killed(self, now: float, *, shards: bool) -> None:
-        """Some process, a moment after `now`; `shards`: one of these among them."""
+        """Note that a process was killed a moment after `now`; with `shards` a shard was among the killed processes."""
         with self._lock:
             self.deaths += 1
             if shards:
                 self.kills.append(now)
 
     def consumer_came(self, queue: str) -> None:
-        """What the one before it held goes back."""
+        """Note a new consumer of the queue: the messages that the one before it held go back."""
         with self._lock:
             self._comings[queue] += 1
 
@@ -133,8 +133,10 @@ class Ledger:
         return key, number
 
     def was_settled(self, queue: str, known: Iterable[tuple[str, int, float]], now: float) -> None:
-        """Of what was acknowledged: key, number, and a time before which it was not handed out. The queue's shard has
-        answered what was asked behind the acknowledgement."""
+        """Note acknowledged messages: key, number, and a time before which the message was not handed out.
+
+        The shard of the queue has answered a request that came behind the acknowledgement.
+        """
         with self._lock:
             for key, number, handed_out_at in known:
                 arrived = self._arrived[queue, key]
@@ -180,7 +182,10 @@ class Ledger:
         arrived.last = number
 
     def _check_settled(self, queue: str, key: str, arrived: Arrived, number: int, now: float) -> None:
-        """A kill between the delivery and the time its acknowledgement was surely on disk explains it."""
+        """Complain of a message that came again after its acknowledgement, unless a kill explains it.
+
+        The kill must be between the delivery and the time when the acknowledgement was surely on disk.
+        """
         first, last = arrived.handed_out_at[number], arrived.settled_at[number] + ACK_LASTS_S
         at = bisect_left(self.kills, first)
         if at == len(self.kills) or self.kills[at] > last:
@@ -190,7 +195,7 @@ class Ledger:
             )
 
     def missing(self) -> list[str]:
-        """Confirmed and not (yet) delivered, by queue and key: how many, and the first."""
+        """Return the messages that are confirmed and not (yet) delivered, by queue and key: how many, and the first."""
         found = []
         with self._lock:
             for key, published in self._published.items():

@@ -180,7 +180,10 @@ class ModelQueue:
         self._sort()
 
     def _wake(self, now: int) -> None:
-        """A message rests for its time, and at most a sixteenth longer: until a multiple of that."""
+        """Wake the messages whose rest is over.
+
+        A message rests for its time, and at most a sixteenth longer: until a multiple of that sixteenth.
+        """
         for message in self.resting:
             if message.due is None and self.limits.retry is not None:
                 rest = self.limits.retry.rest_ms(message.returns)

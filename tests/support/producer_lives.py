@@ -1,9 +1,8 @@
-"""Random lives of a store whose messages say their place in what producers send, beside a plain record of who sent
-what.
+"""Play random lives of a store whose messages have producers and sequences, beside a plain record of who sent what.
 
-A producer sends in order, and after a crash repeats, in order, from some message on that is not behind the first it has
-no confirm for. What must then be true: nothing that would be dropped as a repetition is missing (no loss), and whatever
-was confirmed would be dropped (no second copy), also when it was consumed and its segment is long gone.
+A producer sends in order. After a crash it repeats messages in order, from some message on, at the latest the first one
+without a confirm. Then no message that would be dropped as a repetition may be missing (no loss). Whatever was
+confirmed would be dropped (no second copy), also when it was consumed and its segment is long gone.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Place = tuple[int, bytes, int]  # queue id, producer, sequence
 
 
 def headers(producer: bytes, sequence: int) -> bytes:
-    """A property list with nothing else."""
+    """Return a property list with the headers of a producer and nothing else."""
     table = b"\x0dx-producer-idS" + len(producer).to_bytes(4, "big") + producer
     table += b"\x0ax-sequencel" + sequence.to_bytes(8, "big")
     return b"\x20\x00" + len(table).to_bytes(4, "big") + table
@@ -39,7 +38,7 @@ def message(producer: bytes, sequence: int, size: int) -> bytes:
 
 
 def place_of(stored: bytes) -> tuple[bytes, int]:
-    """(producer, sequence), from the body."""
+    """Return (producer, sequence) from the body."""
     body = stored[-int.from_bytes(stored[:4], "little") :]
     name, _, number = body.split(b"|")[0].rpartition(b" ")
     return name, int(number)
@@ -81,7 +80,7 @@ class Lives:
     # -- acts ------------------------------------------------------------------------------------------
 
     def records_of(self, producer: Producer) -> tuple[list[Record], int]:
-        """The next of the producer's messages, old or new ones, and how far it is then."""
+        """Return records of the producer's next messages, old or new, and how far the producer is then."""
         records: list[Record] = []
         at = producer.at
         for _ in range(self.random.choice([1, 1, 3])):
@@ -134,7 +133,7 @@ class Lives:
         assert not expected, "not stored"
 
     def expected(self, records: list[Record]) -> dict[int, list[Place]]:
-        """What is new to each queue."""
+        """Return the messages that are new to each queue."""
         found: dict[int, list[Place]] = {}
         for record in records:
             for stored in record.messages:
@@ -199,7 +198,7 @@ class Lives:
         assert self.highest == before
 
     def end(self, *, power_cut: bool, lossless: bool) -> None:
-        """The process ends as it is, and another begins. `lossless`: what was written is there."""
+        """End the process without a clean stop, and start another one. `lossless`: all written bytes are there."""
         self.files = self.files.restarted(power_cut=power_cut)
         self.power_failed = self.power_failed or not lossless
         self.job = self.reclaim = None

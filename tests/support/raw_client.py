@@ -37,7 +37,7 @@ def publish(channel: int, exchange: str, key: str, content: bytes, *, mandatory:
 
 
 def with_properties(channel: int, exchange: str, key: str, content: bytes, **properties: object) -> bytes:
-    """A publish whose content header says these."""
+    """Return a publish whose content header has these properties."""
     said = commands.Basic.Publish(exchange=exchange, routing_key=key)
     head: bytes = frame.marshal(header.ContentHeader(0, len(content), commands.Basic.Properties(**properties)), channel)
     return method(channel, said) + head + raw_frame(3, channel, content)
@@ -67,7 +67,7 @@ class RawClient:
         self.sock.sendall(data)
 
     def send_what_is_taken(self, data: bytes, seconds: float = 1.0) -> int:
-        """Sends until the broker takes no more for a while, or the time is over, or it hangs up; bytes sent."""
+        """Send until the broker takes no more for a while, the time is over, or it hangs up; return the bytes sent."""
         self.sock.settimeout(0.2)
         sent, end = 0, time.monotonic() + seconds
         view = memoryview(data)
@@ -109,7 +109,7 @@ class RawClient:
         return self.expect(answer)
 
     def read(self) -> tuple[int, object] | None:
-        """The next frame's channel and content, heartbeats passed over; None at the end of the stream."""
+        """Return the channel and the content of the next frame that is no heartbeat; None at the end of the stream."""
         data = self.read_frame()
         if data is None:
             return None
@@ -117,7 +117,7 @@ class RawClient:
         return channel, what
 
     def read_frame(self) -> bytes | None:
-        """The same as it came."""
+        """Return the bytes of the next frame that is no heartbeat; None at the end of the stream."""
         while True:
             if len(self._buffer) >= 7:
                 size = 8 + struct.unpack_from(">I", self._buffer, 3)[0]
@@ -135,7 +135,7 @@ class RawClient:
             self._buffer += more
 
     def message(self) -> tuple[commands.Basic.Properties, bytes]:
-        """The content that follows a deliver, get-ok or return."""
+        """Return the content that follows a deliver, get-ok or return."""
         read = self.read()
         assert read is not None and isinstance(read[1], header.ContentHeader), read
         properties, size, content = read[1].properties, read[1].body_size, b""
@@ -149,7 +149,7 @@ class RawClient:
         return self.message()[1]
 
     def expect(self, kind: type[Expected]) -> Expected:
-        """The next method, passing over contents."""
+        """Return the next method, which must be of that kind; contents before it are skipped."""
         while (got := self.read()) is not None:
             if isinstance(got[1], (header.ContentHeader, body.ContentBody)):
                 continue
@@ -165,13 +165,16 @@ class RawClient:
         return said.class_id, said.method_id
 
     def expect_channel_close(self, channel: int, code: int, text: str) -> tuple[int, int]:
-        """The same of a channel, which may be opened again afterwards."""
+        """Expect that the broker closes the channel; return the class and the method that the close names.
+
+        The channel may be opened again afterwards.
+        """
         said = self.expect(commands.Channel.Close)
         assert (said.reply_code, said.reply_text[: len(text)]) == (code, text)
         self.send(method(channel, commands.Channel.CloseOk()))
         return said.class_id, said.method_id
 
     def expect_end(self) -> None:
-        """The broker hangs up, whatever it said before."""
+        """Wait until the broker hangs up, whatever it sends before."""
         while self.read() is not None:
             pass

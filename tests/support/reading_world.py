@@ -111,8 +111,11 @@ class Links(ShardLinks):
 
 
 class Got(NamedTuple):
-    """A delivery. `name`: the tag of its consumer, or its group; `who`: the number of the consumer, `part` of its part
-    at the shard."""
+    """A delivery.
+
+    `name` is the tag of its consumer, or its group. `who` is the number of the consumer, `part` that of its assignment
+    at the shard.
+    """
 
     tag: int
     queue: int
@@ -145,7 +148,7 @@ class Ledger:
                 yield from taken
 
     def lowest(self, queue: int, name: str) -> int:
-        """The lowest offset that nobody of that name has settled."""
+        """Return the lowest offset that nobody of that name has settled."""
         settled = self.settled[queue, name]
         return next(offset for offset in range(len(settled) + 1) if offset not in settled)
 
@@ -187,7 +190,7 @@ class World:
         return QueuePut("/", f"stream {at}", at + 1, at, durable=True, arguments=STREAM)
 
     def start(self, at: int) -> None:
-        """A new process of that shard."""
+        """Start a new process of that shard."""
         self.epochs[at] += 1
         shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type] # as a Home
         shard.receive(envelope.control(wire.CONTROLLER, 3, 0, at, wire.Join("controller")), 1000)
@@ -197,7 +200,7 @@ class World:
         self.links.join(at)
 
     def kill(self, at: int) -> None:
-        """What it has said is heard or not; what is on its way to it is lost."""
+        """Kill the shard: what it has sent may be received or not, what is on its way to it is lost."""
         if self.shards[at] is None:
             return
         self.deaths += 1
@@ -235,7 +238,7 @@ class World:
         self.passes()
 
     def passes(self) -> None:
-        """The loop of the front door, and of the controller."""
+        """Run the loop of the front door, and carry out the orders of the controller."""
         self.loop.passes(3)
         while self.orders:
             order = self.orders.popleft()
@@ -285,13 +288,16 @@ class World:
         return int(consumer.number if consumer.group is None else consumer.group.number)
 
     def check_limit(self, consumer: Any) -> None:
-        """A client never has more than its prefetch, but for what a dead shard gave it, which it will get again."""
+        """Check that a consumer has no more than its prefetch. Messages of dead shards do not count."""
         number = self.who(consumer)
         assert self.outstanding(number) <= self.prefetches[number], "more unacknowledged than the prefetch"
 
     def outstanding(self, number: int) -> int:
-        """Deliveries that this consumer has not settled, but for those that have gone back without its doing: with the
-        process of their shard, or with a seat that another was given."""
+        """Count the deliveries that this consumer has not settled.
+
+        Deliveries that have gone back by themselves do not count: those of a dead process of a shard, and those of a
+        seat that was given to another consumer.
+        """
         return sum(
             got.who == number
             and got.part in self.consuming.consumers
@@ -337,7 +343,7 @@ class World:
     # -- clients ---------------------------------------------------------------------------------------
 
     def channel(self, client: int, number: int, prefetch: int) -> Channel:
-        """The open channel of that number, made when there is none."""
+        """Return the open channel of that number; open it when there is none."""
         key = (client, number)
         found = self.channels.get(key)
         if found is None:
@@ -353,7 +359,7 @@ class World:
         return found
 
     def run(self, key: tuple[int, int], work: Coroutine[Any, Any, Any]) -> None:
-        """What a client asked for; what it asks for on the same channel comes behind the answer."""
+        """Run what a client asked for. What it asks for next on the same channel comes behind the answer."""
         self.tasks.append((key, self.loop.create_task(work)))
         self.passes()
 
@@ -427,7 +433,7 @@ class World:
         self.passes()
 
     def close(self, key: tuple[int, int]) -> None:
-        """The channel."""
+        """Close the channel."""
         channel = self.channels.get(key)
         if channel is None:
             return

@@ -123,7 +123,7 @@ class RealBroker:
         return False
 
     def kill_all(self) -> None:
-        """What a power cut leaves of the processes: nothing, all at one moment as near as signals come to it."""
+        """Kill all processes as a power cut does, as nearly at one moment as signals allow."""
         pids = [self.process.pid] + [int(child["pid"]) for child in self.status()["children"] if child["pid"]]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -152,7 +152,7 @@ class RealBroker:
             self._end_group()
 
     def _end_group(self) -> None:
-        """The supervisor at once; its children notice the end of their lifeline."""
+        """Kill the supervisor at once; its children notice the end of their lifeline."""
         self.process.kill()
         self.process.wait()
 
@@ -166,8 +166,11 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until(happened: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-    """`happened` may look for what is not there yet: a file that is just being replaced, a port that is not open, a row
-    that is not listed."""
+    """Wait until `happened` returns true.
+
+    `happened` may fail on what is not there yet: a file that is just being replaced, a port that is not open, a row
+    that is not listed.
+    """
     end = time.monotonic() + within_s
     at_last: Exception | None = None
     while time.monotonic() < end:

@@ -162,7 +162,7 @@ class Door:
 
 @functools.cache
 def _syncer() -> Syncer:
-    """The thread of a shard, whose `run` is called here in the test's."""
+    """Return the sync thread of a shard; the test's thread calls its `run`."""
     return Syncer("sync")
 
 
@@ -329,7 +329,7 @@ class Life:
         self.shard.want_sync()
 
     def second(self) -> None:
-        """A second passes, with its syncs: what was settled before does not come back."""
+        """Let a second pass, with its syncs: what was settled before it does not come back."""
         settled = {queue: set(messages) for queue, messages in self.settled.items()}
         self.end_settled_sync()
         self.end_sync()
@@ -364,7 +364,7 @@ class Life:
             self.shard.reclaim_ended(self.now)
 
     def come_or_go(self) -> None:
-        """A stream is declared, or deleted."""
+        """Declare a stream, or delete it."""
         self.fleeting = not self.fleeting
         if self.fleeting:
             self.tell(m.CONTROLLER, m.CreateQueues(1, [m.QueueSpec(FLEETING, "/", "fleeting", True, arguments=STREAM)]))

@@ -16,7 +16,10 @@ from shardmq.broker.controller.stored import room
 
 @contextlib.contextmanager
 def small_disk(directory: Path, *, mib: int = 64, inodes: int = 0) -> Iterator[Path]:
-    """A file system of that size; skips the test where none can be mounted. `inodes` 0: as many as there are."""
+    """Mount a file system of that size, or skip the test where none can be mounted.
+
+    With `inodes` 0 the file system has as many inodes as usual.
+    """
     directory.mkdir()
     options = f"size={mib}m" + (f",nr_inodes={inodes}" if inodes else "")
     mount = ["mount", "-t", "tmpfs", "-o", options, "shardmq-test", str(directory)]
@@ -39,7 +42,7 @@ def take_all_bytes(directory: Path) -> Callable[[], None]:
 
 
 def take_all_inodes(directory: Path) -> Callable[[], None]:
-    """The same with empty files."""
+    """Use up all inodes with empty files; return the function that frees them."""
     folder = directory / "many"
     folder.mkdir()
     with contextlib.suppress(OSError):

@@ -229,7 +229,7 @@ class History:
             queue.owed.update(messages)
 
     def compact(self) -> None:
-        """A whole reclaim, or the rest of the one that was begun."""
+        """Run a whole reclaim, or the rest of the one that was begun."""
         if self.reclaim is None:
             self.reclaim_step()
         while self.reclaim is not None:
@@ -322,7 +322,7 @@ class History:
             queue.flushed = set(queue.live)
 
     def recover(self) -> dict[int, Arrival]:
-        """Some recoveries are cut off themselves: the next finds what the first would have found."""
+        """Recover the store. Some recoveries are cut off: the next one finds what the first would have found."""
         self.recovery_cut = False
         if self.random.random() < RECOVERIES_CUT:
             self.files.cut_after = self.random.choice([0, 1, 2, 4, 8])

@@ -1,8 +1,8 @@
-"""The kinds of random lives a store is played through, each a function of its seed alone, and stores that are broken on
-purpose: if the lives do not catch these, they prove nothing.
+"""Play a store through random lives of several kinds, each a function of its seed alone.
 
-The disk (faulty_files.py) loses what was not synced sector by sector, of 512 bytes or of 4 KiB, in any combination; it
-tears writes at any byte, is full, breaks or hangs at any call, and flips bits.
+Some stores are broken on purpose: if the lives do not catch these, the lives prove nothing. The disk (faulty_files.py)
+loses unsynced bytes sector by sector, of 512 bytes or of 4 KiB, in any combination. It tears writes at any byte, is
+full, breaks or hangs at any call, and flips bits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def power_cuts(seed: int, store_class: type[SegmentStore] = SegmentStore) -> Non
 
 
 def failing_calls(seed: int) -> None:
-    """The n-th call of a kind fails, once or until there is room again or the process has ended."""
+    """Let the n-th call of a kind fail, once or until there is room again or the process has ended."""
     history = History(seed)
     pick = history.random
     for _ in range(2):
@@ -77,7 +77,7 @@ def hanging_syncs(seed: int) -> None:
 
 
 def hanging_merges(seed: int) -> None:
-    """The same while the disk does not answer a merge: syncs go on too."""
+    """Let the disk not answer a merge: appends, settles and also syncs go on."""
     history = History(seed)
     for _ in range(3):
         history.play(20)
@@ -140,8 +140,11 @@ def flipped_bits(seed: int) -> None:
 
 
 def bits_flipped_before_merging(seed: int) -> None:
-    """The same, while the process lives and merges: no merge copies what is damaged, none loses it in silence. (Nobody
-    reads: what was found good once is not checked again.)"""
+    """Flip a bit while the process lives and merges.
+
+    No merge copies damaged messages, and none loses them silently. Nobody reads meanwhile, because messages that were
+    found good once are not checked again.
+    """
     history = History(seed)
     history.play(60)
     history.end_sync()
@@ -164,8 +167,10 @@ def bits_flipped_before_merging(seed: int) -> None:
 
 
 def files_taken(seed: int, store_class: type[SegmentStore] = SegmentStore) -> None:
-    """Somebody removes a message file while the process is down, however it ended: a file that was listed is missed,
-    and what is lost lay there."""
+    """Remove a message file while the process is down, however it ended.
+
+    A file that was listed is reported as missing, and the lost messages were in it.
+    """
     history = History(seed, store_class=store_class)
     history.play(history.random.choice([40, 80]))
     for _ in range(history.random.randint(0, 4)):  # a second or two, without much to do
@@ -205,7 +210,7 @@ def listed(history: History) -> list[int]:
 
 
 def _what_was_flushed(history: History) -> dict[int, set[bytes]]:
-    """What is there after an end without a power cut."""
+    """Return the messages that must be there after an end without a power cut."""
     queues = history.queues.items()
     return {queue_id: queue.flushed - queue.settled if queue.durable else set() for queue_id, queue in queues}
 
@@ -245,7 +250,7 @@ def much_merging(seed: int) -> None:
 
 
 def without_syncs(seed: int) -> None:
-    """What a process that is killed has flushed is there, also where nobody ever syncs."""
+    """Kill a store that nobody syncs: all messages that the process has flushed are there."""
     history = History(seed, sync=False)
     for _ in range(2):
         history.play(40)
@@ -315,7 +320,7 @@ class ListsTooEarly(SegmentStore):
 
 @contextlib.contextmanager
 def files_listed_still() -> Iterator[None]:
-    """What is removed stays in the list."""
+    """Break the manifest on purpose: removed files stay in the list."""
     with mock.patch.object(Manifest, "clear"):
         yield
 

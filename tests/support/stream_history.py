@@ -262,7 +262,7 @@ class StreamHistory:
 
 
 def live_through_power_cut(seed: int, *, sync_lies: bool = False) -> None:
-    """Some lives, each ended by a power cut in the middle of a call."""
+    """Play some lives, each ended by a power cut in the middle of a call."""
     history = StreamHistory(seed)
     for _ in range(3):
         history.files.sync_lies = sync_lies

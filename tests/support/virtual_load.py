@@ -205,8 +205,11 @@ def owners(broker: RealBroker, name: str) -> tuple[list[int], Counter[str], int]
 
 
 async def balanced(broker: RealBroker, name: str, members: set[str], within_s: float, shared: bool = False) -> float:
-    """Until each shard has one owner among the members (`shared`: where members are more, each of them has one shard),
-    and loads differ by one at the most; seconds until it was asked and was so."""
+    """Wait until each shard has one owner among the members and loads differ by at most one.
+
+    With `shared` there may be more members than shards, and each member has one shard. Return the seconds until the
+    request whose answer showed this.
+    """
     began = time.monotonic()
     said: Any = None
     while (asked := time.monotonic()) - began < within_s:

@@ -1,5 +1,8 @@
-"""The page in a real browser at a real broker: what people do with it works, by mouse, by keyboard, on a phone, in the
-dark; and what others put into names and messages stays text."""
+"""Test the page in a real browser with a real broker.
+
+The page works by mouse, by keyboard, on a phone and in the dark. Names and messages that others have written are shown
+as text and never run.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,11 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """One person's browser. Closing it checks what must hold whatever was done: nothing was asked of another host, no
-    script failed, nothing was refused by the page's own policy, nothing foreign ran."""
+    """The browser of one person.
+
+    Closing it checks what must always hold: nothing was requested from another host, no script failed, nothing was
+    refused by the page's own policy, and no foreign script ran.
+    """
 
     def __init__(self, browser: Browser, broker: RealBroker, **how: Any) -> None:
         self.root = f"http://{broker.http}"
@@ -125,7 +131,7 @@ def make(broker: RealBroker, path: str, body: Any) -> None:
 
 
 def named(broker: RealBroker, name: str) -> list[str]:
-    """The connections whose clients call them so."""
+    """Return the connections whose clients chose that name."""
     return [row["name"] for row in ask(broker, "GET", "connections") if row["user_provided_name"] == name]
 
 

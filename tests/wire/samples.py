@@ -107,7 +107,7 @@ CONTROL: list[wire.Control] = [
 
 
 def binary() -> dict[str, bytes]:
-    """The kinds that are not CONTROL."""
+    """Return samples of the kinds that are not CONTROL."""
     who = (1, 2, 3, 0)
     fact = reference.Facts(1, b"ex", b"key", 0, b"\x10\0\x02", (b"bo", b"dy"), 5000, 2, 9, 0)
     buffer, table = reference.read_of([fact, fact])

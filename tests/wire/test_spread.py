@@ -22,7 +22,7 @@ MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
 
 
 def packed(how: int, keys: list[bytes], exchange: bytes = b"spread") -> dict[bytes, set[int]]:
-    """The queues that each key's messages were given to."""
+    """Return the queues that each key's messages were given to."""
     routes, packing = Routes(7), packer.Packer(2)
     assert routes.learn_spread(b"spread", how, MEMBERS)
     lines = [bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0" for key in keys]
@@ -110,7 +110,7 @@ def test_the_last_of_very_many_is_chosen_like_the_first(count: int) -> None:
 
 
 def best_for(seed: int) -> int:
-    """A hash that draws the highest number there is with this seed: what is mixed, turned back."""
+    """Return the hash that draws the highest number with this seed, by inverting the mixing steps."""
     bits = 2**64 - 1
     bits ^= bits >> 33
     for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
@@ -175,7 +175,7 @@ def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> N
 
 
 def read_of(lines: list[bytes]) -> tuple[bytes, bytes]:
-    """A read of publishes without properties and bodies, and its table."""
+    """Return a read of publishes without properties and bodies, and its table."""
     buffer, table = b"", b""
     for line in lines:
         table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
@@ -286,7 +286,7 @@ SENT = st.tuples(
 
 
 def frames_of(sent: list[Sent]) -> tuple[bytes, bytes]:
-    """A read of publishes to `spread`, and its table; each body says which one it is."""
+    """Return a read of publishes to `spread`, and its table; each body has the number of its message."""
     buffer, table = bytearray(), b""
     for number, (key, ttl, mode, priority, size) in enumerate(sent):
         line = line_of(b"spread", key)

@@ -140,12 +140,12 @@ def channel_close_ok(channel: int = 1) -> bytes:
 def exchange_declare(
     name: str, kind: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1
 ) -> bytes:
-    """flags: 1 passive, 2 durable, 4 auto-delete, 8 internal, 16 nowait"""
+    """Return exchange.declare. Flags: 1 passive, 2 durable, 4 auto-delete, 8 internal, 16 nowait."""
     return method(channel, 40, 10, u16(0), short(name), short(kind), octet(flags), table(arguments))
 
 
 def exchange_delete(name: str, flags: int = 0) -> bytes:
-    """flags: 1 if unused, 2 nowait"""
+    """Return exchange.delete. Flags: 1 if unused, 2 nowait."""
     return method(1, 40, 20, u16(0), short(name), octet(flags))
 
 
@@ -154,7 +154,7 @@ def exchange_bind(to: str, source: str, key: str, method_id: int = 30) -> bytes:
 
 
 def queue_declare(name: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1) -> bytes:
-    """flags: 1 passive, 2 durable, 4 exclusive, 8 auto-delete, 16 nowait"""
+    """Return queue.declare. Flags: 1 passive, 2 durable, 4 exclusive, 8 auto-delete, 16 nowait."""
     return method(channel, 50, 10, u16(0), short(name), octet(flags), table(arguments))
 
 
@@ -171,7 +171,7 @@ def queue_purge(name: str) -> bytes:
 
 
 def queue_delete(name: str, flags: int = 0) -> bytes:
-    """flags: 1 if unused, 2 if empty, 4 nowait"""
+    """Return queue.delete. Flags: 1 if unused, 2 if empty, 4 nowait."""
     return method(1, 50, 40, u16(0), short(name), octet(flags))
 
 
@@ -180,7 +180,7 @@ def qos(size: int = 0, count: int = 0, is_global: bool = False) -> bytes:
 
 
 def consume(queue: str, tag: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1) -> bytes:
-    """flags: 1 no-local, 2 no-ack, 4 exclusive, 8 nowait"""
+    """Return basic.consume. Flags: 1 no-local, 2 no-ack, 4 exclusive, 8 nowait."""
     return method(channel, 60, 20, u16(0), short(queue), short(tag), octet(flags), table(arguments))
 
 
@@ -191,7 +191,7 @@ def cancel(tag: str) -> bytes:
 def publish(
     exchange: str, key: str, body: bytes, flags: int = 0, properties: bytes = b"\0\0", channel: int = 1
 ) -> bytes:
-    """flags: 1 mandatory, 2 immediate"""
+    """Return the frames of a basic.publish. Flags: 1 mandatory, 2 immediate."""
     said = method(channel, 60, 40, u16(0), short(exchange), short(key), octet(flags))
     said += frame(CONTENT, channel, u16(60) + u16(0) + u64(len(body)) + properties)
     return said + (frame(BODY, channel, body) if body else b"")
@@ -210,7 +210,7 @@ def reject(tag: int, requeue: bool = False) -> bytes:
 
 
 def nack(tag: int, flags: int = 0) -> bytes:
-    """flags: 1 multiple, 2 requeue"""
+    """Return basic.nack. Flags: 1 multiple, 2 requeue."""
     return method(1, 60, 120, u64(tag), octet(flags))
 
 
@@ -264,7 +264,7 @@ class Connection:
         self._sock.sendall(data)
 
     def read(self, *, heartbeats: bool = False) -> bytes:
-        """The next frame, or the 8 bytes of a protocol header; b"" at the end of the stream."""
+        """Return the next frame, or the 8 bytes of a protocol header; b"" at the end of the stream."""
         while True:
             if self._unread[:4] == HEADER[:4] and len(self._unread) >= 8:
                 said, self._unread = self._unread[:8], self._unread[8:]
@@ -325,7 +325,7 @@ class Recorder:
         return heard
 
     def _other(self, words: str) -> SystemExit:
-        """The conversation went another way than the one it was written for."""
+        """Return the exit of a conversation that went another way than the one it was written for."""
         shown = [line.split()[-1] for line in self.lines[-6:] if line[2] in "<>"]
         return SystemExit("\n".join([*map(repr, map(bytes.fromhex, shown)), words]))
 
@@ -361,7 +361,7 @@ class Recorder:
         self._connections.pop(who).close()
 
     def broken_off(self, who: str = "a") -> None:
-        """The broker closes the connection, with connection.close or without a word."""
+        """Expect that the broker closes the connection, with or without connection.close."""
         got = self._connections[who].read()
         if got:
             self.lines.append(f"{who} < {got.hex()}")
