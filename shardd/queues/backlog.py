@@ -31,8 +31,8 @@ class Counters:
     """The counters of a queue since the start of the process."""
 
     __slots__ = (
-        "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go", "published", "redelivered",
-        "repeated",
+        "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go",
+        "published", "redelivered", "repeated",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -73,8 +73,8 @@ class Loan:
     """
 
     __slots__ = (
-        "__weakref__", "_turn_began", "_turn_ms", "asked", "given", "has_turns", "keep", "last", "lent", "parts",
-        "recalled", "turn_ends", "turns", "used", "waiting", "wake",
+        "__weakref__", "_turn_began", "_turn_ms", "asked", "given", "has_turns", "keep", "last",
+        "lent", "parts", "recalled", "turn_ends", "turns", "used", "waiting", "wake",
     )  # fmt: skip
 
     def __init__(self, wake: Callable[[Any], None]) -> None:
@@ -298,9 +298,9 @@ class Consumer:
     """
 
     __slots__ = (
-        "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed", "lent", "limited",
-        "loan", "no_ack", "number", "peer", "prefetch", "priority", "queue", "recalled", "tag", "told_late", "unacked",
-        "window",
+        "affinity", "asked", "channel", "connection", "detached", "exclusive", "grants", "handed",
+        "lent", "limited", "loan", "no_ack", "number", "peer", "prefetch", "priority", "queue",
+        "recalled", "tag", "told_late", "unacked", "window",
     )  # fmt: skip
 
     def __init__(

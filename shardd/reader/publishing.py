@@ -113,7 +113,8 @@ def read(body: bytes) -> Any:
         or table.column_names.count("value") != 1
         or len(set(table.column_names)) != table.num_columns
     ):
-        reason = f"columns {', '.join(table.column_names)}: there must be value, once, and may be {', '.join(NAMES[1:])}"
+        said, more = ", ".join(table.column_names), ", ".join(NAMES[1:])
+        reason = f"columns {said}: there must be value, once, and may be {more}"
         raise Refused(Answer(400, "bad_request", reason))
     columns = {name: _as_published(name, table.column(name)) for name in table.column_names}
     if columns["value"].null_count:

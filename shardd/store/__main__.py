@@ -141,14 +141,16 @@ def verify(directory: str) -> list[Damage]:
         ]
         if kept:
             print(
-                f"{relative}: kept aside by former starts, remove when no longer wanted: {', '.join(kept)}"
+                f"{relative}: kept aside by former starts, remove when no longer wanted: "
+                f"{', '.join(kept)}"
             )
     for relative in streams:
         stream = StreamContents(OsFiles(), f"{directory}/{relative}")
         tallies = list(stream.tallies())
         damage += told(relative, stream.damage)
         print(
-            f"{relative}: a stream, {len(tallies)} segments, {sum(one.chunks for one in tallies)} chunks, "
+            f"{relative}: a stream, {len(tallies)} segments, "
+            f"{sum(one.chunks for one in tallies)} chunks, "
             f"{sum(one.messages for one in tallies)} messages, next offset {stream.next_offset}"
         )
     return damage
@@ -216,7 +218,9 @@ def rescue(directory: str, target: str) -> list[Damage]:
         )
         damage += told(relative, outcome.damage)
         print(
-            f"{relative}: {outcome.messages} messages copied, {outcome.references} counted per queue; left behind: "
+            f"{relative}: {outcome.messages} messages copied, "
+            f"{outcome.references} counted per queue; "
+            "left behind: "
             f"{outcome.settled} settled, {outcome.left_behind_bytes()} unreadable bytes"
             + ("" if outcome.clean else "; no clean stop, so all count as delivered before")
         )
@@ -226,7 +230,8 @@ def rescue(directory: str, target: str) -> list[Damage]:
         )
         print(f"{relative}: a stream, its files copied as they are")
     print(
-        f"to go on with what was rescued, put the stores in {target} in the place of those in {directory}"
+        f"to go on with what was rescued, put the stores in {target} in the place of those in "
+        f"{directory}"
     )
     return damage
 
@@ -270,10 +275,16 @@ MEANINGS = {
     "torn": "the end was not written whole and not confirmed; the next start cuts it off",
     "corrupt": "messages in it are lost, all others can be read",
     "header": "what is in the file cannot be told; its messages are lost",
-    "unreadable": "the disk does not give these bytes; messages in them are lost, all others can be read",
-    "mendable": "the header is damaged but the index tells it; the next start mends it, nothing is lost",
+    "unreadable": (
+        "the disk does not give these bytes; messages in them are lost, all others can be read"
+    ),
+    "mendable": (
+        "the header is damaged but the index tells it; the next start mends it, nothing is lost"
+    ),
     "missing": "the file is not there, with all messages in it: put it back",
-    "untrue": "the index does not say what is in the segment; removed, the next start makes it anew",
+    "untrue": (
+        "the index does not say what is in the segment; removed, the next start makes it anew"
+    ),
 }
 
 COMMANDS: dict[str, Callable[..., list[Damage]]] = {

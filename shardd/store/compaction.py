@@ -333,7 +333,8 @@ class ReclaimJob:
         segment = source.segment
         if found < source.live and not sound:
             raise Corrupt(
-                f"{segment.path} is damaged: {source.live - found} of {source.live} messages not found in it"
+                f"{segment.path} is damaged: "
+                f"{source.live - found} of {source.live} messages not found in it"
             )
         if found < source.live or (found > source.live and not sound):
             # Messages that queues will ask for are missing, or it cannot be told that none is.
