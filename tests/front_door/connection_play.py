@@ -34,7 +34,7 @@ NOW = 100.0
 
 
 class Timer:
-    """What is to be called later; like asyncio's, it holds nothing when it is cancelled."""
+    """A call that is due later; like asyncio's, it holds nothing when it is cancelled."""
 
     def __init__(self, at: float, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.at = at

@@ -163,7 +163,7 @@ async def test_a_get_that_cannot_be_is_refused(queue: str, refused: Any, name: s
 
 
 async def of_shards(play: Consuming, *answers: Any) -> list[Any]:
-    """As got(), from a virtual queue of two shard queues."""
+    """Get one message as got() does, from a virtual queue of two shard queues."""
     shards = (QueuePut("/", "s.0", 100, 0), QueuePut("/", "s.1", 101, 1))
     found: list[Any] = []
     task = asyncio.ensure_future(play.consuming.gets.get_of_shards(play.channel, "s", shards, no_ack=False))

@@ -460,7 +460,7 @@ def connections_in_memory() -> int:
 
 
 async def test_a_connection_that_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
-    """It looks seldom: connections that come and go must not fill the memory until then."""
+    """The garbage collector runs seldom: ended connections must not fill the memory until then."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What shards and the controller say reaches the connections and consumers it is about."""
+"""Messages of shards and the controller reach the connections and consumers they are about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one link to a shard sends, loses and hears, without a socket; and requests that outlive a shard."""
+"""A link to a shard without a socket: messages sent, lost and heard; requests that outlive a shard."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ CASES = [
 def test_an_error_ends_its_channel_in_the_middle_of_a_read(
     end: tuple[str, str], props: dict[str, Any], code: int, text: str
 ) -> None:
-    """What came before is published, what the channel sent behind is not; other channels go on."""
+    """Earlier messages are published, later ones of the channel are not; other channels go on."""
     door = Door(
         catalog(
             [

@@ -1,4 +1,4 @@
-"""What shards hand back is routed anew: messages that are due, and copies for the firehose."""
+"""Messages that shards hand back are routed anew: those that are due, and copies for the firehose."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_what_a_channel_may_not_ask_for_is_raised(act: Callable[[], Any], text: 
 
 
 async def test_a_commit_that_breaks_off_accounts_for_what_it_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in a batch must have somebody who waits for it, whatever comes behind."""
+    """A message that is in a batch must have a confirm that waits for it, whatever comes behind."""
     door = Transacting(A, B)
     commit = door.commit()
     pack, packed = door.publishing._messages.pack, []
