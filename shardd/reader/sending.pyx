@@ -20,8 +20,8 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, memset, strerror
 
-from shardmq.shardd.store.arrays cimport BUFFERS_MAX, NODES_MAX, Arrays, Buffer, Node, Sink
-from shardmq.shardd.store.layout cimport put32, put64
+from shardmq.shardd.store.format.arrays cimport BUFFERS_MAX, NODES_MAX, Arrays, Buffer, Node, Sink
+from shardmq.shardd.store.format.layout cimport put32, put64
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:
