@@ -1,6 +1,6 @@
 """Hold a queue together: its messages, its consumers, its life and its counters.
 
-Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
+Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/segments/store.py.
 
 A queue keeps entries (entry.py); the store keeps the bytes. This file takes in publishes and
 messages that come back. It holds the backlog and the dispatch. The backlog (backlog.py) has order,

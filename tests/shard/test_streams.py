@@ -9,7 +9,7 @@ import pytest
 
 from shardmq.shardd.queues.stream import PLACED_MAX
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import DiskFull
+from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
