@@ -295,7 +295,7 @@ class Server:
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._listener: socket.socket | None = None  # for offers of lanes
         self._lanes: dict[str, Lane] = {}  # by the endpoint of the front door
-        # By the number and incarnation of the front door.
+        # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
         # The number and incarnation of processes of another wire version.
@@ -497,15 +497,15 @@ class Server:
         """Take in messages; return how many were taken in."""
         taken = 0
         for lane in self._heard.values():
-            taken += self._receive_near(lane, now, most)
-        far = 0
+            taken += self._receive_by_ring(lane, now, most)
+        by_zmq = 0
         # To ask first is cheaper than to get an exception from an empty inbox.
-        while self._inbox_told and far < most and self._inbox_speaks():
-            self._receive_far(self._inbox.recv(AT_ONCE), now)
-            far += 1
-        return taken + far
+        while self._inbox_told and by_zmq < most and self._inbox_speaks():
+            self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
+            by_zmq += 1
+        return taken + by_zmq
 
-    def _receive_far(self, message: bytes, now: int) -> None:
+    def _receive_by_zmq(self, message: bytes, now: int) -> None:
         """Take in a message that came through ZeroMQ.
 
         Messages that came through the ring before it are taken in first.
@@ -514,10 +514,10 @@ class Server:
             head = envelope.read(message)
             lane = self._lanes_of.get((head.peer, head.incarnation))
             if lane is not None:
-                for before in lane.came_far(head.kind):
+                for before in lane.came_by_zmq(head.kind):
                     self.shard.receive(before, now)
                 lane.let_go()
-            if head.kind != wire.LANE:
+            if head.kind != wire.RING:
                 self.shard.receive(message, now)
         except envelope.OtherVersion as error:
             self._refuse(message, error)
@@ -541,7 +541,7 @@ class Server:
             outbox.send(envelope.control(*who, hello), AT_ONCE)
             outbox.close(LINGER_MS)
 
-    def _receive_near(self, lane: Lane, now: int, most: int) -> int:
+    def _receive_by_ring(self, lane: Lane, now: int, most: int) -> int:
         messages = lane.take(most)
         for message in messages:
             try:
@@ -575,14 +575,17 @@ class Server:
             self._poll.register(lane.fd, select.POLLIN)
 
     def _lose_lane(self, lane: Lane, now: int) -> None:
-        """Take in the last messages of a front door that is gone, and forget its lane."""
-        self._receive_near(lane, now, ALL)
+        """Take in the last messages of a front door that is gone, and close its lane.
+
+        Messages that it sent by ZeroMQ may still arrive, and their order with those of the ring
+        counts. So `_lanes_of` keeps the lane until the front door is forgotten.
+        """
+        self._receive_by_ring(lane, now, ALL)
         self._poll.unregister(lane.fd)
         del self._heard[lane.fd]
-        self._rings_full += lane.turned
-        for lanes in (self._lanes, self._lanes_of):
-            for key in [key for key, value in lanes.items() if value is lane]:
-                del lanes[key]  # type: ignore[arg-type] # each dict has keys of one type
+        self._rings_full += lane.times_full
+        for endpoint in [key for key, value in self._lanes.items() if value is lane]:
+            del self._lanes[endpoint]
         lane.close()
 
     def _send_all(self, outgoing: list[Outgoing]) -> None:
@@ -604,7 +607,7 @@ class Server:
         """Do the work of each second.
 
         The shard tells the watchdog that it lives, checks the room on the disk, asks for a sync of
-        what nobody waits for, and closes the sockets of peers that left.
+        what nobody waits for, closes the sockets of peers that left, and forgets their lanes.
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
@@ -614,6 +617,9 @@ class Server:
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS
             self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
+        here = {(peer.number, peer.incarnation) for peer in self.shard.peers.values()}
+        for who in self._lanes_of.keys() - here:
+            del self._lanes_of[who]
         in_use = (
             {peer.endpoint for peer in self.shard.peers.values()}
             | {self._controller}
@@ -707,7 +713,7 @@ class Server:
             "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
             "sync_seconds": self._threads.messages.seconds,
             "ring_bytes": sum(lane.waiting_bytes() for lane in self._heard.values()),
-            "ring_full": self._rings_full + sum(lane.turned for lane in self._heard.values()),
+            "ring_full": self._rings_full + sum(lane.times_full for lane in self._heard.values()),
             **self._stores.recovery(),
             **self._threads.messages.took_us.report("sync_us"),
         }
