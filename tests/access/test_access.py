@@ -1,4 +1,4 @@
-"""Section I of the feature table, access: who may do what, and how that is kept."""
+"""Test which users may do what, and how that is kept."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from shardmq.broker.front_door.login import LoginRefused
 from shardmq.broker.model import checks, passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ParameterPut, PermissionPut, UserPut, VhostPut
+from tests.support.proving import proving
 
 CLOSES = {"capabilities": {"authentication_failure_close": True}}
 
@@ -128,9 +129,9 @@ def test_a_vhost_opens_to_a_user_with_any_permission_in_it() -> None:
 @pytest.mark.parametrize(
     ("vhost", "connected", "text"),
     [
-        pytest.param("missing", 0, "vhost missing not found", id="A1.9 no vhost"),
-        pytest.param("closed", 0, "access to vhost 'closed' refused for user 'u'", id="I4 no permission"),
-        pytest.param("/", 9, "connection refused: node connection limit (9) is reached", id="A1.9 node limit"),
+        pytest.param("missing", 0, "vhost missing not found", id="no vhost"),
+        proving("I4", "no permission", "closed", 0, "access to vhost 'closed' refused for user 'u'"),
+        pytest.param("/", 9, "connection refused: node connection limit (9) is reached", id="node limit"),
     ],
 )
 def test_a_refused_open_has_rabbitmqs_texts(vhost: str, connected: int, text: str) -> None:
@@ -146,9 +147,11 @@ LIMIT = {"max-connections": 2, "max-channels": 3}
 @pytest.mark.parametrize(
     ("of_vhost", "of_user", "text"),
     [
-        pytest.param(2, 0, "access to vhost '/' refused for user 'u': connection limit (2) is reached", id="I8"),
-        pytest.param(0, 2, "connection refused for user 'u': user connection limit (2) is reached", id="I9"),
-        pytest.param(1, 1, "", id="I9 below"),
+        proving(
+            "I8", "of the vhost", 2, 0, "access to vhost '/' refused for user 'u': connection limit (2) is reached"
+        ),
+        proving("I9", "of the user", 0, 2, "connection refused for user 'u': user connection limit (2) is reached"),
+        proving("I9", "below", 1, 1, ""),
     ],
 )
 def test_limits_of_vhosts_and_users_have_rabbitmqs_texts(of_vhost: int, of_user: int, text: str) -> None:

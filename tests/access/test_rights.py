@@ -1,4 +1,4 @@
-"""Section I of the feature table, rights: each act needs the same rights by every way there is to it.
+"""Each act needs the same rights by every way there is to it.
 
 ACTS is the table: an act, the ways to it, the rights it needs. Each way is tried by a user with exactly these rights,
 which works, and by one for each right who has all but that one, which is refused: by AMQP with 403, by HTTP with 401.

@@ -1,4 +1,4 @@
-"""Section A of the feature table, connections and channels: what a client sees, letter for letter as on RabbitMQ."""
+"""Test connections and channels as clients see them, letter for letter as on RabbitMQ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead-lettering as FEATURES says it (sections B and C; the row is the test's id), through a real client."""
+"""Test dead-lettering through a real client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support.proving import proving
 from tests.support.real_broker import RealBroker, wait_until
 
 WAIT_S = 60.0
@@ -129,19 +130,19 @@ def _returned_too_often(bench: Bench) -> None:
         bench.reject(requeue=True)
 
 
-WAYS: list[tuple[str, Callable[[Bench], None], str]] = [
-    ("C2.1 C1.3 queue ttl", _expire_by_queue, "expired"),
-    ("C2.1 A5.5 message ttl", _expire_by_message, "expired"),
-    ("C2.1 A6.10 reject", _reject, "rejected"),
-    ("C2.1 A6.10 nack", _nack, "rejected"),
-    ("C2.1 C1.4 max-length", _too_many, "maxlen"),
-    ("C2.1 C1.4 max-length-bytes", _too_big, "maxlen"),
-    ("C2.1 C1.5 reject-publish-dlx", _refused, "maxlen"),
-    ("C2.1 C1.10 delivery-limit", _returned_too_often, "delivery_limit"),
+WAYS: list[tuple[str, str, Callable[[Bench], None], str]] = [
+    ("C2.1 C1.3", "queue ttl", _expire_by_queue, "expired"),
+    ("C2.1 A5.5", "message ttl", _expire_by_message, "expired"),
+    ("C2.1 A6.10", "reject", _reject, "rejected"),
+    ("C2.1 A6.10", "nack", _nack, "rejected"),
+    ("C2.1 C1.4", "max-length", _too_many, "maxlen"),
+    ("C2.1 C1.4", "max-length-bytes", _too_big, "maxlen"),
+    ("C2.1 C1.5", "reject-publish-dlx", _refused, "maxlen"),
+    ("C2.1 C1.10", "delivery-limit", _returned_too_often, "delivery_limit"),
 ]
 
 
-@pytest.mark.parametrize(("die", "reason"), [row[1:] for row in WAYS], ids=[row[0] for row in WAYS])
+@pytest.mark.parametrize(("die", "reason"), [proving(*way) for way in WAYS])
 def test_a_message_that_leaves_arrives_at_the_dead_letter_exchange_with_the_reason(
     bench: Bench, die: Callable[[Bench], None], reason: str
 ) -> None:
@@ -265,24 +266,25 @@ def test_a_thousand_that_expire_at_once_all_arrive_in_their_order(bench: Bench) 
     assert arrived == list(range(1000))
 
 
-REFUSED: list[tuple[str, Arguments, str]] = [
-    ("C1.6 key alone", {"x-dead-letter-routing-key": "k"},
+REFUSED: list[tuple[str, str, Arguments, str]] = [
+    ("C1.6", "key alone", {"x-dead-letter-routing-key": "k"},
      "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': routing_key_but_no_dlx_defined"),
-    ("C1.6 long key", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k" * 256},
+    ("C1.6", "long key", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k" * 256},
      "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': \"a routing key has at most 255 bytes\""),
-    ("C1.6 type", {"x-dead-letter-exchange": 1},
+    ("C1.6", "type", {"x-dead-letter-exchange": 1},
      "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue '{n}' in vhost '/'"),
-    ("C1.7", {"x-dead-letter-strategy": "maybe"},
+    ("C1.7", "strategy", {"x-dead-letter-strategy": "maybe"},
      "invalid arg 'x-dead-letter-strategy' for queue '{n}' in vhost '/': invalid_dlx_strategy"),
-    ("C1.5", {"x-overflow": "shrug"}, "invalid arg 'x-overflow' for queue '{n}' in vhost '/': invalid_overflow"),
-    ("C1.8", {"x-max-priority": 256},
+    ("C1.5", "overflow", {"x-overflow": "shrug"},
+     "invalid arg 'x-overflow' for queue '{n}' in vhost '/': invalid_overflow"),
+    ("C1.8", "priority", {"x-max-priority": 256},
      "invalid arg 'x-max-priority' for queue '{n}' in vhost '/': {{max_value_exceeded,256}}"),
-    ("C1.9", {"x-single-active-consumer": "yes"},
+    ("C1.9", "single active consumer", {"x-single-active-consumer": "yes"},
      "invalid arg 'x-single-active-consumer' for queue '{n}' in vhost '/': {{unacceptable_type,longstr}}"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "text"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(("arguments", "text"), [proving(*case) for case in REFUSED])
 def test_arguments_that_mean_nothing_are_refused_in_rabbitmqs_words(
     connection: pika.BlockingConnection, name: str, arguments: Arguments, text: str
 ) -> None:

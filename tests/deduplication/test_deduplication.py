@@ -1,4 +1,4 @@
-"""Section B of the feature table: an exchange that lets each message pass once."""
+"""Test exchanges and queues that let each message pass once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections B and C of the feature table: each message once, over all front doors of a broker."""
+"""Each message passes once, over all front doors of a broker."""
 
 from __future__ import annotations
 

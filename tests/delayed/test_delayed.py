@@ -1,4 +1,4 @@
-"""Section B of the feature table: exchanges that keep a message until it is due."""
+"""Test exchanges that keep a message until it is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section B of the feature table, exchanges: which there are, and which queues each type chooses."""
+"""Test which exchanges there are, and which queues each type chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section B of the feature table, exchanges that keep messages: what a new binding gets of what was before it."""
+"""Test exchanges that keep messages: which of them a new binding gets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pamqp.commands import Exchange, Queue
 
 from tests.support.brokers import Api
 from tests.support.crash_clients import wait_for
+from tests.support.proving import proving
 from tests.support.raw_client import RawClient, method
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -207,7 +208,7 @@ REFUSALS: list[tuple[str, base.Frame, int, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "text"), [pytest.param(*case[1:], id=f"{case[0]} {i}") for i, case in enumerate(REFUSALS)]
+    ("what", "code", "text"), [proving(case[0], str(i), *case[1:]) for i, case in enumerate(REFUSALS)]
 )
 def test_what_cannot_be_is_refused(
     broker: RealBroker, client: RawClient, name: str, what: base.Frame, code: int, text: str

@@ -1,4 +1,4 @@
-"""Section G of the feature table, operating by HTTP: what an operator does to clients that are there."""
+"""Test what an operator does by HTTP to clients that are there."""
 
 from __future__ import annotations
 

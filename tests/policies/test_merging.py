@@ -14,6 +14,7 @@ from shardmq.broker.model.changes import AnyChange, ExchangePut, ParameterDelete
 from shardmq.broker.model.policies import Policies
 from shardmq.broker.routing import route
 from tests.support.changes import any_change
+from tests.support.proving import proving
 
 NUMBERS = ("max-length", "max-length-bytes", "message-ttl", "expires", "consumer-timeout")
 WORDS = ("overflow", "dead-letter-exchange", "dead-letter-routing-key", "queue-mode")
@@ -92,23 +93,28 @@ def test_what_applies_does_not_depend_on_what_was_there_first(history: list[AnyC
                 assert in_table == vhost.exchange_arguments(exchange)
 
 
-CHOICES: list[tuple[str, list[ParameterPut], str | None]] = [
-    ("C3.6 highest priority", [put("a", {"max-length": 1}, priority=1), put("b", {"max-length": 2}, priority=9)], "b"),
-    ("C3.6 ties by name", [put("b", {"max-length": 1}), put("a", {"max-length": 2})], "a"),
-    ("C3.6 pattern", [put("a", {"max-length": 1}, pattern="^x", priority=9), put("b", {"max-length": 2})], "b"),
-    ("J1 unanchored pattern", [put("a", {"max-length": 1}, pattern="rder")], "a"),
-    ("C3.6 exchanges", [put("a", {"max-length": 1}, apply_to="exchanges")], None),
-    ("C3.6 queues", [put("a", {"max-length": 1}, apply_to="queues")], "a"),
-    ("C3.6 classic_queues", [put("a", {"max-length": 1}, apply_to="classic_queues")], "a"),
-    ("C3.6 quorum_queues", [put("a", {"max-length": 1}, apply_to="quorum_queues")], None),
-    ("C3.6 streams", [put("a", {"max-length": 1}, apply_to="streams")], None),
-    ("C3.6 other vhost", [ParameterPut("v", "policy", "a", put("a", {"max-length": 1}).value)], None),
-    ("C3.6 streams' keys", [put("a", {"max-age": "1D"}, priority=9), put("b", {"max-length": 1})], "b"),
-    ("C3.6 operator alone", [put("a", {"max-length": 1}, "operator_policy")], None),
+CHOICES: list[tuple[str, str, list[ParameterPut], str | None]] = [
+    (
+        "C3.6",
+        "highest priority",
+        [put("a", {"max-length": 1}, priority=1), put("b", {"max-length": 2}, priority=9)],
+        "b",
+    ),
+    ("C3.6", "ties by name", [put("b", {"max-length": 1}), put("a", {"max-length": 2})], "a"),
+    ("C3.6", "pattern", [put("a", {"max-length": 1}, pattern="^x", priority=9), put("b", {"max-length": 2})], "b"),
+    ("J1", "unanchored pattern", [put("a", {"max-length": 1}, pattern="rder")], "a"),
+    ("C3.6", "exchanges", [put("a", {"max-length": 1}, apply_to="exchanges")], None),
+    ("C3.6", "queues", [put("a", {"max-length": 1}, apply_to="queues")], "a"),
+    ("C3.6", "classic_queues", [put("a", {"max-length": 1}, apply_to="classic_queues")], "a"),
+    ("C3.6", "quorum_queues", [put("a", {"max-length": 1}, apply_to="quorum_queues")], None),
+    ("C3.6", "streams", [put("a", {"max-length": 1}, apply_to="streams")], None),
+    ("C3.6", "other vhost", [ParameterPut("v", "policy", "a", put("a", {"max-length": 1}).value)], None),
+    ("C3.6", "streams' keys", [put("a", {"max-age": "1D"}, priority=9), put("b", {"max-length": 1})], "b"),
+    ("C3.6", "operator alone", [put("a", {"max-length": 1}, "operator_policy")], None),
 ]
 
 
-@pytest.mark.parametrize(("puts", "name"), [pytest.param(puts, name, id=id) for id, puts, name in CHOICES])
+@pytest.mark.parametrize(("puts", "name"), [proving(*choice) for choice in CHOICES])
 def test_one_policy_applies(puts: list[ParameterPut], name: str | None) -> None:
     catalog = catalog_of(VhostPut("v"), queue("orders"), *puts)
     vhost, found = catalog.vhosts["/"], catalog.queue("/", "orders")
@@ -116,13 +122,14 @@ def test_one_policy_applies(puts: list[ParameterPut], name: str | None) -> None:
     assert vhost.policies_of(found).policy == name
 
 
+@pytest.mark.row("C1.10")
 @pytest.mark.parametrize(
     ("declared", "policy", "effective"),
     [
-        pytest.param(5, -1, 5, id="C1.10 no limit by policy"),
-        pytest.param(-1, 3, 3, id="C1.10 no limit by argument"),
-        pytest.param(-1, -1, -1, id="C1.10 none at all"),
-        pytest.param(5, 3, 3, id="C1.10 the lower one"),
+        pytest.param(5, -1, 5, id="no limit by policy"),
+        pytest.param(-1, 3, 3, id="no limit by argument"),
+        pytest.param(-1, -1, -1, id="none at all"),
+        pytest.param(5, 3, 3, id="the lower one"),
     ],
 )
 def test_a_negative_delivery_limit_is_none(declared: int, policy: int, effective: int) -> None:

@@ -1,4 +1,4 @@
-"""Section A of the feature table, messages: publish, confirm, consume, acknowledge, recover, commit."""
+"""Test what a client sees of its messages: publish, confirm, consume, acknowledge, recover, commit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
 
 from tests.support.brokers import Api
+from tests.support.proving import proving
 from tests.support.raw_client import RawClient, content_header, method, publish, with_properties
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -61,9 +62,7 @@ REFUSALS: list[tuple[str, str, Any, int, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("what", "code", "text"), [pytest.param(*case[2:], id=f"{case[0]} {case[1]}") for case in REFUSALS]
-)
+@pytest.mark.parametrize(("what", "code", "text"), [proving(*case) for case in REFUSALS])
 def test_a_publish_that_cannot_be_ends_the_channel_in_rabbitmqs_words(
     client: RawClient, name: str, what: Any, code: int, text: str
 ) -> None:
@@ -256,7 +255,7 @@ def test_a_tag_is_used_once(client: RawClient, name: str) -> None:
     client.expect_close(530, "NOT_ALLOWED - attempt to reuse consumer tag 't'")
 
 
-@pytest.mark.parametrize("verb", [pytest.param(Basic.Consume, id="A6.1"), pytest.param(Basic.Get, id="A6.9")])
+@pytest.mark.parametrize("verb", [proving("A6.1", "consume", Basic.Consume), proving("A6.9", "get", Basic.Get)])
 def test_a_queue_that_is_not_there_is_not_consumed(client: RawClient, name: str, verb: Any) -> None:
     client.send(method(1, verb(queue=name)))
     client.expect_channel_close(1, 404, f"NOT_FOUND - no queue '{name}' in vhost '/'")
@@ -395,12 +394,12 @@ def test_get_counts_what_is_left(client: RawClient, name: str) -> None:
 @pytest.mark.parametrize(
     ("settle", "left"),
     [
-        pytest.param([Basic.Ack(2)], [b"1", b"3"], id="A6.10 one"),
-        pytest.param([Basic.Ack(2, multiple=True)], [b"3"], id="A6.10 multiple"),
-        pytest.param([Basic.Ack(0, multiple=True)], [], id="A6.10 all"),
-        pytest.param([Basic.Nack(2, multiple=True, requeue=False)], [b"3"], id="A6.10 nack without requeue"),
-        pytest.param([Basic.Reject(3, requeue=False)], [b"1", b"2"], id="A6.10 reject without requeue"),
-        pytest.param([Basic.Nack(3), Basic.Reject(1), Basic.Nack(2)], [b"1", b"2", b"3"], id="A6.11 in place"),
+        proving("A6.10", "one", [Basic.Ack(2)], [b"1", b"3"]),
+        proving("A6.10", "multiple", [Basic.Ack(2, multiple=True)], [b"3"]),
+        proving("A6.10", "all", [Basic.Ack(0, multiple=True)], []),
+        proving("A6.10", "nack without requeue", [Basic.Nack(2, multiple=True, requeue=False)], [b"3"]),
+        proving("A6.10", "reject without requeue", [Basic.Reject(3, requeue=False)], [b"1", b"2"]),
+        proving("A6.11", "in place", [Basic.Nack(3), Basic.Reject(1), Basic.Nack(2)], [b"1", b"2", b"3"]),
     ],
 )
 def test_what_is_settled_is_gone_and_the_rest_goes_back_in_order(

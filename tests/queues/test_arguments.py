@@ -1,4 +1,4 @@
-"""What a queue's arguments promise, as FEATURES says it (section C1; tests name their rows), through a real client."""
+"""Test what a queue's arguments promise, through a real client."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.support.proving import proving
 from tests.support.real_broker import RealBroker, wait_until
 
 WAIT_S = 60.0
@@ -227,18 +228,17 @@ def test_what_a_consumer_does_not_settle_in_time_goes_to_another_and_its_channel
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param({"x-queue-mode": "lazy"}, id="C1.13 x-queue-mode"),
-        pytest.param({"x-queue-version": 2, "x-max-in-memory-length": 10}, id="C1.13 x-queue-version"),
-        pytest.param(
-            {"x-queue-leader-locator": "balanced", "x-initial-cluster-size": 3}, id="C1.14 x-queue-leader-locator"
-        ),
-        pytest.param({"x-something-else": "kept"}, id="C1.17 x-something-else"),
-        pytest.param(
+        proving("C1.13", "x-queue-mode", {"x-queue-mode": "lazy"}),
+        proving("C1.13", "x-queue-version", {"x-queue-version": 2, "x-max-in-memory-length": 10}),
+        proving("C1.14", "x-queue-leader-locator", {"x-queue-leader-locator": "balanced", "x-initial-cluster-size": 3}),
+        proving("C1.17", "x-something-else", {"x-something-else": "kept"}),
+        proving(
+            "C1.7",
+            "x-dead-letter-exchange",
             {"x-dead-letter-exchange": "later", "x-dead-letter-strategy": "at-least-once"},
-            id="C1.7 x-dead-letter-exchange",
         ),
-        pytest.param({"x-delivery-limit": -1}, id="C1.10 x-delivery-limit"),
-        pytest.param({"x-max-priority": 0}, id="C1.8 x-max-priority"),
+        proving("C1.10", "x-delivery-limit", {"x-delivery-limit": -1}),
+        proving("C1.8", "x-max-priority", {"x-max-priority": 0}),
     ],
 )
 def test_arguments_without_effect_are_taken(bench: Bench, arguments: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Section C of the feature table, queues: types and arguments, what they are and what they are not."""
+"""Test the types of queues and their arguments."""
 
 from __future__ import annotations
 

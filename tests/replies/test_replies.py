@@ -1,4 +1,4 @@
-"""Section A of the feature table, direct reply-to: who asks is answered without a queue that anybody else knows."""
+"""Test direct reply-to: a client is answered without a queue that others know."""
 
 from __future__ import annotations
 
@@ -115,20 +115,21 @@ def test_each_channel_has_replies_of_its_own_and_private_names_pass_unchanged(
 CONSUME_REPLIES = Basic.Consume(queue=REPLY_TO, no_ack=True)
 
 
+@pytest.mark.row("A7.2")
 @pytest.mark.parametrize(
     ("asked", "code", "text"),
     [
         pytest.param(Basic.Consume(queue=REPLY_TO), 406, "PRECONDITION_FAILED - reply consumer cannot acknowledge",
-                     id="A7.2 acknowledge"),
-        pytest.param(CONSUME_REPLIES, 406, "PRECONDITION_FAILED - reply consumer already set", id="A7.2 twice"),
+                     id="acknowledge"),
+        pytest.param(CONSUME_REPLIES, 406, "PRECONDITION_FAILED - reply consumer already set", id="twice"),
         pytest.param(Queue.Bind(queue=REPLY_TO, exchange="amq.direct"), 403,
-                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="A7.2 bind"),
+                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="bind"),
         pytest.param(Queue.Unbind(queue=f"{REPLY_TO}.x", exchange="amq.direct"), 403,
-                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="A7.2 unbind"),
+                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="unbind"),
         pytest.param(Queue.Declare(queue=f"{REPLY_TO}.x"), 404,
-                     f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="A7.2 declare"),
+                     f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="declare"),
         pytest.param(Basic.Get(queue=f"{REPLY_TO}.x"), 404,
-                     f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="A7.2 get"),
+                     f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="get"),
     ],
 )  # fmt: skip
 def test_replies_are_consumed_in_one_way_only(client: RawClient, asked: base.Frame, code: int, text: str) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from shardmq.supervisor.cli.app import app
 from shardmq.supervisor.supervisor import this_process
+from tests.support.proving import proving
 
 ROOT = Path(__file__).parents[2]
 
@@ -288,7 +289,7 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
 @pytest.mark.parametrize(
     ("command", "asks"),
     [
-        pytest.param(command, asks, id=f"{row} {command[0]}")
+        proving(row, command[0], command, asks)
         for row, command, asks in (
             ("H1", ["set_user_tags", "bob", "administrator"], ("PUT", "/api/users/bob")),
             ("H1", ["clear_password", "bob"], ("PUT", "/api/users/bob")),
@@ -329,7 +330,7 @@ def test_commands_of_rabbitmqctl_ask_for_the_same(api: FakeApi, command: list[st
 @pytest.mark.parametrize(
     ("command", "path", "body"),
     [
-        pytest.param(command, path, body, id=f"{row} {command[0]}")
+        proving(row, command[0], command, path, body)
         for row, command, path, body in (
             ("H8", ["set_policy", "-p", "v", "p", "^a", '{"max-length": 3}', "--priority", "2", "--apply-to", "queues"],
              "/api/policies/v/p", POLICY),
@@ -358,7 +359,7 @@ def test_policies_and_parameters_are_said_as_to_rabbitmqctl(
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        pytest.param(command, words, id=f"{row} {command[0]}")
+        proving(row, command[0], command, words)
         for row, command, words in (
             ("H1", ["list_users"], ["user", "tags", "bob", '["monitoring"]']),
             ("H2", ["list_permissions", "-p", "v"], ["user", "configure", "write", "read", "u", "c", "w", "r"]),

@@ -28,6 +28,7 @@ from shardmq.supervisor.cli.top import Rates
 from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED
 from shardmq.supervisor.logs import LogFollower
 from shardmq.supervisor.supervisor import this_process
+from tests.support.proving import proving
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
 PATH_OF_NAME = "127.0.0.1%3A4000%20-%3E%20127.0.0.1%3A5672"
@@ -185,7 +186,7 @@ def changes() -> list[tuple[str, str, Any]]:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        pytest.param(command, expected, id=f"{row} {command[0]}")
+        proving(row, command[0], command, expected)
         for row, command, expected in (
             ("H2", ["set_permissions_globally", "bob", "c", "w", "r"],
              [("PUT", f"/api/permissions/{vhost}/bob", {"configure": "c", "write": "w", "read": "r"})
@@ -255,7 +256,7 @@ def test_changes_are_asked_for_as_rabbitmqctl_says_them(
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        pytest.param(command, says, id=f"{row} {command[0]}")
+        proving(row, command[0], command, says)
         for row, command, says in (
             ("H5", ["list_unresponsive_queues", "-p", "v"], ["name", "gone"]),
             ("H7", ["list_connections", "pid", "user"], ["pid\tuser", f"{NAME}\tbob", "other\teve"]),

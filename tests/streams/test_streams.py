@@ -1,4 +1,4 @@
-"""Section D of the feature table: streams as an AMQP client sees them."""
+"""Test streams as an AMQP client sees them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from pamqp import base
 from pamqp.commands import Basic, Confirm, Exchange, Queue
 
+from tests.support.proving import proving
 from tests.support.raw_client import RawClient, method
 from tests.support.real_broker import PATIENCE_S, RealBroker, wait_until
 
@@ -103,9 +104,7 @@ DECLARES: list[tuple[str, base.Frame, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("what", "text"), [pytest.param(*case[1:], id=f"{case[0]} {i}") for i, case in enumerate(DECLARES)]
-)
+@pytest.mark.parametrize(("what", "text"), [proving(case[0], str(i), *case[1:]) for i, case in enumerate(DECLARES)])
 def test_what_no_stream_can_be_is_refused(client: RawClient, name: str, what: base.Frame, text: str) -> None:
     what.queue = name  # type: ignore[attr-defined] # a Queue.Declare
     client.send(method(2, what))
@@ -152,7 +151,7 @@ def test_a_message_that_comes_from_another_stream_has_the_offset_of_this_one(bro
         (Basic.Qos(prefetch_count=5, global_=True), Basic.Consume(), 540,
          "NOT_IMPLEMENTED - queue 'NAME' in vhost '/' does not support global qos"),
     ],
-    ids=["D3 no prefetch", "D3 exclusive", "D3 no ack", "D3 global qos"],
+    ids=["no prefetch", "exclusive", "no ack", "global qos"],
 )  # fmt: skip
 def test_a_consumer_needs_prefetch_and_acks(
     client: RawClient, name: str, qos: Basic.Qos, consume: Basic.Consume, code: int, text: str
@@ -182,9 +181,7 @@ def test_a_consumer_begins_where_it_says(broker: RealBroker, name: str) -> None:
 
 
 @pytest.mark.row("D4")
-@pytest.mark.parametrize(
-    "offset", ["", "First", "5x", "m", True, 1.5, ["first"], None], ids=lambda value: f"D4 {value!r}"
-)
+@pytest.mark.parametrize("offset", ["", "First", "5x", "m", True, 1.5, ["first"], None], ids=repr)
 def test_what_is_no_offset_is_refused(client: RawClient, name: str, offset: Any) -> None:
     client.ask(2, Queue.Declare(queue=name, durable=True, arguments=STREAM), Queue.DeclareOk)
     client.ask(2, Basic.Qos(prefetch_count=5), Basic.QosOk)
@@ -247,9 +244,7 @@ def test_what_a_consumer_gives_back_comes_to_it_again(broker: RealBroker, name: 
 
 
 @pytest.mark.row("D6")
-@pytest.mark.parametrize(
-    "limit", [{"x_max_length_bytes": 20_000}, {"x_max_length": 20}], ids=["D6 bytes", "D6 messages"]
-)
+@pytest.mark.parametrize("limit", [{"x_max_length_bytes": 20_000}, {"x_max_length": 20}], ids=["bytes", "messages"])
 def test_the_oldest_segments_go_and_the_last_one_stays(broker: RealBroker, name: str, limit: dict[str, int]) -> None:
     with Stream(broker, name, x_stream_max_segment_size_bytes=10_000, **limit) as stream:
         for number in range(100):

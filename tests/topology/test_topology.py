@@ -1,4 +1,4 @@
-"""Section A of the feature table, exchanges and queues: what may be declared, bound, deleted; what is said if not."""
+"""Test what clients may declare, bind and delete, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue
 
 from tests.support.brokers import Api
+from tests.support.proving import proving
 from tests.support.raw_client import RawClient, method, publish
 from tests.support.real_broker import RealBroker, wait_until
 
@@ -99,7 +100,7 @@ def _filled(what: base.Frame, name: str) -> base.Frame:
 
 @pytest.mark.parametrize(
     ("asked", "code", "text"),
-    [pytest.param(*case[2:], id=f"{case[0]} {case[2].name} {case[1]}") for case in REFUSALS],
+    [proving(case[0], f"{case[2].name} {case[1]}", *case[2:]) for case in REFUSALS],
 )
 def test_what_cannot_be_is_refused_in_rabbitmqs_words(
     client: RawClient, name: str, asked: base.Frame, code: int, text: str
@@ -254,10 +255,11 @@ LOCKED = (
 )
 
 
+@pytest.mark.row("A4.4")
 @pytest.mark.parametrize(
     "asked",
     [
-        pytest.param(what, id=f"A4.4 {what.name}")
+        pytest.param(what, id=what.name)
         for what in (
             Queue.Declare(queue="NAME", exclusive=True),
             Queue.Declare(queue="NAME", passive=True),
