@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.once import Once
+from shardmq.shardd.dedup_ids import DedupIds
 from shardmq.shardd.wire import messages as m
 
 SIZE = 4
@@ -20,7 +20,7 @@ class FakePeer:
         self.stored: list[int] = []
         self.lost: list[int] = []
 
-    def tell(self, what: m.OnceBecame) -> None:
+    def tell(self, what: m.DedupOutcome) -> None:
         self.stored += what.stored
         self.lost += what.lost
 
@@ -29,17 +29,17 @@ class Doors:
     """Two front doors and the shard they ask."""
 
     def __init__(self) -> None:
-        self.once = Once()
+        self.dedup = DedupIds()
         self.peers: Any = {0: FakePeer(), 1: FakePeer()}
         self.next = 1
 
     def ask(self, door: int, *ids: bytes, now: int = 0, ttl_ms: int = 0, thing: int | str = QUEUE) -> list[int]:
-        question = m.AskOnce(1, self.next, [(thing, SIZE)], [(0, id, ttl_ms) for id in ids])
+        question = m.DedupAsk(1, self.next, [(thing, SIZE)], [(0, id, ttl_ms) for id in ids])
         self.next += len(ids)
-        return list(self.once.ask(door, question, now))
+        return list(self.dedup.ask(door, question, now))
 
     def became(self, door: int, stored: list[int], lost: list[int]) -> None:
-        self.once.became(door, m.OnceBecame(stored, lost), self.peers)
+        self.dedup.became(door, m.DedupOutcome(stored, lost), self.peers)
 
 
 def test_the_first_of_an_id_is_the_first_for_all_front_doors() -> None:
@@ -48,16 +48,16 @@ def test_the_first_of_an_id_is_the_first_for_all_front_doors() -> None:
     assert doors.ask(1, b"b", b"c") == [m.FOLLOWS, m.FIRST]
     doors.became(0, [1], [2])
     assert (doors.peers[0].stored, doors.peers[1].lost) == ([3], [4])
-    assert doors.ask(1, b"a", b"b") == [m.AGAIN, m.FIRST]
+    assert doors.ask(1, b"a", b"b") == [m.STORED_BEFORE, m.FIRST]
 
 
 def test_things_have_ids_of_their_own_and_lose_them_when_they_are_deleted() -> None:
     doors = Doors()
     assert doors.ask(0, b"a") == doors.ask(0, b"a", thing=EXCHANGE) == [m.FIRST]
     doors.became(0, [1, 2], [])
-    doors.once.forget(QUEUE)
+    doors.dedup.forget(QUEUE)
     assert doors.ask(1, b"a") == [m.FIRST]
-    assert doors.ask(1, b"a", thing=EXCHANGE) == [m.AGAIN]
+    assert doors.ask(1, b"a", thing=EXCHANGE) == [m.STORED_BEFORE]
 
 
 def test_what_a_front_door_had_that_died_may_come_again_and_who_followed_hears_so() -> None:
@@ -65,7 +65,7 @@ def test_what_a_front_door_had_that_died_may_come_again_and_who_followed_hears_s
     doors.ask(0, b"a")
     assert doors.ask(1, b"a", b"b") == [m.FOLLOWS, m.FIRST]
     assert doors.ask(0, b"b") == [m.FOLLOWS]
-    doors.once.peer_gone(0, doors.peers)
+    doors.dedup.peer_gone(0, doors.peers)
     assert doors.peers[1].lost == [2]
     assert doors.ask(1, b"a") == [m.FIRST]
     doors.became(1, [3], [])
@@ -77,7 +77,7 @@ def test_one_that_fell_out_of_what_is_remembered_is_still_followed_to_its_end() 
     assert doors.ask(0, b"a") == [m.FIRST]
     assert doors.ask(1, b"a") == [m.FOLLOWS]
     doors.ask(0, *(b"%d" % n for n in range(SIZE)))
-    assert doors.once.count(QUEUE) == SIZE
+    assert doors.dedup.count(QUEUE) == SIZE
     doors.became(0, [1], [])
     assert doors.peers[1].stored == [2]
     assert doors.ask(1, b"a") == [m.FIRST]
@@ -117,10 +117,10 @@ def test_it_tells_what_a_list_tells(seed: int) -> None:
             followers[door, number] = []
             expected = m.FIRST
         elif entry[2] is None:
-            expected = m.AGAIN
+            expected = m.STORED_BEFORE
         else:
             followers[entry[2]].append((door, number))
             expected = m.FOLLOWS
         assert doors.ask(door, id, now=now, ttl_ms=ttl_ms) == [expected]
-        assert doors.once.count(QUEUE) == len(known) <= SIZE
+        assert doors.dedup.count(QUEUE) == len(known) <= SIZE
     assert {number: (peer.stored, peer.lost) for number, peer in doors.peers.items()} == told

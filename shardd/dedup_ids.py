@@ -32,7 +32,7 @@ class _Pending:
         self.followers: list[tuple[int, int]] = []  # peer, number
 
 
-class Once:
+class DedupIds:
     """The ids that one shard remembers.
 
     Times are in ms, and 0 is never. Each question says how many ids of an exchange or queue are
@@ -48,8 +48,8 @@ class Once:
     def count(self, thing: Thing) -> int:
         return len(self._seen.get(thing, ()))
 
-    def ask(self, peer: int, question: m.AskOnce, now: int) -> bytes:
-        """Return m.FIRST, m.AGAIN or m.FOLLOWS for each of the ids, in their order."""
+    def ask(self, peer: int, question: m.DedupAsk, now: int) -> bytes:
+        """Return m.FIRST, m.STORED_BEFORE or m.FOLLOWS for each of the ids, in their order."""
         verdicts = bytearray()
         for number, (at, id, ttl_ms) in enumerate(question.ids, question.first):
             thing, size = question.things[at]
@@ -75,14 +75,14 @@ class Once:
             until = known.expires_at if isinstance(known, _Pending) else known
             if not until or now < until:
                 if isinstance(known, int):
-                    return m.AGAIN
+                    return m.STORED_BEFORE
                 known.followers.append(who)
                 return m.FOLLOWS
             del seen[id]
         seen[id] = self._pending[who] = _Pending(thing, id, expires_at)
         return m.FIRST
 
-    def became(self, peer: int, what: m.OnceBecame, peers: Mapping[int, Peer]) -> None:
+    def became(self, peer: int, what: m.DedupOutcome, peers: Mapping[int, Peer]) -> None:
         """Take in from a front door what became of its first messages, and tell the followers."""
         followers: dict[int, tuple[list[int], list[int]]] = {}
         self._end(((peer, number) for number in what.stored), 0, followers)
@@ -128,4 +128,4 @@ def _tell(followers: Mapping[int, tuple[list[int], list[int]]], peers: Mapping[i
     for number, (stored, lost) in followers.items():
         peer = peers.get(number)
         if peer is not None:
-            peer.tell(m.OnceBecame(stored, lost))
+            peer.tell(m.DedupOutcome(stored, lost))
