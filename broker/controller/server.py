@@ -293,20 +293,23 @@ async def start_http(controller: Controller) -> Any:
     if not config.http_fds and not config.https_fds and not config.metrics_fds:
         return None
     from shardmq.broker.controller.management import app
+    from shardmq.broker.controller.management.context import Context
+    from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 
-    certificates = controller.certificates
-    return await app.start(
+    catalog, certificates = controller.authority.catalog, controller.certificates
+    context = Context(
         controller.authority,
         controller.presence,
         controller.shards,
         controller.links,
         lambda: controller.config,
-        None if certificates is None else certificates.http_context(),
+        StatsCollector(controller.shards, controller.links, hidden_queues=catalog.hidden_queue_ids),
         controller.memberships.groups,
         controller.memory,
-        controller.resharding.progress,
-        controller.ended_streams,
+        resharding=controller.resharding.progress,
+        ended=controller.ended_streams,
     )
+    return await app.start(context, None if certificates is None else certificates.http_context())
 
 
 def _status_of(writer: asyncio.Task[None]) -> int:
