@@ -301,6 +301,11 @@ class Route(NamedTuple):
         return self.method == "DELETE" or self.query is not None
 
 
+def long_list(path: str, handler: Handler, shows: str, tag: str = "management") -> Route:
+    """Return the route of a list that may be long; `shows` names its rows in `schemas.py`."""
+    return Route("GET", path, handler, tag, is_long=True, shows=[shows])
+
+
 def check(answer: Answer) -> Answer:
     """Return the authority's answer, or raise ApiError if it is a refusal."""
     if answer.code == 0:
