@@ -41,8 +41,6 @@ class Member(NamedTuple):
 
 
 class Name(NamedTuple):
-    """The name of a virtual queue."""
-
     vhost: str
     exchange: str
 
@@ -176,7 +174,6 @@ class Group:
         return self.crossing.open(self.moves, self.shards) if self.moves else []
 
     def give_up(self, numbers: Iterable[int]) -> list[Order]:
-        """Give up the order of keys over these changes."""
         self.crossing.given_up.update(numbers)
         return self._bound()
 
@@ -281,7 +278,6 @@ class VirtualQueue:
         self.fixed: dict[Member, tuple[Terms, Seat]] = {}
 
     def terms(self) -> dict[Member, Terms]:
-        """Return the terms of all consumers."""
         found = {member: terms for member, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
             found |= group.members

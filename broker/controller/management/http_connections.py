@@ -120,7 +120,6 @@ class HttpConnections:
         return True
 
     def add(self, connection: Connection, address: str) -> None:
-        """Count a connection that was admitted."""
         self._addresses[connection] = address
         self._idle_since[connection] = self._clock()
 
