@@ -43,7 +43,7 @@ async def purge_first(
     while queue is not None and gone < count:
         step = min(count - gone, STEP_MESSAGES)
         try:
-            ask = partial(wire.PurgeFirst, queue=queue.id, count=step)
+            ask = partial(wire.Purge, queue=queue.id, count=step)
             reply = await shards.request(queue.shard, ask)
         except ShardSilent as error:
             return Answer(0, INTERNAL_ERROR, str(error))
