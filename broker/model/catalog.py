@@ -400,18 +400,6 @@ class Catalog:
     def user_limit(self, user: str, key: str) -> int | None:
         return self.limit("", USER_LIMITS, user, key)
 
-    def has_topic_permissions(self, user: str, vhost: str) -> bool:
-        """Return whether the user has a topic permission for any exchange of the vhost."""
-        return self.permissions.has_topic(user, vhost)
-
-    def may_enter(self, user: str, vhost: str) -> bool:
-        """Return whether the user may open a connection to the vhost."""
-        return self.permissions.may_enter(user, vhost)
-
-    def may_all(self, user: str, vhost: str, name: str) -> bool:
-        """Return whether the user may configure, write and read the thing of this name."""
-        return self.permissions.may_all(user, vhost, name)
-
     # -- changes
 
     def apply(self, change: AnyChange) -> None:

@@ -233,7 +233,9 @@ class Call:
 
     def sees(self, vhost: str) -> bool:
         return (
-            self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+            self.is_local
+            or self.has("monitoring")
+            or self.catalog.permissions.may_enter(self.user.name, vhost)
         )
 
     def visible_vhosts(self) -> list[Vhost]:
@@ -253,7 +255,7 @@ class Call:
     def vhost_to_change(self) -> Vhost:
         """Return the vhost in the path, if this user may enter it: tags do not allow changes."""
         vhost = self.vhost()
-        if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
+        if not self.is_local and not self.catalog.permissions.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
 

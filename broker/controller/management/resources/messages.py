@@ -247,7 +247,9 @@ def _number(body: dict[str, Any], name: str) -> int:
 def _vhost(call: Call) -> str:
     """Return the vhost in the path. As in RabbitMQ users cannot tell one they may not enter."""
     vhost = call.part("vhost")
-    if call.catalog.vhost(vhost) is None or not call.catalog.may_enter(call.user.name, vhost):
+    if call.catalog.vhost(vhost) is None or not call.catalog.permissions.may_enter(
+        call.user.name, vhost
+    ):
         raise not_authorised("Access refused.")
     return vhost
 
