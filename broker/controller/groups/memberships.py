@@ -158,7 +158,12 @@ class Memberships:
         members = [
             member for member in self.groups.of_door(door) if member.incarnation == incarnation
         ]
-        shards = sorted(self._shards_of(members))
+        queues: set[int] = set()  # shard queues at which these members hold seats
+        for virtual in self.groups.queues.values():
+            for group in virtual.groups.values():
+                queues |= {seat.queue for seat, holder in group.held.items() if holder in members}
+        found = map(self._catalog.queue_by_id, queues)
+        shards = sorted({queue.shard for queue in found if queue is not None})
         for member in members:
             self._carry_out(self.groups.leave(member))
         if not shards:
@@ -178,15 +183,6 @@ class Memberships:
 
         for fence in fences:
             fence.add_done_callback(passed)
-
-    def _shards_of(self, members: Iterable[Member]) -> set[int]:
-        """Return the shard processes at which these members hold seats."""
-        wanted, queues = set(members), set()
-        for virtual in self.groups.queues.values():
-            for group in virtual.groups.values():
-                queues |= {seat.queue for seat, holder in group.held.items() if holder in wanted}
-        found = (self._catalog.queue_by_id(queue) for queue in queues)
-        return {queue.shard for queue in found if queue is not None}
 
     # -- what exists ---------------------------------------------------------------------------
 

@@ -86,28 +86,27 @@ class Resharding:
             for exchange in vhost.part_exchanges():
                 name = ExchangeName(vhost.name, exchange)
                 if name not in self._tasks and is_under_way(vhost.parts(exchange)):
-                    task = self._tasks[name] = asyncio.create_task(self._carry_through(name))
-                    task.add_done_callback(lambda task, name=name: self._ended(name, task))  # type: ignore[misc]
-
-    def _ended(self, name: ExchangeName, task: asyncio.Task[None]) -> None:
-        del self._tasks[name]
-        self.progress.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s", name, exc_info=error)
+                    self._tasks[name] = asyncio.create_task(self._carry_through(name))
 
     def _parts(self, name: ExchangeName) -> list[QueuePut]:
         vhost = self._catalog.vhosts.get(name.vhost)
         return vhost.parts(name.exchange) if vhost is not None else []
 
     async def _carry_through(self, name: ExchangeName) -> None:
-        while is_under_way(self._parts(name)):
-            try:
-                await self.step(name)
-            except ShardSilent as error:
-                log.warning("%s wait: %s", name, error)
-            progress = self.progress.get(name)
-            left = progress.left_in_all if progress is not None else 0
-            await asyncio.sleep(min(POLL_S_MAX, POLL_S * (1 + left / POLL_MESSAGES)))
+        try:
+            while is_under_way(self._parts(name)):
+                try:
+                    await self.step(name)
+                except ShardSilent as error:
+                    log.warning("%s wait: %s", name, error)
+                progress = self.progress.get(name)
+                left = progress.left_in_all if progress is not None else 0
+                await asyncio.sleep(min(POLL_S_MAX, POLL_S * (1 + left / POLL_MESSAGES)))
+        except Exception:  # the next look begins it again
+            log.exception("%s", name)
+        finally:
+            del self._tasks[name]
+            self.progress.pop(name, None)
 
     async def step(self, name: ExchangeName) -> None:
         """Go through the steps of one reshard as far as nothing has to be waited for."""
