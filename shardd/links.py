@@ -8,6 +8,7 @@ shard waits here, for messages and for the other descriptors that it registers i
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 
@@ -18,6 +19,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
+from shardmq.shardd.wire.recent import RecentKeys
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class Links:
         # By the number and incarnation of the front door.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        # The number and incarnation of processes of another wire version.
+        self._refused, self._refused_joins = RecentKeys(), RecentKeys()
         self._rings_full = 0  # counted by lanes that are closed
         self._listener = _listener(runtime_dir, shard.number)
         for each in (self._inbox, self._listener):
@@ -132,8 +136,23 @@ class Links:
                 lane.let_go()
             if head.kind != wire.LANE:
                 self._shard.receive(message, now)
+        except envelope.OtherVersion as error:
+            self._refuse(message, error)
         except envelope.WireError as error:
             log.error("a message was dropped: %s", error)
+
+    def _refuse(self, message: bytes, error: envelope.OtherVersion) -> None:
+        """Log the first message of a process of another wire version, and answer its first Join.
+
+        The process refuses the answer in turn, and logs it.
+        """
+        peer, incarnation = error.head.peer, error.head.incarnation
+        if self._refused.add((peer, incarnation)):
+            log.error("a message was dropped: %s", error)
+        join = envelope.read_control(message) if error.head.kind == wire.CONTROL else None
+        if isinstance(join, wire.Join) and self._refused_joins.add((peer, incarnation)):
+            who = (peer, incarnation, self._shard.epoch, self._shard.number)
+            self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))
 
     def _receive_near(self, lane: Lane, now: int, most: int) -> int:
         messages = lane.take(most)
@@ -211,11 +230,17 @@ class Links:
         So this uses sockets of its own, and only the parts of a peer that never change.
         """
         for peer in list(self._shard.peers.values()):
-            outbox = self._socket(zmq.PUSH)
-            outbox.connect(peer.endpoint)
             who = (peer.number, peer.incarnation, self._shard.epoch, self._shard.number)
-            outbox.send(envelope.control(*who, wire.Alarm(reason)), zmq.NOBLOCK)
-            outbox.close(LINGER_MS)
+            self._send_apart(peer.endpoint, who, wire.Alarm(reason))
+
+    def _send_apart(
+        self, endpoint: str, who: tuple[int, int, int, int], what: wire.Control
+    ) -> None:
+        """Send a message on a socket of its own."""
+        outbox = self._socket(zmq.PUSH)
+        outbox.connect(endpoint)
+        outbox.send(envelope.control(*who, what), AT_ONCE)
+        outbox.close(LINGER_MS)
 
     # -- numbers -----------------------------------------------------------------------------------
 
