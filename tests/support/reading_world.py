@@ -234,7 +234,7 @@ class World:
         heard = self.heard[at]
         for _ in range(min(most, len(heard))):
             message = heard.popleft()
-            self.loop.act(lambda: self.links.inbox.take_far(message))  # noqa: B023 # at once
+            self.loop.act(lambda: self.links.inbox.take_by_zmq(message))  # noqa: B023 # at once
         self.passes()
 
     def passes(self) -> None:
