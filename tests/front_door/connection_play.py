@@ -21,6 +21,7 @@ from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
 from shardmq.broker.shared.config import BrokerConfig
@@ -335,7 +336,7 @@ class Play:
             alarms=Alarms(),
             publishing=self.publishing,  # type: ignore[arg-type]
             consuming=Consuming(self.shards, self.line, self.loop, counts),  # type: ignore[arg-type]
-            rewinding=SimpleNamespace(),  # type: ignore[arg-type]
+            steps=StepRunner(self.line, self.shards),  # type: ignore[arg-type]
             server_properties={},
         )
         self.ended: list[ClientConnection] = []

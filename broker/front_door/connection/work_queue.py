@@ -161,7 +161,8 @@ class WorkQueue:
         if channel.pipeline is None:
             channel.pipeline = Pipeline(
                 self._session,
-                self._services,
+                self._services.catalog_link,
+                self._services.steps,
                 channel,
                 say=partial(self._socket.send, channel.number),
                 idle=lambda: self.go_on(channel),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import secrets
 
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.topology.queues import Session
-from shardmq.broker.front_door.topology.steps import ControllerLink, granted
+from shardmq.broker.front_door.topology.steps import granted
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import QueueDeclare, QueueRemove
@@ -14,7 +15,7 @@ from shardmq.broker.shared.control import QueueDeclare, QueueRemove
 NAME_BYTES = 16  # random bytes in each half of the name
 
 
-async def open_reply_queue(session: Session, controller: ControllerLink) -> QueuePut:
+async def open_reply_queue(session: Session, controller: CatalogLink) -> QueuePut:
     """Declare a queue that only this connection may consume from and that goes with its consumer.
 
     Nobody can guess its name, which has the same shape as RabbitMQ's. Raises Refusal.
@@ -29,7 +30,7 @@ async def open_reply_queue(session: Session, controller: ControllerLink) -> Queu
     return queue
 
 
-async def close_reply_queue(session: Session, controller: ControllerLink, name: str) -> None:
+async def close_reply_queue(session: Session, controller: CatalogLink, name: str) -> None:
     """Delete a reply queue that got no consumer and so would stay as long as its connection."""
     remove = QueueRemove(session.vhost, name, False, False)
     granted(await controller.ask(remove, session.owner, session.user))
