@@ -171,8 +171,8 @@ def main() -> None:
     links = Links()
     counts = Counts()
     publishing = Publishing(
-        SimpleNamespace(catalog=catalog),
-        links,
+        SimpleNamespace(catalog=catalog),  # type: ignore[arg-type]
+        links,  # type: ignore[arg-type]
         Reservations(links),  # type: ignore[arg-type]
         DedupService(links),  # type: ignore[arg-type]
         Replies(links, counts),  # type: ignore[arg-type]

@@ -155,6 +155,12 @@ def test_what_cannot_be_published_is_left_with_its_shard_and_the_next_batch_goes
     assert bench.answers() == [(2, [])]
 
 
+def test_nothing_leaves_of_a_batch_of_which_a_message_cannot_be_published(bench: Bench) -> None:
+    bench.receive(stored("to.a"), stored("to.c"), stored()[:-1], number=1)
+    assert bench.answers() == [(1, [(0, 2)])]
+    assert bench.links.packed(0) == bench.links.packed(1) == [] and not bench.links.waiting
+
+
 def test_who_insists_hears_which_were_refused(bench: Bench) -> None:
     bench.receive(stored("to.a"), number=1, insist=True)
     bench.receive(*[stored("to.a")] * 5, number=2, insist=True)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.dedup_service import Copy, DedupAnswers
 from shardmq.broker.front_door.publish.effects import (
     Decided,
@@ -19,7 +20,7 @@ from shardmq.broker.front_door.publish.effects import (
     SlicedTask,
 )
 from shardmq.broker.front_door.publish.reservations import Reservation
-from shardmq.broker.front_door.publish.single_message import Batches, SingleMessages
+from shardmq.broker.front_door.publish.single_message import SingleMessages
 from shardmq.shardd.wire.messages import SOME
 
 # Publishes that leave together at the most, in bytes of stored messages.
@@ -63,7 +64,7 @@ class Commit:
     def __init__(
         self,
         messages: SingleMessages,
-        batches: Batches,
+        batches: ShardLinks,
         session: PublishingSession,
         channel: PublishingChannel,
         held: Sequence[Decided],

@@ -23,6 +23,8 @@ from shardmq.broker.amqp import (
     frames,
 )
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish import access
 from shardmq.broker.front_door.publish.commit import Commit
 from shardmq.broker.front_door.publish.confirms import Answered, Confirms
@@ -39,11 +41,7 @@ from shardmq.broker.front_door.publish.message import FACTS, ROW, line_of
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservation, Reservations, needs_of
 from shardmq.broker.front_door.publish.route_cache import RouteCache, RouteCaches
-from shardmq.broker.front_door.publish.single_message import (
-    Batches,
-    CatalogSource,
-    SingleMessages,
-)
+from shardmq.broker.front_door.publish.single_message import SingleMessages
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model.catalog import Catalog
 from shardmq.shardd.wire.packer import ASK, DONE, FULL, NEAR, UNKNOWN, UNROUTABLE
@@ -65,8 +63,8 @@ class Publishing:
 
     def __init__(
         self,
-        source: CatalogSource,
-        batches: Batches,
+        source: CatalogLink,
+        batches: ShardLinks,
         reservations: Reservations,
         dedup: DedupService,
         replies: Replies,

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from shardmq.broker.amqp import Publishes, contents
 from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model.changes import QueuePut
 
@@ -113,14 +114,6 @@ class ReplyConsumer(Protocol):
     def client(self) -> ReplyClient: ...
 
 
-class Queues(Protocol):
-    """The front door's way to the shards."""
-
-    def is_up(self, shard: int) -> bool: ...
-    async def count(self, queue: QueuePut) -> tuple[int, int]:
-        """Return the numbers of ready messages and of consumers."""
-
-
 class Reply(NamedTuple):
     """Frames of direct replies, to be written to the consumer's client.
 
@@ -140,13 +133,13 @@ class Requester:
     to 0.
     """
 
-    __slots__ = ("_counting", "_path", "_queue", "_queues", "consumer", "unwritten_bytes")
+    __slots__ = ("_counting", "_links", "_path", "_queue", "consumer", "unwritten_bytes")
 
-    def __init__(self, consumer: ReplyConsumer, queue: QueuePut, queues: Queues) -> None:
+    def __init__(self, consumer: ReplyConsumer, queue: QueuePut, links: ShardLinks) -> None:
         self.consumer = consumer
         self.unwritten_bytes = 0
         self._queue = queue
-        self._queues = queues
+        self._links = links
         self._path = ReplyPath()
         self._counting: asyncio.Task[None] | None = None
 
@@ -165,7 +158,7 @@ class Requester:
         if (
             self._counting is None
             and unsent_bytes <= REPLIES_BYTES_MAX // 2
-            and self._queues.is_up(self._queue.shard)
+            and self._links.is_up(self._queue.shard)
         ):
             self._counting = asyncio.get_running_loop().create_task(self._count())
         return False
@@ -174,10 +167,10 @@ class Requester:
         """Find out whether the queue is empty, and replies may go near again."""
         try:
             for _ in range(FOUND_EMPTY):
-                if not self._queues.is_up(self._queue.shard):
+                if not self._links.is_up(self._queue.shard):
                     return  # a question would overtake the replies that wait for the shard
                 self._path.begin_count()
-                messages, _ = await self._queues.count(self._queue)
+                messages, _ = await self._links.count(self._queue)
                 self._path.counted(messages)
         finally:
             self._counting = None
@@ -190,9 +183,9 @@ class Requester:
 class Replies:
     """All requesters of this front door, by the id of their queue."""
 
-    def __init__(self, queues: Queues, counts: Counts | None = None) -> None:
+    def __init__(self, links: ShardLinks, counts: Counts | None = None) -> None:
         self.here: dict[int, Requester] = {}
-        self._queues = queues
+        self._links = links
         self._counts = counts or Counts()
         self.tracing: Tracing | None = None  # None: no vhost is traced
 
@@ -201,7 +194,7 @@ class Replies:
 
         Nobody knows the queue's name before consume-ok.
         """
-        self.here[queue.id] = Requester(consumer, queue, self._queues)
+        self.here[queue.id] = Requester(consumer, queue, self._links)
 
     def remove(self, consumer: ReplyConsumer | None) -> None:
         """Send what still comes for a consumer to its queue, which goes too."""

@@ -6,11 +6,10 @@ more routing keys, is mandatory without a queue, belongs to a transaction, or wh
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from shardmq.broker.amqp import Publishes
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.links.shard_link import Unconfirmed
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish import access
 from shardmq.broker.front_door.publish.dedup_service import (
     Copies,
@@ -34,31 +33,9 @@ from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model import message_dlx
-from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying, keeping, route_message
 from shardmq.broker.shared.reading import is_stream
-from shardmq.shardd.wire.packer import Packer
-
-
-class CatalogSource(Protocol):
-    """Holds the copy of the catalog that is in force; another object after a snapshot."""
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-
-class Batches(Protocol):
-    """The batches that are being packed, one for each shard."""
-
-    packer: Packer
-    vhost: str
-
-    def use_vhost(self, vhost: str) -> None:
-        """Pack messages of this vhost next: a batch holds those of one vhost."""
-
-    def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
-        """Tell `waiting` when the batches of these shards (bit mask) are stored, once for each."""
 
 
 class SingleMessages:
@@ -66,8 +43,8 @@ class SingleMessages:
 
     def __init__(
         self,
-        source: CatalogSource,
-        batches: Batches,
+        source: CatalogLink,
+        batches: ShardLinks,
         counts: Counts,
         exchange_counts: ExchangeCounts,
         replies: Replies,

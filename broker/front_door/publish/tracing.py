@@ -14,22 +14,15 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from shardmq.broker.amqp import ConnectionException, contents, properties
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.publish.stored_runs import NO_TTL, pack
 from shardmq.broker.front_door.publish.targets import by_shard, existing
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.routing import Message, hidden, route_message
+from shardmq.broker.routing import Message, delaying, hidden, route_message
 from shardmq.broker.shared.cluster_name import cluster_name
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 ROUTING_KEY_BYTES_MAX = 255
-NO_TTL = 0xFFFFFFFF
-NO_PRIORITY = 0xFF
-
-
-class Holder(Protocol):
-    """Holds the copy of the catalog that is in force."""
-
-    catalog: Catalog
 
 
 class Client(Protocol):
@@ -48,15 +41,15 @@ class Client(Protocol):
 class Tracing:
     """Makes copies for the vhosts that are traced."""
 
-    def __init__(self, holder: Holder, links: ShardLinks) -> None:
-        self._holder = holder
+    def __init__(self, source: CatalogLink, links: ShardLinks) -> None:
+        self._source = source
         self._links = links
         self.vhosts: frozenset[str] = frozenset()  # names of vhosts that are traced
 
     def catalog_changed(self) -> Tracing | None:
         """Return this object, or None when no vhost is traced any more."""
         self.vhosts = frozenset(
-            vhost.name for vhost in self._holder.catalog.vhosts.values() if vhost.put.is_traced
+            vhost.name for vhost in self._source.catalog.vhosts.values() if vhost.put.is_traced
         )
         return self if self.vhosts else None
 
@@ -109,7 +102,7 @@ class Tracing:
             "exchange_name": exchange.decode(errors="replace"),
             "routing_keys": list(keys),
             "properties": _properties(props),
-            "node": cluster_name(self._holder.catalog),
+            "node": cluster_name(self._source.catalog),
             "vhost": client.vhost,
             "connection": client.name,
             "channel": channel,
@@ -117,7 +110,7 @@ class Tracing:
         }
 
     def _send(self, client: Client, key: str, headers: dict[str, Any], body: bytes) -> int:
-        vhost = self._holder.catalog.vhost(client.vhost)
+        vhost = self._source.catalog.vhost(client.vhost)
         if vhost is None:
             return 0
         key_bytes = key.encode()[:ROUTING_KEY_BYTES_MAX]
@@ -127,13 +120,9 @@ class Tracing:
         if not groups:
             return 0
         stored = properties.stored_with(TRACE_EXCHANGE.encode(), key.encode(), headers, body)
-        self._links.use_vhost(client.vhost)
-        now_ms = time.time_ns() // 1_000_000
-        for shard, ids, _ in groups:
-            self._links.packer.add_stored(
-                shard, ids, stored, client.id, 0, 0, now_ms, NO_TTL, NO_PRIORITY, False, False
-            )
-        return self._links.packer.take_touched()
+        now_ms, priority = time.time_ns() // 1_000_000, delaying.NO_PRIORITY
+        rest = stored, client.id, 0, 0, now_ms, NO_TTL, priority, False, False, 1, False, 0
+        return pack(self._links, client.vhost, [(shard, ids, *rest) for shard, ids, _ in groups])
 
 
 def _properties(props: bytes) -> dict[str, Any]:
