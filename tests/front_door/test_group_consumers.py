@@ -33,8 +33,12 @@ class Grouped(Consuming):
 
     def begin(self, **terms: Any) -> asyncio.Future[None]:
         method = commands.Basic.Consume(queue="s", consumer_tag="tag", **terms)
-        work = self.consuming.consume_shards(self.channel, method, "s", self.queues)
-        return asyncio.ensure_future(work)
+
+        async def consume() -> None:
+            reply = await self.consuming.consume_shards(self.channel, method, "s", self.queues)
+            self.connection.answer(1, reply)
+
+        return asyncio.ensure_future(consume())
 
     async def join(self, **terms: Any) -> GroupConsumer:
         """Begin the consumer, which the controller lets in."""
@@ -49,7 +53,8 @@ class Grouped(Consuming):
 
     def order(self, group: GroupConsumer, kind: str, seat: SeatName = SEATS[0], **how: Any) -> None:
         said = SeatOrder(kind, group.number, seat, how.get("stop"), how.get("mark"), how.get("fresh", False))
-        self.consuming.groups.obey([said], self.line.catalog)
+        for ended in self.consuming.groups.obey([said], self.line.catalog):
+            ended.client.consumer_ended(ended)
 
     async def give(self, group: GroupConsumer, *seats: SeatName, answer: Any = None) -> list[Assignment]:
         """Let the controller assign these shards, which attach the consumer."""
@@ -255,7 +260,7 @@ async def test_an_assignment_whose_queue_goes_is_given_up_at_once() -> None:
     play = Grouped()
     group = await play.join()
     (assignment,) = await play.give(group, SEATS[0])
-    play.consuming.cancelled(assignment.number)
+    play.queue_gone(assignment.number)
     assert play.given_up() == [SEATS[0]] and group.assignments == {}
     assert play.channel.consumers == {"tag": group}  # the consumer itself goes on
 

@@ -310,7 +310,7 @@ class World:
         self.consuming.away(shard)
 
     def restarted(self, shard: int) -> None:
-        self.consuming.restarted(shard)
+        self.consuming.restarted(shard, self.consuming.cancelled)
 
     def told(self, shard: int, what: wire.Control) -> None:
         if isinstance(what, wire.Ungranted):
@@ -351,7 +351,7 @@ class World:
                 self.clients[client] = SimpleNamespace(
                     id=client,
                     session=SimpleNamespace(owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072),
-                    send=lambda channel, frame: None,
+                    answer=lambda channel, reply: None,
                     write_delivery=lambda data, shard, size: None,
                 )
             found = self.channels[key] = Channel(self.clients[client], number)

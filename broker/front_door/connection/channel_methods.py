@@ -8,13 +8,13 @@ exchange.* and queue.* methods are handled in topology/.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from pamqp import base, commands
 
 from shardmq.broker.amqp import ChannelException, ConnectionException
-from shardmq.broker.front_door.connection.channel import Channel, Reply
+from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.consume.consumers import Unsent
 from shardmq.broker.front_door.consume.consuming import check_consume
@@ -42,7 +42,7 @@ class Caller(PublishingSession, SlicedTask, Answered, Protocol):
     def output(self) -> Unsent: ...
 
 
-Handler = Callable[[Caller, Channel, Any], Coroutine[None, None, Reply] | Reply]
+Handler = Callable[[Caller, Channel, Any], Outcome]
 
 
 # -- basic ---------------------------------------------------------------------------------------
@@ -59,21 +59,18 @@ def _qos(caller: Caller, channel: Channel, method: commands.Basic.Qos) -> Reply:
 
 
 async def _consume(caller: Caller, channel: Channel, method: commands.Basic.Consume) -> Reply:
-    """Begin a consumer; it sends consume-ok itself, before its first delivery."""
     consuming = caller.services.consuming
     check_consume(channel.consuming, method, caller.services.config.channel_consumers_max)
     if shards := _readable_shards(caller, channel, method.queue, CONSUME):
         name = _queue_name(channel, method.queue)
-        await consuming.consume_shards(channel.consuming, method, name, shards)
-        return None
+        return await consuming.consume_shards(channel.consuming, method, name, shards)
     if method.queue == checks.REPLY_TO:
         queue = await _reply_queue(caller, channel)
         if queue is None:
             return None
     else:
         queue = _readable_queue(caller, channel, method.queue, CONSUME)
-    await consuming.consume(channel.consuming, method, queue)
-    return None
+    return await consuming.consume(channel.consuming, method, queue)
 
 
 async def _cancel(caller: Caller, channel: Channel, method: commands.Basic.Cancel) -> Reply:

@@ -120,13 +120,16 @@ class WorkQueue:
                 return
             channel.work.popleft()
             try:
-                waiting = work()
+                outcome = work()
+                if outcome is None:
+                    continue
+                if isinstance(outcome, Coroutine):
+                    channel.running = True
+                    self.start(self._finish(channel, outcome))
+                else:
+                    self._carrier.answer(channel.number, outcome)
             except Exception as error:
                 self._failed(channel, error)
-                continue
-            if waiting is not None:
-                channel.running = True
-                self.start(self._finish(channel, waiting))
         self._loop.schedule_end_of_pass()
         if not channel.work and not channel.busy:
             self.waiting.discard(channel)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pamqp import base, commands
 
@@ -71,7 +71,9 @@ class Receiver(Protocol):
     def feeds(self, shards: int) -> None:
         """Note that these shards (bit mask) got bytes on behalf of this client."""
 
-    def send(self, channel_number: int, method: base.Frame, count: int = 1) -> None: ...
+    def answer(self, number: int, reply: base.Frame | bytes | None) -> None:
+        """Send the reply of a method of this channel: a method, frames that are ready, or none."""
+
     def write(self, data: bytes) -> None:
         """Send frames that are ready."""
 
@@ -80,8 +82,20 @@ class Receiver(Protocol):
     ) -> None:
         """Send deliveries, then give `credit` bytes back to the shard."""
 
-    def notify_cancel(self, channel: int, tag: str) -> None:
+    def consumer_ended(self, ended: EndedConsumer) -> None:
         """Tell the client that a consumer was cancelled, if the client wants to know."""
+
+
+class EndedConsumer(NamedTuple):
+    """A consumer that was cancelled, though not by its client.
+
+    Its client is told by `client.consumer_ended`: first `consume_ok`, if there is one.
+    """
+
+    client: Receiver
+    channel: int
+    tag: str
+    consume_ok: commands.Basic.ConsumeOk | None
 
 
 class HeldSettles(Protocol):
@@ -191,7 +205,7 @@ class Consumer:
         self.group: GroupConsumer | None = None  # whose assignment this is
         self.attached = False  # is attached again when its shard restarts
         self.attaching: asyncio.Future[wire.Control] | None = None
-        self.announced = False  # consume-ok was sent
+        self.announced = False  # consume-ok was sent, or is being sent
         self.auto_delete = False  # the queue is deleted with its last consumer
         self.nowait = False
         self.granted = 0  # outstanding grants; all of a lent prefetch
@@ -230,14 +244,18 @@ class Consumer:
             and answer.exception() is None
         )
 
-    def announce(self) -> None:
-        """Send consume-ok, which no delivery that came with the shard's answer may overtake."""
+    def announce(self) -> commands.Basic.ConsumeOk | None:
+        """Return consume-ok, once; None if the client waits for none.
+
+        It is sent before all else of the consumer. A delivery that came with the shard's answer
+        must not overtake it.
+        """
         if self.group is not None:
-            self.group.announce()
-        elif not self.announced:
-            self.announced = self.attached = True
-            if not self.nowait:
-                self.client.send(self.channel.number, commands.Basic.ConsumeOk(self.tag))
+            return self.group.announce()
+        if self.announced:
+            return None
+        self.announced = self.attached = True
+        return None if self.nowait else commands.Basic.ConsumeOk(self.tag)
 
 
 class GroupConsumer:
@@ -278,14 +296,14 @@ class GroupConsumer:
             and not joining.result().code
         )
 
-    def announce(self) -> None:
-        """Send consume-ok, before all else of this consumer."""
-        if not self.announced:
-            self.announced = True
-            for assignment in self.assignments.values():
-                assignment.announced = True
-            if not self.nowait:
-                self.client.send(self.channel.number, commands.Basic.ConsumeOk(self.tag))
+    def announce(self) -> commands.Basic.ConsumeOk | None:
+        """Return consume-ok, as Consumer does."""
+        if self.announced:
+            return None
+        self.announced = True
+        for assignment in self.assignments.values():
+            assignment.announced = True
+        return None if self.nowait else commands.Basic.ConsumeOk(self.tag)
 
 
 class Assignment(Consumer):

@@ -60,9 +60,9 @@ class Deliveries:
             # the window of the connection, which other consumers may share.
             self._links.credit(shard, link.epoch, section[0], len(blob))
             return
-        if not consumer.announced:
-            consumer.announce()
         channel, client = consumer.channel, consumer.client
+        if not consumer.announced:
+            client.answer(channel.number, consumer.announce())
         size = len(blob)
         if hides:
             blob = memoryview(properties.without_header_in_each(blob, count, message_dlx.BCC))

@@ -22,10 +22,16 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final, Protocol
 
 import msgspec
+from pamqp import commands
 
 from shardmq.broker.amqp import ChannelException
 from shardmq.broker.front_door.consume.attaching import Attaching, attached
-from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingChannel, GroupConsumer
+from shardmq.broker.front_door.consume.consumers import (
+    Assignment,
+    ConsumingChannel,
+    EndedConsumer,
+    GroupConsumer,
+)
 from shardmq.broker.front_door.consume.grants import Grants
 from shardmq.broker.front_door.consume.refusals import CONSUME
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -77,8 +83,8 @@ class GroupConsuming:
 
     # -- what clients ask ------------------------------------------------------------------------
 
-    async def consume(self, group: GroupConsumer) -> None:
-        """Begin a consumer whose fields and terms are set; send consume-ok when it is let in.
+    async def consume(self, group: GroupConsumer) -> commands.Basic.ConsumeOk | None:
+        """Begin a consumer whose fields and terms are set; return the answer when it is let in.
 
         Raises ChannelException when the controller refuses it.
         """
@@ -95,8 +101,7 @@ class GroupConsuming:
             group.left = True
             self._forget(group)
             raise ChannelException(answer.code, answer.text, *CONSUME)
-        if not group.left:
-            group.announce()
+        return None if group.left else group.announce()
 
     async def cancel(self, group: GroupConsumer) -> None:
         """End a consumer that its client cancels; return behind its last delivery.
@@ -169,8 +174,9 @@ class GroupConsuming:
             if each.is_member
         ]
 
-    def obey(self, orders: Iterable[SeatOrder], catalog: Catalog) -> None:
-        """Begin and end assignments as the controller says."""
+    def obey(self, orders: Iterable[SeatOrder], catalog: Catalog) -> list[EndedConsumer]:
+        """Begin and end assignments as the controller says; return the consumers that it ends."""
+        ended: list[EndedConsumer] = []
         for order in orders:
             group = self._all.get(order.number)
             assignment = group.assignments.get(order.seat) if group is not None else None
@@ -190,7 +196,8 @@ class GroupConsuming:
                     assignment.bounds = (order.stop, order.mark)
                     self._tell_bounds(assignment)
             elif group is not None and not group.left:
-                self._close(group)
+                ended += self._close(group)
+        return ended
 
     def gone(self, assignment: Assignment) -> None:
         """End an assignment whose queue is deleted."""
@@ -208,13 +215,13 @@ class GroupConsuming:
     def _tell_bounds(self, assignment: Assignment) -> None:
         self._links.tell(assignment.shard, wire.Bound(assignment.number, *assignment.bounds))
 
-    def _close(self, group: GroupConsumer) -> None:
+    def _close(self, group: GroupConsumer) -> list[EndedConsumer]:
         """Cancel a consumer whose virtual queue is deleted."""
-        group.announce()
-        if group.channel.consumers.get(group.tag) is group:
-            del group.channel.consumers[group.tag]
-            group.client.notify_cancel(group.channel.number, group.tag)
         self._start(self._end(group))
+        if group.channel.consumers.get(group.tag) is not group:
+            return []
+        del group.channel.consumers[group.tag]
+        return [EndedConsumer(group.client, group.channel.number, group.tag, group.announce())]
 
     # -- the life of an assignment ---------------------------------------------------------------
 
