@@ -10,6 +10,8 @@ from pamqp import commands
 
 from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.consume.consuming import Consuming as FrontDoorConsuming
+from shardmq.broker.front_door.events import ControllerEvents
+from shardmq.broker.shared.control import SeatOrder
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import method
 from tests.front_door.connection_play import FD
@@ -50,6 +52,16 @@ async def test_a_virtual_queue_that_goes_at_once_takes_its_consumer_behind_consu
     play.line.answer()
     play.order(play.channel.consumers["tag"], "close")  # type: ignore[arg-type]
     assert names(await play.settled()) == ["Basic.ConsumeOk", "Basic.Cancel"] and begun.done()
+
+
+async def test_the_order_of_the_controller_that_ends_a_consumer_reaches_its_client() -> None:
+    play = Grouped()
+    group = await play.join()
+    play.got()
+    events = ControllerEvents()
+    events.attend(play.services, *[None] * 4)  # type: ignore[arg-type]
+    events.seat_orders([SeatOrder("close", group.number, SEATS[0], None, None, False)])
+    assert names(await play.settled()) == ["Basic.Cancel"] and play.channel.consumers == {}
 
 
 async def test_what_shards_send_while_and_after_a_channel_closes_does_not_follow_close_ok() -> None:
