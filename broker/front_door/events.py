@@ -18,7 +18,7 @@ from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange, ParameterPut, is_only_more
-from shardmq.broker.shared.control import ConsumerHere, Fenced, SeatOrder
+from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced
 from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.events")
@@ -163,7 +163,7 @@ class ControllerEvents:
         """Return all consumers of virtual queues that the controller has let in."""
         return self._services.consuming.groups.here()
 
-    def seat_orders(self, orders: list[SeatOrder]) -> None:
+    def assignment_orders(self, orders: list[AssignmentOrder]) -> None:
         """Begin and end assignments of consumers of virtual queues."""
         for ended in self._services.consuming.groups.obey(orders, self._services.catalog):
             ended.client.consumer_ended(ended)

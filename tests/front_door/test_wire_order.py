@@ -11,13 +11,13 @@ from pamqp import commands
 from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.consume.consuming import Consuming as FrontDoorConsuming
 from shardmq.broker.front_door.events import ControllerEvents
-from shardmq.broker.shared.control import SeatOrder
+from shardmq.broker.shared.control import AssignmentOrder
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import method
 from tests.front_door.connection_play import FD
 from tests.front_door.test_connection import CLOSE, CLOSE_CHANNEL
 from tests.front_door.test_consume import Consuming, names
-from tests.front_door.test_group_consumers import SEATS, Grouped
+from tests.front_door.test_group_consumers import NAMES, Grouped
 
 HISTORIES = 60
 STEPS = 40
@@ -30,7 +30,7 @@ async def test_a_delivery_to_a_consumer_of_a_group_that_is_quicker_than_its_answ
     play.line.answer()  # the controller has let it in, and whoever waits for that has not run yet
     group = play.channel.consumers["tag"]
     play.order(group, "give")  # type: ignore[arg-type]
-    number = group.assignments[SEATS[0]].number  # type: ignore[union-attr]
+    number = group.assignments[NAMES[0]].number  # type: ignore[union-attr]
     assert names(play.deliver(number, 1, b"early"))[:2] == ["Basic.ConsumeOk", "Basic.Deliver"]
     assert await play.settled() == [] and begun.done()
 
@@ -60,7 +60,7 @@ async def test_the_order_of_the_controller_that_ends_a_consumer_reaches_its_clie
     play.got()
     events = ControllerEvents()
     events.attend(play.services, *[None] * 4)  # type: ignore[arg-type]
-    events.seat_orders([SeatOrder("close", group.number, SEATS[0], None, None, False)])
+    events.assignment_orders([AssignmentOrder("close", group.number, NAMES[0], None, None, False)])
     assert names(await play.settled()) == ["Basic.Cancel"] and play.channel.consumers == {}
 
 

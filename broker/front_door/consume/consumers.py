@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from pamqp import base, commands
 
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
-from shardmq.broker.shared.control import Answer, ConsumeTerms, SeatName
+from shardmq.broker.shared.control import Answer, AssignmentName, ConsumeTerms
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.messages import ReadFrom
@@ -275,7 +275,7 @@ class GroupConsumer:
         self.nowait = False
         self.no_ack = False
         self.left = False  # was cancelled, or its channel is gone
-        self.assignments: dict[SeatName, Assignment] = {}
+        self.assignments: dict[AssignmentName, Assignment] = {}
         self.limit = 0
         self.outstanding = 0  # deliveries that are not settled
         self.granted = 0  # deliveries let through but not yet here; the sum of lent prefetches
@@ -286,7 +286,7 @@ class GroupConsumer:
         self.turn_is_over = True  # and what that shard had beyond its share was recalled
 
     @property
-    def is_member(self) -> bool:
+    def is_let_in(self) -> bool:
         """Return whether the controller has let it in."""
         joining = self.joining
         return (
@@ -310,13 +310,13 @@ class Assignment(Consumer):
     """The share that a group consumer has of one shard queue."""
 
     __slots__ = (
-        "bounds", "held", "leaving", "lost", "lowered", "recalled", "seat", "settled", "wanted",
+        "bounds", "held", "leaving", "lost", "lowered", "name", "recalled", "settled", "wanted",
     )  # fmt: skip
 
-    def __init__(self, group: GroupConsumer, number: int, seat: SeatName) -> None:
+    def __init__(self, group: GroupConsumer, number: int, name: AssignmentName) -> None:
         super().__init__(group.channel, number, group.tag)
         self.group: GroupConsumer = group
-        self.seat = seat
+        self.name = name
         self.bounds: Bounds = FREE
         self.announced = group.announced
         self.no_ack = group.no_ack
@@ -328,7 +328,7 @@ class Assignment(Consumer):
         self.recalled: int | None = None
         # How much credit went to other shards since its lent prefetch began anew.
         self.lowered = 0
-        self.leaving = False  # is about to give its seat up
+        self.leaving = False  # is about to be given up
         self.held = 0  # deliveries that are not settled or, in a transaction, not committed
         # How many of those came from a process of its shard that is gone. They will come again, and
         # use nothing of the lent prefetch.

@@ -40,13 +40,13 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import (
     Answer,
+    AssignmentGivenUp,
+    AssignmentOrder,
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
     ControlMessage,
-    SeatGivenUp,
-    SeatOrder,
-    SeatPassed,
+    MarkPassed,
 )
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
@@ -138,7 +138,7 @@ class GroupConsuming:
         return assignments
 
     def released(self, assignments: Iterable[Assignment]) -> None:
-        """Give up the seats of assignments that their shards have released."""
+        """Give up assignments that their shards have released."""
         for assignment in assignments:
             self._gave_up(assignment)
 
@@ -160,7 +160,7 @@ class GroupConsuming:
     # -- what the controller and the shards say --------------------------------------------------
 
     def here(self) -> list[ConsumerHere]:
-        """Return all members, for a controller that does not know them."""
+        """Return all consumers that were let in, for a controller that does not know them."""
         return [
             ConsumerHere(
                 each.number,
@@ -171,24 +171,24 @@ class GroupConsuming:
                 list(each.assignments),
             )
             for each in self._all.values()
-            if each.is_member
+            if each.is_let_in
         ]
 
-    def obey(self, orders: Iterable[SeatOrder], catalog: Catalog) -> list[EndedConsumer]:
+    def obey(self, orders: Iterable[AssignmentOrder], catalog: Catalog) -> list[EndedConsumer]:
         """Begin and end assignments as the controller says; return the consumers that it ends."""
         ended: list[EndedConsumer] = []
         for order in orders:
             group = self._all.get(order.number)
-            assignment = group.assignments.get(order.seat) if group is not None else None
+            assignment = group.assignments.get(order.assignment) if group is not None else None
             if order.kind == GIVE:
-                queue = catalog.queue_by_id(order.seat.queue)
+                queue = catalog.queue_by_id(order.assignment.queue)
                 if group is None or group.left or queue is None:
-                    self._controller.say(SeatGivenUp(order.number, order.seat))
+                    self._controller.say(AssignmentGivenUp(order.number, order.assignment))
                 elif assignment is None:
                     self._begin(group, order, queue)
             elif order.kind == TAKE:
                 if assignment is None:
-                    self._controller.say(SeatGivenUp(order.number, order.seat))
+                    self._controller.say(AssignmentGivenUp(order.number, order.assignment))
                 else:
                     self._hand_over_soon(assignment)
             elif order.kind == BOUND:
@@ -209,7 +209,7 @@ class GroupConsuming:
         """Tell the controller that all before the mark of this assignment is settled."""
         assignment = self._attaching.consumers.get(number)
         if isinstance(assignment, Assignment):
-            said = SeatPassed(assignment.group.number, assignment.seat, offset)
+            said = MarkPassed(assignment.group.number, assignment.name, offset)
             self._controller.say(said)
 
     def _tell_bounds(self, assignment: Assignment) -> None:
@@ -225,9 +225,9 @@ class GroupConsuming:
 
     # -- the life of an assignment ---------------------------------------------------------------
 
-    def _begin(self, group: GroupConsumer, order: SeatOrder, queue: QueuePut) -> None:
-        assignment = Assignment(group, self._attaching.next_number(), order.seat)
-        group.assignments[order.seat] = assignment
+    def _begin(self, group: GroupConsumer, order: AssignmentOrder, queue: QueuePut) -> None:
+        assignment = Assignment(group, self._attaching.next_number(), order.assignment)
+        group.assignments[order.assignment] = assignment
         assignment.queue_id, assignment.queue_name = queue.id, queue.name
         assignment.shard = queue.shard
         assignment.auto_delete = queue.auto_delete
@@ -286,12 +286,12 @@ class GroupConsuming:
 
     def _gave_up(self, assignment: Assignment) -> None:
         group = assignment.group
-        if group.assignments.get(assignment.seat) is assignment:
-            del group.assignments[assignment.seat]
+        if group.assignments.get(assignment.name) is assignment:
+            del group.assignments[assignment.name]
             self._grants.drop(assignment)
             self._grants.share(assignment.channel)
             self._attaching.consumers.pop(assignment.number, None)
-            self._controller.say(SeatGivenUp(group.number, assignment.seat))
+            self._controller.say(AssignmentGivenUp(group.number, assignment.name))
             self._forget(group)
 
     def _forget(self, group: GroupConsumer) -> None:

@@ -276,7 +276,7 @@ def _check_not_virtual(session: Session, catalog: Catalog, name: str, act: str) 
 def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> Steps[base.Frame]:
     """Count the messages and consumers of a virtual queue.
 
-    A consumer of the virtual queue counts once, although it has a seat at each shard queue.
+    A consumer of the virtual queue counts once, although it may have one at each shard queue.
     Consumers of single shard queues are counted besides.
     """
     (answer,) = yield AskEach([VirtualLook(session.vhost, name)])
