@@ -28,19 +28,13 @@ from shardmq.shardd.disk import Calls, DiskRoom, StallWatch, WatchedFiles
 from shardmq.shardd.peers import Outgoing
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.signals import Signals
-from shardmq.shardd.store import (
-    Damage,
-    DiskFull,
-    FormatTooNew,
-    SegmentStore,
-    StoreError,
-    StreamCache,
-    StreamLog,
-)
+from shardmq.shardd.store.damage import Damage
+from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import OsFiles, is_full
-from shardmq.shardd.store.published_range import QueueRange, Ranges
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog, QueueRange, Ranges
+from shardmq.shardd.store.streams.segment import SEGMENT_BYTES_MIN
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -49,6 +43,7 @@ from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.memory import give_back, keep_warm
+from shardmq.shardd.wire.recent import RecentKeys
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -303,6 +298,8 @@ class Server:
         # By the number and incarnation of the front door.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        # The number and incarnation of processes of another wire version.
+        self._refused, self._refused_joins = RecentKeys(), RecentKeys()
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._inbox_told = True  # the inbox may have messages
@@ -522,8 +519,27 @@ class Server:
                 lane.let_go()
             if head.kind != wire.LANE:
                 self.shard.receive(message, now)
+        except envelope.OtherVersion as error:
+            self._refuse(message, error)
         except envelope.WireError as error:
             log.error("a message was dropped: %s", error)
+
+    def _refuse(self, message: bytes, error: envelope.OtherVersion) -> None:
+        """Log the first message of a process of another wire version, and answer its first Join.
+
+        The process refuses the answer in turn, and logs it.
+        """
+        peer, incarnation = error.head.peer, error.head.incarnation
+        if self._refused.add((peer, incarnation)):
+            log.error("a message was dropped: %s", error)
+        join = envelope.read_control(message) if error.head.kind == wire.CONTROL else None
+        if isinstance(join, wire.Join) and self._refused_joins.add((peer, incarnation)):
+            hello = wire.Hello(os.getpid(), ready=False)
+            who = (peer, incarnation, self.shard.epoch, self.config.shard)
+            outbox = self._socket(zmq.PUSH)
+            outbox.connect(join.endpoint)
+            outbox.send(envelope.control(*who, hello), AT_ONCE)
+            outbox.close(LINGER_MS)
 
     def _receive_near(self, lane: Lane, now: int, most: int) -> int:
         messages = lane.take(most)

@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from shardmq.shardd.queues.consumers import NO_STOP, Consumer, Reader
 from shardmq.shardd.queues.dispatch import Outlet
 from shardmq.shardd.queues.limits import UNLIMITED, Limits
+from shardmq.shardd.queues.order import total
 from shardmq.shardd.queues.queue import Queue
-from shardmq.shardd.queues.ready import total
 from shardmq.shardd.queues.store import Arrival, Store
 from shardmq.shardd.queues.unacked import Getter
 
@@ -267,7 +267,7 @@ class StreamQueue(Queue):
         """Return the offset behind the last message, whether it is on stable storage or not."""
         return self.log.stream.next_offset
 
-    def left_until(self, last: int) -> int:
+    def count_unsettled_until(self, last: int) -> int:
         """Return how many messages below the offset `last` are not on stable storage."""
         return max(0, last - self.log.stream.committed_offset)
 

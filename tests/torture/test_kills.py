@@ -14,11 +14,12 @@ from tests.support.real_broker import SOURCE
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 
 
+@pytest.mark.broker
 def test_every_promise_holds_through_rounds_of_kills(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     seed, rounds = request.config.option.seed, request.config.option.rounds
     print(f"to play the same kills: make torture ARGS='--seed {seed} --rounds {rounds} -k rounds'")
     with started(tmp_path) as broker:
         print(Rounds(broker, seed).run(rounds))
-    command = [sys.executable, "-m", "shardmq.shardd.store", "verify", str(broker.data_dir)]
+    command = [sys.executable, "-m", "shardmq.shardd.store.tools", "verify", str(broker.data_dir)]
     verified = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)
     assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -45,8 +45,6 @@ class GroupConsumer(NamedTuple):
 
 
 class Name(NamedTuple):
-    """The name of a virtual queue."""
-
     vhost: str
     exchange: str
 
@@ -188,7 +186,6 @@ class Group:
         return self.crossing.open(self.moves, self.shards) if self.moves else []
 
     def give_up(self, numbers: Iterable[int]) -> list[GroupOrder]:
-        """Give up the order of keys over these changes."""
         self.crossing.given_up.update(numbers)
         return self._bound()
 
@@ -206,7 +203,11 @@ class Group:
         if not self.begun:
             return []
         active = self.active()
-        assignments = self._assignments(active)
+        assignments = [Assignment(queue) for queue in self.shards]
+        if assignments and all(self.consumers[consumer].affinity for consumer in active):
+            for more in range(len(active) - len(assignments)):
+                row, at = divmod(more, len(self.shards))
+                assignments.append(Assignment(self.shards[at], row + 1))
         self.assigned = assign(assignments, active, self.assigned)
         orders = []
         for assignment, holder in self.held.items():
@@ -243,14 +244,6 @@ class Group:
                 self._bounds[assignment] = bounds
                 orders.append(GroupOrder(BOUND, holder, assignment, bounds))
         return orders
-
-    def _assignments(self, active: list[GroupConsumer]) -> list[Assignment]:
-        assignments = [Assignment(queue) for queue in self.shards]
-        shared = assignments and all(self.consumers[consumer].affinity for consumer in active)
-        for more in range(len(active) - len(assignments) if shared else 0):
-            row, at = divmod(more, len(self.shards))
-            assignments.append(Assignment(self.shards[at], row + 1))
-        return assignments
 
 
 def assign(
@@ -301,7 +294,6 @@ class VirtualQueue:
         self.fixed: dict[GroupConsumer, tuple[Terms, Assignment]] = {}
 
     def terms(self) -> dict[GroupConsumer, Terms]:
-        """Return the terms of all consumers."""
         found = {consumer: terms for consumer, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
             found |= group.consumers
@@ -525,17 +517,13 @@ class Groups:
         orders: list[GroupOrder] = []
         for group in queue.groups.values():
             orders += act(group)
-        self._forget(consumer, queue)
-        self._tidy(name)
-        return orders
-
-    def _forget(self, consumer: GroupConsumer, queue: VirtualQueue) -> None:
-        here = consumer in queue.fixed or any(
+        if consumer not in queue.fixed and not any(
             consumer in group.consumers or consumer in group.held.values()
             for group in queue.groups.values()
-        )
-        if not here:
+        ):
             self._names.pop(consumer, None)
+        self._tidy(name)
+        return orders
 
     def _tidy(self, name: Name) -> None:
         queue = self.queues[name]

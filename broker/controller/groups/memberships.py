@@ -1,9 +1,9 @@
 """Carries news of the consumers of virtual queues to `Groups`, and its orders to front doors.
 
 A front door that has ended still counts as the holder of its assignments until each shard has put
-back what it held there. A question that is asked of the shard behind `Gone` is answered then. After
-a start of the controller nothing moves until every front door has said what its consumers hold, or
-RETURN_S_MAX have passed.
+back what it held there. A question that is asked of the shard behind `FrontDoorGone` is answered
+then. After a start of the controller nothing moves until every front door has said what its
+consumers hold, or RETURN_S_MAX have passed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import random
 from asyncio import Future
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from shardmq.broker.controller.groups.groups import (
     Assignment,
@@ -24,6 +24,8 @@ from shardmq.broker.controller.groups.groups import (
     Name,
     Terms,
 )
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut, QueuePut
@@ -55,22 +57,10 @@ NOT_FOUND = 404
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 
 
-class FrontDoors(Protocol):
-    """The methods of the links to the front doors that are used here."""
-
-    def give_orders(self, door: int, incarnation: int, orders: list[AssignmentOrder]) -> None: ...
-
-
-class Shards(Protocol):
-    """The methods of the links to the shards that are used here."""
-
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]: ...
-
-
 class Memberships:
     """The consumers of virtual queues at all front doors."""
 
-    def __init__(self, catalog: Catalog, links: FrontDoors, shards: Shards, doors: int) -> None:
+    def __init__(self, catalog: Catalog, links: DoorLinks, shards: ShardLinks, doors: int) -> None:
         """Prepare for so many front doors, numbered from 0."""
         self._catalog = catalog
         self._links = links
@@ -184,7 +174,16 @@ class Memberships:
             for consumer in self.groups.of_door(door)
             if consumer.incarnation == incarnation
         ]
-        shards = sorted(self._shards_of(consumers))
+        queues: set[int] = set()  # shard queues at which these consumers hold assignments
+        for virtual in self.groups.queues.values():
+            for group in virtual.groups.values():
+                queues |= {
+                    assignment.queue
+                    for assignment, holder in group.held.items()
+                    if holder in consumers
+                }
+        found = map(self._catalog.queue_by_id, queues)
+        shards = sorted({queue.shard for queue in found if queue is not None})
         for consumer in consumers:
             self._carry_out(self.groups.leave(consumer))
         if not shards:
@@ -204,19 +203,6 @@ class Memberships:
 
         for fence in fences:
             fence.add_done_callback(passed)
-
-    def _shards_of(self, consumers: Iterable[GroupConsumer]) -> set[int]:
-        """Return the shard processes at which these consumers hold assignments."""
-        wanted, queues = set(consumers), set()
-        for virtual in self.groups.queues.values():
-            for group in virtual.groups.values():
-                queues |= {
-                    assignment.queue
-                    for assignment, holder in group.held.items()
-                    if holder in wanted
-                }
-        found = (self._catalog.queue_by_id(queue) for queue in queues)
-        return {queue.shard for queue in found if queue is not None}
 
     # -- what exists ---------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ import zmq
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.recent import RecentKeys
 
 ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on it fail
 STATS_S_MAX = 2.0
@@ -97,6 +98,7 @@ class ShardLinks:
         self._loop: asyncio.AbstractEventLoop | None = None  # None while it does not listen
         self._joiner: asyncio.TimerHandle | None = None
         self._watching: set[asyncio.Task[None]] = set()
+        self._refused = RecentKeys()  # number and epoch of shards of another wire version
 
     async def start(self, runtime_dir: Path) -> None:
         self._endpoint = f"ipc://{runtime_dir}/controller.sock"
@@ -138,7 +140,7 @@ class ShardLinks:
     ) -> Future[Any]:
         """Send the message made with the request's number, and return its answer to come.
 
-        The answer is Done, Refused, StatsReply, Queues, Marked, Attached or Released. It raises
+        The answer is Done, Refused, StatsReply, QueueIds, UnsettledCount or Attached. It raises
         ShardSilent when none comes within `wait_s`.
         """
         to, loop = self.shards[shard], asyncio.get_running_loop()
@@ -181,7 +183,7 @@ class ShardLinks:
         """Have shards put back in order what the front door's consumers held."""
         for shard in self.shards:
             if shard.ready:
-                self._send(shard, wire.Gone(door, incarnation))
+                self._send(shard, wire.FrontDoorGone(door, incarnation))
 
     def _give_up(self, shard: Shard, number: int, wait_s: float) -> None:
         waiting = shard.waiting.pop(number, None)
@@ -222,11 +224,26 @@ class ShardLinks:
                 return
             try:
                 self._receive(self._inbox.recv(AT_ONCE))
+            except envelope.OtherVersion as error:
+                self._refuse(error)
             except envelope.WireError as error:
                 log.error("from a shard: %s", error)
             except Exception:  # one bad message must not make this process deaf to all shards
                 log.exception("a message of a shard cannot be handled")
         self._loop.call_soon(self._heard)
+
+    def _refuse(self, error: envelope.OtherVersion) -> None:
+        """Note that the process of a shard speaks another wire version, and answer it once.
+
+        The shard drops the answer and logs why.
+        """
+        head = error.head
+        if head.shard < len(self.shards) and self._refused.add((head.shard, head.epoch)):
+            log.error("from a shard: %s", error)
+            shard = self.shards[head.shard]
+            shard.ready = False
+            shard.alarm = f"speaks wire version {error.version}, the controller {wire.WIRE_VERSION}"
+            self._send(shard, wire.Join(self._endpoint))
 
     def _receive(self, data: bytes) -> None:
         head = envelope.read(data)
@@ -243,11 +260,10 @@ class ShardLinks:
             case (
                 wire.Done()
                 | wire.Refused()
-                | wire.Released()
                 | wire.StatsReply()
-                | wire.Queues()
+                | wire.QueueIds()
                 | wire.Attached()
-                | wire.Marked()
+                | wire.UnsettledCount()
             ):
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
@@ -260,7 +276,7 @@ class ShardLinks:
                         waiting.reply.set_result(message)
             case wire.AutoDeleted():
                 self.handler.queue_gone(message.queue, message.reason)
-            case wire.Used():
+            case wire.FirstConsumer():
                 shard.used.add(message.queue)
             case wire.Alarm():
                 shard.alarm = message.reason
@@ -288,7 +304,8 @@ class ShardLinks:
     def _assign(self, shard: Shard, queues: list[wire.QueueSpec]) -> None:
         last = max(0, len(queues) - 1) // ASSIGN_PART_QUEUES * ASSIGN_PART_QUEUES
         for start in range(0, last, ASSIGN_PART_QUEUES):
-            self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
+            part = queues[start : start + ASSIGN_PART_QUEUES]
+            self._send(shard, wire.Assign(part, last=False))
         self._send(shard, wire.Assign(queues[last:]))
 
     async def _watch_for_abandoned(self, shard: Shard, epoch: int) -> None:
@@ -337,7 +354,7 @@ class ShardLinks:
             )
 
         def drop_strays(reply: Future[Any]) -> None:
-            if reply.exception() is not None or not isinstance(reply.result(), wire.Queues):
+            if reply.exception() is not None or not isinstance(reply.result(), wire.QueueIds):
                 _log_failure(reply)
                 return
             for id in reply.result().ids:

@@ -94,7 +94,7 @@ class Departure:
         batch: wire.DeadLetters,
         channel: int,
         first_seq: int,
-        answer: Callable[[wire.Departed], None],
+        answer: Callable[[wire.DeadLettersPublished], None],
     ) -> None:
         """Begin. By `channel`, which is no client's, the batch knows what is refused of it."""
         self._batch = batch
@@ -122,7 +122,7 @@ class Departure:
     def confirmed(self) -> None:
         self.shards -= 1
         if not self.shards:
-            self._answer(wire.Departed(self._batch.number, _runs(sorted(self._left))))
+            self._answer(wire.DeadLettersPublished(self._batch.number, _runs(sorted(self._left))))
 
 
 class DeadLettering:
@@ -154,7 +154,9 @@ class DeadLettering:
                 self._publish(batch, partial(self._answer, shard, epoch))
         return bool(self._batches)
 
-    def _publish(self, batch: wire.DeadLetters, answer: Callable[[wire.Departed], None]) -> None:
+    def _publish(
+        self, batch: wire.DeadLetters, answer: Callable[[wire.DeadLettersPublished], None]
+    ) -> None:
         first_seq = self._last_seq + 1
         self._last_seq += batch.count
         channel = self._last_channel = (self._last_channel + 1) % CHANNELS
@@ -168,13 +170,13 @@ class DeadLettering:
                 batch.queue,
                 batch.vhost,
             )
-            answer(wire.Departed(batch.number, [(0, batch.count - 1)]))
+            answer(wire.DeadLettersPublished(batch.number, [(0, batch.count - 1)]))
             return
         departure.shards += touched.bit_count()
         self._links.wait_for(touched, departure)
         departure.confirmed()
 
-    def _answer(self, shard: int, epoch: int, departed: wire.Departed) -> None:
+    def _answer(self, shard: int, epoch: int, departed: wire.DeadLettersPublished) -> None:
         """Answer the process of a shard that handed a batch over, if that process is there."""
         if self._links.links[shard].epoch == epoch:
             self._links.tell(shard, departed)

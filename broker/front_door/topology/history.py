@@ -139,19 +139,19 @@ class _Copying:
         self._counts_offsets = counts_offsets
         self._matcher = _matcher(vhost, request)
 
-    def look(self, young_ms: int = 0) -> Steps[wire.Looked]:
+    def look(self, young_ms: int = 0) -> Steps[wire.StreamInspected]:
         """Look at the stream; from the first time on the shard watches what goes to the queue."""
         looked = yield AskShard(
             self.stream.shard,
             partial(
-                wire.Look,
+                wire.InspectStream,
                 queue=self.stream.id,
                 watch=self.target.id,
                 timestamp=keeping.from_time_ms(self.request.arguments) or 0,
                 young=young_ms,
             ),
         )
-        assert isinstance(looked, wire.Looked)
+        assert isinstance(looked, wire.StreamInspected)
         return looked
 
     def copy(self, offset: int, stop: int) -> Steps[None]:
