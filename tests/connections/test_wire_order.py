@@ -70,7 +70,7 @@ async def test_what_shards_send_while_and_after_a_channel_closes_does_not_follow
     assert play.says(1, CLOSE_CHANNEL) == []
     await play.settled()
     assert play.deliver(number, 1, b"too late") == []
-    play.shards.answer(wire.Released(1, []))
+    play.shards.answer(wire.Done(1))
     assert names(await play.settled()) == ["Channel.CloseOk"]
     assert play.deliver(number, 2, b"much too late") == []
 
@@ -81,7 +81,7 @@ async def test_nothing_follows_the_close_ok_of_a_connection() -> None:
     play.sock.room = 0  # the client takes nothing for the moment
     play.read(method(0, CLOSE))
     await play.settled()
-    play.shards.answer(wire.Released(1, []))
+    play.shards.answer(wire.Done(1))
     await play.settled()
     play.deliver(number, 1, b"too late")
     play.queue_gone(number)
@@ -144,7 +144,7 @@ class History(Consuming):
             case wire.Release():
                 for number in asked.consumers:
                     self.attached.pop(number, None)
-        self.shards.answer(wire.Released(1, []) if isinstance(asked, wire.Release) else wire.Done(1))
+        self.shards.answer(wire.Done(1))
 
     async def finish(self) -> None:
         """Let the shards answer all, and deliver a little meanwhile."""
