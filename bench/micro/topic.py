@@ -156,7 +156,7 @@ def run(publishing: Publishing, links: Links, client: Client, data: list[bytes])
             assert count
             now_ms = time.time_ns() // 1_000_000
             event = Publishes(read, table, count)
-            done = publishing.publish(client, client.channels, event, now_ms)  # type: ignore[arg-type]
+            done = publishing.publish(client, client.route_cache, client.channels, event, now_ms)  # type: ignore[arg-type]
             assert not done.failed
         links.flush()
     return time.process_time() - started

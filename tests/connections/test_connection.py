@@ -17,10 +17,10 @@ from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_A
 from shardmq.broker.front_door.connection.work_queue import WORK_BYTES_MAX, WORK_MAX
 from shardmq.broker.front_door.consume.consumers import EndedConsumer
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.publish.confirms import ack_frame
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.replies import Reply
+from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.model.changes import ParameterPut
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen
 from shardmq.shardd.wire import messages as wire

@@ -10,6 +10,7 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, ShardOf
 from shardmq.broker.routing import keeping
@@ -351,13 +352,14 @@ def test_a_queue_bound_to_an_exchange_that_keeps_messages_gets_its_history_first
 def test_a_reply_queue_has_a_name_that_nobody_guesses() -> None:
     async def scenario() -> None:
         session = FakeSession()
-        first, second = [await reply_queue.open_reply_queue(session, session.catalog_link) for _ in range(2)]
+        runner = StepRunner(session.catalog_link, session.shards)  # type: ignore[arg-type]
+        first, second = [await runner.run(reply_queue.open_reply_queue(session), session) for _ in range(2)]
         assert first.name != second.name
         assert checks.is_reply_queue(first.name) and len(first.name) > 60
-        await reply_queue.close_reply_queue(session, session.catalog_link, first.name)
+        await runner.run(reply_queue.close_reply_queue(session, first.name), session)
         assert session.catalog.queue("/", first.name) is None
         session.catalog_link._do = lambda request: Answer(1, 506, "no")  # type: ignore[method-assign]
         with pytest.raises(checks.Refusal):
-            await reply_queue.open_reply_queue(session, session.catalog_link)
+            await runner.run(reply_queue.open_reply_queue(session), session)
 
     asyncio.run(scenario())

@@ -15,14 +15,14 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp import ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.consume.consumers import Unsent
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.confirms import Answered
-from shardmq.broker.front_door.publish.effects import PublishingSession, SlicedTask
+from shardmq.broker.front_door.publish.effects import SlicedTask
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
@@ -31,7 +31,7 @@ TX_COMMIT = 20
 TX_ROLLBACK = 30
 
 
-class Caller(PublishingSession, SlicedTask, Answered, Protocol):
+class Caller(SlicedTask, Answered, Protocol):
     """The connection whose channel it is."""
 
     session: Session
@@ -135,12 +135,12 @@ def _readable_shards(
 
 async def _reply_queue(caller: Caller, channel: Channel) -> QueuePut | None:
     """Return a new queue for replies to the channel, None if it was closed meanwhile."""
-    session, controller = caller.session, caller.services.catalog_link
+    session, steps = caller.session, caller.services.steps
     try:
-        queue = await reply_queue.open_reply_queue(session, controller)
+        queue = await steps.run(reply_queue.open_reply_queue(session), session)
         if channel.is_open:
             return queue
-        await reply_queue.close_reply_queue(session, controller, queue.name)
+        await steps.run(reply_queue.close_reply_queue(session, queue.name), session)
     except checks.Refusal as refusal:
         raise methods.failure(commands.Basic.Consume, refusal) from None
     return None
@@ -183,8 +183,8 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
     publishing = caller.services.publishing
     reservation = None
     try:
-        reservation = await publishing.reserve(caller, transaction.publishes)
-        answers = await publishing.ask_duplicates(caller, transaction.publishes, caller)
+        reservation = await publishing.reserve(caller.session, transaction.publishes)
+        answers = await publishing.ask_duplicates(caller.session, transaction.publishes, caller)
     except BaseException as error:
         if reservation is not None:
             reservation.end()
@@ -192,7 +192,7 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
             channel.consuming.put_back(transaction.drop())
         raise
     stored = await publishing.commit(
-        caller, channel, transaction.publishes, answers, reservation, caller
+        caller.session, channel, transaction.publishes, answers, reservation, caller
     )
     held = transaction.take()
     for kind, runs in held.settles:

@@ -9,10 +9,10 @@ from pamqp import commands
 from shardmq.broker.amqp import ChannelOpenOk, ConnectionException
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.connection.work_queue import WorkQueue
 from shardmq.broker.front_door.consume.consumers import Receiver
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen
 from shardmq.shardd.wire import messages as wire
 

@@ -40,7 +40,6 @@ from shardmq.broker.front_door.connection.channel_methods import HANDLERS
 from shardmq.broker.front_door.connection.channels import Channels, closed_by
 from shardmq.broker.front_door.connection.opening import Greeted, Greeting, Handshake, Opening
 from shardmq.broker.front_door.connection.output import Output, Stream
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.connection.socket import (
     PAUSE_ALARM,
     PAUSE_LOGIN,
@@ -53,6 +52,7 @@ from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.route_cache import RouteCache
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session, TlsPeer
 from shardmq.broker.front_door.topology import methods
 
 log = logging.getLogger("shardmq.broker.front_door.connection.connection")
@@ -79,8 +79,7 @@ class Registry(Protocol):
 class ClientConnection:
     """A connection of a client or the controller. `id` is used once in a front door's life.
 
-    It is the session for publishing (publish/effects.py) and the receiver for consuming
-    (consume/consumers.py).
+    It is the receiver for consuming (consume/consumers.py).
     """
 
     # More than Python keeps in an object without a dictionary beside it.
@@ -97,7 +96,7 @@ class ClientConnection:
         sock: Stream,
         peer: Peer,
         number: int,
-        tls: login.TlsPeer | None = None,
+        tls: TlsPeer | None = None,
         *,
         trusted: bool = False,
     ) -> None:
@@ -107,6 +106,7 @@ class ClientConnection:
         self.services = services
         self._registry = registry
         self.session = Session(
+            number,
             f"{config.door}.{services.incarnation}.{number}",
             peer,
             sock.getsockname(),
@@ -154,22 +154,6 @@ class ClientConnection:
         )
         if tls is not None:  # its first bytes may have come with the end of the TLS handshake
             loop.aio.call_soon(socket.readable)
-
-    @property
-    def user(self) -> str:
-        return self.session.user
-
-    @property
-    def vhost(self) -> str:
-        return self.session.vhost
-
-    @property
-    def name(self) -> str:
-        return self.session.name
-
-    @property
-    def frame_bytes_max(self) -> int:
-        return self.session.frame_bytes_max
 
     @property
     def output(self) -> Output:
@@ -252,7 +236,8 @@ class ClientConnection:
         event.without = event.without or busy
         self._begun = None
         published = self.services.publishing.publish(
-            self,
+            self.session,
+            self.route_cache,
             self.channels.by_number,
             event,
             time.time_ns() // 1_000_000,
@@ -302,7 +287,9 @@ class ClientConnection:
     ) -> None:
         """Publish messages that have to wait for the answer of a shard."""
         by_number = client.channels.by_number
-        await client.services.publishing.publish_deferred(client, by_number, channel, event, client)
+        await client.services.publishing.publish_deferred(
+            client.session, by_number, channel, event, client
+        )
 
     @staticmethod
     async def _publish_copy(client: ClientConnection, channel: Channel, copy: Publishes) -> None:
@@ -314,7 +301,8 @@ class ClientConnection:
         client.begin_slice()
         while channel.is_open:
             published = publishing.publish(
-                client,
+                client.session,
+                client.route_cache,
                 client.channels.by_number,
                 copy,
                 time.time_ns() // 1_000_000,

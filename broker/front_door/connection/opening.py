@@ -13,8 +13,8 @@ from enum import Enum
 
 from shardmq.broker.amqp import Connection, ConnectionException, StartOk
 from shardmq.broker.front_door import login
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.shared.control import ConnectionOpen
 from shardmq.broker.shared.logins import TakesLong
 

@@ -18,9 +18,9 @@ from pamqp import base
 
 from shardmq.broker.amqp import Binds, ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import Channel, Reply, Work
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.connection.socket import PAUSE_WORK, ClientSocket
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology.pipeline import Pipeline
 
 log = logging.getLogger("shardmq.broker.front_door.connection.work_queue")

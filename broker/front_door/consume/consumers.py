@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from pamqp import base, commands
 
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.shared.control import Answer, AssignmentName, ConsumeTerms
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
@@ -40,34 +41,15 @@ class Unsent(Protocol):
         """Return when so much was taken that more may be made for this client."""
 
 
-class Session(Protocol):
-    """The facts about a connection and its user that consuming needs."""
-
-    owner: str
-    user: str
-    vhost: str
-    frame_bytes_max: int
-
-
 class Receiver(Protocol):
     """The connection as consuming sees it: its session, and the output for deliveries."""
 
     id: int
+    session: Session
 
-    @property
-    def session(self) -> Session: ...
     @property
     def output(self) -> Unsent: ...
 
-    # For the firehose (publish/tracing.py) and direct replies (publish/replies.py).
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def frame_bytes_max(self) -> int: ...
     def feeds(self, shards: int) -> None:
         """Note that these shards (bit mask) got bytes on behalf of this client."""
 

@@ -87,7 +87,7 @@ class Deliveries:
                 self._grants.share(channel)
         if self.tracing is not None:
             fed = self.tracing.delivered(
-                client, channel.number, consumer.queue_name, redelivered, count, blob
+                client.session, channel.number, consumer.queue_name, redelivered, count, blob
             )
             client.feeds(fed)
         to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts

@@ -16,11 +16,11 @@ from shardmq.broker.front_door.publish.effects import (
     Decided,
     Published,
     PublishingChannel,
-    PublishingSession,
     SlicedTask,
 )
 from shardmq.broker.front_door.publish.reservations import Reservation
 from shardmq.broker.front_door.publish.single_message import SingleMessages
+from shardmq.broker.front_door.session import Session
 from shardmq.shardd.wire.messages import PARTLY_REFUSED
 
 # Publishes that leave together at the most, in bytes of stored messages.
@@ -65,7 +65,7 @@ class Commit:
         self,
         messages: SingleMessages,
         batches: ShardLinks,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         held: Sequence[Decided],
         answers: DedupAnswers | None,

@@ -34,7 +34,6 @@ from shardmq.broker.front_door.publish.effects import (
     Decided,
     Published,
     PublishingChannel,
-    PublishingSession,
     SlicedTask,
 )
 from shardmq.broker.front_door.publish.message import FACTS, ROW, line_of
@@ -43,6 +42,7 @@ from shardmq.broker.front_door.publish.reservations import Reservation, Reservat
 from shardmq.broker.front_door.publish.route_cache import RouteCache, RouteCaches
 from shardmq.broker.front_door.publish.single_message import SingleMessages
 from shardmq.broker.front_door.publish.tracing import Tracing
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.model.catalog import Catalog
 from shardmq.shardd.wire.packer import ASK, DONE, FULL, NEAR, UNKNOWN, UNROUTABLE
 
@@ -127,7 +127,8 @@ class Publishing:
 
     def publish(
         self,
-        session: PublishingSession,
+        session: Session,
+        cache: RouteCache | None,
         channels: Channels,
         event: Publishes,
         now_ms: int,
@@ -141,8 +142,8 @@ class Publishing:
         time slice, `event.done` says how far the call came, and the next call goes on there.
         """
         published, counts = Published(), self._counts
-        batches, cache = self._batches, session.route_cache
-        assert cache is not None
+        batches = self._batches
+        assert cache is not None  # a vhost is open
         if cache.vhost != batches.vhost:
             batches.use_vhost(cache.vhost)
         if not event.counted:
@@ -223,7 +224,7 @@ class Publishing:
 
     def _reply(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -251,7 +252,7 @@ class Publishing:
 
     def _hold(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -264,7 +265,7 @@ class Publishing:
 
     def _send_one(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -284,7 +285,7 @@ class Publishing:
 
     async def publish_deferred(
         self,
-        session: PublishingSession,
+        session: Session,
         channels: Channels,
         channel: PublishingChannel,
         event: Publishes,
@@ -324,7 +325,7 @@ class Publishing:
             raise failed
 
     async def ask_duplicates(
-        self, session: PublishingSession, held: Sequence[Decided], task: SlicedTask
+        self, session: Session, held: Sequence[Decided], task: SlicedTask
     ) -> DedupAnswers | None:
         """Ask shards which messages are the first of their ids; None when no message has one."""
         ids: list[DedupId] = []
@@ -335,9 +336,7 @@ class Publishing:
                 await task.next_slice()
         return await self.dedup.ask(ids) if ids else None
 
-    async def reserve(
-        self, session: PublishingSession, held: Sequence[Decided]
-    ) -> Reservation | None:
+    async def reserve(self, session: Session, held: Sequence[Decided]) -> Reservation | None:
         """Set room aside for a transaction, None if no queue may refuse it.
 
         Raises ChannelException when a queue refuses, or a shard does not answer.
@@ -347,7 +346,7 @@ class Publishing:
 
     async def commit(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         held: Sequence[Decided],
         answers: DedupAnswers | None,

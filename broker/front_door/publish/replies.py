@@ -13,10 +13,11 @@ until the queue is known to be empty; so the replies of one publisher stay in or
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from shardmq.broker.amqp import Publishes, contents
 from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
+from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
@@ -66,54 +67,6 @@ class ReplyPath:
             self.far, self._found = False, 0
 
 
-class Output(Protocol):
-    """The output of a client, of which the client has not taken `pending` bytes."""
-
-    pending: int
-
-
-class ReplyClient(Protocol):
-    """The client of a direct reply-to consumer."""
-
-    id: int
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def output(self) -> Output: ...
-    @property
-    def frame_bytes_max(self) -> int: ...
-
-    # What the publisher's connection does with a Reply.
-    def write(self, data: bytes) -> None: ...
-    def feeds(self, shards: int) -> None: ...
-
-
-class ReplyChannel(Protocol):
-    """The channel of a direct reply-to consumer."""
-
-    number: int
-    next_tag: int
-    delivered_auto: int
-
-
-class ReplyConsumer(Protocol):
-    """A consumer of direct replies."""
-
-    queue_id: int
-    queue_name: str
-    tag_bytes: bytes
-
-    @property
-    def channel(self) -> ReplyChannel: ...
-    @property
-    def client(self) -> ReplyClient: ...
-
-
 class Reply(NamedTuple):
     """Frames of direct replies, to be written to the consumer's client.
 
@@ -135,7 +88,7 @@ class Requester:
 
     __slots__ = ("_counting", "_links", "_path", "_queue", "consumer", "unwritten_bytes")
 
-    def __init__(self, consumer: ReplyConsumer, queue: QueuePut, links: ShardLinks) -> None:
+    def __init__(self, consumer: Consumer, queue: QueuePut, links: ShardLinks) -> None:
         self.consumer = consumer
         self.unwritten_bytes = 0
         self._queue = queue
@@ -189,14 +142,14 @@ class Replies:
         self._counts = counts or Counts()
         self.tracing: Tracing | None = None  # None: no vhost is traced
 
-    def add(self, consumer: ReplyConsumer, queue: QueuePut) -> None:
+    def add(self, consumer: Consumer, queue: QueuePut) -> None:
         """Hand replies over to a consumer from now on.
 
         Nobody knows the queue's name before consume-ok.
         """
         self.here[queue.id] = Requester(consumer, queue, self._links)
 
-    def remove(self, consumer: ReplyConsumer | None) -> None:
+    def remove(self, consumer: Consumer | None) -> None:
         """Send what still comes for a consumer to its queue, which goes too."""
         requester = self.here.pop(consumer.queue_id, None) if consumer is not None else None
         if requester is not None:
@@ -218,7 +171,7 @@ class Replies:
             channel.number,
             consumer.tag_bytes,
             tag,
-            client.frame_bytes_max,
+            client.session.frame_bytes_max,
         )
         requester.unwritten_bytes += len(frames)
         return Reply(requester, frames)
@@ -234,10 +187,16 @@ class Replies:
         fed = 0
         if self.tracing is not None:
             fed = self.tracing.delivered(
-                client, channel.number, consumer.queue_name, False, 1, stored
+                client.session, channel.number, consumer.queue_name, False, 1, stored
             )
         frames = contents.deliveries(
-            stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max
+            stored,
+            1,
+            channel.number,
+            consumer.tag_bytes,
+            tag,
+            False,
+            client.session.frame_bytes_max,
         )
         requester.unwritten_bytes += len(frames)
         return Reply(requester, frames, fed)

@@ -25,13 +25,13 @@ from shardmq.broker.front_door.publish.effects import (
     Decided,
     Published,
     PublishingChannel,
-    PublishingSession,
 )
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.front_door.publish.tracing import Tracing
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import message_dlx
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying, keeping, route_message
@@ -63,7 +63,7 @@ class SingleMessages:
 
     def decide(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -88,7 +88,7 @@ class SingleMessages:
             message.check_delay(now_ms)
         return Decided(message, (*routed.queues, *routed.kept) if routed.kept else routed.queues)
 
-    def dedup_ids(self, session: PublishingSession, decided: Decided) -> list[DedupId]:
+    def dedup_ids(self, session: Session, decided: Decided) -> list[DedupId]:
         """Return the ids that shards have to be asked about before the message is sent."""
         message, queues = decided
         if not message.headers:
@@ -104,7 +104,7 @@ class SingleMessages:
 
     def send(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         decided: Decided,
         now_ms: int,
@@ -132,7 +132,7 @@ class SingleMessages:
 
     def trace(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         decided: Decided,
         published: Published,
@@ -152,7 +152,7 @@ class SingleMessages:
 
     def pack(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         decided: Decided,
         now_ms: int,
@@ -224,7 +224,7 @@ class SingleMessages:
 
     def _not_routed(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         message: Message,
         published: Published,
@@ -241,7 +241,7 @@ class SingleMessages:
 
     def _store(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         message: Message,
         queues: list[QueuePut],
@@ -271,7 +271,7 @@ class SingleMessages:
 
     def _delay(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         message: Message,
         queue: QueuePut,

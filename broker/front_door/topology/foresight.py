@@ -15,8 +15,9 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import history
-from shardmq.broker.front_door.topology.queues import Session, shards_of
+from shardmq.broker.front_door.topology.queues import shards_of
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.routing import delaying, keeping

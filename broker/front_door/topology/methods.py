@@ -14,9 +14,9 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.amqp.spec import HARD_CODES, INTERNAL_ERROR
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import history
 from shardmq.broker.front_door.topology.queues import (
-    Session,
     named_queue,
     owned_queue,
     shards_of,

@@ -14,9 +14,9 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods
 from shardmq.broker.front_door.topology.foresight import Foresight
-from shardmq.broker.front_door.topology.queues import Session
 from shardmq.broker.front_door.topology.steps import (
     AskController,
     PendingAnswer,

@@ -20,7 +20,7 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import Make
 from shardmq.broker.front_door.publish.stored_runs import StoredRun, pack
-from shardmq.broker.front_door.topology.queues import Session
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import Answer, AnyRequest
