@@ -15,12 +15,13 @@ from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import TlsPeer
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
 from shardmq.broker.shared.config import BrokerConfig
@@ -270,7 +271,9 @@ class Publishing:
         self.effects: list[Published] = []  # what the next calls return
         self.deferred: list[tuple[int, int]] = []  # channel and messages
 
-    def publish(self, session: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any) -> Published:
+    def publish(
+        self, session: Any, cache: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any
+    ) -> Published:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -335,7 +338,7 @@ class Play:
             alarms=Alarms(),
             publishing=self.publishing,  # type: ignore[arg-type]
             consuming=Consuming(self.shards, self.line, self.loop, counts),  # type: ignore[arg-type]
-            rewinding=SimpleNamespace(),  # type: ignore[arg-type]
+            steps=StepRunner(self.line, self.shards),  # type: ignore[arg-type]
             server_properties={},
         )
         self.ended: list[ClientConnection] = []

@@ -15,11 +15,12 @@ from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_ALARM, PAUSE_LOGIN, PAUSE_WORK
 from shardmq.broker.front_door.connection.work_queue import WORK_BYTES_MAX, WORK_MAX
+from shardmq.broker.front_door.consume.consumers import EndedConsumer
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.publish.confirms import ack_frame
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.replies import Reply
+from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.model.changes import ParameterPut
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen
 from shardmq.shardd.wire import messages as wire
@@ -554,7 +555,7 @@ async def test_who_wants_to_know_is_told_that_a_consumer_was_cancelled() -> None
     told, quiet = Play(), Play()
     for play in (told, quiet):
         play.open(**WANTS_ALL if play is told else {})
-        play.connection.notify_cancel(1, "tag")
+        play.connection.consumer_ended(EndedConsumer(play.connection, 1, "tag", None))
         play.aio.run()
     (cancel,) = told.got()
     assert (cancel.name, cancel.consumer_tag) == ("Basic.Cancel", "tag") and quiet.got() == []
@@ -564,7 +565,7 @@ async def test_a_cancel_is_told_behind_the_answer_to_the_delete_that_is_its_reas
     play = Play()
     play.open(**WANTS_ALL)
     play.says(1, commands.Queue.Delete(queue="a"))
-    play.connection.notify_cancel(1, "tag")
+    play.connection.consumer_ended(EndedConsumer(play.connection, 1, "tag", None))
     play.aio.run()
     assert play.got() == []
     play.line.answer()

@@ -227,6 +227,7 @@ class Reader:
         self._begun: Publishes | None = None
         amqp = SimpleNamespace(next_event=iter([*events, None]).__next__)
         self.socket = SimpleNamespace(amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None)
+        self.session = self.route_cache = None
         self.channels = SimpleNamespace(by_number={})
         self.work = SimpleNamespace(waiting=set())
         self.begin_slice, self.slice_is_over = lambda: None, lambda: False
@@ -239,7 +240,9 @@ class Reader:
     def _come(self, things: int) -> None:
         self.came += things
 
-    def publish(self, session: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any) -> Published:
+    def publish(
+        self, session: Any, cache: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any
+    ) -> Published:
         event.done = min(event.count, event.done + self.messages)
         return Published()
 

@@ -23,7 +23,7 @@ from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingCha
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.grants import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
-from shardmq.broker.shared.control import SeatName
+from shardmq.broker.shared.control import AssignmentName
 from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
@@ -107,8 +107,8 @@ class Bench:
         for shard, queues in enumerate(layout):
             for _ in range(queues):
                 number = 101 + len(self.numbers)
-                seat = SeatName(number, 0)
-                part = self.whole.assignments[seat] = Assignment(self.whole, number, seat)
+                name = AssignmentName(number, 0)
+                part = self.whole.assignments[name] = Assignment(self.whole, number, name)
                 part.shard, part.attached = shard, True
                 self.consuming.consumers[number] = part
                 self.numbers[number] = self.shards[shard]

@@ -49,6 +49,11 @@ class Consuming(Play):
         assert isinstance(attach, wire.Attach)
         return attach.consumer
 
+    def queue_gone(self, number: int) -> None:
+        """Hear from the shard that the queue of a consumer is deleted."""
+        for ended in self.consuming.cancelled(number):
+            ended.client.consumer_ended(ended)
+
     def deliver(self, number: int, first: int, *bodies: bytes, shard: int = 0, **how: Any) -> list[Any]:
         self.consuming.deliveries.deliver(shard, section(self, number, first, *bodies, **how))
         self.aio.run()
@@ -159,7 +164,7 @@ async def test_a_stream_is_read_from_where_the_consumer_says_and_messages_have_t
     _, header, _ = play.got()
     assert header.properties.headers == {"x-stream-offset": 7}
     # Its shard starts anew: it goes on at what is not acknowledged.
-    play.consuming.restarted(1)
+    play.consuming.restarted(1, play.queue_gone)
     _, again, _ = play.shards.asked[0]
     assert isinstance(again, wire.AttachReader) and again.resumed and again.read.value == 7
 
@@ -263,9 +268,9 @@ async def test_the_client_is_told_when_the_queue_of_its_consumer_goes() -> None:
     play = Consuming()
     number = await play.consume()
     play.deliver(number, 1, b"one")
-    play.consuming.cancelled(number)
-    play.consuming.cancelled(number)
-    play.consuming.cancelled(99)
+    play.queue_gone(number)
+    play.queue_gone(number)
+    play.queue_gone(99)
     play.aio.run()
     assert play.names() == ["Basic.Cancel"] and play.channel.consumers == {}
     assert play.channel.unacked.count == 1 and number in play.consuming.consumers
@@ -379,7 +384,7 @@ async def test_consumers_are_attached_again_when_their_shard_has_started_anew() 
     play.says(1, commands.Basic.Consume(queue="a", consumer_tag="asked"))  # asked again by the link itself
     await play.settled()
     play.shards.asked.clear()
-    play.consuming.restarted(0)
+    play.consuming.restarted(0, play.queue_gone)
     (again,) = play.shards.asked
     assert isinstance(again[1], wire.Attach) and again[1].consumer == one and again[1].resumed
     play.shards.answer(ShardRefused(404, "no such queue"))
@@ -393,7 +398,7 @@ async def test_a_new_process_of_a_shard_hears_of_consumers_that_were_leaving_aut
     play.says(1, commands.Basic.Cancel("tag"))
     await play.settled()
     play.shards.asked.clear()
-    play.consuming.restarted(0)
+    play.consuming.restarted(0, play.queue_gone)
     kinds = [type(what) for _, what, _ in play.shards.asked]
     assert kinds == [wire.Attach, wire.Release]
     attach = play.shards.asked[0][1]

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from shardmq.broker.controller.groups.groups import Member, Name, Terms
+from shardmq.broker.controller.groups.groups import GroupConsumer, Name, Terms
 from shardmq.broker.controller.management import app
 from shardmq.broker.controller.management.app import RESOURCES
 from shardmq.broker.controller.management.metrics import stats_collector
@@ -292,7 +292,7 @@ async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
     queues = vhost.shard_queues("sharded")
     groups, shards = made.context.groups, [vhost.queues[queue].id for queue in queues]
     groups.begin()
-    one, two = Member(0, 7, 1), Member(0, 7, 2)
+    one, two = GroupConsumer(0, 7, 1), GroupConsumer(0, 7, 2)
     groups.join(one, Name("/", "sharded"), Terms(owner=OWNER, channel=4, tag="one"), shards)
     groups.join(two, Name("/", "sharded"), Terms(tag="two"), shards)
     (row,) = await made.get("/api/virtual-queues")

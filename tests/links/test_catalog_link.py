@@ -22,6 +22,7 @@ from shardmq.broker.shared.control import (
     AnyControl,
     Applied,
     Ask,
+    AssignmentOrder,
     Bind,
     Changes,
     CloseConnection,
@@ -36,7 +37,6 @@ from shardmq.broker.shared.control import (
     Outlived,
     Query,
     QueueDeclare,
-    SeatOrder,
     Snapshot,
     SnapshotPart,
 )
@@ -108,7 +108,7 @@ class Heard:
     def consumers_here(self) -> list[ConsumerHere]:
         return []
 
-    def seat_orders(self, orders: list[SeatOrder]) -> None:
+    def assignment_orders(self, orders: list[AssignmentOrder]) -> None:
         self.orders = orders
 
     def receiving(self) -> None:

@@ -24,7 +24,8 @@ class Replying(Door):
         super().__init__(catalog([QueuePut("/", QUEUE, 7, 0)]))
         self.output = SimpleNamespace(pending=0)
         channel = SimpleNamespace(number=4, next_tag=1, delivered_auto=0)
-        client = SimpleNamespace(id=8, user="guest", vhost="/", name="asking", frame_bytes_max=4096, output=self.output)
+        session = SimpleNamespace(id=8, user="guest", vhost="/", name="asking", frame_bytes_max=4096)
+        client = SimpleNamespace(id=8, session=session, output=self.output)
         self.consumer: Any = SimpleNamespace(
             queue_id=7, queue_name=QUEUE, tag_bytes=b"tag", channel=channel, client=client
         )
@@ -93,7 +94,7 @@ def test_what_one_read_hands_over_counts_before_it_is_written() -> None:
     door = Replying()
     requester = door.replies.here[7]
     (event,) = events_of([(1, REPLY, {"headers": {"BCC": ["a"]}}, False)] * 3)
-    published = door.publishing.publish(door.client, door.client.channels, event, 0)
+    published = door.publishing.publish(door.client, door.client.route_cache, door.client.channels, event, 0)
     assert requester.unwritten_bytes == sum(len(reply.frames) for reply in published.replies) > 0
     door.client.carry_out(published)
     assert requester.unwritten_bytes == 0

@@ -109,7 +109,7 @@ class Publisher:
 
     def publish(self, event: Publishes, is_over: Callable[[], bool] = lambda: False, now_ms: int = NOW_MS) -> Published:
         """Publish as much of the event as the slice lets."""
-        published = self.publishing.publish(self, self.channels, event, now_ms, is_over)
+        published = self.publishing.publish(self, self.route_cache, self.channels, event, now_ms, is_over)
         self.carry_out(published)
         return published
 

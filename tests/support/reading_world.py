@@ -18,13 +18,21 @@ from typing import Any, NamedTuple
 
 from pamqp import commands
 
-from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.groups import groups as controller_groups
+from shardmq.broker.controller.groups.groups import GroupOrder, Groups, Name, Terms
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.changes import QueuePut
-from shardmq.broker.shared.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
+from shardmq.broker.shared.control import (
+    Answer,
+    AssignmentGivenUp,
+    AssignmentName,
+    AssignmentOrder,
+    ConsumerJoin,
+    ConsumerLeave,
+)
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -167,7 +175,7 @@ class World:
         self.consuming = Consuming(self.links, controller, SimpleNamespace(now=0.0))
         self.groups = Groups(lambda many: 0)
         self.groups.begin()
-        self.orders: deque[Order] = deque()
+        self.orders: deque[GroupOrder] = deque()
         self.catalog: Any = SimpleNamespace(queue_by_id=lambda id: self.queue(id - 1) if 0 < id <= shards else None)
         self.channels: dict[tuple[int, int], Channel] = {}
         self.clients: dict[int, Any] = {}
@@ -242,7 +250,9 @@ class World:
         self.loop.passes(3)
         while self.orders:
             order = self.orders.popleft()
-            said = SeatOrder(order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh)
+            said = AssignmentOrder(
+                order.kind, order.consumer.number, AssignmentName(*order.assignment), *order.bounds, order.fresh
+            )
             self.loop.act(lambda: self.consuming.groups.obey([said], self.catalog))  # noqa: B023 # at once
             self.loop.passes(3)
         self.links.flush()
@@ -296,7 +306,7 @@ class World:
         """Count the deliveries that this consumer has not settled.
 
         Deliveries that have gone back by themselves do not count: those of a dead process of a shard, and those of a
-        seat that was given to another consumer.
+        assignment that was given to another consumer.
         """
         return sum(
             got.who == number
@@ -310,7 +320,7 @@ class World:
         self.consuming.away(shard)
 
     def restarted(self, shard: int) -> None:
-        self.consuming.restarted(shard)
+        self.consuming.restarted(shard, self.consuming.cancelled)
 
     def told(self, shard: int, what: wire.Control) -> None:
         if isinstance(what, wire.Ungranted):
@@ -327,15 +337,18 @@ class World:
 
     def said(self, what: Any) -> None:
         if isinstance(what, ConsumerLeave):
-            self.orders += self.groups.leave(Member(0, DOOR, what.number))
-        elif isinstance(what, SeatGivenUp):
-            self.orders += self.groups.gave_up(Member(0, DOOR, what.number), Seat(*_seat(what.seat)))
+            self.orders += self.groups.leave(controller_groups.GroupConsumer(0, DOOR, what.number))
+        elif isinstance(what, AssignmentGivenUp):
+            self.orders += self.groups.gave_up(
+                controller_groups.GroupConsumer(0, DOOR, what.number),
+                controller_groups.Assignment(*_assignment(what.assignment)),
+            )
 
     def ask(self, asked: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]:
         said = asked.terms
         terms = Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
         queues = range(1, len(self.shards) + 1)
-        self.orders += self.groups.join(Member(0, DOOR, asked.number), NAME, terms, queues)
+        self.orders += self.groups.join(controller_groups.GroupConsumer(0, DOOR, asked.number), NAME, terms, queues)
         answer: asyncio.Future[Answer] = self.loop.create_future()
         answer.set_result(Answer(1))
         return answer
@@ -351,7 +364,7 @@ class World:
                 self.clients[client] = SimpleNamespace(
                     id=client,
                     session=SimpleNamespace(owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072),
-                    send=lambda channel, frame: None,
+                    answer=lambda channel, reply: None,
                     write_delivery=lambda data, shard, size: None,
                 )
             found = self.channels[key] = Channel(self.clients[client], number)
@@ -509,5 +522,5 @@ class World:
         self.loop.close()
 
 
-def _seat(said: SeatName) -> tuple[int, int]:
+def _assignment(said: AssignmentName) -> tuple[int, int]:
     return said.queue, said.place

@@ -107,21 +107,21 @@ class Commit:
             consuming=SimpleNamespace(acks=acks),
             loop=SimpleNamespace(schedule_end_of_pass=lambda: None),
         )
-        self.client = SimpleNamespace(services=services)
+        self.client = SimpleNamespace(services=services, session=None)
 
     async def _step(self, name: str, held: Any) -> None:
         assert list(held) == ["publish"]
         await self.steps.setdefault(name, asyncio.get_running_loop().create_future())
 
-    async def reserve(self, client: Any, held: Any) -> Any:
+    async def reserve(self, session: Any, held: Any) -> Any:
         await self._step("reserve", held)
         return SimpleNamespace(end=lambda: self.done.append("freed"))
 
-    async def ask_duplicates(self, client: Any, held: Any, task: Any) -> None:
+    async def ask_duplicates(self, session: Any, held: Any, task: Any) -> None:
         await self._step("ask duplicates", held)
 
     async def commit(
-        self, client: Any, channel: Any, held: Any, answers: Any, reservation: Any, task: Any
+        self, session: Any, channel: Any, held: Any, answers: Any, reservation: Any, task: Any
     ) -> asyncio.Future[bool]:
         await self._step("commit", held)
         self.done.append(held)
