@@ -52,25 +52,25 @@ class Loop:
         """One turn, in the order of server.py: syncs that ended, what came, the tick, syncs that begin."""
         life, shard = self.life, self.life.shard
         life.now += STEP_MS
-        self._end("messages", shard.sync_ended)
-        self._end("settled", shard.settled_sync_ended)
+        self._end("messages", shard.syncs.end)
+        self._end("settled", shard.syncs.end_settled)
         if publishes:
             life.publish()
         if acks:
             self.ack()
         if self.now >= self.next_tick:
             self.next_tick = self.now + TICK_MS
-            shard.want_sync()
+            shard.syncs.want()
         self._begin_settled()
-        if shard.wants_sync:
-            begun = shard.begin_sync()
+        if shard.syncs.may_begin:
+            begun = shard.syncs.begin()
             if begun is not None:
                 self.syncs["messages"] = begun, self.now + SYNC_STEPS * STEP_MS
         life.turn()
         self._begin_settled()
 
     def _begin_settled(self) -> None:
-        begun = self.life.shard.begin_settled_sync()
+        begun = self.life.shard.syncs.begin_settled()
         if begun is not None:
             self.syncs["settled"] = begun, self.now + SETTLED_SYNC_STEPS * STEP_MS
 

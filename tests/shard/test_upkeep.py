@@ -138,16 +138,16 @@ class Bench:
     def turn(self) -> None:
         """As the loop does it, an eighth of a second later."""
         self.now += SECOND_MS // 8
-        self.shard.want_sync()
-        sync = self.shard.begin_sync()
-        step = self.shard.begin_reclaim(self.now)
+        self.shard.syncs.want()
+        sync = self.shard.syncs.begin()
+        step = self.shard.syncs.begin_reclaim(self.now)
         for job in (step, sync):
             if job is not None:
                 job.run()
         if sync is not None:
-            self.shard.sync_ended()
+            self.shard.syncs.end()
         if step is not None:
-            self.shard.reclaim_ended(self.now)
+            self.shard.syncs.end_reclaim(self.now)
         self.shard.turn_end(self.now)
 
     def bodies(self) -> list[bytes]:
@@ -218,12 +218,12 @@ def test_a_dropped_vhost_goes_when_neither_a_sync_nor_a_step_has_its_files() -> 
     bench.tell(m.Purge(1, 2))
     bench.turn()
     bench.now += 10 * SECOND_MS
-    step = bench.shard.begin_reclaim(bench.now)
+    step = bench.shard.syncs.begin_reclaim(bench.now)
     assert step is not None
     bench.tell(m.DropVhost(1, "/"), m.CONTROLLER)
     assert bench.home.files.names
     step.run()
-    bench.shard.reclaim_ended(bench.now)
+    bench.shard.syncs.end_reclaim(bench.now)
     assert not bench.home.files.names
 
 

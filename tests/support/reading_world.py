@@ -229,11 +229,11 @@ class World:
             return
         for _ in range(min(most, len(sent))):
             shard.receive(sent.popleft(), 1000)
-        shard.want_sync()
-        sync = shard.begin_sync()
+        shard.syncs.want()
+        sync = shard.syncs.begin()
         if sync is not None:
             sync.run()
-            shard.sync_ended()
+            shard.syncs.end()
         for outgoing in shard.turn_end(1000):
             if outgoing.endpoint != "controller":
                 self.heard[at].append(bytes(joined(outgoing.message)))

@@ -30,6 +30,7 @@ from shardmq.shardd.store.streams.queue_log import QueueLog
 from shardmq.shardd.store.sync import SyncJob
 from shardmq.shardd.stores import Sync
 from shardmq.shardd.sync_threads import Syncer
+from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
@@ -217,23 +218,23 @@ class Life:
 
     def begin_sync(self) -> None:
         if self.sync_under_way is None:
-            self.sync_under_way = self.shard.begin_sync()
+            self.sync_under_way = self.shard.syncs.begin()
 
     def end_sync(self) -> None:
         if self.sync_under_way is not None:
             sync, self.sync_under_way = self.sync_under_way, None
             _syncer().run(sync)
-            self.shard.sync_ended()
+            self.shard.syncs.end()
 
     def begin_settled_sync(self) -> None:
         if self.settled_sync_under_way is None:
-            self.settled_sync_under_way = self.shard.begin_settled_sync()
+            self.settled_sync_under_way = self.shard.syncs.begin_settled()
 
     def end_settled_sync(self) -> None:
         if self.settled_sync_under_way is not None:
             sync, self.settled_sync_under_way = self.settled_sync_under_way, None
             _syncer().run(sync)
-            self.shard.settled_sync_ended()
+            self.shard.syncs.end_settled()
 
     def break_off(self, error: Exception) -> None:
         self.known.broken_off.append(repr(error))
@@ -245,7 +246,7 @@ class Life:
     def stop(self) -> None:
         for _ in range(2):
             self.end_sync()
-            self.shard.want_sync()
+            self.shard.syncs.want()
             self.begin_sync()
         self.end_sync()
         self.hear_all(self.shard.answers())
@@ -329,7 +330,7 @@ class Life:
 
     def tick(self) -> None:
         self.now += 1000
-        self.shard.want_sync()
+        self.shard.syncs.want()
 
     def second(self) -> None:
         """Let a second pass, with its syncs: what was settled before it does not come back."""
@@ -360,11 +361,11 @@ class Life:
         """Begin a step, or run and end the one that was begun."""
         if self.step is None:
             self.now += 1000
-            self.step = self.shard.begin_reclaim(self.now)
+            self.step = self.shard.syncs.begin_reclaim(self.now)
         else:
             step, self.step = self.step, None
             _syncer().run(step)
-            self.shard.reclaim_ended(self.now)
+            self.shard.syncs.end_reclaim(self.now)
 
     def come_or_go(self) -> None:
         """Declare a stream, or delete it."""
@@ -558,7 +559,7 @@ BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
     "only errors of the disk fail a sync": lambda: mock.patch.object(SyncJob, "run", _knows_only_errors_of_the_disk),
-    "what is settled is never synced": lambda: mock.patch.object(Shard, "begin_settled_sync", lambda shard: None),
+    "what is settled is never synced": lambda: mock.patch.object(Syncs, "begin_settled", lambda syncs: None),
     "what is settled is in files that are not synced": lambda: mock.patch.object(
         SyncJob, "_make_last", _syncs_names_alone
     ),

@@ -97,10 +97,10 @@ class Doors:
         return refused
 
     def heard(self, door: int) -> list[Any]:
-        sync = self.shard.begin_sync()
+        sync = self.shard.syncs.begin()
         if sync is not None:
             sync.run()
-            self.shard.sync_ended()
+            self.shard.syncs.end()
         said = [read(joined(o.message)) for o in self.shard.turn_end(NOW) if o.endpoint == f"peer-{door}"]
         return [each if isinstance(each, tuple) else ("control", each) for each in said]
 
