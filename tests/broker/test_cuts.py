@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.groups.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat, Terms
+from shardmq.broker.controller.groups.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat
 from shardmq.broker.controller.groups.groups import Name as Virtual
 from shardmq.broker.controller.resharding import cuts
 from shardmq.broker.controller.resharding.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
 from shardmq.broker.model.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
-from shardmq.broker.shared.control import Answer
+from shardmq.broker.shared.control import Answer, ConsumeTerms
 from shardmq.shardd.wire import messages as wire
 from tests.broker.resharding_play import ReshardingPlay, Sent
 
@@ -60,7 +60,7 @@ class Play(ReshardingPlay):
         self.orders: list[Order] = []
         self.passes: list[tuple[Member, Seat, int]] = []
         self.readers: dict[tuple[Member, Seat], Reader] = {}
-        self.members: dict[Member, Terms] = {}
+        self.members: dict[Member, ConsumeTerms] = {}
         self.stored: dict[tuple[str, int], int] = {}  # by group and queue
         self.seen: dict[str, dict[str, list[int]]] = {}  # numbers by group and key, in the order of first deliveries
         self.since: dict[str, dict[str, int]] = {}  # by group that began at the end: what had been published
@@ -200,7 +200,7 @@ class Play(ReshardingPlay):
     def join(self, group: str = "") -> None:
         group = group or self.random.choice(["a", "a", "b"])
         member = Member(0, 1, len(self.members) + 1)
-        self.members[member] = Terms(group=group)
+        self.members[member] = ConsumeTerms(group=group)
         self.seen.setdefault(group, {})
         moves = cuts.moves(self.world.vhost.parts("e"))
         self.orders += self.groups.join(member, VIRTUAL, self.members[member], self._ids(), moves)
@@ -210,7 +210,7 @@ class Play(ReshardingPlay):
         if not here:
             return
         member = self.random.choice(here)
-        self.members[member] = Terms()  # its number is not used again
+        self.members[member] = ConsumeTerms()  # its number is not used again
         self.orders += self.groups.leave(member)
         for who, seat in [*self.readers]:
             if who == member:
@@ -380,7 +380,7 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     who = Member(0, 1, 1)
-    given = groups.join(who, VIRTUAL, Terms(group="g"), (A, B, C), (GREW,))
+    given = groups.join(who, VIRTUAL, ConsumeTerms(group="g"), (A, B, C), (GREW,))
     assert {order.seat.queue: order.bounds.stop for order in given} == {A: None, B: None, C: 0}
     assert groups.overdue(VIRTUAL, 10.0, 500) == ([], [])
     given_up, orders = groups.overdue(VIRTUAL, 10.5, 500)
@@ -391,5 +391,5 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
 def test_who_reads_one_shard_for_good_is_not_bound() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    (order,) = groups.join(Member(0, 1, 1), VIRTUAL, Terms(assignment="random"), (A, B, C), (GREW,))
+    (order,) = groups.join(Member(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,))
     assert (order.seat.queue, order.bounds) == (C, FREE)

@@ -21,9 +21,9 @@ from shardmq.broker.controller.groups.groups import (
     Name,
     Order,
     Seat,
-    Terms,
     assign,
 )
+from shardmq.broker.shared.control import ConsumeTerms
 
 NAME = Name("/", "orders")
 
@@ -76,7 +76,7 @@ class History:
         self.shards = list(range(1, shards + 1))
         self.next_shard = shards + 1
         self.affinity = affinity
-        self.members: dict[Member, Terms] = {}
+        self.members: dict[Member, ConsumeTerms] = {}
         self.left: set[Member] = set()
 
     def play(self, act: Act) -> None:
@@ -85,7 +85,7 @@ class History:
     def join(self, who: Member, at: int) -> None:
         if who in self.members or who in self.left:
             return
-        terms = Terms(priority=at % 2, affinity=self.affinity)
+        terms = ConsumeTerms(priority=at % 2, affinity=self.affinity)
         self.doors.send(self.groups.join(who, NAME, terms, self.shards))
         self.members[who] = terms
 
@@ -204,8 +204,8 @@ def test_a_shard_is_given_only_when_its_holder_gave_it_up() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     one, two = member(1), member(2)
-    assert groups.join(one, NAME, Terms(), [7, 8]) == [Order(GIVE, one, Seat(7)), Order(GIVE, one, Seat(8))]
-    assert groups.join(two, NAME, Terms(), [7, 8]) == [Order(TAKE, one, Seat(8))]
+    assert groups.join(one, NAME, ConsumeTerms(), [7, 8]) == [Order(GIVE, one, Seat(7)), Order(GIVE, one, Seat(8))]
+    assert groups.join(two, NAME, ConsumeTerms(), [7, 8]) == [Order(TAKE, one, Seat(8))]
     assert groups.gave_up(one, Seat(8)) == [Order(GIVE, two, Seat(8))]
     assert groups.gave_up(one, Seat(8)) == []
 
@@ -214,9 +214,9 @@ def test_who_leaves_keeps_what_it_has_not_settled_until_somebody_wants_it() -> N
     groups = Groups(lambda n: 0)
     groups.begin()
     one, two = member(1), member(2)
-    groups.join(one, NAME, Terms(), [7])
+    groups.join(one, NAME, ConsumeTerms(), [7])
     assert groups.leave(one) == []
-    assert groups.join(two, NAME, Terms(), [7]) == [Order(TAKE, one, Seat(7))]
+    assert groups.join(two, NAME, ConsumeTerms(), [7]) == [Order(TAKE, one, Seat(7))]
     assert groups.gave_up(one, Seat(7)) == [Order(GIVE, two, Seat(7))]
 
 
@@ -224,8 +224,8 @@ def test_lower_priorities_stand_by() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     high, low = member(1), member(2)
-    groups.join(high, NAME, Terms(priority=5), [7, 8])
-    assert groups.join(low, NAME, Terms(), [7, 8]) == []
+    groups.join(high, NAME, ConsumeTerms(priority=5), [7, 8])
+    assert groups.join(low, NAME, ConsumeTerms(), [7, 8]) == []
     assert groups.gone([high]) == [Order(GIVE, low, Seat(7)), Order(GIVE, low, Seat(8))]
 
 
@@ -233,47 +233,52 @@ def test_groups_share_nothing() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     one, two = member(1), member(2)
-    groups.join(one, NAME, Terms(group="a"), [7])
-    assert groups.join(two, NAME, Terms(group="b"), [7]) == [Order(GIVE, two, Seat(7))]
+    groups.join(one, NAME, ConsumeTerms(group="a"), [7])
+    assert groups.join(two, NAME, ConsumeTerms(group="b"), [7]) == [Order(GIVE, two, Seat(7))]
 
 
 @pytest.mark.row("E2.6", "E2.7")
 def test_least_goes_to_the_shard_with_fewest_consumers_however_fast_they_come() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    seats = [groups.join(member(n), NAME, Terms(assignment=LEAST), [5, 6, 7])[0].seat for n in range(4)]
+    seats = [groups.join(member(n), NAME, ConsumeTerms(assignment=LEAST), [5, 6, 7])[0].seat for n in range(4)]
     assert seats == [Seat(5), Seat(6), Seat(7), Seat(5)]
     groups.gone([member(1)])
-    assert groups.join(member(9), NAME, Terms(assignment=LEAST), [5, 6, 7]) == [Order(GIVE, member(9), Seat(6))]
+    assert groups.join(member(9), NAME, ConsumeTerms(assignment=LEAST), [5, 6, 7]) == [Order(GIVE, member(9), Seat(6))]
 
 
 def test_random_is_one_shard_for_good() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    assert groups.join(member(1), NAME, Terms(assignment=RANDOM), [5, 6]) == [Order(GIVE, member(1), Seat(6))]
-    assert groups.join(member(2), NAME, Terms(assignment=RANDOM), [5, 6]) == [Order(GIVE, member(2), Seat(6))]
+    assert groups.join(member(1), NAME, ConsumeTerms(assignment=RANDOM), [5, 6]) == [Order(GIVE, member(1), Seat(6))]
+    assert groups.join(member(2), NAME, ConsumeTerms(assignment=RANDOM), [5, 6]) == [Order(GIVE, member(2), Seat(6))]
     assert groups.reshard(NAME, [5]) == [Order(CLOSE, member(1)), Order(CLOSE, member(2))]
 
 
 def test_exclusive_is_alone() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    groups.join(member(1), NAME, Terms(exclusive=True), [5])
-    for terms in (Terms(), Terms(group="other"), Terms(assignment=LEAST), Terms(exclusive=True)):
+    groups.join(member(1), NAME, ConsumeTerms(exclusive=True), [5])
+    for terms in (
+        ConsumeTerms(),
+        ConsumeTerms(group="other"),
+        ConsumeTerms(assignment=LEAST),
+        ConsumeTerms(exclusive=True),
+    ):
         with pytest.raises(InUse):
             groups.join(member(2), NAME, terms, [5])
     groups.gone([member(1)])
-    groups.join(member(2), NAME, Terms(), [5])
+    groups.join(member(2), NAME, ConsumeTerms(), [5])
     with pytest.raises(InUse):
-        groups.join(member(3), NAME, Terms(exclusive=True), [5])
+        groups.join(member(3), NAME, ConsumeTerms(exclusive=True), [5])
 
 
 def test_without_shards_all_consumers_are_closed() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    groups.join(member(1), NAME, Terms(), [5, 6])
-    groups.join(member(2), NAME, Terms(group="other"), [5, 6])
-    groups.join(member(3), NAME, Terms(assignment=LEAST), [5, 6])
+    groups.join(member(1), NAME, ConsumeTerms(), [5, 6])
+    groups.join(member(2), NAME, ConsumeTerms(group="other"), [5, 6])
+    groups.join(member(3), NAME, ConsumeTerms(assignment=LEAST), [5, 6])
     orders = groups.reshard(NAME, [])
     assert {(order.kind, order.member) for order in orders} == {(CLOSE, member(n)) for n in (1, 2, 3)}
     assert not groups.queues and groups.gave_up(member(1), Seat(5)) == []
@@ -288,7 +293,7 @@ def test_a_new_controller_takes_over_what_is_held_and_moves_no_more_than_it_must
     new = Groups(lambda n: 0)
     for who in [*history.members, *history.left]:
         held = [seat for seat, owner in history.doors.has.items() if owner == who]
-        terms = history.members.get(who, Terms())
+        terms = history.members.get(who, ConsumeTerms())
         assert new.restore(who, NAME, terms, who in history.left, held, history.shards) == []
     orders = new.begin()
     assert orders == [] or not history.members

@@ -18,13 +18,21 @@ from typing import Any, NamedTuple
 
 from pamqp import commands
 
-from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.changes import QueuePut
-from shardmq.broker.shared.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
+from shardmq.broker.shared.control import (
+    Answer,
+    ConsumerJoin,
+    ConsumerLeave,
+    ConsumeTerms,
+    SeatGivenUp,
+    SeatName,
+    SeatOrder,
+)
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -333,7 +341,7 @@ class World:
 
     def ask(self, asked: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]:
         said = asked.terms
-        terms = Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
+        terms = ConsumeTerms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
         queues = range(1, len(self.shards) + 1)
         self.orders += self.groups.join(Member(0, DOOR, asked.number), NAME, terms, queues)
         answer: asyncio.Future[Answer] = self.loop.create_future()

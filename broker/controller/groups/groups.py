@@ -26,6 +26,7 @@ from functools import partial
 from typing import NamedTuple
 
 from shardmq.broker.controller.resharding.cuts import FREE, Bounds, Crossing, Move
+from shardmq.broker.shared.control import ConsumeTerms
 
 GROUP, RANDOM, LEAST = "group", "random", "least"
 
@@ -43,19 +44,6 @@ class Member(NamedTuple):
 class Name(NamedTuple):
     vhost: str
     exchange: str
-
-
-class Terms(NamedTuple):
-    """The wishes of a member; the connection (`owner`), channel and tag are for listings."""
-
-    group: str = ""
-    assignment: str = GROUP
-    exclusive: bool = False
-    priority: int = 0
-    affinity: bool = False
-    owner: str = ""
-    channel: int = 0
-    tag: str = ""
 
 
 class Seat(NamedTuple):
@@ -102,18 +90,20 @@ class Group:
         self.begun = begun
         self.moves = moves
         self.crossing = Crossing()
-        self.members: dict[Member, Terms] = {}
+        self.members: dict[Member, ConsumeTerms] = {}
         self.assigned: dict[Seat, Member] = {}
         self.held: dict[Seat, Member] = {}
         self._asked_back: set[Seat] = set()
         self._fresh: set[int] = set()  # shards that came when the group had members
         self._bounds: dict[Seat, Bounds] = {}  # what the holders were told
 
-    def join(self, member: Member, terms: Terms) -> list[Order]:
+    def join(self, member: Member, terms: ConsumeTerms) -> list[Order]:
         self.members.setdefault(member, terms)
         return self.plan()
 
-    def restore(self, member: Member, terms: Terms | None, held: Iterable[Seat]) -> list[Order]:
+    def restore(
+        self, member: Member, terms: ConsumeTerms | None, held: Iterable[Seat]
+    ) -> list[Order]:
         """Take a member and its seats as its front door reports them after a start.
 
         `terms` is None for a member that has left and has not given up its seats yet.
@@ -271,9 +261,9 @@ class VirtualQueue:
         self.begun = begun
         self.moves = moves
         self.groups: dict[str, Group] = {}
-        self.fixed: dict[Member, tuple[Terms, Seat]] = {}
+        self.fixed: dict[Member, tuple[ConsumeTerms, Seat]] = {}
 
-    def terms(self) -> dict[Member, Terms]:
+    def terms(self) -> dict[Member, ConsumeTerms]:
         found = {member: terms for member, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
             found |= group.members
@@ -294,7 +284,7 @@ class VirtualQueue:
                 loads[seat.queue] += 1
         return loads
 
-    def fix(self, member: Member, terms: Terms, choose: Callable[[int], int]) -> Seat:
+    def fix(self, member: Member, terms: ConsumeTerms, choose: Callable[[int], int]) -> Seat:
         """Give a consumer one shard for good: a random one, or the first with fewest consumers."""
         if terms.assignment == RANDOM:
             queue = self.shards[choose(len(self.shards))]
@@ -347,7 +337,7 @@ class Groups:
         self,
         member: Member,
         name: Name,
-        terms: Terms,
+        terms: ConsumeTerms,
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
     ) -> list[Order]:
@@ -371,7 +361,7 @@ class Groups:
         self,
         member: Member,
         name: Name,
-        terms: Terms,
+        terms: ConsumeTerms,
         left: bool,
         held: Iterable[Seat],
         shards: Sequence[int],
@@ -386,7 +376,7 @@ class Groups:
         return orders if shards else orders + self.reshard(name, shards)
 
     def _restored(
-        self, queue: VirtualQueue, member: Member, terms: Terms, left: bool, held: list[Seat]
+        self, queue: VirtualQueue, member: Member, terms: ConsumeTerms, left: bool, held: list[Seat]
     ) -> list[Order]:
         if terms.assignment == GROUP:
             return queue.group(terms.group).restore(member, None if left else terms, held)

@@ -15,7 +15,7 @@ from asyncio import Future
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding import cuts, shard_sets
@@ -28,7 +28,6 @@ from shardmq.broker.shared.control import (
     ConsumerLeave,
     ConsumerNews,
     ConsumersHere,
-    ConsumeTerms,
     SeatGivenUp,
     SeatName,
     SeatOrder,
@@ -108,7 +107,7 @@ class Memberships:
             answer(NOT_FOUND, f"no queue '{name.exchange}' in vhost '{name.vhost}'", {})
             return
         try:
-            orders = self.groups.join(member, name, _terms(asked.terms), shards, self._moves(name))
+            orders = self.groups.join(member, name, asked.terms, shards, self._moves(name))
         except InUse:
             answer(
                 ACCESS_REFUSED,
@@ -140,9 +139,7 @@ class Memberships:
             member = Member(door, incarnation, each.number)
             shards, moves = self._shard_queues(name), self._moves(name)
             self._carry_out(
-                self.groups.restore(
-                    member, name, _terms(each.terms), each.left, seats, shards, moves
-                )
+                self.groups.restore(member, name, each.terms, each.left, seats, shards, moves)
             )
         if self._awaited:
             self._awaited.discard(door)
@@ -246,11 +243,6 @@ class Memberships:
             by_door.setdefault((order.member.door, order.member.incarnation), []).append(said)
         for (door, incarnation), said_there in by_door.items():
             self._links.give_orders(door, incarnation, said_there)
-
-
-def _terms(said: ConsumeTerms) -> Terms:
-    who = (said.owner, said.channel, said.tag)
-    return Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity, *who)
 
 
 def _seat(said: SeatName) -> Seat:

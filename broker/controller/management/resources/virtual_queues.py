@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.groups.groups import Member, Name, Seat, Terms, VirtualQueue
+from shardmq.broker.controller.groups.groups import Member, Name, Seat, VirtualQueue
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, check
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.purging import purge as purge_queue
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.shared.control import QueueRemove
+from shardmq.broker.shared.control import ConsumeTerms, QueueRemove
 from shardmq.broker.shared.rights import Configure, Read
 
-NOBODY = Terms()  # of a member that has left and still holds shard queues
+NOBODY = ConsumeTerms()  # of a member that has left and still holds shard queues
 
 
 def _consumed(call: Call, vhost: Vhost, exchange: str) -> VirtualQueue:
@@ -89,7 +89,7 @@ def _to_change(call: Call, act: type[Configure | Read]) -> tuple[Vhost, tuple[st
     return vhost, shards
 
 
-def _seats(queue: VirtualQueue) -> Iterator[tuple[Seat, Member, Terms, bool]]:
+def _seats(queue: VirtualQueue) -> Iterator[tuple[Seat, Member, ConsumeTerms, bool]]:
     """Yield the owner of each seat, and whether the seat is about to go to another member."""
     for member, (terms, seat) in queue.fixed.items():
         yield seat, member, terms, False
@@ -100,7 +100,7 @@ def _seats(queue: VirtualQueue) -> Iterator[tuple[Seat, Member, Terms, bool]]:
 
 
 def _shard(
-    call: Call, vhost: Vhost, name: str, seats: list[tuple[Seat, Member, Terms, bool]]
+    call: Call, vhost: Vhost, name: str, seats: list[tuple[Seat, Member, ConsumeTerms, bool]]
 ) -> dict[str, Any]:
     put = vhost.queues[name]
     owners = [
@@ -125,7 +125,10 @@ def _shard(
 
 
 def _consumer(
-    call: Call, member: Member, terms: Terms, seats: list[tuple[Seat, Member, Terms, bool]]
+    call: Call,
+    member: Member,
+    terms: ConsumeTerms,
+    seats: list[tuple[Seat, Member, ConsumeTerms, bool]],
 ) -> dict[str, Any]:
     held = [
         call.catalog.queue_by_id(seat.queue)
@@ -144,7 +147,7 @@ def _consumer(
     }
 
 
-def _channel(call: Call, terms: Terms) -> dict[str, Any]:
+def _channel(call: Call, terms: ConsumeTerms) -> dict[str, Any]:
     info = call.context.presence.connection(terms.owner)
     if info is None:
         return {"number": terms.channel}
