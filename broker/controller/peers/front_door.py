@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from shardmq.broker.amqp import properties
+from shardmq.broker.amqp.methods import encode_table
 from shardmq.broker.amqp.properties import PROPERTIES, Properties
-from shardmq.broker.controller.peers.method_frames import encode_table
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Broken, Client, Closed, Confirmed, Event, Message
 
