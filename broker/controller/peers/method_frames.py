@@ -31,7 +31,7 @@ BIND_QUEUE, UNBIND_QUEUE = 20, 50
 BIND_EXCHANGE, UNBIND_EXCHANGE = 30, 40
 
 # Bits of exchange.declare and queue.declare (0-9-1, sections 1.6.2.1 and 1.7.2.1).
-PASSIVE, DURABLE, BIT_2, BIT_3, BIT_4 = 1, 2, 4, 8, 16
+DURABLE, BIT_2, BIT_3 = 2, 4, 8
 # A bit of queue.declare that AMQP does not use: the queue is paused.
 PAUSED = 128
 
