@@ -104,7 +104,7 @@ def perf(
     return Rows([row], list(row))
 
 
-class Target(NamedTuple):
+class LoadTarget(NamedTuple):
     """The broker that gets the load."""
 
     host: str
@@ -123,24 +123,24 @@ class Target(NamedTuple):
         return f"amqp://{user}:{password}@{host}:{self.port}/{vhost}"
 
 
-def _target(uri: str, api: Api) -> Target:
+def _target(uri: str, api: Api) -> LoadTarget:
     if uri:
         parts = urlsplit(uri)
         if parts.scheme != "amqp" or not parts.hostname:
             fail(f"--uri: not amqp://...: {uri}", USAGE)
         vhost = unquote(parts.path[1:]) if len(parts.path) > 1 else "/"
         login = unquote(parts.username or "guest"), unquote(parts.password or "guest")
-        return Target(parts.hostname, parts.port or 5672, *login, vhost)
+        return LoadTarget(parts.hostname, parts.port or 5672, *login, vhost)
     found = next(
         (one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None
     )
     if found is None:
         fail("the broker has no AMQP listener; use --uri")
     host = HERE.get(found["ip_address"], found["ip_address"])
-    return Target(host, found["port"], api.user, api.password, "/")
+    return LoadTarget(host, found["port"], api.user, api.password, "/")
 
 
-async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
+async def _run(target: LoadTarget, load: Load, keep: bool) -> tuple[Counts, float]:
     counts = Counts()
     connections: list[Connection] = []
     if (task := asyncio.current_task()) is not None:

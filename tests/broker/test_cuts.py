@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardmq.broker.controller.groups.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat
-from shardmq.broker.controller.groups.groups import Name as Virtual
+from shardmq.broker.controller.groups.groups import VirtualQueueName as Virtual
 from shardmq.broker.controller.resharding import cuts
 from shardmq.broker.controller.resharding.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
 from shardmq.broker.model.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf

@@ -18,14 +18,14 @@ from shardmq.broker.controller.groups.groups import (
     Groups,
     InUse,
     Member,
-    Name,
     Order,
     Seat,
+    VirtualQueueName,
     assign,
 )
 from shardmq.broker.shared.control import ConsumeTerms
 
-NAME = Name("/", "orders")
+NAME = VirtualQueueName("/", "orders")
 
 
 def member(number: int) -> Member:

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from shardmq.broker.controller.groups.groups import Member, Name
+from shardmq.broker.controller.groups.groups import Member, VirtualQueueName
 from shardmq.broker.controller.management import app
 from shardmq.broker.controller.management.app import RESOURCES
 from shardmq.broker.controller.management.metrics import stats_collector
@@ -293,8 +293,8 @@ async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
     groups, shards = made.context.groups, [vhost.queues[queue].id for queue in queues]
     groups.begin()
     one, two = Member(0, 7, 1), Member(0, 7, 2)
-    groups.join(one, Name("/", "sharded"), ConsumeTerms(owner=OWNER, channel=4, tag="one"), shards)
-    groups.join(two, Name("/", "sharded"), ConsumeTerms(tag="two"), shards)
+    groups.join(one, VirtualQueueName("/", "sharded"), ConsumeTerms(owner=OWNER, channel=4, tag="one"), shards)
+    groups.join(two, VirtualQueueName("/", "sharded"), ConsumeTerms(tag="two"), shards)
     (row,) = await made.get("/api/virtual-queues")
     assert row == {"name": "sharded", "vhost": "/", "shards": 3, "consumers": 2, "groups": [""], "moving": 1}
     found = await made.get("/api/virtual-queues/%2F/sharded")

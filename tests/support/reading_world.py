@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from pamqp import commands
 
-from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat
+from shardmq.broker.controller.groups.groups import Groups, Member, Order, Seat, VirtualQueueName
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
@@ -40,7 +40,7 @@ from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome
 
-NAME = Name("/", "streams")
+NAME = VirtualQueueName("/", "streams")
 MESSAGE = struct.pack("<II", 0, 2) + b"\0\0\0\0"
 TURNS_MAX = 20_000
 DOOR = 5  # its incarnation

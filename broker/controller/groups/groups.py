@@ -41,7 +41,7 @@ class Member(NamedTuple):
     number: int
 
 
-class Name(NamedTuple):
+class VirtualQueueName(NamedTuple):
     vhost: str
     exchange: str
 
@@ -316,8 +316,8 @@ class Groups:
         """Prepare; `choose(n)` returns one of 0 to n - 1."""
         self._choose = choose
         self._begun = False
-        self.queues: dict[Name, VirtualQueue] = {}
-        self._names: dict[Member, Name] = {}
+        self.queues: dict[VirtualQueueName, VirtualQueue] = {}
+        self._names: dict[Member, VirtualQueueName] = {}
 
     def begin(self) -> list[Order]:
         """Begin to assign shards: all front doors have said what their consumers hold."""
@@ -330,13 +330,13 @@ class Groups:
                 orders += group.plan()
         return orders
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[VirtualQueueName]:
         return list(self.queues)
 
     def join(
         self,
         member: Member,
-        name: Name,
+        name: VirtualQueueName,
         terms: ConsumeTerms,
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
@@ -360,7 +360,7 @@ class Groups:
     def restore(
         self,
         member: Member,
-        name: Name,
+        name: VirtualQueueName,
         terms: ConsumeTerms,
         left: bool,
         held: Iterable[Seat],
@@ -395,7 +395,7 @@ class Groups:
     def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
         return self._of(member, lambda group: group.passed(member, seat, offset), stays=True)
 
-    def cross(self, name: Name, moves: tuple[Move, ...]) -> list[Order]:
+    def cross(self, name: VirtualQueueName, moves: tuple[Move, ...]) -> list[Order]:
         """Take the changes of the number of shards that there are now."""
         queue = self.queues.get(name)
         if queue is None or queue.moves == moves:
@@ -403,7 +403,9 @@ class Groups:
         queue.moves = moves
         return [order for group in queue.groups.values() for order in group.cross(moves)]
 
-    def overdue(self, name: Name, now: float, wait_ms: int) -> tuple[list[str], list[Order]]:
+    def overdue(
+        self, name: VirtualQueueName, now: float, wait_ms: int
+    ) -> tuple[list[str], list[Order]]:
         """Have groups give up the order over changes they have waited for longer than `wait_ms`.
 
         Returns their names, and the orders.
@@ -425,7 +427,7 @@ class Groups:
     def of_door(self, door: int) -> list[Member]:
         return [member for member in self._names if member.door == door]
 
-    def reshard(self, name: Name, shards: Sequence[int]) -> list[Order]:
+    def reshard(self, name: VirtualQueueName, shards: Sequence[int]) -> list[Order]:
         """Take the ids of the shard queues that there are now.
 
         Without any there is no virtual queue, and its consumers are closed.
@@ -450,7 +452,9 @@ class Groups:
 
     # -- helpers
 
-    def _queue(self, name: Name, shards: Sequence[int], moves: tuple[Move, ...]) -> VirtualQueue:
+    def _queue(
+        self, name: VirtualQueueName, shards: Sequence[int], moves: tuple[Move, ...]
+    ) -> VirtualQueue:
         found = self.queues.get(name)
         if found is None:
             found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
@@ -480,7 +484,7 @@ class Groups:
         self._tidy(name)
         return orders
 
-    def _tidy(self, name: Name) -> None:
+    def _tidy(self, name: VirtualQueueName) -> None:
         queue = self.queues[name]
         queue.groups = {key: group for key, group in queue.groups.items() if not group.is_empty}
         if queue.is_empty:

@@ -15,7 +15,14 @@ from asyncio import Future
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat
+from shardmq.broker.controller.groups.groups import (
+    Groups,
+    InUse,
+    Member,
+    Order,
+    Seat,
+    VirtualQueueName,
+)
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding import cuts, shard_sets
@@ -87,7 +94,7 @@ class Memberships:
         """Answer a ConsumerJoin or VirtualLook."""
         what = ask.what
         if isinstance(what, VirtualLook):
-            queue = self.groups.queues.get(Name(what.vhost, what.exchange))
+            queue = self.groups.queues.get(VirtualQueueName(what.vhost, what.exchange))
             answer(
                 0,
                 "",
@@ -101,7 +108,7 @@ class Memberships:
             self._join(Member(int(door), int(incarnation), what.number), what, answer)
 
     def _join(self, member: Member, asked: ConsumerJoin, answer: AnswerTo) -> None:
-        name = Name(asked.vhost, asked.exchange)
+        name = VirtualQueueName(asked.vhost, asked.exchange)
         shards = self._shard_queues(name)
         if not shards:
             answer(NOT_FOUND, f"no queue '{name.exchange}' in vhost '{name.vhost}'", {})
@@ -134,7 +141,7 @@ class Memberships:
 
     def _here(self, door: int, incarnation: int, consumers: Iterable[ConsumerHere]) -> None:
         for each in consumers:
-            name = Name(each.vhost, each.exchange)
+            name = VirtualQueueName(each.vhost, each.exchange)
             seats = [_seat(seat) for seat in each.seats]
             member = Member(door, incarnation, each.number)
             shards, moves = self._shard_queues(name), self._moves(name)
@@ -196,7 +203,7 @@ class Memberships:
             self._carry_out(self.groups.reshard(name, self._shard_queues(name)))
             self._carry_out(self.groups.cross(name, self._moves(name)))
 
-    def _shard_queues(self, name: Name) -> tuple[int, ...]:
+    def _shard_queues(self, name: VirtualQueueName) -> tuple[int, ...]:
         """Return the ids of the shard queues that front doors know already.
 
         A queue that is deleted and declared again has another id; ids rise.
@@ -207,7 +214,7 @@ class Memberships:
         ids = (vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
         return tuple(id for id in ids if id <= self._told)
 
-    def _moves(self, name: Name) -> tuple[cuts.Move, ...]:
+    def _moves(self, name: VirtualQueueName) -> tuple[cuts.Move, ...]:
         vhost = self._catalog.vhost(name.vhost)
         return cuts.moves(vhost.parts(name.exchange)) if vhost is not None else ()
 

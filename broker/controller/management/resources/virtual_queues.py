@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.groups.groups import Member, Name, Seat, VirtualQueue
+from shardmq.broker.controller.groups.groups import Member, Seat, VirtualQueue, VirtualQueueName
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, check
 from shardmq.broker.controller.management.resources.connections import channel_name
@@ -20,7 +20,7 @@ NOBODY = ConsumeTerms()  # of a member that has left and still holds shard queue
 
 
 def _consumed(call: Call, vhost: Vhost, exchange: str) -> VirtualQueue:
-    return call.context.groups.queues.get(Name(vhost.name, exchange)) or VirtualQueue(
+    return call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange)) or VirtualQueue(
         (), begun=True
     )
 
