@@ -5,7 +5,8 @@ reasons of other names are here. Wherever such a name comes in, a sentence about
 import answers and logs them. A declare that makes something new (AMQP or HTTP), a policy, a
 parameter and a vhost log them (`EffectWarnings`). The HTTP API answers them in the header
 `Warning`, which shardctl and the page show. The page lists them for all that exists (`things`).
-Whoever gives a name an effect takes its reason away, or tests/broker/test_without_effect.py fails.
+Whoever gives a name an effect takes its reason away, or tests/policies/test_without_effect.py
+fails.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ dead-letter exchange or an alternate exchange need a tag and no right to write t
 RabbitMQ.
 
 To add an act: a function that yields its needs (or `_one`), a line in `_NEEDS`, and its row in
-tests/features/test_i_rights.py.
+tests/access/test_rights.py.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ def run(cell: str, names: dict[str, Any]) -> str:
     return shown.getvalue()
 
 
+@pytest.mark.broker
 def test_the_session_of_the_readme_shows_what_it_says(spark: Any, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     try:

@@ -1,4 +1,4 @@
-"""shardd/queues/due.pyx in plain, slow, obvious Python: first what is due first, then what was published first."""
+"""shardd/queues/order.pyx in plain, slow, obvious Python: first what is due first, then what was published first."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_loggers_are_named_without_the_name_of_the_package(form: str) -> None:
 # -- what clients name ---------------------------------------------------------------------------------------
 
 ANYTHING = st.text(st.characters())  # lone surrogates, too: names are read leniently in places
-# Line ends of any kind, ESC and other C0 and C1 characters, line and paragraph separators, changes of direction.
+# Line ends of any kind, ESC and other control characters, line and paragraph separators, changes of direction.
 HOSTILE = st.text(
     st.sampled_from("a\n\r\x1b\x00\x07\x7f\x85\x9b\u2028\u2029\u202e\u2066\u200f\ufeff\ud800\t\x0b\x0c\x1c")
 )

@@ -26,6 +26,8 @@ SOURCE = Path(__file__).resolve().parents[2]
 class RealBroker:
     """Started at once; `stop` asserts a clean end. Kinds of process: controller, shard, front-door."""
 
+    may_start = True  # false while a test runs that is not marked `broker`
+
     def __init__(
         self,
         data_dir: Path,
@@ -44,6 +46,7 @@ class RealBroker:
         self.start()
 
     def start(self) -> None:
+        assert self.may_start, "mark the test: @pytest.mark.broker"
         self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
         command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]

@@ -10,7 +10,10 @@ import pytest
 from setuptools.dist import Distribution
 
 from shardmq.broker.controller.management import page
-from tests.management.conftest import Api, api  # noqa: F401 # a fixture
+from tests.http_api import conftest
+from tests.http_api.conftest import Api
+
+api = conftest.api
 
 ROOT = Path(__file__).parents[2]
 FILES = page.read_files()
@@ -55,7 +58,7 @@ def test_files_stay_small() -> None:
     assert sum(len(file.body) for file in FILES.values()) < 200_000
 
 
-async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:  # noqa: F811
+async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:
     api.login = None
     for name, file in [("", FILES[page.INDEX]), *FILES.items()]:
         status, body = await api.call("GET", page.BASE + name)
@@ -70,7 +73,7 @@ async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:  # 
         assert api.headers["Referrer-Policy"] == "no-referrer"
 
 
-async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:  # noqa: F811
+async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:
     await api.call("GET", page.BASE + "app.js")
     assert api.headers["Cache-Control"] == "no-cache"
     etag = api.headers["ETag"]
@@ -83,12 +86,12 @@ async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:  #
 @pytest.mark.parametrize(
     "path", ["../app.py", "%2e%2e/app.py", "..%2f..%2fmanagement%2fapp.py", "/etc/passwd", "views", "x.js"]
 )
-async def test_only_the_pages_files_are_served(api: Api, path: str) -> None:  # noqa: F811
+async def test_only_the_pages_files_are_served(api: Api, path: str) -> None:
     status, found = await api.call("GET", page.BASE + path)
     assert (status, found["error"]) == (404, "Object Not Found")
 
 
-async def test_a_browser_is_led_to_the_page_and_others_are_told_where_it_is(api: Api) -> None:  # noqa: F811
+async def test_a_browser_is_led_to_the_page_and_others_are_told_where_it_is(api: Api) -> None:
     api.login = None
     html = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     assert (await api.call("GET", "/", headers=html, allow_redirects=False))[0] == 302

@@ -53,6 +53,10 @@ def why_out_of_service(context: Context) -> str | None:
     stalled = [shard.number for shard in context.shards.shards if shard.alarm == DISK_STALLED]
     if stalled:
         return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
+    if context.links.other_versions:
+        return (
+            f"front doors of another release: {', '.join(map(str, context.links.other_versions))}"
+        )
     if not context.links.doors():
         return "no front door is connected"
     return None
