@@ -14,12 +14,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from shardmq.broker.controller.groups.groups import GroupConsumer, Name, Terms
+from shardmq.broker.controller.groups.groups import GroupConsumer, VirtualQueueName
 from shardmq.broker.controller.management import app
 from shardmq.broker.controller.management.app import RESOURCES
 from shardmq.broker.controller.management.metrics import stats_collector
 from shardmq.broker.model import passwords
-from shardmq.broker.shared.control import QueueDeclare
+from shardmq.broker.shared.control import ConsumeTerms, QueueDeclare
 from shardmq.shardd.wire import messages as wire
 from tests.http_api.conftest import CONNECTION, OWNER, Api
 
@@ -293,8 +293,8 @@ async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
     groups, shards = made.context.groups, [vhost.queues[queue].id for queue in queues]
     groups.begin()
     one, two = GroupConsumer(0, 7, 1), GroupConsumer(0, 7, 2)
-    groups.join(one, Name("/", "sharded"), Terms(owner=OWNER, channel=4, tag="one"), shards)
-    groups.join(two, Name("/", "sharded"), Terms(tag="two"), shards)
+    groups.join(one, VirtualQueueName("/", "sharded"), ConsumeTerms(owner=OWNER, channel=4, tag="one"), shards)
+    groups.join(two, VirtualQueueName("/", "sharded"), ConsumeTerms(tag="two"), shards)
     (row,) = await made.get("/api/virtual-queues")
     assert row == {"name": "sharded", "vhost": "/", "shards": 3, "consumers": 2, "groups": [""], "moving": 1}
     found = await made.get("/api/virtual-queues/%2F/sharded")

@@ -26,8 +26,8 @@ from shardmq.broker.controller.management.responses.long_responses import (
     LOCAL,
     UNREAD_S_MIN,
     LongResponses,
-    Parts,
     Rendering,
+    ResponseBody,
     takes_gzip,
 )
 from tests.http_api.conftest import Api
@@ -74,14 +74,14 @@ class History:
     def ask(self, address: str, key: str) -> None:
         request: Any = FakeRequest(address)
 
-        async def make() -> Parts:
+        async def make() -> ResponseBody:
             seen, go_on = self.now, asyncio.get_running_loop().create_future()
             self.making.append((address, go_on))
             try:
                 await go_on
             finally:
                 self.making.remove((address, go_on))
-            return Parts("text/plain", once(b"%s %d" % (key.encode(), seen)))
+            return ResponseBody("text/plain", once(b"%s %d" % (key.encode(), seen)))
 
         answer = self.answers.answer(request, key, make, self.limits)
         self.calls.append((request, self.now, asyncio.create_task(self._checked(answer, key, self.now))))
@@ -190,8 +190,8 @@ class Served:
         self._unread: list[socket.socket] = []
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        async def make() -> Parts:
-            return Parts("text/plain", self._text())
+        async def make() -> ResponseBody:
+            return ResponseBody("text/plain", self._text())
 
         try:
             return await self.answers.answer(request, request.path, make, self.limits)
@@ -311,7 +311,7 @@ async def test_an_ended_answer_lets_its_bytes_go_with_its_last_reader_whoever_st
 
 
 async def test_an_answer_that_fails_lets_the_bytes_go_that_its_readers_hold() -> None:
-    async def make() -> Parts:
+    async def make() -> ResponseBody:
         raise NotImplementedError
 
     rendering = Rendering("a", LOCAL, make)

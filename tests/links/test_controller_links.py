@@ -39,6 +39,7 @@ from shardmq.broker.shared.control import (
 )
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from tests.support.catalogs import rebuilt
 
 EPOCH = 77
 FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
@@ -128,7 +129,7 @@ async def enter(
     reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
     writer.write(encode(DoorHello(wire.WIRE_VERSION, door, incarnation, 123, "", 0)))
     snapshot = await read(reader)
-    catalog = Catalog.rebuilt(snapshot.version, snapshot.changes)
+    catalog = rebuilt(snapshot.version, snapshot.changes)
     writer.write(encode(Applied(snapshot.version)))
     return reader, writer, catalog
 

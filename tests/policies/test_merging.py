@@ -13,6 +13,7 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.policies import Policies
 from shardmq.broker.routing import route
+from tests.support.catalogs import rebuilt
 from tests.support.changes import any_change
 from tests.support.proving import proving
 
@@ -81,7 +82,7 @@ def test_a_merge_is_what_the_rules_say_key_by_key(
 @given(st.lists(any_change(), max_size=60))
 def test_what_applies_does_not_depend_on_what_was_there_first(history: list[AnyChange]) -> None:
     catalog = catalog_of(*history)
-    copy = Catalog.rebuilt(catalog.version, catalog.changes())
+    copy = rebuilt(catalog.version, catalog.changes())
     for name, vhost in catalog.vhosts.items():
         other = copy.vhosts[name]
         for each in vhost.queues.values():

@@ -32,6 +32,7 @@ from shardmq.broker.routing.spreading import (
     weight_fault,
 )
 from shardmq.shardd.wire import routes
+from tests.support.catalogs import rebuilt
 
 KEYS = 20_000
 # Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and Hilferty).
@@ -200,7 +201,7 @@ def test_every_copy_of_the_catalog_routes_alike(order: list[int]) -> None:
     changes = catalog.changes()
     bindings = [change for change in changes if isinstance(change, BindingPut)]
     others = [change for change in changes if not isinstance(change, BindingPut)]
-    copy = Catalog.rebuilt(0, [*others, *(bindings[i] for i in order)])
+    copy = rebuilt(0, [*others, *(bindings[i] for i in order)])
     assert routed(copy) == routed(catalog)
 
 

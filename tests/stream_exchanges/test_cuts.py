@@ -22,13 +22,12 @@ from shardmq.broker.controller.groups.groups import (
     GroupConsumer,
     GroupOrder,
     Groups,
-    Terms,
 )
-from shardmq.broker.controller.groups.groups import Name as Virtual
+from shardmq.broker.controller.groups.groups import VirtualQueueName as Virtual
 from shardmq.broker.controller.resharding import cuts
 from shardmq.broker.controller.resharding.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
 from shardmq.broker.model.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
-from shardmq.broker.shared.control import Answer
+from shardmq.broker.shared.control import Answer, ConsumeTerms
 from shardmq.shardd.wire import messages as wire
 from tests.stream_exchanges.resharding_play import ReshardingPlay, Sent
 
@@ -69,7 +68,7 @@ class Play(ReshardingPlay):
         self.orders: list[GroupOrder] = []
         self.passes: list[tuple[GroupConsumer, Assignment, int]] = []
         self.readers: dict[tuple[GroupConsumer, Assignment], Reader] = {}
-        self.consumers: dict[GroupConsumer, Terms] = {}
+        self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
         self.stored: dict[tuple[str, int], int] = {}  # by group and queue
         self.seen: dict[str, dict[str, list[int]]] = {}  # numbers by group and key, in the order of first deliveries
         self.since: dict[str, dict[str, int]] = {}  # by group that began at the end: what had been published
@@ -212,7 +211,7 @@ class Play(ReshardingPlay):
     def join(self, group: str = "") -> None:
         group = group or self.random.choice(["a", "a", "b"])
         consumer = GroupConsumer(0, 1, len(self.consumers) + 1)
-        self.consumers[consumer] = Terms(group=group)
+        self.consumers[consumer] = ConsumeTerms(group=group)
         self.seen.setdefault(group, {})
         moves = cuts.moves(self.world.vhost.parts("e"))
         self.orders += self.groups.join(consumer, VIRTUAL, self.consumers[consumer], self._ids(), moves)
@@ -222,7 +221,7 @@ class Play(ReshardingPlay):
         if not here:
             return
         consumer = self.random.choice(here)
-        self.consumers[consumer] = Terms()  # its number is not used again
+        self.consumers[consumer] = ConsumeTerms()  # its number is not used again
         self.orders += self.groups.leave(consumer)
         for who, assignment in [*self.readers]:
             if who == consumer:
@@ -392,7 +391,7 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     who = GroupConsumer(0, 1, 1)
-    given = groups.join(who, VIRTUAL, Terms(group="g"), (A, B, C), (GREW,))
+    given = groups.join(who, VIRTUAL, ConsumeTerms(group="g"), (A, B, C), (GREW,))
     assert {order.assignment.queue: order.bounds.stop for order in given} == {A: None, B: None, C: 0}
     assert groups.overdue(VIRTUAL, 10.0, 500) == ([], [])
     given_up, orders = groups.overdue(VIRTUAL, 10.5, 500)
@@ -405,5 +404,5 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
 def test_who_reads_one_shard_for_good_is_not_bound() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    (order,) = groups.join(GroupConsumer(0, 1, 1), VIRTUAL, Terms(assignment="random"), (A, B, C), (GREW,))
+    (order,) = groups.join(GroupConsumer(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,))
     assert (order.assignment.queue, order.bounds) == (C, FREE)

@@ -31,6 +31,7 @@ from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.values import SHARDS_PER_EXCHANGE_MAX
 from shardmq.broker.routing import route
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, QueueDeclare, QueueRemove
+from tests.support.catalogs import rebuilt
 
 SHARDS = 4
 HASH = "x-modulus-hash"
@@ -238,7 +239,7 @@ def test_the_catalogs_copy_knows_the_same_sets() -> None:
     world = World()
     world.declare(x_shards=12)
     world.declare("f", x_shards=3)
-    copy = Catalog.rebuilt(0, reversed_queues(world.catalog.changes()))
+    copy = rebuilt(0, reversed_queues(world.catalog.changes()))
     assert copy.vhosts["/"].shard_queues("e") == tuple(sharding(i) for i in range(12))
     assert copy.vhosts["/"].shard_queues("f") == world.vhost.shard_queues("f")
 
@@ -630,5 +631,5 @@ def test_after_any_history_the_active_shards_are_those_wanted_and_no_queue_is_lo
         active = {part.name for part in world.vhost.parts("e") if part.part is not None and part.part.state == ACTIVE}
         assert active | (removed & expected) == expected
         assert world.bound() == sorted((name, wanted[2] if wanted else "") for name in active)
-        again = Catalog.rebuilt(0, world.catalog.changes()).vhosts["/"]
+        again = rebuilt(0, world.catalog.changes()).vhosts["/"]
         assert again.shard_queues("e") == world.vhost.shard_queues("e")

@@ -10,13 +10,14 @@ from typing import Any
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange
 from shardmq.shardd.wire import messages as wire
+from tests.support.catalogs import rebuilt
 
 
 class FakeDoors:
     """One front door with a copy of the catalog. `hold` keeps it from applying until `apply_all`."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self.copy = Catalog.rebuilt(catalog.version, catalog.changes())
+        self.copy = rebuilt(catalog.version, catalog.changes())
         self.hold = False
         self.closed: list[tuple[str, int, str]] = []
         self.told: list[list[AnyChange]] = []

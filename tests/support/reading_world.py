@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pamqp import commands
 
 from shardmq.broker.controller.groups import groups as controller_groups
-from shardmq.broker.controller.groups.groups import GroupOrder, Groups, Name, Terms
+from shardmq.broker.controller.groups.groups import GroupOrder, Groups, VirtualQueueName
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
@@ -32,6 +32,7 @@ from shardmq.broker.shared.control import (
     AssignmentOrder,
     ConsumerJoin,
     ConsumerLeave,
+    ConsumeTerms,
 )
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
@@ -40,7 +41,7 @@ from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome
 
-NAME = Name("/", "streams")
+NAME = VirtualQueueName("/", "streams")
 MESSAGE = struct.pack("<II", 0, 2) + b"\0\0\0\0"
 TURNS_MAX = 20_000
 DOOR = 5  # its incarnation
@@ -346,7 +347,7 @@ class World:
 
     def ask(self, asked: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]:
         said = asked.terms
-        terms = Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
+        terms = ConsumeTerms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
         queues = range(1, len(self.shards) + 1)
         self.orders += self.groups.join(controller_groups.GroupConsumer(0, DOOR, asked.number), NAME, terms, queues)
         answer: asyncio.Future[Answer] = self.loop.create_future()

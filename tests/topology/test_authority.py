@@ -44,6 +44,7 @@ from shardmq.broker.shared.control import (
     Unbind,
 )
 from shardmq.shardd.wire import messages as wire
+from tests.support.catalogs import state
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
 
 ME, YOU = "0.1.1", "0.1.2"
@@ -82,7 +83,7 @@ class World:
         return await asyncio.wait_for(self.authority.ask(request, owner), 60)
 
     def agree(self) -> bool:
-        return self.doors.copy.state() == self.catalog.state()
+        return state(self.doors.copy) == state(self.catalog)
 
 
 @pytest_asyncio.fixture
@@ -387,7 +388,7 @@ async def test_what_was_answered_is_there_after_a_restart(world: World, tmp_path
     await asyncio.gather(*(world.ask(declare(f"q{n}")) for n in range(20)))
     await world.ask(Bind("/", "amq.topic", "queue", "q3", "k", {"x": 1.5}))
     copy = Definitions(tmp_path, "another")
-    assert copy.load().state() == world.catalog.state()
+    assert state(copy.load()) == state(world.catalog)
     copy.close()
 
 
