@@ -16,9 +16,9 @@ import pytest
 from pamqp import commands
 from pika.exceptions import ProbableAccessDeniedError
 
-from tests.policies.test_policies import Api
 from tests.support.raw_client import HEADER, RawClient, method
 from tests.support.real_broker import PATIENCE_S, SOURCE, RealBroker, wait_until
+from tests.support.vhosts import Api
 
 pytestmark = pytest.mark.broker
 

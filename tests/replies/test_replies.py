@@ -9,9 +9,9 @@ import pytest
 from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
 
-from tests.publishing.test_messages import REPLY_TO, declare, delivered
+from tests.publishing.test_messages import REPLY_TO
 from tests.support.brokers import Api
-from tests.support.raw_client import RawClient, method, publish, with_properties
+from tests.support.raw_client import RawClient, declare, delivered, method, publish, with_properties
 from tests.support.real_broker import RealBroker, wait_until
 
 

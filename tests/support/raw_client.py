@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pamqp import base, body, commands, frame, header
 
@@ -178,3 +178,21 @@ class RawClient:
         """Wait until the broker hangs up, whatever it sends before."""
         while self.read() is not None:
             pass
+
+
+def declare(client: RawClient, name: str, **how: Any) -> None:
+    client.ask(1, commands.Queue.Declare(queue=name, **{"exclusive": True, **how}), commands.Queue.DeclareOk)
+
+
+def got(client: RawClient, queue: str, channel: int = 1) -> bytes:
+    """Return the body of the next message, which counts as acknowledged at once."""
+    client.ask(channel, commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetOk)
+    return client.content()
+
+
+def is_empty(client: RawClient, queue: str, channel: int = 1) -> bool:
+    return bool(client.ask(channel, commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetEmpty))
+
+
+def delivered(client: RawClient) -> tuple[commands.Basic.Deliver, bytes]:
+    return client.expect(commands.Basic.Deliver), client.content()

@@ -6,8 +6,8 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from tests.policies.test_policies import Api
 from tests.support.real_broker import RealBroker
+from tests.support.vhosts import Api
 
 FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
 QUEUES = 8  # enough that they lie in both shards
