@@ -124,7 +124,8 @@ def test_many_wrong_passwords_of_a_user_are_refused_unseen_and_nobody_elses(tmp_
     try:
         for user in ("known", "new", "web", "other"):
             body = {"tags": "administrator", "password": "right"}
-            if user == "web":  # guesses one by one, so they must be judged faster than the budget fills again
+            # guesses one by one, so they must be judged faster than the budget fills again
+            if user == "web":
                 body["hashing_algorithm"] = "rabbit_password_hashing_sha256"
             assert status(broker, f"/api/users/{user}", "guest", "guest", "PUT", body) == 201
         assert login(broker.port, "known", "right")

@@ -1,4 +1,7 @@
-"""A shard is told of every settled delivery, once, and of acks not later than they are worth a batch."""
+"""A shard hears of every settled delivery once.
+
+It hears of acks as soon as there are enough of them for a batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""x-death is what RabbitMQ's rule says, whatever headers the message came with; the rest of it is not touched."""
+"""x-death follows RabbitMQ's rule, whatever headers the message came with.
+
+The rest of the message is not touched.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers of virtual queues: assignments begin and end as the controller says, and share one prefetch."""
+"""Assignments begin and end as the controller says, and share one prefetch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Grouped(Consuming):
         return [said.seat for said in self.line.said if isinstance(said, SeatGivenUp)]
 
 
-# -- joining, leaving --------------------------------------------------------------------------------------------------
+# -- joining, leaving ------------------------------------------------------------------------------
 
 
 async def test_a_consumer_joins_at_the_controller_and_is_told_when_it_is_let_in() -> None:
@@ -176,7 +176,7 @@ async def test_a_client_gets_from_a_virtual_queue_by_its_name() -> None:
     assert names(await play.settled())[0] == "Basic.GetOk"
 
 
-# -- assignments -------------------------------------------------------------------------------------------------------
+# -- assignments -----------------------------------------------------------------------------------
 
 
 async def test_an_assignment_is_attached_for_the_whole_consumer() -> None:
@@ -260,7 +260,7 @@ async def test_an_assignment_whose_queue_goes_is_given_up_at_once() -> None:
     assert play.channel.consumers == {"tag": group}  # the consumer itself goes on
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 async def test_members_of_a_group_share_the_position_that_is_kept_under_its_name() -> None:

@@ -176,7 +176,10 @@ def test_what_a_consumer_asks_for_has_a_type(client: RawClient, name: str) -> No
 def test_large_messages_come_unharmed_to_who_takes_them_slowly(
     broker: RealBroker, client: RawClient, other: RawClient, name: str
 ) -> None:
-    """While others' go the same way: what lies where the next ones will lie is not given to a client late."""
+    """Messages of others go through the same buffers.
+
+    A slow client must not get bytes of the messages that come next.
+    """
     sizes = [1 << 20, 20_000, 300_000, 1 << 20, 40_000, 700_000, 1 << 20, 16_400] * 3
     bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
     with RawClient(broker.port, receive_bytes=1 << 12).shake_hands() as slow:

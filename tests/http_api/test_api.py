@@ -27,7 +27,11 @@ NAME = quote(CONNECTION, safe="")
 
 
 async def make(api: Api) -> None:
-    """Exchange e, queues q and r/s; q bound to e by two bindings; a user of no rank and one who manages."""
+    """Make one or two objects of each kind.
+
+    The queues are q and r/s; q is bound to the exchange e twice. The user nobody has no tag, the
+    user manager may manage.
+    """
     for path, body in (
         ("/api/exchanges/%2F/e", {"type": "topic"}),
         ("/api/queues/%2F/q", {}),
@@ -162,7 +166,8 @@ async def test_the_supervisor_is_first_among_the_processes(api: Api) -> None:
 
 
 async def test_every_read_but_open_ones_wants_a_login(made: Api) -> None:
-    for login in (None, ("nobody", "x"), ("guest", "wrong"), ("absent", "guest")):  # many wrong ones are refused unseen
+    # many wrong ones are refused unseen
+    for login in (None, ("nobody", "x"), ("guest", "wrong"), ("absent", "guest")):
         made.login = login
         for path in READS:
             status, found = await made.call("GET", f"/api/{path}")

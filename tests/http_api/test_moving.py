@@ -1,4 +1,7 @@
-"""Messages moved from queue to queue by HTTP: as they were, in order, none lost; what cannot be moved stays there."""
+"""Messages are moved between queues by HTTP unchanged and in order, and none is lost.
+
+A message that cannot be moved stays.
+"""
 
 from __future__ import annotations
 

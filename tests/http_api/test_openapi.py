@@ -1,4 +1,4 @@
-"""The API's description says what is there: each route, each body, each field; and the examples of a fuzzer."""
+"""The API's description has each route, each body, each field, and the fuzzer's examples."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ DOCUMENTS = [path for path in FILES if path.endswith(".md") and not path.startsw
 WIDE = {"CHANGELOG.md"}  # this list only gets shorter
 COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
-# A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for any.
+# A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for
+# any.
 FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pyi|h|c|js|toml))`")
 # Files that a reader writes.
 NOT_OURS = {"NAME.py", "jobs/NAME.py"}

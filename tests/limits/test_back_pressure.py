@@ -18,7 +18,10 @@ from tests.support.real_broker import RealBroker, wait_until
 def test_a_publisher_is_held_back_while_a_shard_is_behind_and_nothing_is_lost(
     broker: RealBroker, client: RawClient, name: str, api: Api
 ) -> None:
-    """The shard sleeps; what it is given is bounded, so the client's writes come to a stop and its state is flow."""
+    """The shard sleeps, and the bytes for it are bounded.
+
+    So the client's writes come to a stop, and its state is `flow`.
+    """
     declare(client, name)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
     port = client.sock.getsockname()[1]

@@ -1,4 +1,7 @@
-"""broker/amqp/delayed_release.pyx in plain, slow, obvious Python: headers decoded, the delay negated, encoded again."""
+"""broker/amqp/delayed_release.pyx in plain Python.
+
+Headers are decoded, the delay is negated, and the headers are encoded again.
+"""
 
 from __future__ import annotations
 

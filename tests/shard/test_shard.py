@@ -211,7 +211,10 @@ def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer(
 
 
 def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_looked() -> None:
-    """Its consumers were another process's; the controller comes and leaves as one that takes nothing."""
+    """Its consumers were of another process.
+
+    The controller comes and leaves as a consumer that takes nothing.
+    """
     for somebody in (False, True):
         bench = Bench()
         bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)

@@ -1,4 +1,4 @@
-"""The tables of reshard states are what their drawing says, and every walk over them comes to an end."""
+"""The tables of reshard states are as drawn, and every walk over them comes to an end."""
 
 from __future__ import annotations
 

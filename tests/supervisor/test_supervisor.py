@@ -1,4 +1,4 @@
-"""The whole of it with fake children: order, restart, giving up, draining, and starts that are refused."""
+"""Test the supervisor with fake children: order, restart, giving up, draining, refusals."""
 
 from __future__ import annotations
 
@@ -439,7 +439,8 @@ def test_a_lock_left_by_a_dead_broker_is_taken_over(tmp_path: Path) -> None:
 def test_children_of_a_dead_broker_are_waited_for(tmp_path: Path) -> None:
     draining = DataDirectory(tmp_path)
     draining.open()
-    os.pwrite(draining.lock_fd, b"4194304999\n", 0)  # the supervisor is gone, a child still holds the lock
+    # the supervisor is gone, a child still holds the lock
+    os.pwrite(draining.lock_fd, b"4194304999\n", 0)
     with pytest.raises(ConfigError, match="in use by the broker with pid 4194304999"):
         DataDirectory(tmp_path).open(wait_s=0)
     draining.close()

@@ -1,4 +1,7 @@
-"""A transaction that a full queue refuses: 406 for its commit, and nothing of it was done, at any shard."""
+"""A full queue refuses a transaction with 406 for its commit.
+
+Nothing of it was done then, at any shard.
+"""
 
 from __future__ import annotations
 
