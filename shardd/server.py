@@ -43,6 +43,7 @@ from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.memory import give_back, keep_warm
+from shardmq.shardd.wire.recent import RecentKeys
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -297,6 +298,8 @@ class Server:
         # By the number and incarnation of the front door.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        # The number and incarnation of processes of another wire version.
+        self._refused, self._refused_joins = RecentKeys(), RecentKeys()
         self._poll = select.poll()
         self._controller = f"ipc://{config.runtime_dir}/controller.sock"
         self._inbox_told = True  # the inbox may have messages
@@ -516,8 +519,27 @@ class Server:
                 lane.let_go()
             if head.kind != wire.LANE:
                 self.shard.receive(message, now)
+        except envelope.OtherVersion as error:
+            self._refuse(message, error)
         except envelope.WireError as error:
             log.error("a message was dropped: %s", error)
+
+    def _refuse(self, message: bytes, error: envelope.OtherVersion) -> None:
+        """Log the first message of a process of another wire version, and answer its first Join.
+
+        The process refuses the answer in turn, and logs it.
+        """
+        peer, incarnation = error.head.peer, error.head.incarnation
+        if self._refused.add((peer, incarnation)):
+            log.error("a message was dropped: %s", error)
+        join = envelope.read_control(message) if error.head.kind == wire.CONTROL else None
+        if isinstance(join, wire.Join) and self._refused_joins.add((peer, incarnation)):
+            hello = wire.Hello(os.getpid(), ready=False)
+            who = (peer, incarnation, self.shard.epoch, self.config.shard)
+            outbox = self._socket(zmq.PUSH)
+            outbox.connect(join.endpoint)
+            outbox.send(envelope.control(*who, hello), AT_ONCE)
+            outbox.close(LINGER_MS)
 
     def _receive_near(self, lane: Lane, now: int, most: int) -> int:
         messages = lane.take(most)

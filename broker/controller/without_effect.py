@@ -95,7 +95,14 @@ class Summary:
             self._counts[row] = self._counts.get(row, 0) + 1
 
     def sentences(self) -> list[str]:
-        return [_sentence(found, self._counts[row]) for row, found in sorted(self._first.items())]
+        said = []
+        for row, found in sorted(self._first.items()):
+            more = f" and {self._counts[row] - 1} more" if self._counts[row] > 1 else ""
+            said.append(
+                f"{found.kind} {found.name} of {found.thing}{more} is kept without effect: "
+                f"{found.why}"
+            )
+        return said
 
 
 def sentences(asks: Iterable[Any]) -> list[str]:
@@ -131,11 +138,6 @@ class Lines:
                 self._left_out = 0
             lines.append(sentence)
         return lines
-
-
-def _sentence(found: Found, count: int) -> str:
-    more = f" and {count - 1} more" if count > 1 else ""
-    return f"{found.kind} {found.name} of {found.thing}{more} is kept without effect: {found.why}"
 
 
 def _in_parameter(put: ParameterPut) -> Iterator[Found]:

@@ -226,7 +226,7 @@ def check_open(
     """
     if catalog.vhost(vhost) is None:
         raise not_allowed(f"vhost {vhost} not found")
-    if not catalog.may_enter(user, vhost):
+    if not catalog.permissions.may_enter(user, vhost):
         raise not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
     if 0 < connections_max <= connected:
         raise not_allowed(

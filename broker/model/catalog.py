@@ -101,7 +101,6 @@ class Vhost:
             yield from bindings.values()
 
     def bindings_from(self, exchange: str) -> Collection[BindingPut]:
-        """Return the bindings from an exchange."""
         return self._from.get(exchange, {}).values()
 
     def bindings_to(self, kind: str, destination: str) -> Collection[BindingPut]:
@@ -109,7 +108,6 @@ class Vhost:
         return self._to.get((kind, destination), {}).values()
 
     def count_from(self, exchange: str) -> int:
-        """Count the bindings from an exchange."""
         return len(self._from.get(exchange, ()))
 
     def bindings_by_key(self, exchange: str) -> Mapping[BindingKey, BindingPut]:
@@ -117,7 +115,6 @@ class Vhost:
         return self._from.get(exchange, {})
 
     def has_binding(self, binding: BindingPut | BindingDelete) -> bool:
-        """Return whether the binding exists."""
         bindings = self._from.get(binding.source)
         return bindings is not None and binding_key(binding) in bindings
 
@@ -181,7 +178,6 @@ class Vhost:
         return policies.queue_arguments(queue.arguments, self.policies_of(queue).definition)
 
     def exchange_arguments(self, exchange: ExchangePut) -> dict[str, Any]:
-        """Return an exchange's effective arguments."""
         if not self.policies:
             return exchange.arguments
         return policies.exchange_arguments(
@@ -300,7 +296,6 @@ class Vhost:
         self.table = self.table.with_bindings(source, kind, destination, new)
 
     def delete_binding(self, gone: BindingDelete) -> None:
-        """Delete a binding."""
         key = binding_key(gone)
         if key not in self._from.get(gone.source, {}):
             return
@@ -359,21 +354,17 @@ class Catalog:
     # -- look-ups
 
     def vhost(self, name: str) -> Vhost | None:
-        """Return the vhost of this name."""
         return self.vhosts.get(name)
 
     def exchange(self, vhost: str, name: str) -> ExchangePut | None:
-        """Return the exchange of this name."""
         found = self.vhosts.get(vhost)
         return found.exchanges.get(name) if found else None
 
     def queue(self, vhost: str, name: str) -> QueuePut | None:
-        """Return the queue of this name."""
         found = self.vhosts.get(vhost)
         return found.queues.get(name) if found else None
 
     def queue_by_id(self, id: int) -> QueuePut | None:
-        """Return the queue with this id."""
         return self.index.get(id)
 
     def queues_of(self, owner: str) -> list[QueuePut]:
@@ -404,24 +395,10 @@ class Catalog:
         return value if type(value) is int and value >= 0 else None
 
     def vhost_limit(self, vhost: str, key: str) -> int | None:
-        """Return a limit of a vhost, or None."""
         return self.limit(vhost, VHOST_LIMITS, "limits", key)
 
     def user_limit(self, user: str, key: str) -> int | None:
-        """Return a limit of a user, or None."""
         return self.limit("", USER_LIMITS, user, key)
-
-    def has_topic_permissions(self, user: str, vhost: str) -> bool:
-        """Return whether the user has a topic permission for any exchange of the vhost."""
-        return self.permissions.has_topic(user, vhost)
-
-    def may_enter(self, user: str, vhost: str) -> bool:
-        """Return whether the user may open a connection to the vhost."""
-        return self.permissions.may_enter(user, vhost)
-
-    def may_all(self, user: str, vhost: str, name: str) -> bool:
-        """Return whether the user may configure, write and read the thing of this name."""
-        return self.permissions.may_all(user, vhost, name)
 
     # -- changes
 

@@ -28,22 +28,18 @@ AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 
 
 def anything(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept every value."""
     return ""
 
 
 def boolean(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept true and false."""
     return "" if isinstance(value, bool) else unacceptable(value)
 
 
 def string(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept a string."""
     return "" if isinstance(value, str) else unacceptable(value)
 
 
 def integer(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept an integer."""
     return "" if type(value) is int else not_integer(value)
 
 
@@ -113,12 +109,10 @@ def max_age(value: Any, arguments: Mapping[str, Any]) -> str:
 
 
 def not_integer(value: Any) -> str:
-    """Say that the value is not an integer."""
     return f'"expected integer, got {type_name(value)}"'
 
 
 def unacceptable(value: Any) -> str:
-    """Say that the value has the wrong type."""
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
@@ -126,12 +120,10 @@ def unacceptable(value: Any) -> str:
 
 
 def any_setting(value: Any) -> str:
-    """Accept every value."""
     return ""
 
 
 def flag(value: Any) -> str:
-    """Accept true and false."""
     return "" if isinstance(value, bool) else "is not a valid boolean"
 
 

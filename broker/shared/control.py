@@ -4,6 +4,10 @@ They travel on a unix stream at RUNTIME_DIR/control.sock. Each is a u32 length (
 most CONTROL_BYTES_MAX) and msgpack of one struct below. The end of the stream says that the other
 process is gone: the controller deletes the exclusive queues of a front door's connections; a front
 door keeps serving from its copy and connects again.
+
+These messages have the WIRE_VERSION of shardd/wire/messages.py: a change that old processes misread
+needs a new one. The first message of a front door says its version. A controller of another version
+answers with OtherVersion and ends the stream.
 """
 
 from __future__ import annotations
@@ -27,10 +31,12 @@ class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True
 class DoorHello(ControlMessage, tag="door-hello", frozen=True):
     """First on the stream.
 
-    `version` is that of the catalog that the door already holds in `boot` (0: nothing). Answered by
-    a Snapshot or, where the controller can, by the Changes since that version.
+    All wire versions share the tag and the fields up to `pid`. `version` is that of the catalog
+    that the door already holds in `boot` (0: nothing). Answered by a Snapshot or, where the
+    controller can, by the Changes since that version.
     """
 
+    wire_version: int
     door: int
     incarnation: int
     pid: int
@@ -466,6 +472,12 @@ class Outlived(ControlMessage, tag="outlived", frozen=True):
     """
 
 
+class OtherVersion(ControlMessage, tag="other-version", frozen=True):
+    """The only answer to a DoorHello of another wire version. All versions share this message."""
+
+    wire_version: int
+
+
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport.
 
@@ -481,6 +493,6 @@ class Query(ControlMessage, tag="query", frozen=True):
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
-    | Outlived | Query
+    | Outlived | OtherVersion | Query
     | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed | SeatOrders | Fence | Fenced
 )  # fmt: skip

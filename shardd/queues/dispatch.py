@@ -17,7 +17,7 @@ from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
 from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumer, Consumers, Loan
 from shardmq.shardd.queues.entry import ENDLESS, REDELIVERED
-from shardmq.shardd.queues.ready import Ready, same_mark, total
+from shardmq.shardd.queues.order import Ready, same_mark, total
 from shardmq.shardd.queues.store import STEP_MESSAGES
 from shardmq.shardd.queues.turns import LEEWAY, TURN_BYTES, SharingQueue
 from shardmq.shardd.queues.unacked import Getter

@@ -15,8 +15,7 @@ from shardmq.shardd.reader.pace import Pace
 from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.errors import Corrupt, FormatTooNew
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.format.columns import Columns
-from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.format.columns import Columns, Filter
 from shardmq.shardd.store.streams.scan import Places, Truncated, find
 from shardmq.shardd.store.streams.scan import Scan as StreamScan
 from shardmq.shardd.wire import gaps

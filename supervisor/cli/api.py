@@ -41,7 +41,8 @@ DEFAULT_USER = "guest"
 DATA_DIRS = (Path("./data"), Path("/var/lib/shardmq"))
 LOCAL_SOCKET = "shardctl.sock"  # The controller binds a socket of this name.
 LOCAL_URL = "http://localhost"
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+# The addresses at which a listener that is bound to every address is reached from this host.
+HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 Vhost = Annotated[str, typer.Option("--vhost", "-p", help="Virtual host.")]
 
@@ -263,7 +264,7 @@ def connect(
             endpoint = Endpoint(LOCAL_URL, local)
         else:
             host, _, port = str(found.get("http", "127.0.0.1:15672")).rpartition(":")
-            endpoint = Endpoint(f"http://{EVERYWHERE.get(host, host)}:{port}")
+            endpoint = Endpoint(_url(host.strip("[]"), port))
     return Api(endpoint, user or DEFAULT_USER, password, timeout)
 
 
@@ -273,8 +274,12 @@ def http_url(api: Api) -> str:
     found = next((one for one in listeners if one["protocol"] == "http"), None)
     if found is None:
         fail("the broker has no HTTP listener")
-    host = f"[{found['ip_address']}]" if ":" in found["ip_address"] else found["ip_address"]
-    return f"http://{EVERYWHERE.get(host, host)}:{found['port']}"
+    return _url(found["ip_address"], found["port"])
+
+
+def _url(host: str, port: str) -> str:
+    host = HERE.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def running(data_dir: Path | None) -> dict[str, Any] | None:

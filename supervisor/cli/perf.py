@@ -20,7 +20,7 @@ from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Received
 from shardmq.supervisor.cli import scenarios as played
 from shardmq.supervisor.cli.amqp import READ_BYTES, Connection, Counts, Lost
-from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
+from shardmq.supervisor.cli.api import FAILED, HERE, UNREACHABLE, USAGE, Api, Rows, fail
 
 BURST_BYTES = 64 << 10  # The size of the publishes in one write.
 # Publishers wait at this number of messages that are not consumed yet, so that the rate is that of
@@ -29,8 +29,6 @@ BACKLOG_MESSAGES_MAX = 50_000
 HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 10.0  # The time for the last messages to arrive.
 TRANSIENT, PERSISTENT = b"\x10\x00\x01", b"\x10\x00\x02"  # The property delivery_mode alone.
-# The addresses at which a listener that is bound to every address is reached from this host.
-HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)

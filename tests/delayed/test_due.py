@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import Kind, Queue, Roster, due, limits_of
+from shardmq.shardd.queues import Kind, Queue, Roster, limits_of
 from shardmq.shardd.queues.delay_queue import DEPARTING_MAX
 from shardmq.shardd.queues.limits import DUE
+from shardmq.shardd.queues.order import DueOrder
 from tests.reference import due as reference
 from tests.support.dict_store import DictArrival, DictStore
 
@@ -26,7 +27,7 @@ SOON, LATE = 1000, (1 << 64) - 1
 @given(STEPS, st.integers(0, 1 << 20))
 def test_the_heap_gives_what_a_sorted_list_gives(steps: list[tuple[str, int]], seed: int) -> None:
     pick = random.Random(seed)
-    both = (due.DueOrder(), reference.DueOrder())
+    both = (DueOrder(), reference.DueOrder())
     last = 1 << 32
     for step, count in steps:
         if step.startswith("push"):
@@ -49,7 +50,7 @@ def test_the_heap_gives_what_a_sorted_list_gives(steps: list[tuple[str, int]], s
 
 
 def test_a_million_cost_sixteen_bytes_each_and_give_it_back() -> None:
-    order = due.DueOrder()
+    order = DueOrder()
     for start in range(0, 1_000_000, 50_000):
         entries = array("Q", range((1 << 32) + 16 * start, (1 << 32) + 16 * (start + 50_000), 16))
         order.push_many(entries, array("Q", [1_000_000 - each % 977 for each in range(50_000)]))
@@ -61,7 +62,7 @@ def test_a_million_cost_sixteen_bytes_each_and_give_it_back() -> None:
 
 def test_each_entry_needs_its_fact() -> None:
     with pytest.raises(ValueError, match="1 facts for 2 entries"):
-        due.DueOrder().push_many(array("Q", [16, 32]), array("Q", [1]))
+        DueOrder().push_many(array("Q", [16, 32]), array("Q", [1]))
 
 
 # -- the queue -------------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ class FakeDoor:
 @dataclass
 class FakeDoors:
     closed: list[tuple[str, int, str]] = field(default_factory=list)
+    other_versions: dict[int, int] = field(default_factory=dict)
 
     def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None: ...
 

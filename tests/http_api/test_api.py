@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urljoin
 
@@ -411,8 +412,7 @@ async def test_inherited_sockets_are_served_and_let_go(made: Api) -> None:
     ports = [one.getsockname()[1] for one in sockets]
     fds = [one.detach() for one in sockets]
     config = msgspec.structs.replace(made.context.config, http_fds=fds[:1], metrics_fds=fds[1:])
-    context = made.context
-    servers = await app.start(context.authority, context.presence, context.shards, context.links, lambda: config)
+    servers = await app.start(replace(made.context, config_now=lambda: config))
     statuses = []
     async with aiohttp.ClientSession() as client:
         for port, path in (

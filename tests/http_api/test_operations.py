@@ -145,7 +145,7 @@ async def test_on_this_hosts_socket_all_may_be_done_without_a_password_and_by_tc
     await runner.setup()
     path = tmp_path / app.LOCAL_SOCKET
     path.write_text("left by a life before")
-    await app._serve_shardctl(runner, str(path))
+    await app.serve_shardctl(runner, str(path))
     assert path.stat().st_mode & 0o777 == 0o660
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as local:
         async with local.put("http://x/api/vhosts/new") as answer:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management.http_connections import (
     SERVER,
-    AdmittingProtocol,
     HttpConnections,
     LimitedSite,
 )
@@ -107,17 +106,15 @@ class Port:
         app.router.add_get("/", answer)
         self.runner = web.AppRunner(app, access_log=None, **SERVER)
         await self.runner.setup()
-        server = self.runner.server
-        assert server is not None
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
         await LimitedSite(
             self.runner,
             listening,
-            lambda: AdmittingProtocol(self.callers, server, lambda: self._limits, lambda address: False),
-            10,
+            self.callers,
             lambda: self._limits,
-            self.handshakes,
+            lambda address: False,
+            10,
             self._tls,
         ).start()
 

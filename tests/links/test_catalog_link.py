@@ -35,6 +35,7 @@ from shardmq.broker.shared.control import (
     ConsumersHere,
     DoorHello,
     DoorReport,
+    OtherVersion,
     Outlived,
     Query,
     QueueDeclare,
@@ -42,6 +43,7 @@ from shardmq.broker.shared.control import (
     Snapshot,
     SnapshotPart,
 )
+from shardmq.shardd.wire.messages import WIRE_VERSION
 
 WITHIN_S = 60  # a wait that takes this long has failed; none is expected to
 
@@ -402,7 +404,7 @@ def test_what_was_asked_survives_a_restart_of_the_controller(tmp_path: Path) -> 
         await answered
         stream.close()
         stream = await s.controller.door()
-        assert await stream.hear() == DoorHello(3, 7, 42, "boot", 1, [])
+        assert await stream.hear() == DoorHello(WIRE_VERSION, 3, 7, 42, "boot", 1, [])
         while_away = s.link.ask(declare("c"), "o", "u")
         stream.say(Changes(1, []))
         assert await stream.hear() == Applied(1)
@@ -489,6 +491,31 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
 
     run(tmp_path, play)
+
+
+def test_a_controller_of_another_wire_version_is_told_of_once_and_the_copy_stays_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.close()
+        for _ in range(3):
+            stream = await s.controller.door()
+            assert isinstance(await stream.hear(), DoorHello)
+            stream.say(OtherVersion(WIRE_VERSION + 1))
+            stream.close()
+        stream = await s.controller.door()
+        assert "/" in s.link.catalog.vhosts and not s.link.up
+        stream.close()
+        await s.in_step(VhostPut("/"))
+
+    run(tmp_path, play)
+    said = [record.getMessage() for record in caplog.records if record.name == catalog_link.log.name]
+    assert said == [
+        "the controller is gone (end of stream); serving from the copy of version 1",
+        f"the controller speaks wire version {WIRE_VERSION + 1}, this process speaks {WIRE_VERSION}: "
+        "restart all of one release",
+    ]
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xff\xff\xff", b"\x03\0\0\0abc", b"\x01\0\0\0\x90"])

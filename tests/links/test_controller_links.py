@@ -32,6 +32,7 @@ from shardmq.broker.shared.control import (
     ExchangeRemove,
     Fence,
     Fenced,
+    OtherVersion,
     Outlived,
     QueueDeclare,
     Snapshot,
@@ -40,7 +41,9 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 
 EPOCH = 77
-FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Snapshot | Changes | Answer | Fence | Outlived)
+FROM_CONTROLLER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    Snapshot | Changes | Answer | Fence | Outlived | OtherVersion
+)
 
 
 class Shard:
@@ -123,7 +126,7 @@ async def enter(
     world: World, incarnation: int = 1, door: int = 0
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Catalog]:
     reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
-    writer.write(encode(DoorHello(door, incarnation, 123, "", 0)))
+    writer.write(encode(DoorHello(wire.WIRE_VERSION, door, incarnation, 123, "", 0)))
     snapshot = await read(reader)
     catalog = Catalog.rebuilt(snapshot.version, snapshot.changes)
     writer.write(encode(Applied(snapshot.version)))
@@ -204,7 +207,7 @@ async def test_a_door_that_takes_in_all_there_is_may_take_longer_than_for_a_chan
 ) -> None:
     monkeypatch.setattr(links, "APPLY_S_MAX", 0.0)
     reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
-    writer.write(encode(DoorHello(0, 1, 123, "", 0)))
+    writer.write(encode(DoorHello(wire.WIRE_VERSION, 0, 1, 123, "", 0)))
     snapshot = await read(reader)
     world.controller.links._cut_laggards()
     writer.write(encode(Applied(snapshot.version)))
@@ -223,11 +226,32 @@ async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_
         while not any(isinstance(message, wire.FrontDoorGone) for message in world.shard.received):
             await asyncio.sleep(0.005)
     reader, late = await asyncio.open_unix_connection(world.directory / "control.sock")
-    late.write(encode(DoorHello(0, 1, 123, "", 0)))
+    late.write(encode(DoorHello(wire.WIRE_VERSION, 0, 1, 123, "", 0)))
     assert isinstance(await read(reader), Outlived)
     assert await asyncio.wait_for(reader.read(), 5) == b""
     late.close()
     _, writer, _ = await enter(world, incarnation=2)
+    writer.close()
+
+
+@pytest.mark.parametrize("rest", [["boot", 0, []], [], [{"what": "a later version says"}]])
+async def test_a_front_door_of_another_wire_version_is_told_so_whatever_else_it_says(
+    world: World, rest: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    hello = msgspec.msgpack.encode(["door-hello", wire.WIRE_VERSION + 1, 0, 9, 123, *rest])
+    for _ in range(2):
+        reader, writer = await asyncio.open_unix_connection(world.directory / "control.sock")
+        writer.write(PREFIX.pack(len(hello)) + hello)
+        assert await read(reader) == OtherVersion(wire.WIRE_VERSION)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if "wire version" in record.getMessage()] == [
+        f"front door 0 (pid 123) speaks wire version {wire.WIRE_VERSION + 1}, this process speaks {wire.WIRE_VERSION}: "
+        "restart all of one release"
+    ]
+    assert world.controller.links.other_versions == {0: wire.WIRE_VERSION + 1}
+    _, writer, _ = await enter(world)
+    assert world.controller.links.other_versions == {}
     writer.close()
 
 

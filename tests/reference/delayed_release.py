@@ -1,6 +1,6 @@
-"""broker/amqp/delayed_release.pyx in plain Python.
+"""The delayed messages of broker/amqp/contents.pyx in plain, slow, obvious Python.
 
-Headers are decoded, the delay is negated, and the headers are encoded again.
+Headers are decoded, the delay is negated, and they are encoded again.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.format.columns import OFFSET, VALUE, Columns
-from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.format.columns import OFFSET, VALUE, Columns, Filter
 from shardmq.shardd.store.streams import StreamLog
 from shardmq.shardd.store.streams import scan as stream_scan
 from shardmq.shardd.store.streams.queue_log import QueueLog, QueueRange

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store.format.compaction_copy import (
+from shardmq.shardd.store.format.scanning import (
     Survivors,
     moved_again,
     moved_entries,
     moved_pairs,
+    scan,
 )
-from shardmq.shardd.store.format.scanning import scan
 from tests.reference.record import Record, decode_record, encode_message
 from tests.reference.survivors import survivors
 

@@ -41,8 +41,6 @@ class Member(NamedTuple):
 
 
 class Name(NamedTuple):
-    """The name of a virtual queue."""
-
     vhost: str
     exchange: str
 
@@ -176,7 +174,6 @@ class Group:
         return self.crossing.open(self.moves, self.shards) if self.moves else []
 
     def give_up(self, numbers: Iterable[int]) -> list[Order]:
-        """Give up the order of keys over these changes."""
         self.crossing.given_up.update(numbers)
         return self._bound()
 
@@ -194,7 +191,11 @@ class Group:
         if not self.begun:
             return []
         active = self.active()
-        seats = self._seats(active)
+        seats = [Seat(queue) for queue in self.shards]
+        if seats and all(self.members[member].affinity for member in active):
+            for more in range(len(active) - len(seats)):
+                row, at = divmod(more, len(self.shards))
+                seats.append(Seat(self.shards[at], row + 1))
         self.assigned = assign(seats, active, self.assigned)
         orders = []
         for seat, holder in self.held.items():
@@ -225,14 +226,6 @@ class Group:
                 self._bounds[seat] = bounds
                 orders.append(Order(BOUND, holder, seat, bounds))
         return orders
-
-    def _seats(self, active: list[Member]) -> list[Seat]:
-        seats = [Seat(queue) for queue in self.shards]
-        shared = seats and all(self.members[member].affinity for member in active)
-        for more in range(len(active) - len(seats) if shared else 0):
-            row, at = divmod(more, len(self.shards))
-            seats.append(Seat(self.shards[at], row + 1))
-        return seats
 
 
 def assign(
@@ -281,7 +274,6 @@ class VirtualQueue:
         self.fixed: dict[Member, tuple[Terms, Seat]] = {}
 
     def terms(self) -> dict[Member, Terms]:
-        """Return the terms of all consumers."""
         found = {member: terms for member, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
             found |= group.members
@@ -490,17 +482,13 @@ class Groups:
         orders: list[Order] = []
         for group in queue.groups.values():
             orders += act(group)
-        self._forget(member, queue)
-        self._tidy(name)
-        return orders
-
-    def _forget(self, member: Member, queue: VirtualQueue) -> None:
-        here = member in queue.fixed or any(
+        if member not in queue.fixed and not any(
             member in group.members or member in group.held.values()
             for group in queue.groups.values()
-        )
-        if not here:
+        ):
             self._names.pop(member, None)
+        self._tidy(name)
+        return orders
 
     def _tidy(self, name: Name) -> None:
         queue = self.queues[name]

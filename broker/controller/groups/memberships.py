@@ -13,9 +13,11 @@ import logging
 import random
 from asyncio import Future
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut, QueuePut
@@ -47,22 +49,10 @@ NOT_FOUND = 404
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 
 
-class FrontDoors(Protocol):
-    """The methods of the links to the front doors that are used here."""
-
-    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None: ...
-
-
-class Shards(Protocol):
-    """The methods of the links to the shards that are used here."""
-
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]: ...
-
-
 class Memberships:
     """The consumers of virtual queues at all front doors."""
 
-    def __init__(self, catalog: Catalog, links: FrontDoors, shards: Shards, doors: int) -> None:
+    def __init__(self, catalog: Catalog, links: DoorLinks, shards: ShardLinks, doors: int) -> None:
         """Prepare for so many front doors, numbered from 0."""
         self._catalog = catalog
         self._links = links
@@ -168,7 +158,12 @@ class Memberships:
         members = [
             member for member in self.groups.of_door(door) if member.incarnation == incarnation
         ]
-        shards = sorted(self._shards_of(members))
+        queues: set[int] = set()  # shard queues at which these members hold seats
+        for virtual in self.groups.queues.values():
+            for group in virtual.groups.values():
+                queues |= {seat.queue for seat, holder in group.held.items() if holder in members}
+        found = map(self._catalog.queue_by_id, queues)
+        shards = sorted({queue.shard for queue in found if queue is not None})
         for member in members:
             self._carry_out(self.groups.leave(member))
         if not shards:
@@ -188,15 +183,6 @@ class Memberships:
 
         for fence in fences:
             fence.add_done_callback(passed)
-
-    def _shards_of(self, members: Iterable[Member]) -> set[int]:
-        """Return the shard processes at which these members hold seats."""
-        wanted, queues = set(members), set()
-        for virtual in self.groups.queues.values():
-            for group in virtual.groups.values():
-                queues |= {seat.queue for seat, holder in group.held.items() if holder in wanted}
-        found = (self._catalog.queue_by_id(queue) for queue in queues)
-        return {queue.shard for queue in found if queue is not None}
 
     # -- what exists ---------------------------------------------------------------------------
 

@@ -44,7 +44,6 @@ class File(NamedTuple):
 
 
 def read_files(folder: Path = FILES) -> dict[str, File]:
-    """Return the files by their paths below the folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in TYPES:

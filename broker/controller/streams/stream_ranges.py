@@ -82,7 +82,6 @@ def parts_of(vhost: Vhost, name: str) -> list[Part]:
 
 
 def names_of(vhost: Vhost) -> list[str]:
-    """Return the names of all streams: of queues, then of exchanges."""
     queues = [queue.name for queue in vhost.queues.values() if is_stream(queue)]
     exchanges = [
         name

@@ -17,6 +17,7 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardmq.shardd.wire.recent import RecentKeys
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 
@@ -43,6 +44,7 @@ class ShardInbox:
         self._incarnation = incarnation
         self._runtime_dir = runtime_dir
         self._events = events
+        self._refused = RecentKeys()  # number and epoch of shards of another wire version
         self._bells = select.epoll()  # of all lanes
         self._bells_fd = self._bells.fileno()
 
@@ -94,6 +96,10 @@ class ShardInbox:
                 self._let_go(link.lane)
                 if head.kind == wire.LANE:
                     self._hear(link, link.lane)
+        except envelope.OtherVersion as error:
+            if self._refused.add((error.head.shard, error.head.epoch)):
+                log.error("from a shard: %s", error)
+            return
         except envelope.WireError as error:
             log.error("from a shard: %s", error)
             return

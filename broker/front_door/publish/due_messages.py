@@ -12,7 +12,7 @@ import random
 from typing import NamedTuple
 
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.amqp.delayed_release import released
+from shardmq.broker.amqp.contents import released
 from shardmq.broker.front_door.publish.targets import ShardQueues, by_shard, existing
 from shardmq.broker.model import checks, message_dlx
 from shardmq.broker.model.catalog import Vhost
@@ -31,7 +31,7 @@ PERSISTENT = 2
 ALONE = 7
 
 # Start, stop, messages, names, expiration, delivery mode, priority, whether it is alone:
-# amqp/delayed_release.pyx
+# amqp/contents.pyx
 Run = tuple[int, int, int, bytes, bytes | None, int, int, bool]
 
 

@@ -48,7 +48,7 @@ class Foresight:
         What a sure method makes or deletes is foreseen for the methods behind it.
         """
         session = self._session
-        if self._catalog.has_topic_permissions(session.user, session.vhost):
+        if self._catalog.permissions.has_topic(session.user, session.vhost):
             return False
         if isinstance(work, Binds):  # binds of the same exchange and queue are judged once
             pairs = groupby(work.ends, itemgetter(0, 1))
@@ -150,4 +150,4 @@ class Foresight:
         return ordinary and self._has_all_rights(name)
 
     def _has_all_rights(self, name: str) -> bool:
-        return self._catalog.may_all(self._session.user, self._session.vhost, name)
+        return self._catalog.permissions.may_all(self._session.user, self._session.vhost, name)

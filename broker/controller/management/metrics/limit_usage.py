@@ -32,7 +32,6 @@ class Limit(NamedTuple):
 
 
 def limits(context: Context) -> Iterator[Limit]:
-    """Yield all limits that are set."""
     connections, catalog = context.presence.connections(), context.catalog
     if most := context.presence.connections_max:
         yield Limit(BROKER, "", "connections", len(connections), most)

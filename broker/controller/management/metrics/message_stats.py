@@ -38,7 +38,6 @@ DOOR_COUNTERS = {
 
 
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
-    """Return the message_stats of a queue."""
     shown: dict[str, Any] = {}
     earlier = stats.earlier(queue)
     for name, count in QUEUE_COUNTERS.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_authorised, not_found
-from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -17,11 +17,13 @@ OCTETS = ("recv_oct", "send_oct")
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    report = {
-        name: value
-        for name, value in stats.connections.get(info.owner, {}).items()
-        if name != "owner"
-    }
+    report = {**stats.connections.get(info.owner, {})}
+    report.pop("owner", None)
+    at, before = stats.connections_before
+    earlier = before.get(info.owner, {})
+    for name in OCTETS:
+        if name in report and name in earlier:
+            report |= details(name, stats.rate_of_client(report[name], earlier[name], at))
     return {
         "name": info.name,
         "user": info.user,
@@ -49,24 +51,11 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
         "state": "running",
         "pid": info.name,
         **report,
-        **_rates(info, stats),
     }
 
 
 def channel_name(info: ConnectionInfo, number: int) -> str:
     return f"{info.name} ({number})"
-
-
-def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    known, (at, before) = stats.connections.get(info.owner), stats.connections_before
-    if known is None:
-        return {}
-    earlier = before.get(info.owner, {})
-    shown: dict[str, Any] = {}
-    for name in OCTETS:
-        if name in known and name in earlier:
-            shown |= details(name, stats.rate_of_client(known[name], earlier[name], at))
-    return shown
 
 
 def visible(call: Call) -> list[ConnectionInfo]:
@@ -99,8 +88,13 @@ async def delete(call: Call) -> None:
     info = _connection(call)
     if info.user != call.user.name and not call.has("administrator"):
         raise not_found()
+    _close(call, [info])
+
+
+def _close(call: Call, connections: list[ConnectionInfo]) -> None:
     reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
-    call.authority.close_connection(info.owner, reason)
+    for info in connections:
+        call.authority.close_connection(info.owner, reason)
 
 
 def _of_user(call: Call) -> list[ConnectionInfo]:
@@ -115,18 +109,14 @@ async def get_of_user(call: Call) -> Listing:
 async def delete_of_user(call: Call) -> None:
     if call.part("user") != call.user.name and not call.has("administrator"):
         raise not_authorised("Not administrator user")
-    reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
-    for info in _of_user(call):
-        call.authority.close_connection(info.owner, reason)
+    _close(call, _of_user(call))
 
 
 ROUTES = [
-    Route("GET", "/api/connections", get_all, is_long=True, shows=["Connection"]),
-    Route(
-        "GET", "/api/connections/username/{user}", get_of_user, is_long=True, shows=["Connection"]
-    ),
+    long_list("/api/connections", get_all, "Connection"),
+    long_list("/api/connections/username/{user}", get_of_user, "Connection"),
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get, shows="Connection"),
     Route("DELETE", "/api/connections/{connection}", delete),
-    Route("GET", "/api/vhosts/{vhost}/connections", get_all, is_long=True, shows=["Connection"]),
+    long_list("/api/vhosts/{vhost}/connections", get_all, "Connection"),
 ]

@@ -86,19 +86,14 @@ async def _groups(call: Call) -> list[dict[str, Any]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for part in parts:
         stream = stats.streams.get(part.queue.id)
+        known = range_of(call, part)
         for name, offset in stream.positions.items() if stream is not None else ():
-            found.setdefault(name, []).append(
-                {"shard": part.number, "next": offset, "lag": _lag(call, part, offset)}
-            )
+            lag = 0 if known is None else max(0, known.next - max(offset, known.first))
+            found.setdefault(name, []).append({"shard": part.number, "next": offset, "lag": lag})
     return [
         {"name": name, "lag": sum(row["lag"] for row in shards), "shards": shards}
         for name, shards in sorted(found.items())
     ]
-
-
-def _lag(call: Call, part: Part, offset: int) -> int:
-    known = range_of(call, part)
-    return 0 if known is None else max(0, known.next - max(offset, known.first))
 
 
 async def _store(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
-from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number, to_json
+from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
+from shardmq.broker.controller.management.responses.json_body import json_response
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.streams import stream_reader
 from shardmq.broker.controller.streams.stream_ranges import Part, exchange_of, names_of, parts_of
@@ -82,7 +83,18 @@ async def get(call: Call) -> dict[str, Any]:
         "vhost": vhost.name,
         "kind": "queue" if name in vhost.queues else "exchange",
         "id": id_of(call, parts[0]),
-        "shards": [_row(call, part) for part in parts],
+        "shards": [
+            {
+                "shard": part.number,
+                "queue": part.queue.name,
+                "id": id_of(call, part),
+                "first": None if found is None else found.first,
+                "next": None if found is None else found.next,
+                "state": "down" if found is None else "running",
+            }
+            for part in parts
+            for found in [range_of(call, part)]
+        ],
         "ended": [shown for shown in ended if shown["id"] not in there],
     }
 
@@ -118,7 +130,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
             "conflict",
             f"the stream with the id {wanted} is gone, one with its name has another",
         )
-        return _refused(answer, id)
+        return _refused(answer, {"id": id})
     scan = Scan(
         vhost.name,
         part.queue.shard,
@@ -133,7 +145,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
     async with _reader(call) as reader:
         answer = await reader.ask(scan)
         if answer.status != 200:
-            return _refused(answer, id)
+            return _refused(answer, {"id": id})
         return await _send(call, reader, answer, id)
 
 
@@ -160,27 +172,21 @@ async def post_arrow(call: Call) -> web.StreamResponse:
         sequence or 0,
     )
     answer = await _publish(call, asked)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
-    said = {"error": answer.error, "reason": answer.reason} if answer.status != 200 else {}
-    body = to_json(said | answer.more)
-    return web.Response(
-        body=body, status=answer.status, content_type="application/json", headers=headers
-    )
+    return json_response(answer.more) if answer.status == 200 else _refused(answer, {})
 
 
 async def _publish(call: Call, asked: Publish) -> Answer:
     call.must_be_unpacked()
+    too_large = ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
     if (call.request.content_length or 0) > BODY_BYTES_MAX:
-        raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+        raise too_large
     async with _reader(call) as reader:
         await reader.send(asked)
         total = 0
         async for data in call.request.content.iter_any():
             total += len(data)
             if total > BODY_BYTES_MAX:
-                raise ApiError(
-                    413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call"
-                )
+                raise too_large
             if data:
                 await reader.write(LENGTH.pack(len(data)) + data)
         await reader.write(LENGTH.pack(0))
@@ -246,12 +252,10 @@ async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> 
     return False
 
 
-def _refused(answer: Answer, id: str) -> web.Response:
-    body = {"error": answer.error, "reason": answer.reason, **answer.more, "id": id}
+def _refused(answer: Answer, more: dict[str, Any]) -> web.Response:
+    body = {"error": answer.error, "reason": answer.reason, **answer.more, **more}
     headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
-    return web.Response(
-        body=to_json(body), status=answer.status, content_type="application/json", headers=headers
-    )
+    return json_response(body, answer.status, headers)
 
 
 # -- streams ---------------------------------------------------------------------------------------
@@ -293,14 +297,6 @@ def id_of(call: Call, part: Part) -> str:
 
 def range_of(call: Call, part: Part) -> Any:
     return call.context.streams.range_of(call.context.config, part.queue)
-
-
-def _row(call: Call, part: Part) -> dict[str, Any]:
-    found = range_of(call, part)
-    shown = {"shard": part.number, "queue": part.queue.name, "id": id_of(call, part)}
-    if found is None:
-        return {**shown, "first": None, "next": None, "state": "down"}
-    return {**shown, "first": found.first, "next": found.next, "state": "running"}
 
 
 # -- parameters ------------------------------------------------------------------------------------
