@@ -9,7 +9,7 @@ several queues: what is said of deliveries holds for each. Times are of one cloc
 - What was confirmed is delivered.
 - No body is damaged, foreign, or in a queue it was not sent to.
 - What is delivered as new comes in the order of publishing, and nothing comes twice as new.
-- The order falls back only where something was killed or the consumer left: no more often than that.
+- The order falls back only where something was killed or the consumer left, and no more often.
 - What was acknowledged, and known to be so to the broker, comes again only if a shard died before
   it was on disk.
 """
