@@ -388,7 +388,7 @@ async def test_consumers_are_attached_again_when_their_shard_has_started_anew() 
     assert names(await play.settled()) == ["Basic.Cancel"]  # its queue went meanwhile
 
 
-async def test_a_new_process_of_a_shard_hears_of_consumers_that_were_leaving_auto_delete_queues() -> None:
+async def test_a_new_process_of_a_shard_hears_of_consumers_leaving_auto_delete_queues() -> None:
     play = Consuming()
     play.line.catalog.apply(QueuePut("/", "auto", 6, 0, auto_delete=True))
     number = await play.consume("tag", "auto")

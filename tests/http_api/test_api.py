@@ -482,8 +482,8 @@ async def test_a_users_limits_go_with_the_user(made: Api) -> None:
 async def test_aliveness_fails_when_no_front_door_answers(made: Api) -> None:
     status, found = await made.call("GET", "/api/aliveness-test/%2F")
     assert (status, found["status"]) == (503, "failed")
-    status, found = await made.call("POST", "/api/queues/%2F/q/get", {"count": 1, "ackmode": "ack_requeue_true",
-                                                                     "encoding": "auto"})  # fmt: skip
+    wanted = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    status, found = await made.call("POST", "/api/queues/%2F/q/get", wanted)
     assert (status, found["error"]) == (503, "unavailable")
 
 

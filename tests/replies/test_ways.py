@@ -136,7 +136,7 @@ def requester(shards: Shards) -> tuple[Requester, Any]:
     return Requester(consumer, QueuePut("/", "amq.rabbitmq.reply-to.1", 7, 0), shards), consumer
 
 
-async def test_a_consumer_that_takes_nothing_gets_its_replies_by_its_queue_until_that_is_empty() -> None:
+async def test_a_consumer_that_takes_nothing_gets_replies_by_its_queue_until_that_is_empty() -> None:
     shards = Shards([2, 0, 0, 0])
     who, consumer = requester(shards)
     assert who.takes()

@@ -185,7 +185,7 @@ def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed(
 AUTO = m.QueueSpec(2, "/", "auto", False, auto_delete=True)
 
 
-def test_who_lets_go_of_consumers_hears_which_queues_go_with_them_and_they_are_counted_no_more() -> None:
+def test_who_lets_go_of_consumers_hears_which_queues_go_and_they_are_counted_no_more() -> None:
     bench = Bench()
     more = [m.QueueSpec(number, "/", f"auto{number}", False, auto_delete=True) for number in (3, 4)]
     bench.tell(m.CreateQueues(1, [AUTO, *more]), m.CONTROLLER, 3)

@@ -523,7 +523,7 @@ def test_a_merge_that_is_still_running_does_not_hold_up_the_end() -> None:
     assert job.path not in again.names
 
 
-def test_what_was_merged_and_then_settled_does_not_come_back_though_its_first_file_is_still_there() -> None:
+def test_what_was_merged_and_then_settled_does_not_come_back_from_its_first_file() -> None:
     files = FaultyFiles()
     store = opened(files)
     kept = nearly_empty(store, 20)

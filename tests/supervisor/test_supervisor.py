@@ -109,7 +109,7 @@ class Broker:
 
 
 @pytest.mark.row("N4")
-async def test_shards_wait_for_the_controller_and_front_doors_for_a_shard_and_draining_is_the_reverse(
+async def test_shards_wait_for_the_controller_front_doors_for_a_shard_and_draining_is_the_reverse(
     tmp_path: Path,
 ) -> None:
     broker = Broker(tmp_path)
@@ -151,7 +151,7 @@ async def test_a_killed_child_comes_back_and_is_counted(tmp_path: Path) -> None:
     assert await broker.stop() == 0
 
 
-async def test_the_reader_is_started_when_it_is_called_and_again_when_it_died_with_a_call_unanswered(
+async def test_the_reader_is_started_for_a_call_and_again_when_it_died_before_its_answer(
     tmp_path: Path,
 ) -> None:
     broker = Broker(tmp_path, reader=True)

@@ -150,7 +150,7 @@ class Commit:
         return self.channel.consuming.first_unsettled(self.consumer, EPOCH)
 
 
-def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_not_settled_yet() -> None:
+def test_a_reader_attached_again_while_a_commit_waits_begins_at_what_is_unsettled() -> None:
     async def run() -> None:
         made = Commit()
         committing = made.begin()

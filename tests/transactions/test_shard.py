@@ -220,7 +220,7 @@ def test_room_that_was_set_aside_outlives_the_consumer_it_was_found_with() -> No
     assert doors.answer(0, m.Count(98, COUNTED)).messages == len(messages)
 
 
-def test_a_queue_that_a_policy_lets_refuse_nothing_any_more_takes_a_transaction_as_any_publish() -> None:
+def test_a_queue_that_may_refuse_nothing_any_more_takes_a_transaction_as_any_publish() -> None:
     """The queue remembers nothing of the messages.
 
     None of the room is left when the transaction has come.

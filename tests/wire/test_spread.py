@@ -350,7 +350,8 @@ from tests.wire.test_spread import frames_of, line_of
 
 routes, packing = Routes(7), Packer(2)
 assert routes.learn_spread(b"spread", MODULUS, [(1, 0, i % 2, i, True) for i in range(8)])
-few, many = (frames_of([(b"%d" % i, 0xFFFFFFFF, 2, 0xFF, size) for i in range(1200)]) for size in (0, 4000))
+facts = (0xFFFFFFFF, 2, 0xFF)
+few, many = (frames_of([(b"%d" % i, *facts, size) for i in range(1200)]) for size in (0, 4000))
 packing.pack(routes, *few, 0, 9, 0, 1000)
 before = [(packing.pending(shard), packing.messages(shard)) for shard in (0, 1)]
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
