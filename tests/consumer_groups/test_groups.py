@@ -1,4 +1,7 @@
-"""Virtual queues: every shard has one owner, loads differ by one at the most, as few shards as possible move."""
+"""Every shard has one owner, and loads differ by one at most.
+
+As few shards as possible move.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class Act(NamedTuple):
 
 
 class FrontDoors:
-    """What they have, as orders reach them: in order for each consumer, at any time; a shard is given up when told."""
+    """Front doors that follow orders in order for each consumer, at any time.
+
+    They give up a shard when they are told.
+    """
 
     def __init__(self) -> None:
         self.has: dict[Assignment, GroupConsumer] = {}

@@ -1,7 +1,7 @@
 """Test readers of a stream exchange while its number of shards changes, again and again.
 
-Every reader gets the new messages of each key in order, and all messages in the end, from whatever offset it starts and
-whatever process dies meanwhile.
+Every reader gets the new messages of each key in order, and all messages in the end, from whatever
+offset it starts and whatever process dies meanwhile.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ class Play(ReshardingPlay):
         self.readers: dict[tuple[GroupConsumer, Assignment], Reader] = {}
         self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
         self.stored: dict[tuple[str, int], int] = {}  # by group and queue
-        self.seen: dict[str, dict[str, list[int]]] = {}  # numbers by group and key, in the order of first deliveries
-        self.since: dict[str, dict[str, int]] = {}  # by group that began at the end: what had been published
+        # numbers by group and key, in the order of first deliveries
+        self.seen: dict[str, dict[str, list[int]]] = {}
+        # by group that began at the end: what had been published
+        self.since: dict[str, dict[str, int]] = {}
         self.groups = Groups(lambda n: 0)
         self.groups.begin()
         self.world.declare(type=kind, x_shards=shards, x_shard_arguments=STREAM)
@@ -232,7 +234,10 @@ class Play(ReshardingPlay):
         self.join(f"first {len(self.consumers)}")
 
     def shards_restart(self) -> None:
-        """Restart the shards: messages not on stable storage are lost, and stored positions may be older ones."""
+        """Restart the shards.
+
+        Messages that are not on stable storage are lost; stored positions may be older ones.
+        """
         self.epochs += 1
         for log in self.logs.values():
             del log.messages[log.committed :]
@@ -310,7 +315,7 @@ def test_keys_stay_in_order_for_whoever_reads_and_all_comes(case: int, request: 
     assert sum(play.last.values()) > STEPS // 20
 
 
-# -- one group at a change -----------------------------------------------------------------------------------
+# -- one group at a change -------------------------------------------------------------------------
 
 A, B, C = 1, 2, 3  # queues
 GREW = Move(1, {C: 0}, {A: 5, B: 3})
