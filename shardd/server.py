@@ -77,7 +77,7 @@ class Server:
             consumer_timeout=config.consumer_timeout_ms or None,
             timeout_closes=config.consumer_timeout_action == "close",
         )
-        self._threads = SyncThreads(self.shard)
+        self._threads = SyncThreads(self.shard.syncs)
         self._links = Links(config.runtime_dir, self.shard)
         self._lifeline = notify.lifeline_fd()
 
@@ -162,11 +162,11 @@ class Server:
         self._threads.begin_settled_sync()
         if 0 < taken <= FEW_MESSAGES and self._threads.messages.usual_s < QUICK_SYNC_S:
             self._links.send(self.shard.turn_end(now))
-            if self.shard.wants_sync:
+            if self.shard.syncs.may_begin:
                 self._threads.sync_here()
                 self._links.send(self.shard.turn_end(now))
         else:
-            if self.shard.wants_sync:
+            if self.shard.syncs.may_begin:
                 self._threads.begin_sync()
             self._links.send(self.shard.turn_end(now))
         self._threads.begin_settled_sync()
@@ -203,7 +203,7 @@ class Server:
         self._next_tick = now + TICK_MS
         notify.watchdog()
         self.shard.set_alarm(self._alarm())
-        self.shard.want_sync()
+        self.shard.syncs.want()
         self._look_at_gaps()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS
@@ -248,7 +248,7 @@ class Server:
         """
         notify.stopping()
         self._links.receive_last(_now(), DRAIN_MESSAGES_MAX)
-        self.shard.want_sync()
+        self.shard.syncs.want()
         for _ in range(2):  # the sync under way, then one for messages that came behind it
             self._threads.await_sync()
             self._threads.begin_sync()

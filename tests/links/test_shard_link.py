@@ -1,4 +1,4 @@
-"""A link to a shard without a socket: messages sent, lost and heard; requests that outlive a shard."""
+"""Test a link to a shard without a socket: messages sent, lost and heard, and requests."""
 
 from __future__ import annotations
 

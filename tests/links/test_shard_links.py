@@ -1,4 +1,4 @@
-"""Between a front door and its shards there is no silence: every batch is confirmed or lost, every request answered."""
+"""Every batch is confirmed or lost, and every request is answered."""
 
 from __future__ import annotations
 

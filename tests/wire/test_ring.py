@@ -1,4 +1,7 @@
-"""Ring: what one end puts the other takes, in order, whole and once; the bell is rung for sleepers only."""
+"""One end of a ring takes what the other puts: in order, whole and once.
+
+The bell is rung for sleepers only.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,8 @@ def test_a_ring_is_a_bounded_queue(size: int, steps: list[tuple[str, int]]) -> N
                     model.append(message)
                     assert pair.bells() == asleep
                     asleep = False
-                else:  # an empty ring has room for what fills less than half of it, wherever it goes on
+                # an empty ring has room for what fills less than half of it, wherever it goes on
+                else:
                     assert model or number + 7 + 16 > size // 2
             elif step == "switch" and not switched:
                 pair.writer.put_switch()

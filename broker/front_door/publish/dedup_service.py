@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
 from shardmq.broker.shared.deduplication import DedupRule, Id
@@ -31,26 +32,6 @@ QUESTION_IDS_MAX = 4096
 DIGEST_BYTES = 16
 
 Thing = ExchangePut | QueuePut
-
-
-class Link(Protocol):
-    """A link to a shard, as deduplication sees it."""
-
-    @property
-    def shard(self) -> int: ...
-    @property
-    def up(self) -> bool: ...
-
-
-class Links(Protocol):
-    """The way to the shards."""
-
-    @property
-    def links(self) -> Sequence[Link]: ...
-    def tell(self, shard: int, what: wire.Message) -> None: ...
-    def ask(
-        self, shard: int, make: Callable[[int], wire.Message]
-    ) -> asyncio.Future[wire.Control]: ...
 
 
 class Follower(Protocol):
@@ -266,7 +247,7 @@ def _verdicts(answer: asyncio.Future[wire.Control]) -> bytes:
 class DedupService:
     """All that one front door asks shards about ids, and hears from them."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: ShardLinks) -> None:
         self._links = links
         self._last_number = 0
         # By shard and number: copies that are asked about, or follow a copy of another publish.

@@ -15,7 +15,7 @@ from shardmq.broker.model import checks
 from shardmq.broker.model.checks import type_name
 from shardmq.broker.routing import Message as Routable
 from shardmq.broker.routing import delaying
-from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.broker.routing.spreading import hash_facts
 from shardmq.shardd.wire import packer
 
 PUBLISH = (60, 40)  # class and method
@@ -124,10 +124,7 @@ class Message:
 
     def routable(self) -> Routable:
         """Return what exchanges look at."""
-        found = self._properties
-        said = {
-            name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None
-        }
+        said = hash_facts(self._properties)
         key, *more = self.keys
         return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 
