@@ -114,14 +114,14 @@ class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
     `owner`, `channel` and `tag` are for listings.
     """
 
-    group: str
-    assignment: str
-    exclusive: bool
-    priority: int
-    affinity: bool
-    owner: str
-    channel: int
-    tag: str
+    group: str = ""
+    assignment: str = "group"
+    exclusive: bool = False
+    priority: int = 0
+    affinity: bool = False
+    owner: str = ""
+    channel: int = 0
+    tag: str = ""
 
 
 class Fenced(ControlMessage, tag="fenced", frozen=True):

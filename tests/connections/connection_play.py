@@ -1,4 +1,7 @@
-"""A connection of the front door without sockets, shards and controller: lists and fakes in their places."""
+"""A connection of the front door without sockets.
+
+Lists and fakes stand for the shards and the controller.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ class Aio:
 
 
 class Sock:
-    """A socket that has what is put into `unread`, and takes as many bytes as there is `room` for."""
+    """A socket that gives what is in `unread` and takes `room` bytes."""
 
     def __init__(self) -> None:
         self.unread: deque[bytes | OSError] = deque()

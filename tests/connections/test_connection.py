@@ -37,7 +37,7 @@ def names(said: list[Any]) -> list[str]:
     return [what.name for what in said]
 
 
-# -- the handshake -----------------------------------------------------------------------------------------------------
+# -- the handshake ---------------------------------------------------------------------------------
 
 
 async def test_a_client_that_may_enter_is_let_in() -> None:
@@ -134,7 +134,7 @@ async def test_what_came_with_the_end_of_a_tls_handshake_is_read() -> None:
     assert play.names() == ["Connection.Start"]
 
 
-# -- channels ----------------------------------------------------------------------------------------------------------
+# -- channels --------------------------------------------------------------------------------------
 
 
 async def test_a_channel_is_opened_used_and_closed() -> None:
@@ -205,7 +205,7 @@ async def test_what_is_said_on_a_closed_channel_is_dropped_until_it_is_opened_an
     assert names(play.says(1, commands.Channel.Open())) == ["Channel.OpenOk"]
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 async def test_what_follows_a_method_that_waits_comes_behind_it_and_other_channels_go_on() -> None:
@@ -272,7 +272,7 @@ async def test_a_client_with_too_much_queued_work_is_not_read(by: str) -> None:
     assert done == list(range(many)) and not play.connection.socket.paused
 
 
-# -- publishes ---------------------------------------------------------------------------------------------------------
+# -- publishes -------------------------------------------------------------------------------------
 
 
 def messages(count: int, channel: int = 1) -> bytes:
@@ -302,7 +302,8 @@ async def test_publishes_behind_a_method_that_waits_are_published_behind_it() ->
     await play.settled()
     play.publishing.at_once = 2
     play.read(messages(3))
-    assert play.publishing.published == [(0, 2), (2, 3)]  # the event, of whose messages none are published
+    # the event, of whose messages none are published
+    assert play.publishing.published == [(0, 2), (2, 3)]
     play.publishing.published.clear()
     play.shards.answer(wire.Got(1, b"", 0, False, 0))
     assert names(await play.settled()) == ["Basic.GetEmpty"]
@@ -396,7 +397,7 @@ async def test_what_is_not_implemented_ends_the_connection(what: Any) -> None:
     assert (close.name, close.reply_code) == ("Connection.Close", 540)
 
 
-# -- failures, the end -------------------------------------------------------------------------------------------------
+# -- failures, the end -----------------------------------------------------------------------------
 
 
 async def test_an_error_of_a_channel_that_is_not_there_ends_the_connection() -> None:
@@ -519,7 +520,7 @@ async def test_what_a_connection_held_unacknowledged_does_not_keep_it(transactio
         gc.enable()
 
 
-# -- alarms, operators -------------------------------------------------------------------------------------------------
+# -- alarms, operators -----------------------------------------------------------------------------
 
 
 async def test_a_publisher_is_told_of_an_alarm_and_not_read_until_it_is_over() -> None:
@@ -603,7 +604,7 @@ async def test_counters_of_a_connection() -> None:
     assert report["recv_oct"] and report["send_oct"] == len(play.sock.taken)
 
 
-# -- more of the order of work -----------------------------------------------------------------------------------------
+# -- more of the order of work ---------------------------------------------------------------------
 
 
 async def test_many_binds_are_one_request_and_wait_for_their_turn() -> None:

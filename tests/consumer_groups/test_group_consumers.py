@@ -1,4 +1,4 @@
-"""Consumers of virtual queues: assignments begin and end as the controller says, and share one prefetch."""
+"""Assignments begin and end as the controller says, and share one prefetch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Grouped(Consuming):
         return [said.assignment for said in self.line.said if isinstance(said, AssignmentGivenUp)]
 
 
-# -- joining, leaving --------------------------------------------------------------------------------------------------
+# -- joining, leaving ------------------------------------------------------------------------------
 
 
 async def test_a_consumer_joins_at_the_controller_and_is_told_when_it_is_let_in() -> None:
@@ -188,7 +188,7 @@ async def test_a_client_gets_from_a_virtual_queue_by_its_name() -> None:
     assert names(await play.settled())[0] == "Basic.GetOk"
 
 
-# -- assignments -------------------------------------------------------------------------------------------------------
+# -- assignments -----------------------------------------------------------------------------------
 
 
 async def test_an_assignment_is_attached_for_the_whole_consumer() -> None:
@@ -272,7 +272,7 @@ async def test_an_assignment_whose_queue_goes_is_given_up_at_once() -> None:
     assert play.channel.consumers == {"tag": group}  # the consumer itself goes on
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 async def test_members_of_a_group_share_the_position_that_is_kept_under_its_name() -> None:

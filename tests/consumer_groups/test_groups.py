@@ -1,4 +1,7 @@
-"""Virtual queues: every shard has one owner, loads differ by one at the most, as few shards as possible move."""
+"""Every shard has one owner, and loads differ by one at most.
+
+As few shards as possible move.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from shardmq.broker.controller.groups.groups import (
     GroupOrder,
     Groups,
     InUse,
-    Name,
-    Terms,
+    VirtualQueueName,
     assign,
 )
+from shardmq.broker.shared.control import ConsumeTerms
 
-NAME = Name("/", "orders")
+NAME = VirtualQueueName("/", "orders")
 
 
 def consumer(number: int) -> GroupConsumer:
@@ -41,7 +44,10 @@ class Act(NamedTuple):
 
 
 class FrontDoors:
-    """What they have, as orders reach them: in order for each consumer, at any time; a shard is given up when told."""
+    """Front doors that follow orders in order for each consumer, at any time.
+
+    They give up a shard when they are told.
+    """
 
     def __init__(self) -> None:
         self.has: dict[Assignment, GroupConsumer] = {}
@@ -76,7 +82,7 @@ class History:
         self.shards = list(range(1, shards + 1))
         self.next_shard = shards + 1
         self.affinity = affinity
-        self.consumers: dict[GroupConsumer, Terms] = {}
+        self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
         self.left: set[GroupConsumer] = set()
 
     def play(self, act: Act) -> None:
@@ -85,7 +91,7 @@ class History:
     def join(self, who: GroupConsumer, at: int) -> None:
         if who in self.consumers or who in self.left:
             return
-        terms = Terms(priority=at % 2, affinity=self.affinity)
+        terms = ConsumeTerms(priority=at % 2, affinity=self.affinity)
         self.doors.send(self.groups.join(who, NAME, terms, self.shards))
         self.consumers[who] = terms
 
@@ -211,11 +217,11 @@ def test_a_shard_is_given_only_when_its_holder_gave_it_up() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     one, two = consumer(1), consumer(2)
-    assert groups.join(one, NAME, Terms(), [7, 8]) == [
+    assert groups.join(one, NAME, ConsumeTerms(), [7, 8]) == [
         GroupOrder(GIVE, one, Assignment(7)),
         GroupOrder(GIVE, one, Assignment(8)),
     ]
-    assert groups.join(two, NAME, Terms(), [7, 8]) == [GroupOrder(TAKE, one, Assignment(8))]
+    assert groups.join(two, NAME, ConsumeTerms(), [7, 8]) == [GroupOrder(TAKE, one, Assignment(8))]
     assert groups.gave_up(one, Assignment(8)) == [GroupOrder(GIVE, two, Assignment(8))]
     assert groups.gave_up(one, Assignment(8)) == []
 
@@ -224,9 +230,9 @@ def test_who_leaves_keeps_what_it_has_not_settled_until_somebody_wants_it() -> N
     groups = Groups(lambda n: 0)
     groups.begin()
     one, two = consumer(1), consumer(2)
-    groups.join(one, NAME, Terms(), [7])
+    groups.join(one, NAME, ConsumeTerms(), [7])
     assert groups.leave(one) == []
-    assert groups.join(two, NAME, Terms(), [7]) == [GroupOrder(TAKE, one, Assignment(7))]
+    assert groups.join(two, NAME, ConsumeTerms(), [7]) == [GroupOrder(TAKE, one, Assignment(7))]
     assert groups.gave_up(one, Assignment(7)) == [GroupOrder(GIVE, two, Assignment(7))]
 
 
@@ -234,8 +240,8 @@ def test_lower_priorities_stand_by() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     high, low = consumer(1), consumer(2)
-    groups.join(high, NAME, Terms(priority=5), [7, 8])
-    assert groups.join(low, NAME, Terms(), [7, 8]) == []
+    groups.join(high, NAME, ConsumeTerms(priority=5), [7, 8])
+    assert groups.join(low, NAME, ConsumeTerms(), [7, 8]) == []
     assert groups.gone([high]) == [GroupOrder(GIVE, low, Assignment(7)), GroupOrder(GIVE, low, Assignment(8))]
 
 
@@ -243,18 +249,20 @@ def test_groups_share_nothing() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     one, two = consumer(1), consumer(2)
-    groups.join(one, NAME, Terms(group="a"), [7])
-    assert groups.join(two, NAME, Terms(group="b"), [7]) == [GroupOrder(GIVE, two, Assignment(7))]
+    groups.join(one, NAME, ConsumeTerms(group="a"), [7])
+    assert groups.join(two, NAME, ConsumeTerms(group="b"), [7]) == [GroupOrder(GIVE, two, Assignment(7))]
 
 
 @pytest.mark.row("E2.6", "E2.7")
 def test_least_goes_to_the_shard_with_fewest_consumers_however_fast_they_come() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    assignments = [groups.join(consumer(n), NAME, Terms(assignment=LEAST), [5, 6, 7])[0].assignment for n in range(4)]
+    assignments = [
+        groups.join(consumer(n), NAME, ConsumeTerms(assignment=LEAST), [5, 6, 7])[0].assignment for n in range(4)
+    ]
     assert assignments == [Assignment(5), Assignment(6), Assignment(7), Assignment(5)]
     groups.gone([consumer(1)])
-    assert groups.join(consumer(9), NAME, Terms(assignment=LEAST), [5, 6, 7]) == [
+    assert groups.join(consumer(9), NAME, ConsumeTerms(assignment=LEAST), [5, 6, 7]) == [
         GroupOrder(GIVE, consumer(9), Assignment(6))
     ]
 
@@ -262,10 +270,10 @@ def test_least_goes_to_the_shard_with_fewest_consumers_however_fast_they_come() 
 def test_random_is_one_shard_for_good() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    assert groups.join(consumer(1), NAME, Terms(assignment=RANDOM), [5, 6]) == [
+    assert groups.join(consumer(1), NAME, ConsumeTerms(assignment=RANDOM), [5, 6]) == [
         GroupOrder(GIVE, consumer(1), Assignment(6))
     ]
-    assert groups.join(consumer(2), NAME, Terms(assignment=RANDOM), [5, 6]) == [
+    assert groups.join(consumer(2), NAME, ConsumeTerms(assignment=RANDOM), [5, 6]) == [
         GroupOrder(GIVE, consumer(2), Assignment(6))
     ]
     assert groups.reshard(NAME, [5]) == [GroupOrder(CLOSE, consumer(1)), GroupOrder(CLOSE, consumer(2))]
@@ -274,22 +282,27 @@ def test_random_is_one_shard_for_good() -> None:
 def test_exclusive_is_alone() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    groups.join(consumer(1), NAME, Terms(exclusive=True), [5])
-    for terms in (Terms(), Terms(group="other"), Terms(assignment=LEAST), Terms(exclusive=True)):
+    groups.join(consumer(1), NAME, ConsumeTerms(exclusive=True), [5])
+    for terms in (
+        ConsumeTerms(),
+        ConsumeTerms(group="other"),
+        ConsumeTerms(assignment=LEAST),
+        ConsumeTerms(exclusive=True),
+    ):
         with pytest.raises(InUse):
             groups.join(consumer(2), NAME, terms, [5])
     groups.gone([consumer(1)])
-    groups.join(consumer(2), NAME, Terms(), [5])
+    groups.join(consumer(2), NAME, ConsumeTerms(), [5])
     with pytest.raises(InUse):
-        groups.join(consumer(3), NAME, Terms(exclusive=True), [5])
+        groups.join(consumer(3), NAME, ConsumeTerms(exclusive=True), [5])
 
 
 def test_without_shards_all_consumers_are_closed() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    groups.join(consumer(1), NAME, Terms(), [5, 6])
-    groups.join(consumer(2), NAME, Terms(group="other"), [5, 6])
-    groups.join(consumer(3), NAME, Terms(assignment=LEAST), [5, 6])
+    groups.join(consumer(1), NAME, ConsumeTerms(), [5, 6])
+    groups.join(consumer(2), NAME, ConsumeTerms(group="other"), [5, 6])
+    groups.join(consumer(3), NAME, ConsumeTerms(assignment=LEAST), [5, 6])
     orders = groups.reshard(NAME, [])
     assert {(order.kind, order.consumer) for order in orders} == {(CLOSE, consumer(n)) for n in (1, 2, 3)}
     assert not groups.queues and groups.gave_up(consumer(1), Assignment(5)) == []
@@ -304,7 +317,7 @@ def test_a_new_controller_takes_over_what_is_held_and_moves_no_more_than_it_must
     new = Groups(lambda n: 0)
     for who in [*history.consumers, *history.left]:
         held = [assignment for assignment, owner in history.doors.has.items() if owner == who]
-        terms = history.consumers.get(who, Terms())
+        terms = history.consumers.get(who, ConsumeTerms())
         assert new.restore(who, NAME, terms, who in history.left, held, history.shards) == []
     orders = new.begin()
     assert orders == [] or not history.consumers

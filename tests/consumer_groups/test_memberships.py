@@ -1,4 +1,7 @@
-"""The controller's shell around groups: nothing moves before all have said what they hold, or the dead have let go."""
+"""Test the controller's shell around groups.
+
+Nothing moves before all front doors have told what they hold, or the dead have let go.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ QUEUES = (11, 12)
 class FakeDoors:
     def __init__(self) -> None:
         self.orders: list[tuple[int, str, int, int]] = []
-        self.said: list[tuple[str, int, int | None, int | None, bool]] = []  # kind, queue, stop, mark, fresh
+        # kind, queue, stop, mark, fresh
+        self.said: list[tuple[str, int, int | None, int | None, bool]] = []
 
     def give_orders(self, door: int, incarnation: int, orders: list[AssignmentOrder]) -> None:
         self.orders += [(door, order.kind, order.number, order.assignment.queue) for order in orders]

@@ -1,7 +1,7 @@
 """Test the limits of unacknowledged messages.
 
-The limit of a channel (basic.qos global) holds over all its consumers, also those that were there before the limit. The
-prefetch of a consumer of a virtual queue holds over all its assignments.
+The limit of a channel (basic.qos global) holds over all its consumers, also those that were there
+before the limit. The prefetch of a consumer of a virtual queue holds over all its assignments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumers of single queues: consume, deliveries, cancel, limits, and what a restart of a shard does to them."""
+"""Test consumers of single queues: deliveries, cancel, limits, and restarts of a shard."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Consuming(Play):
         return self.got()
 
 
-# -- consume -----------------------------------------------------------------------------------------------------------
+# -- consume ---------------------------------------------------------------------------------------
 
 
 async def test_a_consumer_is_attached_at_the_shard_of_its_queue_and_told_so() -> None:
@@ -169,7 +169,7 @@ async def test_a_stream_is_read_from_where_the_consumer_says_and_messages_have_t
     assert isinstance(again, wire.AttachReader) and again.resumed and again.read.value == 7
 
 
-# -- deliveries --------------------------------------------------------------------------------------------------------
+# -- deliveries ------------------------------------------------------------------------------------
 
 
 async def test_deliveries_have_consecutive_tags_and_wait_for_their_acks() -> None:
@@ -217,14 +217,15 @@ async def test_the_firehose_sees_what_is_delivered() -> None:
     assert seen == [(1, "a", True, 1)]
     play.shards.crowd = [1]
     play.deliver(number, 2, b"another")
-    assert play.connection.socket.paused == 0b10  # a client waits for the shards that get its copies
+    # a client waits for the shards that get its copies
+    assert play.connection.socket.paused == 0b10
     play.loop.publish_room(1)
     play.consuming.trace(None)
     play.deliver(number, 3, b"two")
     assert len(seen) == 2
 
 
-# -- cancel, the end ---------------------------------------------------------------------------------------------------
+# -- cancel, the end -------------------------------------------------------------------------------
 
 
 async def test_a_cancelled_consumer_keeps_what_it_holds_until_that_is_settled() -> None:
@@ -294,7 +295,7 @@ async def test_a_consumer_that_a_closed_channel_asked_for_is_not_announced() -> 
     assert await play.settled() == []
 
 
-# -- direct reply-to ---------------------------------------------------------------------------------------------------
+# -- direct reply-to -------------------------------------------------------------------------------
 
 
 REPLY_TO = commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="tag", no_ack=True)
@@ -346,7 +347,7 @@ async def test_a_reply_queue_that_comes_for_a_closed_channel_is_deleted() -> Non
     assert await play.settled() == [] and play.shards.asked == []
 
 
-# -- limits of a channel, shards that go and come ----------------------------------------------------------------------
+# -- limits of a channel, shards that go and come --------------------------------------------------
 
 
 async def test_a_limit_of_the_channel_holds_for_all_its_consumers() -> None:
@@ -381,7 +382,8 @@ async def test_consumers_are_attached_again_when_their_shard_has_started_anew() 
     play = Consuming()
     one = await play.consume("one", "a")
     await play.consume("two", "b")
-    play.says(1, commands.Basic.Consume(queue="a", consumer_tag="asked"))  # asked again by the link itself
+    # asked again by the link itself
+    play.says(1, commands.Basic.Consume(queue="a", consumer_tag="asked"))
     await play.settled()
     play.shards.asked.clear()
     play.consuming.restarted(0, play.queue_gone)
@@ -391,7 +393,7 @@ async def test_consumers_are_attached_again_when_their_shard_has_started_anew() 
     assert names(await play.settled()) == ["Basic.Cancel"]  # its queue went meanwhile
 
 
-async def test_a_new_process_of_a_shard_hears_of_consumers_that_were_leaving_auto_delete_queues() -> None:
+async def test_a_new_process_of_a_shard_hears_of_consumers_leaving_auto_delete_queues() -> None:
     play = Consuming()
     play.line.catalog.apply(QueuePut("/", "auto", 6, 0, auto_delete=True))
     number = await play.consume("tag", "auto")

@@ -1,4 +1,4 @@
-"""The Arrow side of the reader: the schema is what was promised; rows that are published are the frames pamqp reads."""
+"""The schema is the promised one, and pamqp reads the frames of published rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches leave whole and in order, whatever the socket takes at a time, or it is said that they do not."""
+"""Batches leave whole and in order, however little the socket takes, or the call fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Test readers of a stream exchange while its number of shards changes, again and again.
 
-Every reader gets the new messages of each key in order, and all messages in the end, from whatever offset it starts and
-whatever process dies meanwhile.
+Every reader gets the new messages of each key in order, and all messages in the end, from whatever
+offset it starts and whatever process dies meanwhile.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from shardmq.broker.controller.groups.groups import (
     GroupConsumer,
     GroupOrder,
     Groups,
-    Terms,
 )
-from shardmq.broker.controller.groups.groups import Name as Virtual
+from shardmq.broker.controller.groups.groups import VirtualQueueName as Virtual
 from shardmq.broker.controller.resharding import cuts
 from shardmq.broker.controller.resharding.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
 from shardmq.broker.model.changes import CLOSING, OPEN, Cut, ParameterPut, QueuePut, ShardOf
-from shardmq.broker.shared.control import Answer
+from shardmq.broker.shared.control import Answer, ConsumeTerms
 from shardmq.shardd.wire import messages as wire
 from tests.stream_exchanges.resharding_play import ReshardingPlay, Sent
 
@@ -69,10 +68,12 @@ class Play(ReshardingPlay):
         self.orders: list[GroupOrder] = []
         self.passes: list[tuple[GroupConsumer, Assignment, int]] = []
         self.readers: dict[tuple[GroupConsumer, Assignment], Reader] = {}
-        self.consumers: dict[GroupConsumer, Terms] = {}
+        self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
         self.stored: dict[tuple[str, int], int] = {}  # by group and queue
-        self.seen: dict[str, dict[str, list[int]]] = {}  # numbers by group and key, in the order of first deliveries
-        self.since: dict[str, dict[str, int]] = {}  # by group that began at the end: what had been published
+        # numbers by group and key, in the order of first deliveries
+        self.seen: dict[str, dict[str, list[int]]] = {}
+        # by group that began at the end: what had been published
+        self.since: dict[str, dict[str, int]] = {}
         self.groups = Groups(lambda n: 0)
         self.groups.begin()
         self.world.declare(type=kind, x_shards=shards, x_shard_arguments=STREAM)
@@ -212,7 +213,7 @@ class Play(ReshardingPlay):
     def join(self, group: str = "") -> None:
         group = group or self.random.choice(["a", "a", "b"])
         consumer = GroupConsumer(0, 1, len(self.consumers) + 1)
-        self.consumers[consumer] = Terms(group=group)
+        self.consumers[consumer] = ConsumeTerms(group=group)
         self.seen.setdefault(group, {})
         moves = cuts.moves(self.world.vhost.parts("e"))
         self.orders += self.groups.join(consumer, VIRTUAL, self.consumers[consumer], self._ids(), moves)
@@ -222,7 +223,7 @@ class Play(ReshardingPlay):
         if not here:
             return
         consumer = self.random.choice(here)
-        self.consumers[consumer] = Terms()  # its number is not used again
+        self.consumers[consumer] = ConsumeTerms()  # its number is not used again
         self.orders += self.groups.leave(consumer)
         for who, assignment in [*self.readers]:
             if who == consumer:
@@ -233,7 +234,10 @@ class Play(ReshardingPlay):
         self.join(f"first {len(self.consumers)}")
 
     def shards_restart(self) -> None:
-        """Restart the shards: messages not on stable storage are lost, and stored positions may be older ones."""
+        """Restart the shards.
+
+        Messages that are not on stable storage are lost; stored positions may be older ones.
+        """
         self.epochs += 1
         for log in self.logs.values():
             del log.messages[log.committed :]
@@ -311,7 +315,7 @@ def test_keys_stay_in_order_for_whoever_reads_and_all_comes(case: int, request: 
     assert sum(play.last.values()) > STEPS // 20
 
 
-# -- one group at a change -----------------------------------------------------------------------------------
+# -- one group at a change -------------------------------------------------------------------------
 
 A, B, C = 1, 2, 3  # queues
 GREW = Move(1, {C: 0}, {A: 5, B: 3})
@@ -392,7 +396,7 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
     who = GroupConsumer(0, 1, 1)
-    given = groups.join(who, VIRTUAL, Terms(group="g"), (A, B, C), (GREW,))
+    given = groups.join(who, VIRTUAL, ConsumeTerms(group="g"), (A, B, C), (GREW,))
     assert {order.assignment.queue: order.bounds.stop for order in given} == {A: None, B: None, C: 0}
     assert groups.overdue(VIRTUAL, 10.0, 500) == ([], [])
     given_up, orders = groups.overdue(VIRTUAL, 10.5, 500)
@@ -405,5 +409,5 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
 def test_who_reads_one_shard_for_good_is_not_bound() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    (order,) = groups.join(GroupConsumer(0, 1, 1), VIRTUAL, Terms(assignment="random"), (A, B, C), (GREW,))
+    (order,) = groups.join(GroupConsumer(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,))
     assert (order.assignment.queue, order.bounds) == (C, FREE)

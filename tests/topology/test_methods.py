@@ -50,7 +50,7 @@ def refused(session: FakeSession, method: base.Frame, channel: FakeChannel | Non
     return error.code, error.text
 
 
-# -- what is asked and answered -------------------------------------------------------------------------
+# -- what is asked and answered --------------------------------------------------------------------
 
 
 def test_every_field_of_a_declare_reaches_the_controller() -> None:
@@ -116,13 +116,14 @@ def test_an_empty_queue_name_means_the_queue_declared_last() -> None:
 def test_line_breaks_fall_out_of_names() -> None:
     session = FakeSession()
     queue, exchange = Queue.Declare(), Exchange.Declare()
-    queue.queue, exchange.exchange = "a\r\nb", "c\nd"  # as they come from the wire; the constructors refuse them
+    # as they come from the wire; the constructors refuse them
+    queue.queue, exchange.exchange = "a\r\nb", "c\nd"
     done(session, queue)
     done(session, exchange)
     assert [request.name for request in session.catalog_link.asked] == ["ab", "cd"]  # type: ignore[union-attr]
 
 
-# -- what is refused, in which words ------------------------------------------------------------------------
+# -- what is refused, in which words ---------------------------------------------------------------
 
 NO_LAST = (404, "no previously declared queue")
 DEFAULT = (403, "operation not permitted on the default exchange")

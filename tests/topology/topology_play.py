@@ -41,7 +41,10 @@ EVERYTHING = PermissionPut("/", "u", ".*", ".*", ".*")
 
 
 class FakeController:
-    """Applies what it is asked when told to, in order; as the controller does, without its checks but for existence."""
+    """Applies requests in order when it is told to.
+
+    It makes no checks but for existence.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog

@@ -1,4 +1,7 @@
-"""A transactional channel: nothing leaves before commit, everything leaves at commit, in order; rollback forgets."""
+"""Nothing of a transaction leaves before its commit, and everything leaves then, in order.
+
+A rollback forgets it.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def test_commit_and_rollback_need_a_transactional_channel(method_id: int) -> Non
     assert (refused.value.code, refused.value.method_id) == (406, method_id)
 
 
-# -- a commit that waits ----------------------------------------------------------------------------------------------
+# -- a commit that waits ---------------------------------------------------------------------------
 
 EPOCH = 7
 
@@ -147,7 +150,7 @@ class Commit:
         return self.channel.consuming.first_unsettled(self.consumer, EPOCH)
 
 
-def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_not_settled_yet() -> None:
+def test_a_reader_attached_again_while_a_commit_waits_begins_at_what_is_unsettled() -> None:
     async def run() -> None:
         made = Commit()
         committing = made.begin()

@@ -1,4 +1,4 @@
-"""The board: whoever looks sees where a stream begins and ends, as it was said last, through lives of the shard."""
+"""The board shows where a stream begins and ends, through all lives of the shard."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from functools import partial
 from typing import NamedTuple
 
 from shardmq.broker.controller.resharding.cuts import FREE, Bounds, Crossing, Move
+from shardmq.broker.shared.control import ConsumeTerms
 
 GROUP, RANDOM, LEAST = "group", "random", "least"
 
@@ -44,22 +45,9 @@ class GroupConsumer(NamedTuple):
     number: int
 
 
-class Name(NamedTuple):
+class VirtualQueueName(NamedTuple):
     vhost: str
     exchange: str
-
-
-class Terms(NamedTuple):
-    """The wishes of a consumer; the connection (`owner`), channel and tag are for listings."""
-
-    group: str = ""
-    assignment: str = GROUP
-    exclusive: bool = False
-    priority: int = 0
-    affinity: bool = False
-    owner: str = ""
-    channel: int = 0
-    tag: str = ""
 
 
 class Assignment(NamedTuple):
@@ -107,19 +95,19 @@ class Group:
         self.begun = begun
         self.moves = moves
         self.crossing = Crossing()
-        self.consumers: dict[GroupConsumer, Terms] = {}
+        self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
         self.assigned: dict[Assignment, GroupConsumer] = {}
         self.held: dict[Assignment, GroupConsumer] = {}
         self._asked_back: set[Assignment] = set()
         self._fresh: set[int] = set()  # shards that came when the group had consumers
         self._bounds: dict[Assignment, Bounds] = {}  # what the holders were told
 
-    def join(self, consumer: GroupConsumer, terms: Terms) -> list[GroupOrder]:
+    def join(self, consumer: GroupConsumer, terms: ConsumeTerms) -> list[GroupOrder]:
         self.consumers.setdefault(consumer, terms)
         return self.plan()
 
     def restore(
-        self, consumer: GroupConsumer, terms: Terms | None, held: Iterable[Assignment]
+        self, consumer: GroupConsumer, terms: ConsumeTerms | None, held: Iterable[Assignment]
     ) -> list[GroupOrder]:
         """Take a consumer and its assignments as its front door reports them after a start.
 
@@ -291,9 +279,9 @@ class VirtualQueue:
         self.begun = begun
         self.moves = moves
         self.groups: dict[str, Group] = {}
-        self.fixed: dict[GroupConsumer, tuple[Terms, Assignment]] = {}
+        self.fixed: dict[GroupConsumer, tuple[ConsumeTerms, Assignment]] = {}
 
-    def terms(self) -> dict[GroupConsumer, Terms]:
+    def terms(self) -> dict[GroupConsumer, ConsumeTerms]:
         found = {consumer: terms for consumer, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
             found |= group.consumers
@@ -315,7 +303,7 @@ class VirtualQueue:
         return loads
 
     def fix(
-        self, consumer: GroupConsumer, terms: Terms, choose: Callable[[int], int]
+        self, consumer: GroupConsumer, terms: ConsumeTerms, choose: Callable[[int], int]
     ) -> Assignment:
         """Give a consumer one shard for good: a random one, or the first with fewest consumers."""
         if terms.assignment == RANDOM:
@@ -348,8 +336,8 @@ class Groups:
         """Prepare; `choose(n)` returns one of 0 to n - 1."""
         self._choose = choose
         self._begun = False
-        self.queues: dict[Name, VirtualQueue] = {}
-        self._names: dict[GroupConsumer, Name] = {}
+        self.queues: dict[VirtualQueueName, VirtualQueue] = {}
+        self._names: dict[GroupConsumer, VirtualQueueName] = {}
 
     def begin(self) -> list[GroupOrder]:
         """Begin to assign shards: all front doors have said what their consumers hold."""
@@ -362,14 +350,14 @@ class Groups:
                 orders += group.plan()
         return orders
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[VirtualQueueName]:
         return list(self.queues)
 
     def join(
         self,
         consumer: GroupConsumer,
-        name: Name,
-        terms: Terms,
+        name: VirtualQueueName,
+        terms: ConsumeTerms,
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
     ) -> list[GroupOrder]:
@@ -392,8 +380,8 @@ class Groups:
     def restore(
         self,
         consumer: GroupConsumer,
-        name: Name,
-        terms: Terms,
+        name: VirtualQueueName,
+        terms: ConsumeTerms,
         left: bool,
         held: Iterable[Assignment],
         shards: Sequence[int],
@@ -411,7 +399,7 @@ class Groups:
         self,
         queue: VirtualQueue,
         consumer: GroupConsumer,
-        terms: Terms,
+        terms: ConsumeTerms,
         left: bool,
         held: list[Assignment],
     ) -> list[GroupOrder]:
@@ -436,7 +424,7 @@ class Groups:
             consumer, lambda group: group.passed(consumer, assignment, offset), stays=True
         )
 
-    def cross(self, name: Name, moves: tuple[Move, ...]) -> list[GroupOrder]:
+    def cross(self, name: VirtualQueueName, moves: tuple[Move, ...]) -> list[GroupOrder]:
         """Take the changes of the number of shards that there are now."""
         queue = self.queues.get(name)
         if queue is None or queue.moves == moves:
@@ -444,7 +432,9 @@ class Groups:
         queue.moves = moves
         return [order for group in queue.groups.values() for order in group.cross(moves)]
 
-    def overdue(self, name: Name, now: float, wait_ms: int) -> tuple[list[str], list[GroupOrder]]:
+    def overdue(
+        self, name: VirtualQueueName, now: float, wait_ms: int
+    ) -> tuple[list[str], list[GroupOrder]]:
         """Have groups give up the order over changes they have waited for longer than `wait_ms`.
 
         Returns their names, and the orders.
@@ -466,7 +456,7 @@ class Groups:
     def of_door(self, door: int) -> list[GroupConsumer]:
         return [consumer for consumer in self._names if consumer.door == door]
 
-    def reshard(self, name: Name, shards: Sequence[int]) -> list[GroupOrder]:
+    def reshard(self, name: VirtualQueueName, shards: Sequence[int]) -> list[GroupOrder]:
         """Take the ids of the shard queues that there are now.
 
         Without any there is no virtual queue, and its consumers are closed.
@@ -495,7 +485,9 @@ class Groups:
 
     # -- helpers
 
-    def _queue(self, name: Name, shards: Sequence[int], moves: tuple[Move, ...]) -> VirtualQueue:
+    def _queue(
+        self, name: VirtualQueueName, shards: Sequence[int], moves: tuple[Move, ...]
+    ) -> VirtualQueue:
         found = self.queues.get(name)
         if found is None:
             found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
@@ -525,7 +517,7 @@ class Groups:
         self._tidy(name)
         return orders
 
-    def _tidy(self, name: Name) -> None:
+    def _tidy(self, name: VirtualQueueName) -> None:
         queue = self.queues[name]
         queue.groups = {key: group for key, group in queue.groups.items() if not group.is_empty}
         if queue.is_empty:

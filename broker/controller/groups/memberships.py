@@ -21,8 +21,7 @@ from shardmq.broker.controller.groups.groups import (
     GroupOrder,
     Groups,
     InUse,
-    Name,
-    Terms,
+    VirtualQueueName,
 )
 from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.shard_links import ShardLinks
@@ -39,7 +38,6 @@ from shardmq.broker.shared.control import (
     ConsumerLeave,
     ConsumerNews,
     ConsumersHere,
-    ConsumeTerms,
     MarkPassed,
     VirtualLook,
 )
@@ -96,7 +94,7 @@ class Memberships:
         """Answer a ConsumerJoin or VirtualLook."""
         what = ask.what
         if isinstance(what, VirtualLook):
-            queue = self.groups.queues.get(Name(what.vhost, what.exchange))
+            queue = self.groups.queues.get(VirtualQueueName(what.vhost, what.exchange))
             answer(
                 0,
                 "",
@@ -110,15 +108,13 @@ class Memberships:
             self._join(GroupConsumer(int(door), int(incarnation), what.number), what, answer)
 
     def _join(self, consumer: GroupConsumer, asked: ConsumerJoin, answer: AnswerTo) -> None:
-        name = Name(asked.vhost, asked.exchange)
+        name = VirtualQueueName(asked.vhost, asked.exchange)
         shards = self._shard_queues(name)
         if not shards:
             answer(NOT_FOUND, f"no queue '{name.exchange}' in vhost '{name.vhost}'", {})
             return
         try:
-            orders = self.groups.join(
-                consumer, name, _terms(asked.terms), shards, self._moves(name)
-            )
+            orders = self.groups.join(consumer, name, asked.terms, shards, self._moves(name))
         except InUse:
             answer(
                 ACCESS_REFUSED,
@@ -149,13 +145,13 @@ class Memberships:
 
     def _here(self, door: int, incarnation: int, consumers: Iterable[ConsumerHere]) -> None:
         for each in consumers:
-            name = Name(each.vhost, each.exchange)
+            name = VirtualQueueName(each.vhost, each.exchange)
             assignments = [_assignment(assignment) for assignment in each.assignments]
             consumer = GroupConsumer(door, incarnation, each.number)
             shards, moves = self._shard_queues(name), self._moves(name)
             self._carry_out(
                 self.groups.restore(
-                    consumer, name, _terms(each.terms), each.left, assignments, shards, moves
+                    consumer, name, each.terms, each.left, assignments, shards, moves
                 )
             )
         if self._awaited:
@@ -219,7 +215,7 @@ class Memberships:
             self._carry_out(self.groups.reshard(name, self._shard_queues(name)))
             self._carry_out(self.groups.cross(name, self._moves(name)))
 
-    def _shard_queues(self, name: Name) -> tuple[int, ...]:
+    def _shard_queues(self, name: VirtualQueueName) -> tuple[int, ...]:
         """Return the ids of the shard queues that front doors know already.
 
         A queue that is deleted and declared again has another id; ids rise.
@@ -230,7 +226,7 @@ class Memberships:
         ids = (vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
         return tuple(id for id in ids if id <= self._told)
 
-    def _moves(self, name: Name) -> tuple[cuts.Move, ...]:
+    def _moves(self, name: VirtualQueueName) -> tuple[cuts.Move, ...]:
         vhost = self._catalog.vhost(name.vhost)
         return cuts.moves(vhost.parts(name.exchange)) if vhost is not None else ()
 
@@ -270,11 +266,6 @@ class Memberships:
             by_door.setdefault((order.consumer.door, order.consumer.incarnation), []).append(said)
         for (door, incarnation), said_there in by_door.items():
             self._links.give_orders(door, incarnation, said_there)
-
-
-def _terms(said: ConsumeTerms) -> Terms:
-    who = (said.owner, said.channel, said.tag)
-    return Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity, *who)
 
 
 def _assignment(said: AssignmentName) -> Assignment:

@@ -9,9 +9,8 @@ from typing import Any
 from shardmq.broker.controller.groups.groups import (
     Assignment,
     GroupConsumer,
-    Name,
-    Terms,
     VirtualQueue,
+    VirtualQueueName,
 )
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, check
@@ -19,14 +18,14 @@ from shardmq.broker.controller.management.resources.connections import channel_n
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.purging import purge as purge_queue
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.shared.control import QueueRemove
+from shardmq.broker.shared.control import ConsumeTerms, QueueRemove
 from shardmq.broker.shared.rights import Configure, Read
 
-NOBODY = Terms()  # of a consumer that has left and still holds shard queues
+NOBODY = ConsumeTerms()  # of a consumer that has left and still holds shard queues
 
 
 def _consumed(call: Call, vhost: Vhost, exchange: str) -> VirtualQueue:
-    return call.context.groups.queues.get(Name(vhost.name, exchange)) or VirtualQueue(
+    return call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange)) or VirtualQueue(
         (), begun=True
     )
 
@@ -97,7 +96,9 @@ def _to_change(call: Call, act: type[Configure | Read]) -> tuple[Vhost, tuple[st
     return vhost, shards
 
 
-def _assignments(queue: VirtualQueue) -> Iterator[tuple[Assignment, GroupConsumer, Terms, bool]]:
+def _assignments(
+    queue: VirtualQueue,
+) -> Iterator[tuple[Assignment, GroupConsumer, ConsumeTerms, bool]]:
     """Yield the owner of each assignment, and whether another consumer is about to get it."""
     for consumer, (terms, assignment) in queue.fixed.items():
         yield assignment, consumer, terms, False
@@ -111,7 +112,7 @@ def _shard(
     call: Call,
     vhost: Vhost,
     name: str,
-    assignments: list[tuple[Assignment, GroupConsumer, Terms, bool]],
+    assignments: list[tuple[Assignment, GroupConsumer, ConsumeTerms, bool]],
 ) -> dict[str, Any]:
     put = vhost.queues[name]
     owners = [
@@ -138,8 +139,8 @@ def _shard(
 def _consumer(
     call: Call,
     consumer: GroupConsumer,
-    terms: Terms,
-    assignments: list[tuple[Assignment, GroupConsumer, Terms, bool]],
+    terms: ConsumeTerms,
+    assignments: list[tuple[Assignment, GroupConsumer, ConsumeTerms, bool]],
 ) -> dict[str, Any]:
     held = [
         call.catalog.queue_by_id(assignment.queue)
@@ -158,7 +159,7 @@ def _consumer(
     }
 
 
-def _channel(call: Call, terms: Terms) -> dict[str, Any]:
+def _channel(call: Call, terms: ConsumeTerms) -> dict[str, Any]:
     info = call.context.presence.connection(terms.owner)
     if info is None:
         return {"number": terms.channel}
