@@ -186,7 +186,7 @@ class Controller:
         after_bursts = AfterBursts()
         while True:
             notify.watchdog()
-            after_bursts.look(self.authority.catalog.version)
+            after_bursts.give_back_if_over(self.authority.catalog.version)
             # Publishers are held back before the kernel has to choose which process to kill.
             config = self.config
             self.memory.look(

@@ -123,7 +123,7 @@ class FrontDoor:
             now = self._loop.now = self._loop.aio.time()
             self._connections.tick(now)
             notify.watchdog()
-            self._memory.look(self._services.catalog.version)
+            self._memory.give_back_if_over(self._services.catalog.version)
 
     async def join(self) -> None:
         """Keep telling the shards where this front door is."""

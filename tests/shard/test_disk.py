@@ -30,7 +30,7 @@ class Bench:
     def after(self, seconds: float) -> list[str]:
         self.now += seconds
         self.told.clear()
-        self.watch.look()
+        self.watch.check()
         return self.told
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
+from shardmq.shardd.peers import APPENDING, CONFIRMABLE, HeldBatch, Outgoing, Refused
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull, StoreFailed
 from shardmq.shardd.store.format.record import Arrival
@@ -507,7 +507,7 @@ def live(life: Life, acts: int, what: str) -> None:
 # -- broken on purpose -----------------------------------------------------------------------------
 
 
-class _ConfirmableAtOnce(Held):
+class _ConfirmableAtOnce(HeldBatch):
     """Nothing is waited for unless somebody says so."""
 
     __slots__ = ()
@@ -559,7 +559,9 @@ def _syncs_no_names(job: SyncJob[Any]) -> None:
 _break_off, _run, _make_last = Shard.break_off, SyncJob.run, SyncJob._make_last
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "a batch is confirmable before its append": lambda: mock.patch("shardmq.shardd.peers.Held", _ConfirmableAtOnce),
+    "a batch is confirmable before its append": lambda: mock.patch(
+        "shardmq.shardd.peers.HeldBatch", _ConfirmableAtOnce
+    ),
     "a batch that is dropped is not refused": lambda: mock.patch("shardmq.shardd.shard._all_of", lambda *_: []),
     "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
