@@ -43,7 +43,7 @@ class Links:
         self._inbox_told = True  # the inbox may have messages
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._lanes: dict[str, Lane] = {}  # by the endpoint of the front door
-        # By the number and incarnation of the front door.
+        # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
         # The number and incarnation of processes of another wire version.
@@ -109,20 +109,20 @@ class Links:
         """Take in up to `most` messages of each link; return how many were taken in."""
         taken = 0
         for lane in self._heard.values():
-            taken += self._receive_near(lane, now, most)
-        far = 0
+            taken += self._receive_by_ring(lane, now, most)
+        by_zmq = 0
         # To ask first is cheaper than to get an exception from an empty inbox.
-        while self._inbox_told and far < most and self._inbox_speaks():
-            self._receive_far(self._inbox.recv(AT_ONCE), now)
-            far += 1
-        return taken + far
+        while self._inbox_told and by_zmq < most and self._inbox_speaks():
+            self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
+            by_zmq += 1
+        return taken + by_zmq
 
     def receive_last(self, now: int, most: int) -> None:
         """Take in messages that have arrived, whether the inbox has reported them or not."""
         self._inbox_told = True
         self.receive(now, most)
 
-    def _receive_far(self, message: bytes, now: int) -> None:
+    def _receive_by_zmq(self, message: bytes, now: int) -> None:
         """Take in a message that came through ZeroMQ.
 
         Messages that came through the ring before it are taken in first.
@@ -131,10 +131,10 @@ class Links:
             head = envelope.read(message)
             lane = self._lanes_of.get((head.peer, head.incarnation))
             if lane is not None:
-                for before in lane.came_far(head.kind):
+                for before in lane.came_by_zmq(head.kind):
                     self._shard.receive(before, now)
                 lane.let_go()
-            if head.kind != wire.LANE:
+            if head.kind != wire.RING:
                 self._shard.receive(message, now)
         except envelope.OtherVersion as error:
             self._refuse(message, error)
@@ -154,7 +154,7 @@ class Links:
             who = (peer, incarnation, self._shard.epoch, self._shard.number)
             self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))
 
-    def _receive_near(self, lane: Lane, now: int, most: int) -> int:
+    def _receive_by_ring(self, lane: Lane, now: int, most: int) -> int:
         messages = lane.take(most)
         for message in messages:
             try:
@@ -187,14 +187,17 @@ class Links:
             self.poll.register(lane.fd, select.POLLIN)
 
     def _lose_lane(self, lane: Lane, now: int) -> None:
-        """Take in the last messages of a front door that is gone, and forget its lane."""
-        self._receive_near(lane, now, ALL)
+        """Take in the last messages of a front door that is gone, and close its lane.
+
+        Messages that it sent by ZeroMQ may still arrive, and their order with those of the ring
+        counts. So `_lanes_of` keeps the lane until the front door is forgotten.
+        """
+        self._receive_by_ring(lane, now, ALL)
         self.poll.unregister(lane.fd)
         del self._heard[lane.fd]
-        self._rings_full += lane.turned
-        for lanes in (self._lanes, self._lanes_of):
-            for key in [key for key, value in lanes.items() if value is lane]:
-                del lanes[key]  # type: ignore[arg-type] # each dict has keys of one type
+        self._rings_full += lane.times_full
+        for endpoint in [key for key, value in self._lanes.items() if value is lane]:
+            del self._lanes[endpoint]
         lane.close()
 
     # -- out ---------------------------------------------------------------------------------------
@@ -215,7 +218,10 @@ class Links:
         return found
 
     def close_unused(self) -> None:
-        """Close the sockets of peers that left."""
+        """Close the sockets of peers that left, and forget their lanes."""
+        here = {(peer.number, peer.incarnation) for peer in self._shard.peers.values()}
+        for who in self._lanes_of.keys() - here:
+            del self._lanes_of[who]
         in_use = (
             {peer.endpoint for peer in self._shard.peers.values()}
             | {self.controller}
@@ -248,7 +254,7 @@ class Links:
         lanes = self._heard.values()
         return {
             "ring_bytes": sum(lane.waiting_bytes() for lane in lanes),
-            "ring_full": self._rings_full + sum(lane.turned for lane in lanes),
+            "ring_full": self._rings_full + sum(lane.times_full for lane in lanes),
         }
 
 

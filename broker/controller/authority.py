@@ -43,7 +43,7 @@ from shardmq.broker.controller.pending import (
 from shardmq.broker.controller.requests import OwnerGone, Pause, Removal
 from shardmq.broker.controller.shard_orders import Creations, ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
-from shardmq.broker.controller.without_effect import Lines
+from shardmq.broker.controller.without_effect import EffectWarnings
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
@@ -141,7 +141,7 @@ class Authority:
         self._room.set()
         self._usual_sync_s = QUICK_SYNC_S  # a moving average; not known to be quick at first
         self._is_short_of_room = False  # it was logged that the disk is full
-        self._lines = Lines()
+        self._lines = EffectWarnings()
         self._orders = ShardOrders(catalog, shards, self._put_back)
         self._decisions = Decisions(
             catalog,

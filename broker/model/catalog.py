@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from shardmq.broker.model import policies
@@ -22,7 +22,6 @@ from shardmq.broker.model.changes import (
     AnyChange,
     BindingDelete,
     BindingPut,
-    Change,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,
@@ -316,12 +315,6 @@ def _take_out(index: dict[_End, dict[BindingKey, BindingPut]], end: _End, key: B
         del index[end]
 
 
-class State(NamedTuple):
-    """All that is in a catalog, comparable, for tests and checks."""
-
-    things: dict[Any, Change]
-
-
 class Catalog:
     """The catalog: vhosts, users, permissions and parameters.
 
@@ -341,15 +334,6 @@ class Catalog:
         self.parameters: dict[tuple[str, str, str], ParameterPut] = {}
         self.permissions = Permissions(self.vhosts)
         self.index = QueueIndex()
-
-    @classmethod
-    def rebuilt(cls, version: int, changes: Iterable[AnyChange]) -> Catalog:
-        """Make the copy that a snapshot describes."""
-        catalog = cls()
-        for change in changes:
-            catalog.apply(change)
-        catalog.version = version
-        return catalog
 
     # -- look-ups
 
@@ -436,14 +420,6 @@ class Catalog:
         made.extend(self.permissions.puts.values())
         made.extend(self.permissions.topic_puts)
         return made
-
-    def state(self) -> State:
-        """Return everything, whatever the order it came in."""
-        things: dict[Any, Change] = {}
-        for change in self.changes():
-            identity = binding_key(change) if isinstance(change, BindingPut) else _identity(change)
-            things[type(change).__name__, getattr(change, "vhost", ""), identity] = change
-        return State(things)
 
     def _vhost_put(self, put: VhostPut) -> None:
         vhost = self.vhosts.get(put.name)
@@ -548,13 +524,3 @@ _APPLY: Final[dict[type, Callable[[Catalog, Any], None]]] = {
     ParameterPut: Catalog._parameter_put,
     ParameterDelete: Catalog._parameter_delete,
 }
-
-
-def _identity(change: AnyChange) -> Any:
-    if isinstance(change, PermissionPut):
-        return change.user
-    if isinstance(change, TopicPermissionPut):
-        return (change.user, change.exchange)
-    if isinstance(change, ParameterPut):
-        return (change.component, change.name)
-    return change.name  # type: ignore[union-attr]  # bindings and deletes do not come here

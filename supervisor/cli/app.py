@@ -54,7 +54,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 UsageError.exit_code = USAGE
 
 
-class Start(TyperCommand):
+class StartCommand(TyperCommand):
     """The command `start`.
 
     Its status for wrong usage is the one with which the broker refuses a setting, so that a wrong
@@ -169,7 +169,7 @@ def options(
 
 for panel, commands in PANELS.items():
     for command in commands:
-        kind = Start if command is processes.start else None
+        kind = StartCommand if command is processes.start else None
         # typer would name the command list-queues.
         app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
 unsupported_commands.add_to(app)

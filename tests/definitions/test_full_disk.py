@@ -1,7 +1,7 @@
 """Test that a full disk does not damage the definitions.
 
-Changes that would make the definitions grow are refused, and everything else goes on. A start needs no room on the
-disk. A definition that was confirmed is there.
+Changes that would make the definitions grow are refused, and everything else goes on. A start needs
+no room on the disk. A definition that was confirmed is there.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from shardmq.broker.shared.control import (
     QueueRemove,
     Unbind,
 )
+from tests.support.catalogs import state
 from tests.support.small_disk import RefusingDisk, small_disk, take_all_bytes, take_all_inodes
 from tests.topology.test_authority import World
 
@@ -149,17 +150,17 @@ async def test_whatever_makes_definitions_grow_is_refused_and_says_why_and_works
     directory, fill = data_dir
     async with running(directory) as world:
         await prepare(world)
-        before = world.catalog.state()
+        before = state(world.catalog)
         free = fill()
         for name, made in GROWS.items():
             answer = await world.ask(made(named("full", name)))
             assert (name, answer.code, answer.result) == (name, NO_ROOM, {})
             assert "no room" in answer.text and str(directory) in answer.text
-        assert world.catalog.state() == before and world.agree()
+        assert state(world.catalog) == before and world.agree()
         free()
         for name, made in GROWS.items():
             assert (name, (await world.ask(made(named("again", name)))).code) == (name, 0)
-        assert loaded(directory).state() == world.catalog.state()
+        assert state(loaded(directory)) == state(world.catalog)
 
 
 async def test_what_is_taken_away_on_a_full_disk_stays_away(data_dir: tuple[Path, Filled]) -> None:
@@ -169,8 +170,8 @@ async def test_what_is_taken_away_on_a_full_disk_stays_away(data_dir: tuple[Path
         fill()
         for name, request in SHRINKS.items():
             assert (name, (await world.ask(request)).code) == (name, 0)
-        expected = world.catalog.state()
-    assert loaded(directory).state() == expected
+        expected = state(world.catalog)
+    assert state(loaded(directory)) == expected
 
 
 async def test_what_is_there_is_declared_again_on_a_full_disk(data_dir: tuple[Path, Filled]) -> None:
@@ -187,17 +188,17 @@ async def test_a_start_needs_no_room_and_so_does_the_one_after_it(data_dir: tupl
     directory, fill = data_dir
     async with running(directory) as world:
         await prepare(world)
-        expected, version = world.catalog.state(), world.catalog.version
+        expected, version = state(world.catalog), world.catalog.version
     free = fill()
     files = {path.name for path in directory.iterdir()}
     for _ in range(3):
         catalog = loaded(directory, boot)
-        assert catalog.state() == expected
+        assert state(catalog) == expected
         assert catalog.version > version, "front doors of this boot may have seen the version before"
         version = catalog.version
     assert {path.name for path in directory.iterdir()} - {"filled"} <= files
     free()
-    assert loaded(directory, boot).state() == expected
+    assert state(loaded(directory, boot)) == expected
 
 
 async def test_a_directory_without_room_set_aside_is_started_on_a_full_disk(data_dir: tuple[Path, Filled]) -> None:
@@ -205,7 +206,7 @@ async def test_a_directory_without_room_set_aside_is_started_on_a_full_disk(data
     directory, fill = data_dir
     async with running(directory) as world:
         await prepare(world)
-        expected = world.catalog.state()
+        expected = state(world.catalog)
     for path in directory.glob("*.json"):
         path.with_name(path.name + ".new").unlink()
         shutil.copy(path, path.with_suffix(".copy"))
@@ -215,15 +216,15 @@ async def test_a_directory_without_room_set_aside_is_started_on_a_full_disk(data
     log.with_suffix(".copy").replace(log)
     free = fill()
     async with running(directory) as world:
-        assert world.catalog.state() == expected
+        assert state(world.catalog) == expected
         assert (await world.ask(UserDelete("goes"))).code in (0, NO_ROOM)
         assert (await world.ask(GROWS["user"]("full"))).code == NO_ROOM
-        assert world.catalog.state() == loaded(directory).state()
+        assert state(world.catalog) == state(loaded(directory))
         free()
         for name, made in GROWS.items():
             assert (name, (await world.ask(made(named("again", name)))).code) == (name, 0)
-        expected = world.catalog.state()
-    assert loaded(directory).state() == expected
+        expected = state(world.catalog)
+    assert state(loaded(directory)) == expected
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -245,12 +246,12 @@ async def test_after_any_history_of_full_and_free_what_was_answered_is_there(
                     UserDelete(rng.choice(names)), VhostDelete(rng.choice(names)),
                     ParameterDelete("/", "policy", rng.choice(names)),
                 ])  # fmt: skip
-                before = world.catalog.state()
+                before = state(world.catalog)
                 answer = await world.ask(made if rng.random() < 0.6 else removal)
                 if answer.code:
-                    assert world.catalog.state() == before, seed
-            expected = world.catalog.state()
-        assert loaded(tmp_path).state() == expected, seed
+                    assert state(world.catalog) == before, seed
+            expected = state(world.catalog)
+        assert state(loaded(tmp_path)) == expected, seed
 
 
 def test_a_first_start_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +261,7 @@ def test_a_first_start_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytes
         Definitions(tmp_path, "boot").load()
 
 
-# -- what is missing is not taken for empty ------------------------------------------------------------
+# -- what is missing is not taken for empty --------------------------------------------------------
 
 
 def begun(directory: Path) -> Definitions:

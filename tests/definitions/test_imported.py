@@ -20,6 +20,7 @@ from shardmq.broker.controller.stored.errors import DefinitionsError
 from shardmq.broker.model import passwords
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.checks import Refusal
+from tests.support.catalogs import state
 
 EXPORT = Path(__file__).with_name("rabbitmq_definitions.json")  # written by RabbitMQ 3.10.8
 LISTS = (
@@ -57,7 +58,7 @@ def test_what_rabbitmq_exported_comes_back_out_as_it_was(tmp_path: Path) -> None
 @pytest.mark.row("J14")
 def test_what_was_taken_in_is_there_after_a_restart_without_the_file(tmp_path: Path) -> None:
     before = loaded(tmp_path)
-    assert loaded(tmp_path, "").state() == before.state()
+    assert state(loaded(tmp_path, "")) == state(before)
 
 
 def test_what_of_the_file_has_no_effect_is_logged_at_the_start(
@@ -77,7 +78,7 @@ def test_what_of_the_file_has_no_effect_is_logged_at_the_start(
 @pytest.mark.row("J14")
 def test_taken_in_twice_is_taken_in_once(tmp_path: Path) -> None:
     before = loaded(tmp_path)
-    assert loaded(tmp_path).state() == before.state()
+    assert state(loaded(tmp_path)) == state(before)
     assert [q.id for q in before.index.all()] == [q.id for q in loaded(tmp_path).index.all()]
 
 
@@ -187,7 +188,7 @@ def test_a_later_start_that_is_refused_midway_keeps_nothing_of_the_file(tmp_path
     before = loaded(tmp_path / "data", "")
     with pytest.raises(DefinitionsError, match="vhost nov not found"):
         loaded(tmp_path / "data", put_at(tmp_path, "d.json", HALF_GOOD))
-    assert loaded(tmp_path / "data", "").state() == before.state()
+    assert state(loaded(tmp_path / "data", "")) == state(before)
 
 
 def full_after(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +219,7 @@ def test_a_later_start_without_room_for_the_file_goes_on_with_what_exists_and_sa
     before = loaded(tmp_path / "data", "")
     full_after(0, monkeypatch)
     file = put_at(tmp_path, "d.json", {"queues": [named("q1")]})
-    assert loaded(tmp_path / "data", file).state() == before.state()
+    assert state(loaded(tmp_path / "data", file)) == state(before)
     assert "load_definitions: not taken in to its end: no room for definitions: the disk is full (//q1)" in caplog.text
 
 
@@ -231,7 +232,7 @@ def test_an_import_into_a_stopped_broker_without_room_is_refused_and_keeps_nothi
         full_after(1, patch)
         assert offline.main(["import", str(tmp_path / "data"), str(file)]) == 2
     assert "no room for definitions: the disk is full (//q2)" in capsys.readouterr().err
-    assert loaded(tmp_path / "data", "").state() == before.state()
+    assert state(loaded(tmp_path / "data", "")) == state(before)
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_what_is_there_stays_and_what_cannot_be_bound_is_left_out(tmp_path: Path
         )
     )
     before = loaded(tmp_path / "data")
-    assert loaded(tmp_path / "data", file).state() == before.state()
+    assert state(loaded(tmp_path / "data", file)) == state(before)
 
 
 @pytest.mark.parametrize("tags", ["a, b", ["a", " b"]])

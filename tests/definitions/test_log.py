@@ -1,4 +1,7 @@
-"""What exists outlives the controller: cut anywhere, restarted in the same boot or another, and no queue id twice."""
+"""What exists outlives the controller, and no queue id is used twice.
+
+The log may be cut anywhere, and the next controller may be of the same boot or another.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ from shardmq.broker.model.changes import (
     VhostDelete,
     VhostPut,
 )
+from tests.support.catalogs import state
 from tests.support.changes import any_change, bindings, definition
 
 
@@ -55,7 +59,7 @@ def test_a_restart_in_the_same_boot_gives_everything_back(batches: list[list[Any
         definitions.close()
         again, copy = opened(Path(name))
         again.close()
-        assert copy.state() == catalog.state()
+        assert state(copy) == state(catalog)
         assert copy.version > catalog.version
 
 
@@ -73,14 +77,14 @@ def test_another_boot_keeps_exactly_what_is_durable(history: list[AnyChange]) ->
             lasting = not isinstance(change, QueuePut | ExchangePut) or change.durable
             if lasting and not (isinstance(change, QueuePut) and change.owner):
                 expected.apply(change)
-        assert copy.state() == expected.state()
+        assert state(copy) == state(expected)
 
 
 def test_a_log_torn_at_any_byte_keeps_what_was_whole_before(tmp_path: Path) -> None:
     definitions, catalog = opened(tmp_path)
     write(definitions, catalog, [VhostPut("/")])
     start = (tmp_path / "definitions.amqp").stat().st_size
-    ends, states = [start], [catalog.state()]
+    ends, states = [start], [state(catalog)]
     changes: list[AnyChange] = [
         ExchangePut("/", "e", "topic", arguments={"alternate-exchange": "f"}),
         QueuePut("/", "q", 1, 1),
@@ -90,14 +94,14 @@ def test_a_log_torn_at_any_byte_keeps_what_was_whole_before(tmp_path: Path) -> N
     for change in changes:
         write(definitions, catalog, [change])
         ends.append((tmp_path / "definitions.amqp").stat().st_size)
-        states.append(catalog.state())
+        states.append(state(catalog))
     definitions.close()
     whole = (tmp_path / "definitions.amqp").read_bytes()
     for cut in range(start, len(whole) + 1):
         (tmp_path / "definitions.amqp").write_bytes(whole[:cut])
         again, copy = opened(tmp_path)
         again.close()
-        assert copy.state() == states[sum(end <= cut for end in ends) - 1]
+        assert state(copy) == states[sum(end <= cut for end in ends) - 1]
 
 
 def test_a_broken_byte_cuts_the_log_there_and_keeps_the_rest_beside_it(tmp_path: Path) -> None:

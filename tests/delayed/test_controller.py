@@ -1,4 +1,7 @@
-"""An exchange that delays has its queue from before it is known until after it is gone; what is due is routed once."""
+"""An exchange that delays has its queue before and after it is known.
+
+A message that is due is routed once.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from shardmq.broker.model.changes import (
     VhostPut,
 )
 from shardmq.broker.shared.control import ExchangeDeclare, ExchangeRemove, Unbind
+from tests.support.catalogs import rebuilt, state
 
 DELAYED = {"x-delayed-type": "topic"}
 
@@ -108,8 +112,8 @@ def test_the_limit_of_queues_does_not_count_it() -> None:
 def test_a_copy_made_of_its_changes_is_the_same() -> None:
     bench = Bench()
     bench.declare()
-    copy = Catalog.rebuilt(bench.catalog.version, bench.catalog.changes())
-    assert copy.state() == bench.catalog.state()
+    copy = rebuilt(bench.catalog.version, bench.catalog.changes())
+    assert state(copy) == state(bench.catalog)
     assert copy.vhosts["/"].table.exchange("x").attributes.delays == "amq.delayed.x"
 
 

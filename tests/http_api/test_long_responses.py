@@ -26,8 +26,8 @@ from shardmq.broker.controller.management.responses.long_responses import (
     LOCAL,
     UNREAD_S_MIN,
     LongResponses,
-    Parts,
     Rendering,
+    ResponseBody,
     takes_gzip,
 )
 from tests.http_api.conftest import Api
@@ -74,14 +74,14 @@ class History:
     def ask(self, address: str, key: str) -> None:
         request: Any = FakeRequest(address)
 
-        async def make() -> Parts:
+        async def make() -> ResponseBody:
             seen, go_on = self.now, asyncio.get_running_loop().create_future()
             self.making.append((address, go_on))
             try:
                 await go_on
             finally:
                 self.making.remove((address, go_on))
-            return Parts("text/plain", once(b"%s %d" % (key.encode(), seen)))
+            return ResponseBody("text/plain", once(b"%s %d" % (key.encode(), seen)))
 
         answer = self.answers.answer(request, key, make, self.limits)
         self.calls.append((request, self.now, asyncio.create_task(self._checked(answer, key, self.now))))
@@ -171,7 +171,8 @@ def test_whatever_clients_do_answers_are_new_bounded_and_come_to_an_end(
 
 # -- by sockets ------------------------------------------------------------------------------------
 
-TEXT = b"".join(b"%d and more of it\n" % number for number in range(400_000))  # more than sockets hold
+# more than sockets hold
+TEXT = b"".join(b"%d and more of it\n" % number for number in range(400_000))
 ASK = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -190,8 +191,8 @@ class Served:
         self._unread: list[socket.socket] = []
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        async def make() -> Parts:
-            return Parts("text/plain", self._text())
+        async def make() -> ResponseBody:
+            return ResponseBody("text/plain", self._text())
 
         try:
             return await self.answers.answer(request, request.path, make, self.limits)
@@ -311,7 +312,7 @@ async def test_an_ended_answer_lets_its_bytes_go_with_its_last_reader_whoever_st
 
 
 async def test_an_answer_that_fails_lets_the_bytes_go_that_its_readers_hold() -> None:
-    async def make() -> Parts:
+    async def make() -> ResponseBody:
         raise NotImplementedError
 
     rendering = Rendering("a", LOCAL, make)
@@ -492,7 +493,8 @@ async def test_however_many_lists_are_made_few_rows_are_made_between_two_passes_
         return real(*arguments)
 
     monkeypatch.setattr(queues, "row", row)
-    monkeypatch.setattr(cpu_budget, "SLICE_S", 0.0)  # each slice is as long as it may be, whatever the clock says
+    # each slice is as long as it may be, whatever the clock says
+    monkeypatch.setattr(cpu_budget, "SLICE_S", 0.0)
     monkeypatch.setattr(cpu_budget.SlicedWork, "budget", cpu_budget.CpuBudget())
     calls = [asyncio.create_task(api.call("GET", f"/api/queues?name=q&other={n}")) for n in range(20)]
 

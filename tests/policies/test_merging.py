@@ -1,4 +1,4 @@
-"""Policies: one of each kind per object, merged by RabbitMQ's rules, in force for all that exists at once."""
+"""One policy of each kind holds for an object, merged by RabbitMQ's rules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
 from shardmq.broker.model.policies import Policies
 from shardmq.broker.routing import route
+from tests.support.catalogs import rebuilt
 from tests.support.changes import any_change
 from tests.support.proving import proving
 
@@ -45,7 +46,10 @@ def values() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def naive(arguments: dict[str, Any], policy: dict[str, Any], operator: dict[str, Any]) -> dict[str, Any]:
-    """RabbitMQ's rules, one key at a time: the operator over the policy, then both under the arguments."""
+    """Merge by RabbitMQ's rules, one key at a time.
+
+    The operator policy goes over the policy, the arguments go over both.
+    """
     made = {}
     for key in (*NUMBERS, *WORDS):
         said = [each[key] for each in (policy, operator) if key in each]
@@ -81,7 +85,7 @@ def test_a_merge_is_what_the_rules_say_key_by_key(
 @given(st.lists(any_change(), max_size=60))
 def test_what_applies_does_not_depend_on_what_was_there_first(history: list[AnyChange]) -> None:
     catalog = catalog_of(*history)
-    copy = Catalog.rebuilt(catalog.version, catalog.changes())
+    copy = rebuilt(catalog.version, catalog.changes())
     for name, vhost in catalog.vhosts.items():
         other = copy.vhosts[name]
         for each in vhost.queues.values():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shardmq.broker.controller import policies, without_effect
-from shardmq.broker.controller.without_effect import LINE_S, LINES_MAX, Lines, sentences
+from shardmq.broker.controller.without_effect import LINE_S, LINES_MAX, EffectWarnings, sentences
 from shardmq.broker.model.arguments import AT_DEADLINE, DEADLINE, DEFINITION, NUMBER, TABLE, WHEN_GONE
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
@@ -110,7 +110,7 @@ def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left
 
 def test_a_flood_of_requests_does_not_fill_the_log_and_what_was_left_out_is_counted() -> None:
     lines, asks = (
-        Lines(),
+        EffectWarnings(),
         [QueueDeclare("/", f"q{i}", True, False, False, {"x-queue-mode": "lazy"}) for i in range(500)],
     )
     said = [line for ask in asks for line in lines.of([ask], 0.0)]

@@ -185,7 +185,7 @@ def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed(
 AUTO = m.QueueSpec(2, "/", "auto", False, auto_delete=True)
 
 
-def test_who_lets_go_of_consumers_hears_which_queues_go_with_them_and_they_are_counted_no_more() -> None:
+def test_who_lets_go_of_consumers_hears_which_queues_go_and_they_are_counted_no_more() -> None:
     bench = Bench()
     more = [m.QueueSpec(number, "/", f"auto{number}", False, auto_delete=True) for number in (3, 4)]
     bench.tell(m.CreateQueues(1, [AUTO, *more]), m.CONTROLLER, 3)
@@ -211,7 +211,10 @@ def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer(
 
 
 def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_looked() -> None:
-    """Its consumers were another process's; the controller comes and leaves as one that takes nothing."""
+    """Its consumers were of another process.
+
+    The controller comes and leaves as a consumer that takes nothing.
+    """
     for somebody in (False, True):
         bench = Bench()
         bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)

@@ -1,4 +1,7 @@
-"""Merging and removing files goes on beside everything else: in turn, within its budget, also when nobody is idle."""
+"""Merging and removing files goes on beside everything else, within its budget.
+
+It also goes on when the shard is never idle.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ EPOCH = 7
 SEGMENT_BYTES = 4096
 SECOND_MS = 1000
 SEGMENTS = 100
-# What is kept takes two segments' worth; then two spares, the open one, the one before it, and their companions.
+# What is kept takes two segments' worth; then two spares, the open one, the one before it, and
+# their companions.
 SMALL_BYTES = 8 * SEGMENT_BYTES
 TURNS_MAX = 80
 
@@ -76,7 +80,8 @@ def test_what_publishes_write_pays_too_so_that_a_busy_shard_keeps_up() -> None:
     store = FakeStore(*[FakeStep(RECLAIM_BYTES_PER_S) for _ in range(100)])
     upkeep, now, begun = Upkeep(), 0, 0
     while now < 10 * SECOND_MS:
-        store.written_bytes += RECLAIM_BYTES_PER_S * 4 // SECOND_MS  # four times what time alone would pay for
+        # four times what time alone would pay for
+        store.written_bytes += RECLAIM_BYTES_PER_S * 4 // SECOND_MS
         if upkeep.begin([store], now):
             begun += 1
             upkeep.end([store], now)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.resharding import draining
-from shardmq.broker.controller.resharding.draining import POLL_S_FIRST, POLL_S_MAX, Polls
+from shardmq.broker.controller.resharding.draining import POLL_S_FIRST, POLL_S_MAX, DrainPolls
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import DRAINING, QueuePut, ShardOf, VhostPut
 from shardmq.broker.shared.control import Answer
@@ -21,7 +21,7 @@ QUEUES = [QueuePut("/", f"q{i}", i, 0, part=ShardOf("e", i, "", DRAINING)) for i
 
 @given(st.lists(st.dictionaries(st.integers(0, 2), st.integers(0, 2)), max_size=12))
 def test_what_goes_was_seen_empty_twice_in_a_row(history: list[dict[int, int]]) -> None:
-    looks, before = Polls(), dict[int, int]()
+    looks, before = DrainPolls(), dict[int, int]()
     for found in history:
         for queue in looks.seen(QUEUES, found):
             assert found[queue.id] == before[queue.id] == 0
@@ -29,7 +29,7 @@ def test_what_goes_was_seen_empty_twice_in_a_row(history: list[dict[int, int]]) 
 
 
 def test_an_empty_queue_goes_at_the_second_look_and_a_full_one_stays() -> None:
-    looks = Polls()
+    looks = DrainPolls()
     assert looks.seen(QUEUES, {0: 0, 1: 5}) == []
     assert looks.seen(QUEUES, {0: 0, 1: 5}) == [QUEUES[0]]
     assert looks.seen(QUEUES[1:], {1: 0}) == []
@@ -37,7 +37,7 @@ def test_an_empty_queue_goes_at_the_second_look_and_a_full_one_stays() -> None:
 
 
 def test_where_nothing_happens_looks_become_rare() -> None:
-    looks = Polls()
+    looks = DrainPolls()
     waits = []
     for _ in range(10):
         looks.seen(QUEUES, {1: 5})
@@ -52,7 +52,10 @@ def test_where_nothing_happens_looks_become_rare() -> None:
 
 
 class World:
-    """One draining queue that is empty, and front doors that say in turn whether what they had routed has arrived."""
+    """One empty draining queue, and front doors.
+
+    The front doors say in turn whether their routed messages have arrived.
+    """
 
     def __init__(self, arrived: list[bool]) -> None:
         self.catalog = Catalog()

@@ -1,4 +1,7 @@
-"""A stream of a shard: readable and confirmed after its sync and never before; its files go when no sync has them."""
+"""A stream is readable and confirmed after its sync.
+
+Its files go when no sync has them.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +259,10 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
     bench = Bench()
 
     def said(first: int, size: int) -> list[Any]:
-        """Publish 3 messages from the sequence `first` on, with confirm numbers 11 to 13; return what is confirmed."""
+        """Publish 3 messages from `first` on with the confirm numbers 11 to 13.
+
+        Return the confirmed ones.
+        """
         bench.batch += 1
         packer = packing.Packer(1)
         stored = b"".join(lives.message(b"p", first + i, size) for i in range(3))
@@ -264,7 +270,8 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
         data = packer.take(0, 0, 5, EPOCH, bench.batch, True)
         assert data is not None
         bench.shard.receive(data, 1000)
-        if (sync := bench.shard.syncs.begin()) is not None:  # None: what is repeated is on stable storage
+        # None: what is repeated is on stable storage
+        if (sync := bench.shard.syncs.begin()) is not None:
             sync.run()
             bench.shard.syncs.end()
         sent = [joined(message) for _, message in bench.shard.turn_end(1000)]

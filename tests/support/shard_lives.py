@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
+from shardmq.shardd.peers import APPENDING, CONFIRMABLE, HeldBatch, Outgoing, Refused
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull, StoreFailed
 from shardmq.shardd.store.format.record import Arrival
@@ -132,7 +132,8 @@ class Known:
     published: dict[int, set[int]] = field(default_factory=_by_queue)
     owed: dict[int, set[int]] = field(default_factory=_by_queue)
     settled: dict[int, set[int]] = field(default_factory=_by_queue)
-    repeated: set[int] = field(default_factory=set)  # sent by a producer that says its place: maybe more than once
+    # sent by a producer that says its place: maybe more than once
+    repeated: set[int] = field(default_factory=set)
     last: int = 0
     confirms: int = 0  # messages confirmed
     sequences: dict[int, int] = field(default_factory=lambda: dict.fromkeys(DOORS, 0))
@@ -140,7 +141,8 @@ class Known:
     for_good: dict[int, set[int]] = field(default_factory=_by_queue)  # settled, and synced
     # Of a reader of each stream, since they were last synced.
     positions: dict[int, list[int]] = field(default_factory=lambda: {queue: [-1] for queue in STREAMS})
-    stopped_with: dict[int, list[tuple[int, bool]]] | None = None  # by queue, when the last life stopped cleanly
+    # by queue, when the last life stopped cleanly
+    stopped_with: dict[int, list[tuple[int, bool]]] | None = None
 
 
 @dataclass
@@ -186,9 +188,10 @@ class Life:
         self.settled = _by_queue()  # in this life
         self.now = 1000
         self.fleeting = False
-        self.held: dict[int, dict[int, int]] = {queue: {} for queue in VHOST_OF}  # delivery number: message
+        # delivery number: message
+        self.held: dict[int, dict[int, int]] = {queue: {} for queue in VHOST_OF}
 
-    # -- as the loop of server.py ----------------------------------------------------------------------
+    # -- as the loop of server.py ------------------------------------------------------------------
 
     def receive(self, message: bytes) -> None:
         with contextlib.suppress(envelope.WireError):
@@ -255,7 +258,7 @@ class Life:
         self.shard.close()
         self.known.stopped_with = contents
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def play(self, acts: int) -> None:
         of = [self.publish] * 6 + [self.turn] * 2 + [self.settle] * 4 + [self.begin_sync, self.end_sync] * 2
@@ -375,7 +378,7 @@ class Life:
         else:
             self.tell(m.CONTROLLER, m.DeleteQueue(1, FLEETING))
 
-    # -- what is said ----------------------------------------------------------------------------------
+    # -- what is said ------------------------------------------------------------------------------
 
     def hear_all(self, outgoing: list[Outgoing]) -> None:
         for endpoint, message in outgoing:
@@ -403,7 +406,7 @@ class Life:
                     if queue in STREAMS or one.persistent:
                         self.known.owed[queue].add(one.message)
 
-    # -- what must be there ----------------------------------------------------------------------------
+    # -- what must be there ------------------------------------------------------------------------
 
     def contents(self, queue_id: int) -> list[tuple[int, bool]]:
         """Each message, and whether it was handed out before."""
@@ -418,7 +421,8 @@ class Life:
 
     def check(self) -> None:
         """Compare with what is known, at the begin of a life, whatever the end of the last."""
-        # Taken first: where reading fails below, this life breaks off, and the next does not follow a clean stop.
+        # Taken first: where reading fails below, this life breaks off, and the next does not follow
+        # a clean stop.
         stopped_with, self.known.stopped_with = self.known.stopped_with, None
         contents = {queue: self.contents(queue) for queue in VHOST_OF}
         if stopped_with is not None:
@@ -500,10 +504,10 @@ def live(life: Life, acts: int, what: str) -> None:
         life.break_off(error)
 
 
-# -- broken on purpose ---------------------------------------------------------------------------------------
+# -- broken on purpose -----------------------------------------------------------------------------
 
 
-class _ConfirmableAtOnce(Held):
+class _ConfirmableAtOnce(HeldBatch):
     """Nothing is waited for unless somebody says so."""
 
     __slots__ = ()
@@ -547,14 +551,17 @@ def _syncs_names_alone(job: SyncJob[Any]) -> None:
 
 
 def _syncs_no_names(job: SyncJob[Any]) -> None:
-    job.with_directory = job.with_directory and job.handles is not None  # only what is settled has none
+    # only what is settled has none
+    job.with_directory = job.with_directory and job.handles is not None
     _make_last(job)
 
 
 _break_off, _run, _make_last = Shard.break_off, SyncJob.run, SyncJob._make_last
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "a batch is confirmable before its append": lambda: mock.patch("shardmq.shardd.peers.Held", _ConfirmableAtOnce),
+    "a batch is confirmable before its append": lambda: mock.patch(
+        "shardmq.shardd.peers.HeldBatch", _ConfirmableAtOnce
+    ),
     "a batch that is dropped is not refused": lambda: mock.patch("shardmq.shardd.shard._all_of", lambda *_: []),
     "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),

@@ -1,8 +1,8 @@
 """A broker whose disk can be made sick while it runs: `python -m tests.support.sick_broker FLAGS`.
 
-What is wrong is said by files in the directory that SHARDMQ_TEST_FAULTS names, called shard-0.sync (or write, read,
-allocate, open ...; shard-all.sync: of every shard): "hang" (until the file goes), the name of an errno ("EIO"), or
-seconds that each call takes ("0.05").
+What is wrong is said by files in the directory that SHARDMQ_TEST_FAULTS names, called shard-0.sync
+(or write, read, allocate, open ...; shard-all.sync: of every shard): "hang" (until the file goes),
+the name of an errno ("EIO"), or seconds that each call takes ("0.05").
 """
 
 from __future__ import annotations

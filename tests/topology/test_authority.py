@@ -1,4 +1,7 @@
-"""The authority: order, one sync for many, answers only when everything is in force, and RabbitMQ's refusals."""
+"""The authority keeps order and makes one sync for many changes.
+
+It answers when a change is in force, and has RabbitMQ's refusals.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ from shardmq.broker.shared.control import (
     Unbind,
 )
 from shardmq.shardd.wire import messages as wire
+from tests.support.catalogs import state
 from tests.support.fake_controller_peers import FakeDoors, FakeShards
 
 ME, YOU = "0.1.1", "0.1.2"
@@ -82,7 +86,7 @@ class World:
         return await asyncio.wait_for(self.authority.ask(request, owner), 60)
 
     def agree(self) -> bool:
-        return self.doors.copy.state() == self.catalog.state()
+        return state(self.doors.copy) == state(self.catalog)
 
 
 @pytest_asyncio.fixture
@@ -146,7 +150,8 @@ async def test_no_answer_to_a_declare_of_a_stream_exchange_before_its_shards_are
         await asyncio.sleep(0)
     await turn()
     assert not asking.done()
-    assert len(world.doors.copy.vhosts["/"].shard_queues("e")) == 5  # where publishes wait for their shard
+    # where publishes wait for their shard
+    assert len(world.doors.copy.vhosts["/"].shard_queues("e")) == 5
     world.shards.release()
     assert (await asking).code == 0
     assert len(world.shards.queues) == 5
@@ -387,11 +392,11 @@ async def test_what_was_answered_is_there_after_a_restart(world: World, tmp_path
     await asyncio.gather(*(world.ask(declare(f"q{n}")) for n in range(20)))
     await world.ask(Bind("/", "amq.topic", "queue", "q3", "k", {"x": 1.5}))
     copy = Definitions(tmp_path, "another")
-    assert copy.load().state() == world.catalog.state()
+    assert state(copy.load()) == state(world.catalog)
     copy.close()
 
 
-# -- policies --------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 def policy(definition: dict[str, Any], component: str = "policy", pattern: str = "^q") -> ParameterPut:
@@ -514,7 +519,7 @@ async def test_a_request_that_nobody_foresaw_is_the_only_one_that_fails(
     assert world.agree()
 
 
-# -- queues that go by themselves -----------------------------------------------------------------------
+# -- queues that go by themselves ------------------------------------------------------------------
 
 
 class Leaving(World):
@@ -551,7 +556,8 @@ class Leaving(World):
         while not all(task.done() for task in [*self.declared, *self.deletes]):
             self.shards.release()
             await asyncio.sleep(0)
-        # A removal may still be on its way to the disk. What is asked behind it is answered behind it.
+        # A removal may still be on its way to the disk. What is asked behind it is answered behind
+        # it.
         await self.ask(Unbind("/", "amq.topic", "queue", "no", "k", {}))
 
 

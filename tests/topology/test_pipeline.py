@@ -23,6 +23,7 @@ from shardmq.broker.shared.control import (
     Bind,
     BindMany,
 )
+from tests.support.catalogs import state
 from tests.topology.topology_play import PLAIN, SOURCE, Driver, FakeSession, run
 
 Exchange, Queue = commands.Exchange, commands.Queue
@@ -224,7 +225,7 @@ def test_pipelined_methods_end_as_if_each_had_waited_for_the_one_before(history:
             singly(driver.controller.asked),
             driver.replies,
             [str(e) for e in driver.failures],
-            driver.session.catalog.state(),
+            state(driver.session.catalog),
         )
 
     async def one_by_one() -> tuple[Any, ...]:
@@ -236,7 +237,7 @@ def test_pipelined_methods_end_as_if_each_had_waited_for_the_one_before(history:
             driver.controller.asked,
             driver.replies,
             [str(e) for e in driver.failures],
-            driver.session.catalog.state(),
+            state(driver.session.catalog),
         )
 
     assert asyncio.run(overlapping()) == asyncio.run(one_by_one())

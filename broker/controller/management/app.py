@@ -67,7 +67,7 @@ from shardmq.broker.controller.management.responses.json_body import (
     json_response,
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
-from shardmq.broker.controller.management.responses.long_responses import Parts
+from shardmq.broker.controller.management.responses.long_responses import ResponseBody
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
@@ -220,8 +220,8 @@ def metrics_app(context: Context) -> web.Application:
             key = (request.path, families, vhosts)
             text = partial(prometheus.detailed, context, families, vhosts)
 
-        async def made() -> Parts:
-            return Parts(prometheus.CONTENT_TYPE, text())
+        async def made() -> ResponseBody:
+            return ResponseBody(prometheus.CONTENT_TYPE, text())
 
         return await context.long_responses.answer(request, key, made, context.config.http)
 
@@ -278,16 +278,16 @@ def warning_value(text: str) -> str:
     return f"299 shardmq {json.dumps(text)}"
 
 
-async def _parts(route: Route, call: Call) -> Parts:
+async def _parts(route: Route, call: Call) -> ResponseBody:
     """Return the body of a long response, to be made slice by slice."""
     found, query = await route.handler(call), call.request.query
     if isinstance(found, Document):
-        return Parts(JSON, json_object(found.parts), found.headers)
+        return ResponseBody(JSON, json_object(found.parts), found.headers)
     found = (
         await shown(found, query) if isinstance(found, Listing | LazyListing) else cut(found, query)
     )
     body = in_one_part(to_json(found)) if isinstance(found, dict) else json_list(found)
-    return Parts(JSON, body)
+    return ResponseBody(JSON, body)
 
 
 @web.middleware

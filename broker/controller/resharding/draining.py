@@ -25,7 +25,7 @@ POLL_S_MAX = 20.0  # between polls of queues in which nothing happens
 log = logging.getLogger(__name__)
 
 
-class Polls:
+class DrainPolls:
     """The results of the polls so far."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ async def run(
     ended_streams: EndedStreams,
 ) -> None:
     """Poll the draining queues until cancelled."""
-    polls = Polls()
+    polls = DrainPolls()
     while True:
         await asyncio.sleep(polls.wait_s)
         queues = [

@@ -17,13 +17,12 @@ OCTETS = ("recv_oct", "send_oct")
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    report = {**stats.connections.get(info.owner, {})}
+    report = {**stats.clients.connections.get(info.owner, {})}
     report.pop("owner", None)
-    at, before = stats.connections_before
-    earlier = before.get(info.owner, {})
+    earlier = stats.clients_before.connections.get(info.owner, {})
     for name in OCTETS:
         if name in report and name in earlier:
-            report |= details(name, stats.rate_of_client(report[name], earlier[name], at))
+            report |= details(name, stats.rate_of_client(report[name], earlier[name]))
     return {
         "name": info.name,
         "user": info.user,
@@ -59,12 +58,18 @@ def channel_name(info: ConnectionInfo, number: int) -> str:
 
 
 def visible(call: Call) -> list[ConnectionInfo]:
-    """Return the connections that the user may see: without the tag monitoring only their own."""
+    """Return the connections of the vhost or user in the path that the user may see.
+
+    Without the tag monitoring these are only the user's own.
+    """
     vhost = call.vhost().name if "vhost" in call.request.match_info else None
+    user = call.request.match_info.get("user")
     return [
         info
         for info in call.context.presence.connections()
-        if vhost in (None, info.vhost) and (call.has("monitoring") or info.user == call.user.name)
+        if vhost in (None, info.vhost)
+        and user in (None, info.user)
+        and (call.has("monitoring") or info.user == call.user.name)
     ]
 
 
@@ -97,24 +102,15 @@ def _close(call: Call, connections: list[ConnectionInfo]) -> None:
         call.authority.close_connection(info.owner, reason)
 
 
-def _of_user(call: Call) -> list[ConnectionInfo]:
-    return [info for info in visible(call) if info.user == call.part("user")]
-
-
-async def get_of_user(call: Call) -> Listing:
-    stats = await call.context.stats.now()
-    return Listing([row(info, stats) for info in _of_user(call)])
-
-
 async def delete_of_user(call: Call) -> None:
     if call.part("user") != call.user.name and not call.has("administrator"):
         raise not_authorised("Not administrator user")
-    _close(call, _of_user(call))
+    _close(call, visible(call))
 
 
 ROUTES = [
     long_list("/api/connections", get_all, "Connection"),
-    long_list("/api/connections/username/{user}", get_of_user, "Connection"),
+    long_list("/api/connections/username/{user}", get_all, "Connection"),
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get, shows="Connection"),
     Route("DELETE", "/api/connections/{connection}", delete),

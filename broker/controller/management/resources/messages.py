@@ -28,7 +28,7 @@ from shardmq.broker.controller.management.responses.schemas import INTEGER, STRI
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.peers.front_door import (
     MOVE_MESSAGES_MAX,
-    Got,
+    FetchedMessage,
     NotMoved,
     Refused,
     Rejected,
@@ -164,7 +164,7 @@ async def move(call: Call) -> dict[str, int]:
     return {"moved": moved, "left": left}
 
 
-def row(got: Got, encoding: str, truncate: int | None = None) -> dict[str, Any]:
+def row(got: FetchedMessage, encoding: str, truncate: int | None = None) -> dict[str, Any]:
     payload, text = got.body if truncate is None else got.body[:truncate], None
     if encoding != "base64":
         with contextlib.suppress(UnicodeDecodeError):

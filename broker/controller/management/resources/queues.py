@@ -171,18 +171,13 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
     vhosts, context = call.vhosts(), call.context
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
-    async def numbers(queues: list[QueuePut] | None) -> Stats:
-        return await (
+    async def collect(
+        made: Callable[[QueuePut, Stats, Context], dict[str, Any]], queues: list[QueuePut] | None
+    ) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await (
             context.stats.now(totals_only=True) if queues is None else context.stats.of(queues)
         )
-
-    async def full(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await numbers(queues)
-        return lambda queue: row(queue, stats, context)
-
-    async def with_totals(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await numbers(queues)
-        return lambda queue: row_with_totals(queue, stats, context)
+        return lambda queue: made(queue, stats, context)
 
     def in_order() -> Sequence[QueuePut]:
         names = [
@@ -197,11 +192,11 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
         lambda queue: plain(queue, context),
         PLAIN,
         ATTRIBUTES,
-        full,
+        partial(collect, row),
         order,
         keys,
         in_order,
-        with_totals,
+        partial(collect, row_with_totals),
     )
 
 

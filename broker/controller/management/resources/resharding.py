@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.groups.groups import Name, VirtualQueue
+from shardmq.broker.controller.groups.groups import VirtualQueue, VirtualQueueName
 from shardmq.broker.controller.management.api_error import bad_request
 from shardmq.broker.controller.management.call import Call, Route, existing
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
@@ -51,7 +51,9 @@ async def status(call: Call) -> dict[str, Any]:
         "queues": [
             _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts
         ],
-        "groups": _crossing(call.context.groups.queues.get(Name(vhost.name, exchange.name)), parts),
+        "groups": _crossing(
+            call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange.name)), parts
+        ),
     }
 
 

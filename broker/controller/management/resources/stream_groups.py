@@ -17,7 +17,7 @@ from shardmq.broker.controller.management.api_error import ApiError, bad_request
 from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, existing
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
 from shardmq.broker.controller.peers.shard_links import ShardSilent
-from shardmq.broker.controller.streams.stream_ranges import Part
+from shardmq.broker.controller.streams.stream_ranges import StreamShard
 from shardmq.shardd.wire import messages as wire
 
 NAME_BYTES_MAX = 255  # the same as for a consumer tag
@@ -96,7 +96,7 @@ async def _groups(call: Call) -> list[dict[str, Any]]:
     ]
 
 
-async def _store(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:
+async def _store(call: Call, name: str, places: Iterable[tuple[StreamShard, int | None]]) -> None:
     replies = []
     for part, offset in places:
         message = partial(wire.StoreOffset, queue=part.queue.id, name=name, offset=offset)

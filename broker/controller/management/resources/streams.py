@@ -20,12 +20,25 @@ from shardmq.broker.controller.management.resources.exchanges import exchange_na
 from shardmq.broker.controller.management.responses.json_body import json_response
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.streams import stream_reader
-from shardmq.broker.controller.streams.stream_ranges import Part, exchange_of, names_of, parts_of
-from shardmq.broker.controller.streams.stream_reader import CutOff, absence, connected
+from shardmq.broker.controller.streams.stream_ranges import (
+    StreamShard,
+    exchange_of,
+    names_of,
+    parts_of,
+)
+from shardmq.broker.controller.streams.stream_reader import ReaderLost, absence, connected
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.rights import Read
-from shardmq.shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
+from shardmq.shardd.wire.reader_protocol import (
+    BODY_BYTES_MAX,
+    COLUMNS,
+    LENGTH,
+    Answer,
+    Find,
+    Publish,
+    Scan,
+)
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000
@@ -194,7 +207,7 @@ async def _publish(call: Call, asked: Publish) -> Answer:
 
 
 @asynccontextmanager
-async def _reader(call: Call) -> AsyncIterator[stream_reader.Connection]:
+async def _reader(call: Call) -> AsyncIterator[stream_reader.ReaderConnection]:
     """Connect to the reader process, and turn its failures into ApiError."""
     try:
         async with connected(call.context.config.runtime_dir) as reader:
@@ -203,14 +216,14 @@ async def _reader(call: Call) -> AsyncIterator[stream_reader.Connection]:
         status, reason = absence()
         error = "not_implemented" if status == 501 else "unavailable"
         raise ApiError(status, error, reason) from None
-    except (CutOff, TimeoutError, OSError) as failure:
+    except (ReaderLost, TimeoutError, OSError) as failure:
         raise ApiError(
             503, "unavailable", f"the reader of streams: {failure or 'it ended'}"
         ) from None
 
 
 async def _send(
-    call: Call, reader: stream_reader.Connection, answer: Answer, id: str
+    call: Call, reader: stream_reader.ReaderConnection, answer: Answer, id: str
 ) -> web.StreamResponse:
     request = call.request
     headers = {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}
@@ -228,7 +241,7 @@ async def _send(
             async for data in reader.parts():
                 async with asyncio.timeout(STALLED_S_MAX):
                     await response.write(data)
-    except (CutOff, TimeoutError, OSError):
+    except (ReaderLost, TimeoutError, OSError):
         # Without the last chunk the client sees that the response is not complete.
         if transport is not None:
             transport.abort()
@@ -261,7 +274,7 @@ def _refused(answer: Answer, more: dict[str, Any]) -> web.Response:
 # -- streams ---------------------------------------------------------------------------------------
 
 
-def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
+def asked_stream(call: Call) -> tuple[Vhost, str, list[StreamShard]]:
     """Return the stream in the path, if this user may read it."""
     vhost, name = _vhost(call), call.part("name")
     call.must(Read(vhost.name, name))
@@ -291,11 +304,11 @@ def _no_stream(vhost: Vhost, name: str) -> ApiError:
     return not_found(f"there is no queue or exchange '{name}' in vhost '{vhost.name}'")
 
 
-def id_of(call: Call, part: Part) -> str:
+def id_of(call: Call, part: StreamShard) -> str:
     return call.context.streams.id_of(call.context.config, part.queue)
 
 
-def range_of(call: Call, part: Part) -> Any:
+def range_of(call: Call, part: StreamShard) -> Any:
     return call.context.streams.range_of(call.context.config, part.queue)
 
 
