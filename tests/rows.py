@@ -1,13 +1,14 @@
 """make rows: which rows of the feature table have a test, and which have none.
 
-The table is a Markdown file whose rows begin with an id: `| A3.1 | exchange.declare | ...`. It lies outside this
-project, in shared/FEATURES.md of the nearest folder above that has one, unless FEATURES says where. A test names the
-rows that it proves by a mark; so does a set of its parameters, for which there is tests/support/proving.py:
+The table is a Markdown file whose rows begin with an id: `| A3.1 | exchange.declare | ...`. It lies
+outside this project, in shared/FEATURES.md of the nearest folder above that has one, unless
+FEATURES says where. A test names the rows that it proves by a mark; so does a set of its
+parameters, for which there is tests/support/proving.py:
 
     @pytest.mark.row("A3.1", "A3.2")
 
-Nothing is run: tests are collected as pytest would. A mark that names no row of the table is an error, as it is most
-likely a slip of the pen.
+Nothing is run: tests are collected as pytest would. A mark that names no row of the table is an
+error, as it is most likely a slip of the pen.
 """
 
 from __future__ import annotations

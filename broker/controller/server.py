@@ -39,6 +39,7 @@ from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import (
     Ask,
+    AssignmentGivenUp,
     ChannelClose,
     ChannelOpen,
     ConnectionInfo,
@@ -46,8 +47,7 @@ from shardmq.broker.shared.control import (
     ConsumerJoin,
     ConsumerLeave,
     ConsumersHere,
-    SeatGivenUp,
-    SeatPassed,
+    MarkPassed,
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
@@ -186,7 +186,7 @@ class Controller:
         after_bursts = AfterBursts()
         while True:
             notify.watchdog()
-            after_bursts.look(self.authority.catalog.version)
+            after_bursts.give_back_if_over(self.authority.catalog.version)
             # Publishers are held back before the kernel has to choose which process to kill.
             config = self.config
             self.memory.look(
@@ -265,7 +265,7 @@ class Controller:
         self,
         door: int,
         incarnation: int,
-        news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
+        news: ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed,
     ) -> None:
         self.memberships.news(door, incarnation, news)
 

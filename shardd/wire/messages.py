@@ -40,7 +40,7 @@ SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
 CONFIRMED = 4
 CREDIT = 5  # both ways: bytes that the sender has taken in
 CONTROL = 6  # both ways: one struct below
-LANE = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
+RING = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
 
 # Flags in the channel of confirm numbers in CONFIRMED. KNOWN: some queue had the message before,
 # from the same producer. ALTERED: the queue had another message with that sequence.

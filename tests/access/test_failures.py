@@ -1,4 +1,4 @@
-"""Budgets of wrong passwords, beside a model that forgets nothing, through random histories with a fake clock."""
+"""Test the budgets of wrong passwords beside a model that forgets nothing, with a fake clock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ class Model:
         self.failures[address,].append(now)
 
 
-# Bursts of wrong passwords: after a pause (in eighths of a second, which floats hold), of whom, how many.
+# Bursts of wrong passwords: after a pause (in eighths of a second, which floats hold), of whom, how
+# many.
 BURSTS = st.lists(
     st.tuples(st.integers(0, 400), st.sampled_from(ADDRESSES), st.sampled_from(USERS), st.integers(1, 60)), max_size=30
 )

@@ -1,4 +1,7 @@
-"""Who gets in: credentials in both forms, the guest only from this host, vhosts only with a permission."""
+"""Test who gets in.
+
+Credentials come in both forms, guest only comes from this host, and a vhost needs a permission.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,7 @@ def test_an_unknown_mechanism_is_refused() -> None:
     assert error.value.code == 503
 
 
-# -- connection.open ------------------------------------------------------------------------------------
+# -- connection.open -------------------------------------------------------------------------------
 
 
 def test_a_vhost_opens_to_a_user_with_any_permission_in_it() -> None:

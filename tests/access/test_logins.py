@@ -1,4 +1,4 @@
-"""Guesses have a budget, the loop waits for no hash, and who was let in before is let in again at once."""
+"""Guesses have a budget, the loop waits for no hash, and known clients get in again at once."""
 
 from __future__ import annotations
 
@@ -235,7 +235,10 @@ def test_an_address_that_tries_many_users_is_refused_unseen_and_only_it() -> Non
 
 
 def test_a_stale_password_that_comes_ten_times_a_second_locks_out_nobody_else() -> None:
-    """For an hour; who comes for the first time from the same address is let in at any moment of it."""
+    """The guesses go on for an hour.
+
+    A client that comes for the first time from the same address gets in at any moment of it.
+    """
     logins = Logins()
     for tenth in range(36_000):
         now = tenth / 10

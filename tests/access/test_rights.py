@@ -1,8 +1,9 @@
 """Each act needs the same rights by every way there is to it.
 
-ACTS is the table: an act, the ways to it, the rights it needs. Each way is tried by a user with exactly these rights,
-which works, and by one for each right who has all but that one, which is refused: by AMQP with 403, by HTTP with 401.
-Names are new ones for each try: @n stands for its number, V in a path for the vhost.
+ACTS is the table: an act, the ways to it, the rights it needs. Each way is tried by a user with
+exactly these rights, which works, and by one for each right who has all but that one, which is
+refused: by AMQP with 403, by HTTP with 401. Names are new ones for each try: @n stands for its
+number, V in a path for the vhost.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from tests.support.real_broker import RealBroker
 
 VHOST = "rights"
 PASSWORD = "p"  # of users made only here
-HASH = base64.b64encode(b"salt" + hashlib.sha256(b"salt" + PASSWORD.encode()).digest()).decode()  # judged quickly
+# judged quickly
+HASH = base64.b64encode(b"salt" + hashlib.sha256(b"salt" + PASSWORD.encode()).digest()).decode()
 _numbers = itertools.count(1)
 
 ADMIN = ("guest", "guest")
@@ -68,7 +70,11 @@ class Message(NamedTuple):
 
 
 class Act(NamedTuple):
-    """`needs`: (right, name) or ("topic write" or "topic read", exchange, key). `tag`: beside management, of HTTP."""
+    """An act, the ways to do it, and the rights that it needs.
+
+    `needs` has pairs (right, name), or ("topic write" or "topic read", exchange, key). `tag` is the
+    tag that HTTP asks for beside management.
+    """
 
     name: str
     ways: tuple[Amqp | Http, ...]
@@ -454,7 +460,10 @@ class Broker:
         self.user = ""
 
     def begin(self, act: Act, needs: tuple[tuple[str, ...], ...], tag: str, entry: bool = True) -> None:
-        """Prepare an act with new names: create what it needs, and a user with these rights and no others."""
+        """Prepare an act with new names.
+
+        Create what the act needs, and a user with these rights and no others.
+        """
         self.number = next(_numbers)
         self.user = f"u-rights-{self.number}"
         for call in act.before:

@@ -1,4 +1,4 @@
-"""Acks, rejects and requeues reach the shards they concern; basic.get takes from the shard whose turn it is."""
+"""Acks, rejects and requeues reach their shards; basic.get takes from the shards in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.consuming.test_consume import STREAM, Consuming, message, names
 
 EMPTY = wire.Got(1, b"", 0, False, 0)
 
-# -- acks --------------------------------------------------------------------------------------------------------------
+# -- acks ------------------------------------------------------------------------------------------
 
 
 async def holding(*bodies: bytes, prefetch: int = 0) -> tuple[Consuming, int]:
@@ -95,7 +95,7 @@ async def test_what_waits_for_acks_is_listed_by_queue_and_with_its_age() -> None
     assert len(listed(play.consuming.consumers.values(), 1, 0.0)) == UNACKED_LISTED_MAX
 
 
-# -- get ---------------------------------------------------------------------------------------------------------------
+# -- get -------------------------------------------------------------------------------------------
 
 
 async def got(play: Consuming, *answers: Any, no_ack: bool = False, queue: str = "a") -> list[Any]:
@@ -114,7 +114,8 @@ async def test_a_message_is_got_and_waits_for_its_ack() -> None:
     assert body.value == b"hello" and play.channel.unacked.count == 1
     play.says(1, commands.Basic.Ack(1))
     (ack,) = play.shards.acks
-    assert ack[2:5] == (wire.ACK, 1, 1) and play.channel.outstanding == 0  # a get does not count for limits
+    # a get does not count for limits
+    assert ack[2:5] == (wire.ACK, 1, 1) and play.channel.outstanding == 0
     assert play.services.counts.got_manual == play.channel.got_manual == 1
 
 

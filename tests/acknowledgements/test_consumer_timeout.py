@@ -1,6 +1,7 @@
 """Test the settings for consumers that do not settle their messages.
 
-The settings give the timeout of queues that have none of their own, and say that the channel is closed after it.
+The settings give the timeout of queues that have none of their own, and say that the channel is
+closed after it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_what_basic_get_took_is_no_exception() -> None:
 
 
 @pytest.mark.row("A6.7")
-def test_where_channels_are_closed_for_it_who_holds_something_too_long_is_told_once_and_keeps_it() -> None:
+def test_where_channels_are_closed_for_it_a_late_consumer_is_told_once_and_keeps_its_messages() -> None:
     store, outlet = DictStore(), Outlet()
     limits = limits_of({"x-consumer-timeout": 160})._replace(timeout_closes=True)
     queue = Queue(1, store, limits)

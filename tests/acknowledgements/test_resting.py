@@ -1,4 +1,7 @@
-"""What came back rests as long as its queue says: never shorter, at most a sixteenth longer, and never for nothing."""
+"""A returned message rests as long as its queue says.
+
+It never rests shorter, and at most a sixteenth longer.
+"""
 
 from __future__ import annotations
 

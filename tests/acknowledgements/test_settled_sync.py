@@ -1,4 +1,7 @@
-"""Acks last within about a second: a power cut brings back younger ones; nothing is synced in vain."""
+"""Acks last within about a second.
+
+A power cut brings back only younger ones, and nothing is synced in vain.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from tests.support.shard_lives import DOORS, Known, Life
 from tests.support.syncing import sync
 
 STEP_MS = 50
-# How long the disk takes in these plays, of the fake clock: two syncs of messages may be in the way.
+# How long the disk takes in these plays, of the fake clock: two syncs of messages may be in the
+# way.
 SYNC_STEPS, SETTLED_SYNC_STEPS = 3, 4
 BOUND_MS = TICK_MS + (2 * SYNC_STEPS + SETTLED_SYNC_STEPS + 1) * STEP_MS
 QUEUE, STREAM = 1, 5
@@ -49,28 +53,31 @@ class Loop:
         return self.life.now
 
     def step(self, *, publishes: bool, acks: bool) -> None:
-        """One turn, in the order of server.py: syncs that ended, what came, the tick, syncs that begin."""
+        """Play one pass in the order of server.py.
+
+        First come the syncs that ended, then messages, then the tick, then syncs that begin.
+        """
         life, shard = self.life, self.life.shard
         life.now += STEP_MS
-        self._end("messages", shard.sync_ended)
-        self._end("settled", shard.settled_sync_ended)
+        self._end("messages", shard.syncs.end)
+        self._end("settled", shard.syncs.end_settled)
         if publishes:
             life.publish()
         if acks:
             self.ack()
         if self.now >= self.next_tick:
             self.next_tick = self.now + TICK_MS
-            shard.want_sync()
+            shard.syncs.want()
         self._begin_settled()
-        if shard.wants_sync:
-            begun = shard.begin_sync()
+        if shard.syncs.may_begin:
+            begun = shard.syncs.begin()
             if begun is not None:
                 self.syncs["messages"] = begun, self.now + SYNC_STEPS * STEP_MS
         life.turn()
         self._begin_settled()
 
     def _begin_settled(self) -> None:
-        begun = self.life.shard.begin_settled_sync()
+        begun = self.life.shard.syncs.begin_settled()
         if begun is not None:
             self.syncs["settled"] = begun, self.now + SETTLED_SYNC_STEPS * STEP_MS
 
@@ -191,7 +198,7 @@ def test_publishes_alone_cost_no_more_syncs_than_without_acks() -> None:
     assert counts[0] == counts[1]
 
 
-# -- of a store alone --------------------------------------------------------------------------------
+# -- of a store alone ------------------------------------------------------------------------------
 
 
 def one(number: int) -> bytes:

@@ -1,4 +1,7 @@
-"""A shard is told of every settled delivery, once, and of acks not later than they are worth a batch."""
+"""A shard hears of every settled delivery once.
+
+It hears of acks as soon as there are enough of them for a batch.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def test_acks_of_all_parts_of_a_virtual_consumer_make_one_room() -> None:
     assert settles.raise_again(7, 1, 5) == 0
 
 
-def test_a_shard_hears_of_the_room_that_is_not_its_own_before_the_acks_and_of_its_turn_behind_them() -> None:
+def test_a_shard_hears_of_the_room_of_others_before_the_acks_and_of_its_turn_behind_them() -> None:
     settles = Settles()
     settles.ack(1, 1, 5, ALL_TOGETHER, 100)
     settles.lower(100, 1, 4)

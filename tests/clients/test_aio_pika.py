@@ -1,4 +1,4 @@
-"""aio-pika: many publishes at once with confirms, many channels of one connection, many declares in flight."""
+"""Test aio-pika: many publishes with confirms, many channels, and many declares at once."""
 
 from __future__ import annotations
 

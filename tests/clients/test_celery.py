@@ -1,4 +1,4 @@
-"""Celery and kombu: a worker that knows nothing of us takes tasks, also those that wait for their time."""
+"""Test Celery and kombu: a worker takes tasks, also those that wait for their time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_a_celery_worker_runs_tasks_and_answers(broker: RealBroker, name: str) -
 
     with start_worker(app, perform_ping_check=False, pool="solo", shutdown_timeout=90):
         assert [add.delay(n, 1).get(timeout=60) for n in range(5)] == [1, 2, 3, 4, 5]
-        # More tasks with a time to come than the prefetch allows: the worker raises its prefetch to see those behind.
+        # More tasks with a time to come than the prefetch allows: the worker raises its prefetch to
+        # see those behind.
         later = [add.apply_async((n, 2), countdown=0.5) for n in range(10)]
         assert add.delay(40, 2).get(timeout=60) == 42
         assert [result.get(timeout=60) for result in later] == [n + 2 for n in range(10)]

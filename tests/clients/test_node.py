@@ -1,4 +1,4 @@
-"""Node's clients notice nothing: scripts of tests/clients/node, whose packages .ci/node installs."""
+"""Test clients of Node by scripts of tests/clients/node, whose packages .ci/node installs."""
 
 from __future__ import annotations
 

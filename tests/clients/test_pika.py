@@ -1,4 +1,4 @@
-"""pika: publish with confirms, returns, acks and their places, prefetch, transactions, cancel on delete."""
+"""Test pika: confirms, returns, acks, prefetch, transactions, and cancels by the broker."""
 
 from __future__ import annotations
 
@@ -142,7 +142,10 @@ def test_exclusive_queues_go_with_their_connection(broker: RealBroker, name: str
 def test_who_needs_no_acks_leaves_the_room_of_the_channel_to_the_others(
     connection: pika.BlockingConnection, name: str
 ) -> None:
-    """basic.qos with global holds back consumers without acks too, but no ack tells that there is room again."""
+    """basic.qos with global holds back consumers without acks too.
+
+    But no ack tells that there is room again.
+    """
     channel = connection.channel()
     channel.basic_qos(prefetch_count=1, global_qos=True)
     got: list[tuple[str, int]] = []

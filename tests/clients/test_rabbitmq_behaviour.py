@@ -1,4 +1,4 @@
-"""What RabbitMQ answers to what is not right, code and text letter for letter: people search for these lines."""
+"""Errors have RabbitMQ's codes and its texts to the letter, because people search for them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_missing_vhost_is_refused_in_words(broker: RealBroker) -> None:
     assert "NOT_ALLOWED - vhost missing not found" in str(refused.value)
 
 
-# -- below the client libraries ------------------------------------------------------------------------------
+# -- below the client libraries --------------------------------------------------------------------
 
 
 def receive_exactly(sock: socket.socket, count: int) -> bytes:

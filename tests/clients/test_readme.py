@@ -1,4 +1,4 @@
-"""What the README shows does what the README says: its programs and commands are run as they stand there."""
+"""The programs and commands of the README run as they stand there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every frame the broker sends has the bytes that RabbitMQ 3.10.8 sends, but for what MASKS and DELIBERATE name.
+"""Every frame has the bytes that RabbitMQ 3.10.8 sends.
+
+MASKS and DELIBERATE name the exceptions.
 
 The recordings, and the script that makes them, are in tests/clients/recordings.
 """
@@ -23,7 +25,8 @@ FRAME_HEAD_BYTES = 7
 
 
 # Methods of each class that RabbitMQ and we may send: the server's of AMQP 0-9-1 and of RabbitMQ's
-# extensions, but for connection.secure and channel.flow: no mechanism needs the one, nobody sends the other.
+# extensions, but for connection.secure and channel.flow: no mechanism needs the one, nobody sends
+# the other.
 SENT = {
     10: (10, 30, 41, 50, 51, 60, 61, 71),  # connection
     20: (11, 21, 40, 41),  # channel
@@ -39,7 +42,8 @@ SENT = {
 class Mask(NamedTuple):
     """Bytes that differ from one broker, or one run, to the next.
 
-    Group 1 of the pattern, if there is one, is the length octet of the short string behind it, which goes too.
+    Group 1 of the pattern, if there is one, is the length octet of the short string behind it,
+    which goes too.
     """
 
     why: str
@@ -53,15 +57,19 @@ MASKS = (
     Mask("the name that a reply goes to", re.compile(rb"(.)amq\.rabbitmq\.reply-to\.", re.DOTALL)),
     Mask("the time of a dead letter", re.compile(rb"(?<=\x04timeT).{8}", re.DOTALL)),
 )
-# Fields of connection.start's server-properties whose value differs, and those that RabbitMQ has not.
+# Fields of connection.start's server-properties whose value differs, and those that RabbitMQ has
+# not.
 MASKED_PROPERTIES = (b"cluster_name", b"copyright", b"information", b"platform", b"version")
 ADDED_PROPERTIES = (b"shardmq_version",)
 
 
 class Deliberate(NamedTuple):
-    """One frame that is meant to be another than RabbitMQ's: `parts` of theirs, and what ours has in their place.
+    """One frame that differs from RabbitMQ's on purpose.
 
-    The note is the line of the recording above the frame. A part that is empty stands for the end of the connection.
+    `parts` are RabbitMQ's, beside what ours has in their place.
+
+    The note is the line of the recording above the frame. A part that is empty stands for the end
+    of the connection.
     """
 
     conversation: str
@@ -181,7 +189,10 @@ def blank(mask: Mask, payload: bytes) -> bytes:
 
 
 def masked_properties(table: bytes) -> bytes:
-    """Return the fields of a table in their order: the type of a value that may differ, or the whole value."""
+    """Return the fields of a table in their order.
+
+    A value that may differ is replaced by its type.
+    """
     fields, at = [], 0
     while at < len(table):
         name = table[at + 1 : at + 1 + table[at]]
@@ -297,7 +308,7 @@ def test_every_method_a_server_may_send_is_in_the_recordings() -> None:
 
 
 def test_a_frame_with_one_other_byte_is_a_difference() -> None:
-    """Whatever is masked, the byte 0x30 in channel.open-ok that some clients fail on must be found."""
+    """Masks must not hide the byte 0x30 in channel.open-ok, on which some clients fail."""
     assert masked(bytes.fromhex("010001000000080014000b00000000ce")) != masked(
         bytes.fromhex("010001000000090014000b0000000130ce")
     )

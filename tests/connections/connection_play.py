@@ -1,4 +1,7 @@
-"""A connection of the front door without sockets, shards and controller: lists and fakes in their places."""
+"""A connection of the front door without sockets.
+
+Lists and fakes stand for the shards and the controller.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import TlsPeer
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, UserPut, VhostPut
 from shardmq.broker.shared.config import BrokerConfig
@@ -103,7 +107,7 @@ class Aio:
 
 
 class Sock:
-    """A socket that has what is put into `unread`, and takes as many bytes as there is `room` for."""
+    """A socket that gives what is in `unread` and takes `room` bytes."""
 
     def __init__(self) -> None:
         self.unread: deque[bytes | OSError] = deque()
@@ -270,7 +274,9 @@ class Publishing:
         self.effects: list[Published] = []  # what the next calls return
         self.deferred: list[tuple[int, int]] = []  # channel and messages
 
-    def publish(self, session: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any) -> Published:
+    def publish(
+        self, session: Any, cache: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any
+    ) -> Published:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -335,7 +341,7 @@ class Play:
             alarms=Alarms(),
             publishing=self.publishing,  # type: ignore[arg-type]
             consuming=Consuming(self.shards, self.line, self.loop, counts),  # type: ignore[arg-type]
-            rewinding=SimpleNamespace(),  # type: ignore[arg-type]
+            steps=StepRunner(self.line, self.shards),  # type: ignore[arg-type]
             server_properties={},
         )
         self.ended: list[ClientConnection] = []

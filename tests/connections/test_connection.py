@@ -15,11 +15,12 @@ from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_ALARM, PAUSE_LOGIN, PAUSE_WORK
 from shardmq.broker.front_door.connection.work_queue import WORK_BYTES_MAX, WORK_MAX
+from shardmq.broker.front_door.consume.consumers import EndedConsumer
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.publish.confirms import ack_frame
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.replies import Reply
+from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.model.changes import ParameterPut
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen
 from shardmq.shardd.wire import messages as wire
@@ -36,7 +37,7 @@ def names(said: list[Any]) -> list[str]:
     return [what.name for what in said]
 
 
-# -- the handshake -----------------------------------------------------------------------------------------------------
+# -- the handshake ---------------------------------------------------------------------------------
 
 
 async def test_a_client_that_may_enter_is_let_in() -> None:
@@ -133,7 +134,7 @@ async def test_what_came_with_the_end_of_a_tls_handshake_is_read() -> None:
     assert play.names() == ["Connection.Start"]
 
 
-# -- channels ----------------------------------------------------------------------------------------------------------
+# -- channels --------------------------------------------------------------------------------------
 
 
 async def test_a_channel_is_opened_used_and_closed() -> None:
@@ -204,7 +205,7 @@ async def test_what_is_said_on_a_closed_channel_is_dropped_until_it_is_opened_an
     assert names(play.says(1, commands.Channel.Open())) == ["Channel.OpenOk"]
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 async def test_what_follows_a_method_that_waits_comes_behind_it_and_other_channels_go_on() -> None:
@@ -271,7 +272,7 @@ async def test_a_client_with_too_much_queued_work_is_not_read(by: str) -> None:
     assert done == list(range(many)) and not play.connection.socket.paused
 
 
-# -- publishes ---------------------------------------------------------------------------------------------------------
+# -- publishes -------------------------------------------------------------------------------------
 
 
 def messages(count: int, channel: int = 1) -> bytes:
@@ -301,7 +302,8 @@ async def test_publishes_behind_a_method_that_waits_are_published_behind_it() ->
     await play.settled()
     play.publishing.at_once = 2
     play.read(messages(3))
-    assert play.publishing.published == [(0, 2), (2, 3)]  # the event, of whose messages none are published
+    # the event, of whose messages none are published
+    assert play.publishing.published == [(0, 2), (2, 3)]
     play.publishing.published.clear()
     play.shards.answer(wire.Got(1, b"", 0, False, 0))
     assert names(await play.settled()) == ["Basic.GetEmpty"]
@@ -395,7 +397,7 @@ async def test_what_is_not_implemented_ends_the_connection(what: Any) -> None:
     assert (close.name, close.reply_code) == ("Connection.Close", 540)
 
 
-# -- failures, the end -------------------------------------------------------------------------------------------------
+# -- failures, the end -----------------------------------------------------------------------------
 
 
 async def test_an_error_of_a_channel_that_is_not_there_ends_the_connection() -> None:
@@ -518,7 +520,7 @@ async def test_what_a_connection_held_unacknowledged_does_not_keep_it(transactio
         gc.enable()
 
 
-# -- alarms, operators -------------------------------------------------------------------------------------------------
+# -- alarms, operators -----------------------------------------------------------------------------
 
 
 async def test_a_publisher_is_told_of_an_alarm_and_not_read_until_it_is_over() -> None:
@@ -554,7 +556,7 @@ async def test_who_wants_to_know_is_told_that_a_consumer_was_cancelled() -> None
     told, quiet = Play(), Play()
     for play in (told, quiet):
         play.open(**WANTS_ALL if play is told else {})
-        play.connection.notify_cancel(1, "tag")
+        play.connection.consumer_ended(EndedConsumer(play.connection, 1, "tag", None))
         play.aio.run()
     (cancel,) = told.got()
     assert (cancel.name, cancel.consumer_tag) == ("Basic.Cancel", "tag") and quiet.got() == []
@@ -564,7 +566,7 @@ async def test_a_cancel_is_told_behind_the_answer_to_the_delete_that_is_its_reas
     play = Play()
     play.open(**WANTS_ALL)
     play.says(1, commands.Queue.Delete(queue="a"))
-    play.connection.notify_cancel(1, "tag")
+    play.connection.consumer_ended(EndedConsumer(play.connection, 1, "tag", None))
     play.aio.run()
     assert play.got() == []
     play.line.answer()
@@ -602,7 +604,7 @@ async def test_counters_of_a_connection() -> None:
     assert report["recv_oct"] and report["send_oct"] == len(play.sock.taken)
 
 
-# -- more of the order of work -----------------------------------------------------------------------------------------
+# -- more of the order of work ---------------------------------------------------------------------
 
 
 async def test_many_binds_are_one_request_and_wait_for_their_turn() -> None:

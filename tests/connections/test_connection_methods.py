@@ -294,13 +294,17 @@ FRAMES = [
 def test_a_broken_frame_ends_the_connection(client: RawClient, said: bytes, code: int, text: str) -> None:
     client.send(said)
     client.expect_close(code, text)
-    if "end_marker" not in text and "too_large" not in text:  # else nobody knows where close-ok begins
+    # else nobody knows where close-ok begins
+    if "end_marker" not in text and "too_large" not in text:
         client.expect_end()
 
 
 @pytest.mark.row("A1.16")
 def test_a_storm_of_connections_is_let_in(broker: RealBroker) -> None:
-    """More than arrive in one turn of anything; those that came first wait for none that came later."""
+    """More connections arrive than one pass accepts.
+
+    The first of them do not wait for the last.
+    """
     with contextlib.ExitStack() as stack:
         storm = [stack.enter_context(socket.socket()) for _ in range(400)]
         for sock in storm:
@@ -313,7 +317,7 @@ def test_a_storm_of_connections_is_let_in(broker: RealBroker) -> None:
             assert sock.recv(1) == b"\x01"
 
 
-# -- channels -------------------------------------------------------------------------------------------
+# -- channels --------------------------------------------------------------------------------------
 
 
 @pytest.mark.row("A2.1")

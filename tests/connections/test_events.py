@@ -73,7 +73,7 @@ def test_alarms_of_several_shards_are_told_once_for_each_reason() -> None:
     assert not alarms.set(3, "")
 
 
-# -- shards ------------------------------------------------------------------------------------------------------------
+# -- shards ----------------------------------------------------------------------------------------
 
 
 async def test_what_a_shard_says_of_a_consumer_reaches_it() -> None:
@@ -142,7 +142,7 @@ async def test_only_the_controllers_own_connections_hear_of_repeated_publishes()
         assert (len(play.sock.taken) > before) is trusted
 
 
-# -- the controller ----------------------------------------------------------------------------------------------------
+# -- the controller --------------------------------------------------------------------------------
 
 
 async def test_new_things_alone_forget_routes_and_nothing_else() -> None:
@@ -224,7 +224,7 @@ async def test_reports_have_what_is_open_and_not_the_controllers_own() -> None:
     assert play.controller_events.report()[:2] == ([], [])
 
 
-# -- all connections ---------------------------------------------------------------------------------------------------
+# -- all connections -------------------------------------------------------------------------------
 
 
 async def test_connections_are_numbered_and_forgotten() -> None:

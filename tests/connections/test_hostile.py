@@ -1,4 +1,6 @@
-"""Clients that break the protocol, flood, or fall silent: each gets RabbitMQ's answer, and nobody else notices.
+"""Hostile clients get RabbitMQ's answer, and nobody else notices.
+
+They break the protocol, flood, or fall silent.
 
 A canary publishes and consumes all the time; no process may grow without bound or log a traceback.
 """
@@ -27,7 +29,8 @@ channels_max = 255
 message_bytes_max = 33554432
 """
 MIB = 1 << 20
-# Of all processes together, over what they had before a flood: far less than any of the floods sends.
+# Of all processes together, over what they had before a flood: far less than any of the floods
+# sends.
 GROWTH_BYTES_MAX = 128 * MIB
 # Of the front door, for 1,500 sessions: 8 MiB if the collector has to find them.
 CUT_OFF_BYTES_MAX = 4 * MIB
@@ -146,7 +149,7 @@ class Growth:
         assert self.most < GROWTH_BYTES_MAX, f"{self.most / MIB:.0f} MiB more"
 
 
-# -- before there is a connection ------------------------------------------------------------------------------
+# -- before there is a connection ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_limits_are_not_negotiated_away(broker: RealBroker, tuned: tuple[int, in
         client.expect_close(530, "NOT_ALLOWED - " + text)
 
 
-# -- broken frames ------------------------------------------------------------------------------------------------
+# -- broken frames ---------------------------------------------------------------------------------
 
 PUBLISH = method(1, commands.Basic.Publish(exchange="", routing_key="q"))
 NESTED = 10_000
@@ -337,7 +340,7 @@ def test_noise_after_the_handshake_never_breaks_more_than_its_connection(broker:
             client.send_what_is_taken(raw_frame(kind, chance.choice([0, 1]), said) + chance.randbytes(50))
 
 
-# -- too much ---------------------------------------------------------------------------------------------------
+# -- too much --------------------------------------------------------------------------------------
 
 
 def test_bodies_that_never_end_are_bounded_together(broker: RealBroker) -> None:
@@ -361,7 +364,10 @@ def test_bodies_that_never_end_are_bounded_together(broker: RealBroker) -> None:
 
 
 def test_many_bodies_that_wait_for_each_other_are_bounded(broker: RealBroker) -> None:
-    """Small parts of large messages on all channels: a connection may put together one large message, not many."""
+    """Small parts of large messages come on all channels.
+
+    A connection may put together one large message at a time.
+    """
     with RawClient(broker.port) as client:
         client.shake_hands(channels=4)
         for channel in (1, 2, 3, 4):
@@ -467,7 +473,7 @@ def front_door_bytes(broker: RealBroker) -> int:
 
 
 def test_sessions_cut_off_amid_their_work_leave_no_memory(broker: RealBroker) -> None:
-    """What they left waiting must go with them, and not when a collector looks for it the next time."""
+    """Waiting work must go with its session, not when the collector runs the next time."""
     chance = random.Random(3)
     said = b"".join(
         [
@@ -507,7 +513,7 @@ def open_sockets(broker: RealBroker) -> list[Path]:
     return [fd for fd in directory.iterdir() if fd.is_symlink() and str(fd.readlink()) in inodes]
 
 
-# -- cut off --------------------------------------------------------------------------------------------------
+# -- cut off ---------------------------------------------------------------------------------------
 
 
 def test_a_publish_cut_anywhere_is_no_publish(broker: RealBroker, client: RawClient) -> None:
@@ -565,7 +571,7 @@ def test_a_peer_that_neither_reads_nor_speaks_is_dropped(broker: RealBroker) -> 
         channel.queue_delete("stuck")
 
 
-# -- what clients may say, and hardly any does --------------------------------------------------------------------
+# -- what clients may say, and hardly any does -----------------------------------------------------
 
 EXTREMES = [
     b"t\1", b"b\xff", b"B\xff", b"u\xff\xff", b"s\xff\xff", b"I\xff\xff\xff\xff", b"i\xff\xff\xff\xff",

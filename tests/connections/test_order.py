@@ -1,4 +1,4 @@
-"""What one client says in one breath is done in that order, as if each message had been handed out when it arrived."""
+"""Work that a client sends at once is done in its order, as if each message came alone."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_behind_the_cancel_of_its_last_consumer_an_auto_delete_queue_is_gone(
         channel.queue_declare(name, auto_delete=True)
         tag = channel.basic_consume(name, lambda *delivery: None)
         channel.basic_cancel(tag)
-        channel.queue_declare(name, auto_delete=True, exclusive=True)  # another one: this would be 405 else
+        # another one: this would be 405 else
+        channel.queue_declare(name, auto_delete=True, exclusive=True)
         channel.queue_delete(name)
 
 
@@ -100,7 +101,8 @@ def test_behind_the_end_of_its_last_consumers_channel_or_connection_an_auto_dele
         if end == "connection":
             consuming.close()
         for queue in (name, f"{name}-2"):
-            other.queue_declare(queue, auto_delete=True, exclusive=True)  # another one: this would be 405 else
+            # another one: this would be 405 else
+            other.queue_declare(queue, auto_delete=True, exclusive=True)
             other.queue_delete(queue)
         if end == "channel":
             consuming.close()

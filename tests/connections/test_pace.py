@@ -45,8 +45,8 @@ def test_a_large_read_is_not_held_up() -> None:
 def test_who_waits_for_an_answer_to_each_message_waits_for_nobody_else() -> None:
     """Check how often a publisher that sends one message at a time has to wait.
 
-    Each pass has one message, and the passes come within a tick. Only one pass in a while waits, to find out whether
-    more messages would come.
+    Each pass has one message, and the passes come within a tick. Only one pass in a while waits, to
+    find out whether more messages would come.
     """
     pace = Pace(TICK)
     now, waits = 1.0, []

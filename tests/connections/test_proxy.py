@@ -1,4 +1,4 @@
-"""Behind a load balancer clients keep their addresses; and only a balancer that is named is believed."""
+"""Clients behind a load balancer keep their addresses; only a named balancer is believed."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Made:
         self.aio.readers[FD]()
 
 
-# -- in ----------------------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 
 
 def test_what_is_read_is_given_to_the_library_and_handled() -> None:
@@ -172,7 +172,8 @@ async def test_a_task_goes_on_when_the_shards_have_room() -> None:
     assert not task.done()
     made.socket.resume(0b01)
     await task
-    assert made.shards.flushed == [] and made.aio.soon  # what it published leaves at the end of a pass
+    # what it published leaves at the end of a pass
+    assert made.shards.flushed == [] and made.aio.soon
 
 
 async def test_a_task_goes_on_when_the_client_is_gone_before_the_shards_have_room() -> None:
@@ -185,7 +186,7 @@ async def test_a_task_goes_on_when_the_client_is_gone_before_the_shards_have_roo
     await asyncio.wait_for(task, 1)
 
 
-# -- out ---------------------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def test_what_is_written_in_a_pass_leaves_at_its_end_together() -> None:
@@ -283,7 +284,7 @@ def test_a_full_socket_that_breaks_ends_the_connection() -> None:
     assert made.ends == 1 and FD not in made.aio.writers
 
 
-# -- heartbeats, the end -----------------------------------------------------------------------------------------------
+# -- heartbeats, the end ---------------------------------------------------------------------------
 
 
 def ticked(made: Made, now: float, heartbeat_s: int = 10) -> bytes:

@@ -1,4 +1,4 @@
-"""No client waits long for others that have much to do, and work done in slices is the work done at once."""
+"""No client waits long for another one's work, and work in slices gives the same result."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from shardmq.broker.front_door.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
 from tests.support.fake_publishing import NOW_MS, Links, Publisher, catalog, events_of, publishing_of
 
-# -- the length of slices -------------------------------------------------------------------------------------------
+# -- the length of slices --------------------------------------------------------------------------
 
 
 class Loop:
-    """An event loop without sockets: what is called soon is called in order, and only work takes time."""
+    """An event loop without sockets.
+
+    It runs callbacks in order, and only work takes time.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -94,7 +97,7 @@ def test_a_client_that_is_alone_again_has_long_slices_again() -> None:
     assert alone.served_s - before >= SLICE_S_MAX - 1e-9
 
 
-# -- what is published slice by slice -------------------------------------------------------------------------------
+# -- what is published slice by slice --------------------------------------------------------------
 
 NOW_NS = NOW_MS * 1_000_000
 
@@ -175,7 +178,10 @@ def test_the_read_that_a_begun_event_lies_in_may_be_overwritten() -> None:
 
 
 class Requester:
-    """A direct reply-to consumer here that takes replies as it is told: True is here, False is by its shard."""
+    """A consumer of direct replies at this front door.
+
+    It takes a reply (True) or leaves it to its shard (False), as it is told.
+    """
 
     def __init__(self, *takes: bool) -> None:
         self._takes = iter(takes)
@@ -188,7 +194,10 @@ REPLY_QUEUE = "amq.rabbitmq.reply-to.1"
 
 
 def test_a_reply_that_goes_by_its_shard_goes_before_the_slice_ends_and_takes_no_other_with_it() -> None:
-    """What another client publishes in between would go by the shard unasked, and be overtaken by its next reply."""
+    """A publish of another client in between would go by the shard unasked.
+
+    The next reply of that client would then overtake it.
+    """
     links, handed_over = Links(), []
 
     def hand_over(requester: Requester, event: Publishes, first: int, count: int) -> Reply:
@@ -212,7 +221,7 @@ def test_a_reply_that_goes_by_its_shard_goes_before_the_slice_ends_and_takes_no_
     assert len(stored) == 1 and b"second" not in stored[0][1]
 
 
-# -- what is counted of it ------------------------------------------------------------------------------------------
+# -- what is counted of it -------------------------------------------------------------------------
 
 
 class Reader:
@@ -227,6 +236,7 @@ class Reader:
         self._begun: Publishes | None = None
         amqp = SimpleNamespace(next_event=iter([*events, None]).__next__)
         self.socket = SimpleNamespace(amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None)
+        self.session = self.route_cache = None
         self.channels = SimpleNamespace(by_number={})
         self.work = SimpleNamespace(waiting=set())
         self.begin_slice, self.slice_is_over = lambda: None, lambda: False
@@ -239,7 +249,9 @@ class Reader:
     def _come(self, things: int) -> None:
         self.came += things
 
-    def publish(self, session: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any) -> Published:
+    def publish(
+        self, session: Any, cache: Any, channels: Any, event: Publishes, now_ms: int, is_over: Any
+    ) -> Published:
         event.done = min(event.count, event.done + self.messages)
         return Published()
 
@@ -280,7 +292,7 @@ def test_what_waits_for_its_channel_is_counted_with_the_read_it_came_with_and_no
     assert sum(publishing._counts.sizes.classes) == 5
 
 
-# -- what tasks do slice by slice -----------------------------------------------------------------------------------
+# -- what tasks do slice by slice ------------------------------------------------------------------
 
 
 class Reservation:

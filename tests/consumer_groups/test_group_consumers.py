@@ -1,4 +1,4 @@
-"""Consumers of virtual queues: assignments begin and end as the controller says, and share one prefetch."""
+"""Assignments begin and end as the controller says, and share one prefetch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from shardmq.broker.front_door.consume import group_consumer
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, ShardOf
-from shardmq.broker.shared.control import ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder, SeatPassed
+from shardmq.broker.shared.control import (
+    AssignmentGivenUp,
+    AssignmentName,
+    AssignmentOrder,
+    ConsumerJoin,
+    ConsumerLeave,
+    MarkPassed,
+)
 from shardmq.shardd.wire import messages as wire
 from tests.consuming.test_consume import STREAM, Consuming, message, names
 
-SEATS = SeatName(100, 0), SeatName(101, 0)
+NAMES = AssignmentName(100, 0), AssignmentName(101, 0)
 
 
 class Grouped(Consuming):
@@ -33,8 +40,12 @@ class Grouped(Consuming):
 
     def begin(self, **terms: Any) -> asyncio.Future[None]:
         method = commands.Basic.Consume(queue="s", consumer_tag="tag", **terms)
-        work = self.consuming.consume_shards(self.channel, method, "s", self.queues)
-        return asyncio.ensure_future(work)
+
+        async def consume() -> None:
+            reply = await self.consuming.consume_shards(self.channel, method, "s", self.queues)
+            self.connection.answer(1, reply)
+
+        return asyncio.ensure_future(consume())
 
     async def join(self, **terms: Any) -> GroupConsumer:
         """Begin the consumer, which the controller lets in."""
@@ -47,24 +58,25 @@ class Grouped(Consuming):
         self.aio.run()
         return group
 
-    def order(self, group: GroupConsumer, kind: str, seat: SeatName = SEATS[0], **how: Any) -> None:
-        said = SeatOrder(kind, group.number, seat, how.get("stop"), how.get("mark"), how.get("fresh", False))
-        self.consuming.groups.obey([said], self.line.catalog)
+    def order(self, group: GroupConsumer, kind: str, name: AssignmentName = NAMES[0], **how: Any) -> None:
+        said = AssignmentOrder(kind, group.number, name, how.get("stop"), how.get("mark"), how.get("fresh", False))
+        for ended in self.consuming.groups.obey([said], self.line.catalog):
+            ended.client.consumer_ended(ended)
 
-    async def give(self, group: GroupConsumer, *seats: SeatName, answer: Any = None) -> list[Assignment]:
+    async def give(self, group: GroupConsumer, *given: AssignmentName, answer: Any = None) -> list[Assignment]:
         """Let the controller assign these shards, which attach the consumer."""
-        for seat in seats:
-            self.order(group, "give", seat)
+        for name in given:
+            self.order(group, "give", name)
             await self.settled()
             self.shards.answer(answer or wire.Done(1))
             await self.settled()
-        return [group.assignments[seat] for seat in seats]
+        return [group.assignments[name] for name in given]
 
-    def given_up(self) -> list[SeatName]:
-        return [said.seat for said in self.line.said if isinstance(said, SeatGivenUp)]
+    def given_up(self) -> list[AssignmentName]:
+        return [said.assignment for said in self.line.said if isinstance(said, AssignmentGivenUp)]
 
 
-# -- joining, leaving --------------------------------------------------------------------------------------------------
+# -- joining, leaving ------------------------------------------------------------------------------
 
 
 async def test_a_consumer_joins_at_the_controller_and_is_told_when_it_is_let_in() -> None:
@@ -112,7 +124,7 @@ async def test_an_argument_of_a_wrong_kind_is_refused_by_name(argument: str, val
 async def test_a_cancelled_consumer_leaves_and_gives_up_what_it_does_not_hold() -> None:
     play = Grouped()
     group = await play.join()
-    (assignment,) = await play.give(group, SEATS[0])
+    (assignment,) = await play.give(group, NAMES[0])
     play.says(1, commands.Basic.Cancel("tag"))
     await play.settled()
     assert isinstance(play.line.said[-1], ConsumerLeave)
@@ -121,22 +133,22 @@ async def test_a_cancelled_consumer_leaves_and_gives_up_what_it_does_not_hold() 
     while play.shards.asked:  # detached once more, released
         play.shards.answer(wire.Done(1))
         await play.settled()
-    assert play.given_up() == [SEATS[0]] and group.assignments == {} and play.channel.groups == {}
+    assert play.given_up() == [NAMES[0]] and group.assignments == {} and play.channel.groups == {}
     assert assignment.number not in play.consuming.consumers
 
 
 async def test_the_end_of_a_channel_gives_up_all_seats_when_the_shards_have_requeued() -> None:
     play = Grouped()
     group = await play.join()
-    await play.give(group, *SEATS)
+    await play.give(group, *NAMES)
     play.consuming.release(play.channel)
     assert isinstance(play.line.said[-1], ConsumerLeave) and play.given_up() == []
     play.shards.answer(wire.Done(1))
     await play.settled()
-    assert play.given_up() == [SEATS[0]]
+    assert play.given_up() == [NAMES[0]]
     play.shards.answer(wire.Done(1))
     await play.settled()
-    assert play.given_up() == [*SEATS] and play.consuming.groups.here() == []
+    assert play.given_up() == [*NAMES] and play.consuming.groups.here() == []
 
 
 async def test_a_consumer_whose_virtual_queue_goes_is_cancelled_and_its_client_told() -> None:
@@ -176,7 +188,7 @@ async def test_a_client_gets_from_a_virtual_queue_by_its_name() -> None:
     assert names(await play.settled())[0] == "Basic.GetOk"
 
 
-# -- assignments -------------------------------------------------------------------------------------------------------
+# -- assignments -----------------------------------------------------------------------------------
 
 
 async def test_an_assignment_is_attached_for_the_whole_consumer() -> None:
@@ -196,7 +208,7 @@ async def test_a_shard_that_does_not_know_the_queue_yet_is_asked_again(monkeypat
     monkeypatch.setattr(group_consumer, "ATTACH_AGAIN_S", 0)
     play = Grouped()
     group = await play.join()
-    (assignment,) = await play.give(group, SEATS[0], answer=ShardRefused(404, "gone"))
+    (assignment,) = await play.give(group, NAMES[0], answer=ShardRefused(404, "gone"))
     assert not assignment.attached
     play.shards.answer(wire.Done(1))
     await play.settled()
@@ -206,18 +218,18 @@ async def test_a_shard_that_does_not_know_the_queue_yet_is_asked_again(monkeypat
 async def test_orders_about_what_is_not_there_give_the_seat_back() -> None:
     play = Grouped()
     group = await play.join()
-    play.order(group, "give", SeatName(999, 0))  # a queue that is gone
-    play.order(group, "take", SEATS[1])  # not its own
-    play.order(group, "bound", SEATS[1], stop=5)
+    play.order(group, "give", AssignmentName(999, 0))  # a queue that is gone
+    play.order(group, "take", NAMES[1])  # not its own
+    play.order(group, "bound", NAMES[1], stop=5)
     group.left = True
-    play.order(group, "give", SEATS[0])
-    assert play.given_up() == [SeatName(999, 0), SEATS[1], SEATS[0]] and play.shards.asked == []
+    play.order(group, "give", NAMES[0])
+    assert play.given_up() == [AssignmentName(999, 0), NAMES[1], NAMES[0]] and play.shards.asked == []
 
 
 async def test_a_shard_is_handed_over_when_what_it_gave_is_settled() -> None:
     play = Grouped()
     group = await play.join()
-    (assignment,) = await play.give(group, SEATS[0])
+    (assignment,) = await play.give(group, NAMES[0])
     play.deliver(assignment.number, 1, b"x")
     assert (assignment.held, group.outstanding) == (1, 1)
     play.order(group, "take")
@@ -229,13 +241,13 @@ async def test_a_shard_is_handed_over_when_what_it_gave_is_settled() -> None:
     await play.settled()
     assert isinstance(play.shards.answer(wire.Done(1)), wire.Release)
     await play.settled()
-    assert play.given_up() == [SEATS[0]] and group.outstanding == 0
+    assert play.given_up() == [NAMES[0]] and group.outstanding == 0
 
 
 async def test_a_shard_is_handed_over_after_a_while_with_what_is_not_settled() -> None:
     play = Grouped()
     group = await play.join(arguments={"x-handover-timeout": 0})
-    (assignment,) = await play.give(group, SEATS[0])
+    (assignment,) = await play.give(group, NAMES[0])
     play.deliver(assignment.number, 1, b"x")
     play.order(group, "take")
     await play.settled()
@@ -246,7 +258,7 @@ async def test_a_shard_is_handed_over_after_a_while_with_what_is_not_settled() -
         await play.settled()
     assert isinstance(play.shards.answer(wire.Done(1)), wire.Release)
     await play.settled()
-    assert play.given_up() == [SEATS[0]]
+    assert play.given_up() == [NAMES[0]]
     play.says(1, commands.Basic.Ack(1))  # too late, and no error
     assert await play.settled() == [] and play.connection.channels.by_number[1].is_open
 
@@ -254,13 +266,13 @@ async def test_a_shard_is_handed_over_after_a_while_with_what_is_not_settled() -
 async def test_an_assignment_whose_queue_goes_is_given_up_at_once() -> None:
     play = Grouped()
     group = await play.join()
-    (assignment,) = await play.give(group, SEATS[0])
-    play.consuming.cancelled(assignment.number)
-    assert play.given_up() == [SEATS[0]] and group.assignments == {}
+    (assignment,) = await play.give(group, NAMES[0])
+    play.queue_gone(assignment.number)
+    assert play.given_up() == [NAMES[0]] and group.assignments == {}
     assert play.channel.consumers == {"tag": group}  # the consumer itself goes on
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 async def test_members_of_a_group_share_the_position_that_is_kept_under_its_name() -> None:
@@ -277,7 +289,7 @@ async def test_who_names_no_group_is_alone_in_its_own() -> None:
     play = Grouped(prefetch=4, arguments=STREAM)
     group = await play.join(arguments={"x-stream-offset": "last"})
     assert group.terms.group == f"{play.connection.session.owner} {group.number}"
-    (assignment,) = await play.give(group, SEATS[0], answer=wire.AttachedAt(1, 0))
+    (assignment,) = await play.give(group, NAMES[0], answer=wire.AttachedAt(1, 0))
     assert assignment.reading is not None and assignment.reading.asked.start == "last"
 
 
@@ -287,7 +299,7 @@ async def test_bounds_that_change_while_the_shard_attaches_are_said_again() -> N
     play.order(group, "give", stop=90)
     await play.settled()
     play.order(group, "bound", stop=50, mark=5)
-    number = group.assignments[SEATS[0]].number
+    number = group.assignments[NAMES[0]].number
     assert play.shards.said == [wire.SetBounds(number, 50, 5)]
     play.shards.answer(wire.AttachedAt(1, 0))
     await play.settled()
@@ -297,10 +309,10 @@ async def test_bounds_that_change_while_the_shard_attaches_are_said_again() -> N
 async def test_a_mark_that_is_reached_is_told_to_the_controller() -> None:
     play = Grouped(prefetch=4, arguments=STREAM)
     group = await play.join(arguments={"x-group": "readers"})
-    (assignment,) = await play.give(group, SEATS[0], answer=wire.AttachedAt(1, 0))
+    (assignment,) = await play.give(group, NAMES[0], answer=wire.AttachedAt(1, 0))
     play.consuming.groups.passed(assignment.number, 7)
     play.consuming.groups.passed(99, 7)
-    assert play.line.said[-1] == SeatPassed(group.number, SEATS[0], 7)
+    assert play.line.said[-1] == MarkPassed(group.number, NAMES[0], 7)
 
 
 async def test_an_error_of_ours_in_a_handover_is_logged(caplog: pytest.LogCaptureFixture) -> None:

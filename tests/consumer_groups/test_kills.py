@@ -1,7 +1,7 @@
 """Test consumers of a virtual queue that come, go and die, while processes of the broker die too.
 
-Every shard soon has an owner again, and each key stays in order. No message is missing, and none comes twice without
-being marked as redelivered.
+Every shard soon has an owner again, and each key stays in order. No message is missing, and none
+comes twice without being marked as redelivered.
 """
 
 from __future__ import annotations

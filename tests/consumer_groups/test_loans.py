@@ -1,8 +1,9 @@
 """Test the prefetch of a virtual consumer, which is lent to its assignments at several shards.
 
-Never are more messages than the prefetch on their way or unsettled. No message waits while there is room, and no queue
-is forgotten. This holds in whatever order the processes hear of each other. The queues, streams or not, are those of
-the shards; the grants are those of the front door; lists stand for the connections between them.
+Never are more messages than the prefetch on their way or unsettled. No message waits while there is
+room, and no queue is forgotten. This holds in whatever order the processes hear of each other. The
+queues, streams or not, are those of the shards; the grants are those of the front door; lists stand
+for the connections between them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingCha
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.grants import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
-from shardmq.broker.shared.control import SeatName
+from shardmq.broker.shared.control import AssignmentName
 from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
@@ -107,8 +108,8 @@ class Bench:
         for shard, queues in enumerate(layout):
             for _ in range(queues):
                 number = 101 + len(self.numbers)
-                seat = SeatName(number, 0)
-                part = self.whole.assignments[seat] = Assignment(self.whole, number, seat)
+                name = AssignmentName(number, 0)
+                part = self.whole.assignments[name] = Assignment(self.whole, number, name)
                 part.shard, part.attached = shard, True
                 self.consuming.consumers[number] = part
                 self.numbers[number] = self.shards[shard]
@@ -146,7 +147,7 @@ class Bench:
         log.recover()
         return StreamQueue(number, store, QueueLog(log), retention_of({}))
 
-    # -- between them ----------------------------------------------------------------------------------------
+    # -- between them ------------------------------------------------------------------------------
 
     def tell(self, at: int, what: Any) -> None:
         self.tell_settled(at)
@@ -186,7 +187,8 @@ class Bench:
                     shard.dirty[queue] = None
                     continue
                 (queue.ack if kind == wire.ACK else queue.requeue)(entries, size)
-                if kind != wire.ACK or queue.dispatch.loan is None:  # else the loan wakes who is next
+                # else the loan wakes who is next
+                if kind != wire.ACK or queue.dispatch.loan is None:
                     shard.dirty[queue] = None
 
         if told:
@@ -225,7 +227,10 @@ class Bench:
         assert self.in_use + self.on_way <= self.whole.limit
 
     def of_dead(self) -> int:
-        """Return the number of unsettled messages from dead processes: they come again, and no longer count."""
+        """Return the number of unsettled messages from dead processes.
+
+        They come again, and no longer count.
+        """
         return sum(
             run.last_tag + 1 - run.first_tag
             for part in self.whole.assignments.values()
@@ -237,7 +242,7 @@ class Bench:
     def in_use(self) -> int:
         return self.whole.outstanding - self.of_dead()
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
 
     def wait(self, ms: int) -> None:
         self.door.now += ms / 1000
@@ -245,7 +250,10 @@ class Bench:
             shard.now_ms += ms
 
     def settle(self, share: int = 1) -> None:
-        """Acknowledge the oldest unsettled messages with ack(multiple): one of them, or all if `share` is 1."""
+        """Acknowledge the oldest unsettled messages with ack(multiple).
+
+        A `share` of 1 means all of them, any other the oldest one.
+        """
         if self.channel.unacked.count:
             tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
             self.consuming.acks.settle(self.channel, [(wire.ACK, tag, tag, True)])
@@ -311,7 +319,8 @@ class Bench:
         for number in [number for number in self.others if self.numbers[number] is shard]:
             self.other(number)
         for number in [number for number, of in self.numbers.items() if of is shard]:
-            shard.parts[number].queue.release(shard.parts[number], 0)  # for the next process all of it is ready
+            # for the next process all of it is ready
+            shard.parts[number].queue.release(shard.parts[number], 0)
         shard.said.clear()
         shard.dirty.clear()
         self.consuming.away(at)
@@ -370,7 +379,8 @@ STEPS = st.lists(
 )
 
 
-# Its last queue had looked for room when others there had some to spare, and was never told that they gave it back.
+# Its last queue had looked for room when others there had some to spare, and was never told that
+# they gave it back.
 NEVER_ASKED = [
     *(("publish", n) for n in (2, 2, 4, 10, 12, 20, 54, 59)),
     *(("rest", 0), ("ack", 0), ("rest", 0), ("other", 0), ("publish", 5)),
@@ -378,7 +388,8 @@ NEVER_ASKED = [
 ]
 
 
-# What the others there hold of the process that is gone was taken for what they use of the prefetch.
+# What the others there hold of the process that is gone was taken for what they use of the
+# prefetch.
 HELD_OF_THE_DEAD = [("publish", 19), ("publish", 28), ("rest", 0), ("away", 22), ("stop", 8)]
 
 
@@ -476,7 +487,8 @@ def test_what_is_settled_at_once_makes_room_for_one_shard_in_turn() -> None:
     assert sorted(bench.given.values()) == [0] * 6 + [200] * 2
     turns = given_by_turns(bench, 6)
     assert turns in ([[400, 0], [0, 400]] * 3, [[0, 400], [400, 0]] * 3)
-    assert max(bench.given.values()) - min(bench.given.values()) < 2 * 400  # it ends when a whole prefetch was taken
+    # it ends when a whole prefetch was taken
+    assert max(bench.given.values()) - min(bench.given.values()) < 2 * 400
 
 
 def test_the_turn_of_a_shard_lasts_while_its_client_is_fast() -> None:
@@ -569,8 +581,9 @@ def test_a_part_that_has_to_be_attached_again_brings_nothing_it_was_lent_before(
 def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
     """Return which shard was starved, or "" if none was.
 
-    Clients are fast and slow by turns, clocks are set, and assignments stop. A shard is starved if it has messages and
-    is granted none, for more acks than the whole prefetch and for longer than rounds take.
+    Clients are fast and slow by turns, clocks are set, and assignments stop. A shard is starved if
+    it has messages and is granted none, for more acks than the whole prefetch and for longer than
+    rounds take.
     """
     rng = random.Random(seed)
     bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]), streams)
@@ -610,7 +623,8 @@ def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
     return ""
 
 
-# In the second and the third a shard that had got everything by turns was never told that others had asked before.
+# In the second and the third a shard that had got everything by turns was never told that others
+# had asked before.
 @settings(deadline=None, max_examples=25)
 @example(20, True)
 @example(135, False)

@@ -1,4 +1,7 @@
-"""The controller's shell around groups: nothing moves before all have said what they hold, or the dead have let go."""
+"""Test the controller's shell around groups.
+
+Nothing moves before all front doors have told what they hold, or the dead have let go.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,15 @@ from shardmq.broker.model.changes import (
 )
 from shardmq.broker.shared.control import (
     Ask,
+    AssignmentGivenUp,
+    AssignmentName,
+    AssignmentOrder,
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
     ConsumersHere,
     ConsumeTerms,
-    SeatGivenUp,
-    SeatName,
-    SeatOrder,
-    SeatPassed,
+    MarkPassed,
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
@@ -43,11 +46,12 @@ QUEUES = (11, 12)
 class FakeDoors:
     def __init__(self) -> None:
         self.orders: list[tuple[int, str, int, int]] = []
-        self.said: list[tuple[str, int, int | None, int | None, bool]] = []  # kind, queue, stop, mark, fresh
+        # kind, queue, stop, mark, fresh
+        self.said: list[tuple[str, int, int | None, int | None, bool]] = []
 
-    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
-        self.orders += [(door, order.kind, order.number, order.seat.queue) for order in orders]
-        self.said += [(order.kind, order.seat.queue, order.stop, order.mark, order.fresh) for order in orders]
+    def give_orders(self, door: int, incarnation: int, orders: list[AssignmentOrder]) -> None:
+        self.orders += [(door, order.kind, order.number, order.assignment.queue) for order in orders]
+        self.said += [(order.kind, order.assignment.queue, order.stop, order.mark, order.fresh) for order in orders]
 
     def take(self) -> list[tuple[int, str, int, int]]:
         taken, self.orders = self.orders, []
@@ -93,10 +97,10 @@ async def test_nothing_is_given_before_every_front_door_has_said_what_it_holds()
     bench.memberships.news(0, 1, ConsumersHere([]))
     bench.join(0, 5)
     assert bench.answers == [(0, "", {})] and not bench.doors.take()
-    held = ConsumerHere(7, "/", "e", TERMS, False, [SeatName(11, 0), SeatName(12, 0)])
+    held = ConsumerHere(7, "/", "e", TERMS, False, [AssignmentName(11, 0), AssignmentName(12, 0)])
     bench.memberships.news(1, 1, ConsumersHere([held]))
     assert bench.doors.take() == [(1, "take", 7, 12)]
-    bench.memberships.news(1, 1, SeatGivenUp(7, SeatName(12, 0)))
+    bench.memberships.news(1, 1, AssignmentGivenUp(7, AssignmentName(12, 0)))
     assert bench.doors.take() == [(0, "give", 5, 12)]
 
 
@@ -106,7 +110,7 @@ async def test_shards_of_a_dead_front_door_wait_until_they_have_put_back_what_it
         bench.memberships.news(door, 1, ConsumersHere([]))
     bench.join(0, 5)
     bench.join(1, 6)
-    bench.memberships.news(0, 1, SeatGivenUp(5, SeatName(12, 0)))
+    bench.memberships.news(0, 1, AssignmentGivenUp(5, AssignmentName(12, 0)))
     assert (1, "give", 6, 12) in bench.doors.take()
     bench.memberships.door_gone(1, 1)
     assert [shard for shard, _ in bench.shards.asked] == [1]
@@ -171,7 +175,7 @@ async def test_looking_counts_consumers_and_what_they_have_at_the_shards() -> No
     bench.ask(0, VirtualLook("/", "e"))
     assert bench.answers[-1] == (0, "", {"consumers": 0, "seats": 2})
     for queue in QUEUES:
-        bench.memberships.news(0, 1, SeatGivenUp(5, SeatName(queue, 0)))
+        bench.memberships.news(0, 1, AssignmentGivenUp(5, AssignmentName(queue, 0)))
     bench.ask(0, VirtualLook("/", "e"))
     assert bench.answers[-1] == (0, "", {"consumers": 0, "seats": 0})
 
@@ -196,7 +200,7 @@ async def test_who_reads_streams_is_bound_until_its_group_has_got_over_a_change(
     )
     assert bench.doors.said == [("bound", 11, None, 7, False)]
     bench.doors.said.clear()
-    bench.memberships.news(0, 1, SeatPassed(5, SeatName(11, 0), 9))
+    bench.memberships.news(0, 1, MarkPassed(5, AssignmentName(11, 0), 9))
     assert bench.doors.said == [("bound", 11, None, None, False), ("bound", 13, None, None, False)]
 
 
@@ -204,6 +208,6 @@ async def test_who_was_bound_before_a_start_of_the_controller_is_told_anew() -> 
     bench = Bench(doors=1)
     bench.catalog.apply(QueuePut("/", "e - 0", 11, 0, part=ShardOf("e", 0, cuts=(Cut(1, 7, False),))))
     bench.catalog.apply(QueuePut("/", "e - 1", 12, 1, part=ShardOf("e", 1, cuts=(Cut(1, 3, True),))))
-    held = ConsumerHere(7, "/", "e", TERMS, False, [SeatName(11, 0), SeatName(12, 0)])
+    held = ConsumerHere(7, "/", "e", TERMS, False, [AssignmentName(11, 0), AssignmentName(12, 0)])
     bench.memberships.news(0, 1, ConsumersHere([held]))
     assert sorted(bench.doors.said) == [("bound", 11, None, 7, False), ("bound", 12, 3, None, False)]

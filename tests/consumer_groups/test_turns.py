@@ -1,7 +1,8 @@
 """Test the queues of one virtual consumer at one shard.
 
-Messages are handed out in the order of the log. Each queue keeps its own order, and no queue is forgotten, however much
-room there is at whatever time. Entries are those of a store whose messages take 64 KiB of the log.
+Messages are handed out in the order of the log. Each queue keeps its own order, and no queue is
+forgotten, however much room there is at whatever time. Entries are those of a store whose messages
+take 64 KiB of the log.
 """
 
 from __future__ import annotations
@@ -152,7 +153,10 @@ def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]],
 
 
 def test_what_there_is_room_for_is_handed_out_in_one_piece() -> None:
-    """Though its end lies a little behind the stretch of the log that the turn is for; then the other has its turn."""
+    """The end lies a little behind the stretch of the log for one turn.
+
+    Then the other queue has its turn.
+    """
     bench = Bench(2, 10)  # of a stretch each has 8
     for _ in range(20):
         bench.publish(1)

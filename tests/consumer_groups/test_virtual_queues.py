@@ -1,4 +1,7 @@
-"""A stream exchange's name is a queue: consumed, got, purged, deleted over all its shards, from any connection."""
+"""The name of a stream exchange is a queue.
+
+It is consumed, got, purged and deleted over all its shards, from any connection.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def look(broker: RealBroker, name: str) -> dict[str, Any]:
 
 
 def divided(broker: RealBroker, name: str, loads: list[int]) -> None:
-    """Until the consumers have so many shards each, and none moves: who came or went may not be heard of yet."""
+    """Wait until the consumers have so many shards each, and no shard is moving."""
 
     def is_so() -> bool:
         found = look(broker, name)
@@ -201,7 +204,8 @@ def test_nothing_is_lost_or_doubled_when_a_consumer_cancels(
     run_until(lambda: len(first.got) == 7, first)
     first.channel.basic_cancel(first.tag)
     time.sleep(1.0)
-    assert channel.queue_declare(name, passive=True).method.message_count == KEYS - 7  # nobody wants them: kept
+    # nobody wants them: kept
+    assert channel.queue_declare(name, passive=True).method.message_count == KEYS - 7
     first.channel.basic_ack(first.got[-1][0].delivery_tag, multiple=True)
     first.run(0.1)
     second = Consumer(broker, name)

@@ -1,4 +1,4 @@
-"""Key affinity: messages of one key go to one consumer while it has an unsettled one of that key, in order."""
+"""Messages of one key go in order to the consumer that has an unsettled one of that key."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Bench:
     def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
         raise AssertionError("nobody is limited")
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def play(self, act: Act) -> None:
         getattr(self, act.what)(act.a, act.b)
@@ -131,7 +131,7 @@ class Bench:
         self.unacked = [each for each in self.unacked if each not in chosen]
 
     def check_nobody_waits_in_vain(self) -> None:
-        """Whoever has room has it because every message is of a key that is with one who has none."""
+        """Check that messages wait only for consumers of their keys, which have no room."""
         roomy = [each for each in self.consumers if each.room() > 0]
         if not roomy:
             return

@@ -1,7 +1,7 @@
 """Test the limits of unacknowledged messages.
 
-The limit of a channel (basic.qos global) holds over all its consumers, also those that were there before the limit. The
-prefetch of a consumer of a virtual queue holds over all its assignments.
+The limit of a channel (basic.qos global) holds over all its consumers, also those that were there
+before the limit. The prefetch of a consumer of a virtual queue holds over all its assignments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardmq.broker.front_door.consume.consumers import Assignment, Consumer, ConsumingChannel, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.settling import Settles
-from shardmq.broker.shared.control import SeatName
+from shardmq.broker.shared.control import AssignmentName
 from shardmq.shardd.wire import messages as wire
 
 MANY = 1 << 30
@@ -71,7 +71,7 @@ class Bench:
         whole.announced, whole.limit = True, limit
         self.channel.consumers[whole.tag] = whole
         for number in range(101, 101 + parts):
-            part = whole.assignments[SeatName(number, 0)] = Assignment(whole, number, SeatName(number, 0))
+            part = whole.assignments[AssignmentName(number, 0)] = Assignment(whole, number, AssignmentName(number, 0))
             part.shard = number  # each at one of its own
             self.consuming.consumers[number] = part
             self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = 0, 1, 0, False

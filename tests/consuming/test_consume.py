@@ -1,4 +1,4 @@
-"""Consumers of single queues: consume, deliveries, cancel, limits, and what a restart of a shard does to them."""
+"""Test consumers of single queues: deliveries, cancel, limits, and restarts of a shard."""
 
 from __future__ import annotations
 
@@ -49,13 +49,18 @@ class Consuming(Play):
         assert isinstance(attach, wire.Attach)
         return attach.consumer
 
+    def queue_gone(self, number: int) -> None:
+        """Hear from the shard that the queue of a consumer is deleted."""
+        for ended in self.consuming.cancelled(number):
+            ended.client.consumer_ended(ended)
+
     def deliver(self, number: int, first: int, *bodies: bytes, shard: int = 0, **how: Any) -> list[Any]:
         self.consuming.deliveries.deliver(shard, section(self, number, first, *bodies, **how))
         self.aio.run()
         return self.got()
 
 
-# -- consume -----------------------------------------------------------------------------------------------------------
+# -- consume ---------------------------------------------------------------------------------------
 
 
 async def test_a_consumer_is_attached_at_the_shard_of_its_queue_and_told_so() -> None:
@@ -159,12 +164,12 @@ async def test_a_stream_is_read_from_where_the_consumer_says_and_messages_have_t
     _, header, _ = play.got()
     assert header.properties.headers == {"x-stream-offset": 7}
     # Its shard starts anew: it goes on at what is not acknowledged.
-    play.consuming.restarted(1)
+    play.consuming.restarted(1, play.queue_gone)
     _, again, _ = play.shards.asked[0]
     assert isinstance(again, wire.AttachReader) and again.resumed and again.read.value == 7
 
 
-# -- deliveries --------------------------------------------------------------------------------------------------------
+# -- deliveries ------------------------------------------------------------------------------------
 
 
 async def test_deliveries_have_consecutive_tags_and_wait_for_their_acks() -> None:
@@ -212,14 +217,15 @@ async def test_the_firehose_sees_what_is_delivered() -> None:
     assert seen == [(1, "a", True, 1)]
     play.shards.crowd = [1]
     play.deliver(number, 2, b"another")
-    assert play.connection.socket.paused == 0b10  # a client waits for the shards that get its copies
+    # a client waits for the shards that get its copies
+    assert play.connection.socket.paused == 0b10
     play.loop.publish_room(1)
     play.consuming.trace(None)
     play.deliver(number, 3, b"two")
     assert len(seen) == 2
 
 
-# -- cancel, the end ---------------------------------------------------------------------------------------------------
+# -- cancel, the end -------------------------------------------------------------------------------
 
 
 async def test_a_cancelled_consumer_keeps_what_it_holds_until_that_is_settled() -> None:
@@ -263,9 +269,9 @@ async def test_the_client_is_told_when_the_queue_of_its_consumer_goes() -> None:
     play = Consuming()
     number = await play.consume()
     play.deliver(number, 1, b"one")
-    play.consuming.cancelled(number)
-    play.consuming.cancelled(number)
-    play.consuming.cancelled(99)
+    play.queue_gone(number)
+    play.queue_gone(number)
+    play.queue_gone(99)
     play.aio.run()
     assert play.names() == ["Basic.Cancel"] and play.channel.consumers == {}
     assert play.channel.unacked.count == 1 and number in play.consuming.consumers
@@ -289,7 +295,7 @@ async def test_a_consumer_that_a_closed_channel_asked_for_is_not_announced() -> 
     assert await play.settled() == []
 
 
-# -- direct reply-to ---------------------------------------------------------------------------------------------------
+# -- direct reply-to -------------------------------------------------------------------------------
 
 
 REPLY_TO = commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="tag", no_ack=True)
@@ -341,7 +347,7 @@ async def test_a_reply_queue_that_comes_for_a_closed_channel_is_deleted() -> Non
     assert await play.settled() == [] and play.shards.asked == []
 
 
-# -- limits of a channel, shards that go and come ----------------------------------------------------------------------
+# -- limits of a channel, shards that go and come --------------------------------------------------
 
 
 async def test_a_limit_of_the_channel_holds_for_all_its_consumers() -> None:
@@ -376,24 +382,25 @@ async def test_consumers_are_attached_again_when_their_shard_has_started_anew() 
     play = Consuming()
     one = await play.consume("one", "a")
     await play.consume("two", "b")
-    play.says(1, commands.Basic.Consume(queue="a", consumer_tag="asked"))  # asked again by the link itself
+    # asked again by the link itself
+    play.says(1, commands.Basic.Consume(queue="a", consumer_tag="asked"))
     await play.settled()
     play.shards.asked.clear()
-    play.consuming.restarted(0)
+    play.consuming.restarted(0, play.queue_gone)
     (again,) = play.shards.asked
     assert isinstance(again[1], wire.Attach) and again[1].consumer == one and again[1].resumed
     play.shards.answer(ShardRefused(404, "no such queue"))
     assert names(await play.settled()) == ["Basic.Cancel"]  # its queue went meanwhile
 
 
-async def test_a_new_process_of_a_shard_hears_of_consumers_that_were_leaving_auto_delete_queues() -> None:
+async def test_a_new_process_of_a_shard_hears_of_consumers_leaving_auto_delete_queues() -> None:
     play = Consuming()
     play.line.catalog.apply(QueuePut("/", "auto", 6, 0, auto_delete=True))
     number = await play.consume("tag", "auto")
     play.says(1, commands.Basic.Cancel("tag"))
     await play.settled()
     play.shards.asked.clear()
-    play.consuming.restarted(0)
+    play.consuming.restarted(0, play.queue_gone)
     kinds = [type(what) for _, what, _ in play.shards.asked]
     assert kinds == [wire.Attach, wire.Release]
     attach = play.shards.asked[0][1]

@@ -10,9 +10,9 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.front_door.publish.dead_letters import CONNECTION, DeadLettering
+from shardmq.broker.front_door.publish.dead_letters import CONNECTION, DUE, DeadLettering
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut, VhostPut
+from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut, VhostDelete, VhostPut
 from shardmq.shardd.wire import codec
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import packer as packing
@@ -60,16 +60,16 @@ class Bench:
             catalog.apply(BindingPut("/", "dlx", "queue", name, "all", {}))
         arguments = {"x-match": "all-with-x", "x-first-death-queue": "source"}
         catalog.apply(BindingPut("/", "heads", "queue", "a", "", arguments))
+        self.catalog = catalog
         self.lettering = DeadLettering(SimpleNamespace(catalog=catalog), self.links)  # type: ignore[arg-type]
 
     def receive(self, *messages: bytes, key: str | None = None, **more: Any) -> None:
-        fields: dict[str, Any] = {"exchange": "dlx", "reason": "expired", "insist": False} | more
+        fields: dict[str, Any] = {"exchange": "dlx", "reason": "expired", "insist": False, "queue": "source"} | more
         self.lettering.receive(
             0,
             wire.DeadLetters(
                 number=fields.pop("number", 70_000),
                 vhost="/",
-                queue="source",
                 routing_key=key,
                 count=len(messages),
                 messages=b"".join(messages),
@@ -157,6 +157,12 @@ def test_what_cannot_be_published_is_left_with_its_shard_and_the_next_batch_goes
     assert bench.answers() == [(2, [])]
 
 
+def test_nothing_leaves_of_a_batch_of_which_a_message_cannot_be_published(bench: Bench) -> None:
+    bench.receive(stored("to.a"), stored("to.c"), stored()[:-1], number=1)
+    assert bench.answers() == [(1, [(0, 2)])]
+    assert bench.links.packed(0) == bench.links.packed(1) == [] and not bench.links.waiting
+
+
 def test_who_insists_hears_which_were_refused(bench: Bench) -> None:
     bench.receive(stored("to.a"), number=1, insist=True)
     bench.receive(*[stored("to.a")] * 5, number=2, insist=True)
@@ -204,3 +210,57 @@ def test_a_round_without_a_reject_ends_at_the_queue_it_would_come_back_to(bench:
     bench.receive(stored(), key="source", exchange="", reason="rejected")
     ((*_, ids, _, _),) = bench.links.packed(0)
     assert ids == (10,)
+
+
+def test_a_batch_of_a_vhost_that_is_gone_is_dropped(bench: Bench) -> None:
+    bench.catalog.apply(VhostDelete("/"))
+    bench.receive(stored())
+    assert bench.answers() == [(70_000, [])] and bench.lettering.dropped == 1
+
+
+def test_a_batch_of_a_process_that_is_gone_is_not_published(bench: Bench) -> None:
+    batch = wire.DeadLetters(1, "/", "source", "expired", "dlx", "to.a", False, 1, stored())
+    bench.lettering.receive(0, batch)
+    bench.links.links[0].epoch = 2
+    assert not bench.lettering.publish_next() and not bench.lettering.publish_next()
+    assert bench.links.packed(1) == [] and not bench.answers()
+
+
+@pytest.mark.parametrize("reason", ["expired", DUE])
+def test_a_missing_exchange_is_told_once_and_no_exchange_is_not_told(
+    bench: Bench, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.receive(stored(), exchange=None, reason=reason)
+    assert caplog.messages == []
+    for _ in range(2):
+        bench.receive(stored(), exchange="none", reason=reason)
+    (warning,) = caplog.messages
+    assert "there is no exchange 'none'" in warning and bench.lettering.dropped == 3
+
+
+def test_a_queue_that_its_shard_knows_by_number_is_named_in_what_the_message_went_through(bench: Bench) -> None:
+    bench.receive(stored(), key="to.a", queue=10)
+    ((*_, (message,), _),) = bench.links.packed(1)
+    ((death,),) = ((properties.read(contents.read_stored(message)[2]).headers or {})["x-death"],)
+    assert death["queue"] == "source"
+
+
+@pytest.mark.parametrize(("delay", "queue", "ttl"), [(5000, 15, 0), (-5000, 11, NO_TTL)], ids=["waits", "has waited"])
+def test_a_dead_letter_for_an_exchange_that_delays_waits_if_it_can(
+    bench: Bench, delay: int, queue: int, ttl: int
+) -> None:
+    bench.catalog.apply(ExchangePut("/", "late", "x-delayed-message", arguments={"x-delayed-type": "direct"}))
+    bench.catalog.apply(QueuePut("/", "amq.delayed.late", 15, 1))
+    bench.catalog.apply(BindingPut("/", "late", "queue", "a", "all", {}))
+    bench.receive(stored(headers={"x-delay": delay}), exchange="late")
+    ((_, found, _, _, ids, (_,), _),) = bench.links.packed(1)
+    assert (ids, found) == ((queue,), ttl)
+
+
+def test_a_copy_for_a_stream_has_no_bcc_which_a_queue_keeps(bench: Bench) -> None:
+    for name, number, kind in (("s", 17, {"x-queue-type": "stream"}), ("b", 12, {})):
+        bench.catalog.apply(QueuePut("/", name, number, 1, True, False, "", kind))
+        bench.catalog.apply(BindingPut("/", "dlx", "queue", name, f"bcc.{name}", {}))
+        bench.receive(stored(f"bcc.{name}", headers={"BCC": ["nowhere"]}))
+        ((*_, (message,), _),) = bench.links.packed(1)
+        assert ("BCC" in (properties.read(contents.read_stored(message)[2]).headers or {})) is (name == "b")

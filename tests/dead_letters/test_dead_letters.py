@@ -32,7 +32,10 @@ class Bench:
         self.channel.queue_declare(self.dead, durable=True)
 
     def source(self, name: str = "", **arguments: Any) -> str:
-        """Declare a queue with these arguments (`_` for `-`) that dead-letters to the queue `dead`."""
+        """Declare a queue that dead-letters to the queue `dead`.
+
+        The arguments have `_` for `-`.
+        """
         name = name or self.name
         own = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": self.dead}
         own |= {key.replace("_", "-"): value for key, value in arguments.items()}
@@ -462,7 +465,10 @@ def test_with_a_key_of_its_queue_a_dead_letter_goes_by_no_other(bench: Bench) ->
 
 
 def test_a_full_queue_beside_another_keeps_no_dead_letter_going_round(bench: Bench) -> None:
-    """Two queues get each dead letter; one refuses all of them: the other has each once, whenever one looks."""
+    """Two queues get each dead letter, and one of them refuses all.
+
+    The other queue has each one once, at any time.
+    """
     full, exchange = f"{bench.name}-full", f"{bench.name}-both"
     bench.channel.exchange_declare(exchange, "fanout")
     bench.channel.queue_declare(full, arguments={"x-max-length": 0, "x-overflow": "reject-publish"})

@@ -1,4 +1,7 @@
-"""While ten thousand messages die, whatever process is killed: all that were confirmed arrive, at least once."""
+"""Ten thousand messages die while processes are killed.
+
+All that were confirmed arrive at least once.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ async def _reject(message: AbstractIncomingMessage) -> None:
     [("shard", "expired"), ("shard", "rejected"), ("controller", "expired"), ("front-door", "expired")],
 )
 async def test_every_confirmed_message_that_dies_arrives(broker: RealBroker, name: str, kind: str, how: str) -> None:
-    """The front door that is killed is the one that carries the dead letters; clients are at the other."""
+    """The killed front door carries the dead letters; clients are at the other one."""
     arguments = {"x-message-ttl": TTL_MS} if how == "expired" else {}
     async with connected_to_both_doors(broker) as (_, second), connected(broker) as third:
         dying = Dying(await (second if kind == "front-door" else third).channel(), name, **arguments)

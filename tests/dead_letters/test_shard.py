@@ -1,4 +1,4 @@
-"""A dead letter stays in its shard's store until its copy lasts, whoever comes, goes or refuses meanwhile."""
+"""A dead letter stays in its shard's store until its copy is stored."""
 
 from __future__ import annotations
 

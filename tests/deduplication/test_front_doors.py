@@ -58,7 +58,10 @@ def message(exchange: str, key: str, body: str, id: str | None = None) -> bytes:
 
 
 def answers(client: RawClient, count: int) -> Counter[str]:
-    """Acks and nacks of `count` publishes, each for one more than the last if it says nothing else."""
+    """Return how many of `count` publishes are acked and nacked.
+
+    An answer counts for one publish, or with `multiple` for all since the last.
+    """
     found: Counter[str] = Counter()
     seen, client_timeout = 0, time.monotonic() + ANSWER_S_MAX
     while sum(found.values()) < count:
@@ -189,7 +192,8 @@ def test_whatever_dies_no_publish_is_lost_or_unanswered(
     wanted = set(range(IDS))
     give_up = time.monotonic() + ANSWER_S_MAX
     missing = list(map(str, wanted))
-    while missing and time.monotonic() < give_up:  # as a publisher does: again what was not confirmed
+    # as a publisher does: again what was not confirmed
+    while missing and time.monotonic() < give_up:
         again.send(b"".join(message(name, "", id, id) for id in missing))
         missing = missing if answers(again, len(missing))["nack"] else []
     assert not missing

@@ -1,4 +1,7 @@
-"""A producer that says its place (x-producer-id, x-sequence) may repeat what it sent: each queue stores it once."""
+"""A producer may repeat its messages, and each queue stores each of them once.
+
+It says its place by x-producer-id and x-sequence.
+"""
 
 from __future__ import annotations
 

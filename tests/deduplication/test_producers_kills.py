@@ -26,7 +26,10 @@ KILLS = 4
 
 
 class Producer:
-    """Each time WINDOW messages on their way at once; from the first that was not confirmed on, it begins again."""
+    """A producer with WINDOW messages on their way.
+
+    It begins again from the first message that was not confirmed.
+    """
 
     def __init__(self, broker: RealBroker, name: str, exchange: str, key: str) -> None:
         self.broker, self.name, self.exchange, self.key = broker, name, exchange, key

@@ -1,4 +1,7 @@
-"""One shard tells the front doors which message is the first of its id: one is, until it is known not to be stored."""
+"""One shard tells the front doors which message is the first of its id.
+
+That message stays the first until it is known not to be stored.
+"""
 
 from __future__ import annotations
 

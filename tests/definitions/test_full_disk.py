@@ -1,7 +1,7 @@
 """Test that a full disk does not damage the definitions.
 
-Changes that would make the definitions grow are refused, and everything else goes on. A start needs no room on the
-disk. A definition that was confirmed is there.
+Changes that would make the definitions grow are refused, and everything else goes on. A start needs
+no room on the disk. A definition that was confirmed is there.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_a_first_start_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytes
         Definitions(tmp_path, "boot").load()
 
 
-# -- what is missing is not taken for empty ------------------------------------------------------------
+# -- what is missing is not taken for empty --------------------------------------------------------
 
 
 def begun(directory: Path) -> Definitions:

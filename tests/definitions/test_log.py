@@ -1,4 +1,7 @@
-"""What exists outlives the controller: cut anywhere, restarted in the same boot or another, and no queue id twice."""
+"""What exists outlives the controller, and no queue id is used twice.
+
+The log may be cut anywhere, and the next controller may be of the same boot or another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What exists can be had from a stopped broker's data directory, and put into one, with nobody running."""
+"""Definitions go out of and into the data directory of a stopped broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An exchange that delays has its queue from before it is known until after it is gone; what is due is routed once."""
+"""An exchange that delays has its queue before and after it is known.
+
+A message that is due is routed once.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ EARLY_S = 0.002  # clocks count whole milliseconds
 
 
 def exchange(client: RawClient, name: str, type: str = "fanout", **arguments: Any) -> None:
-    """Declare a delayed exchange of that inner type, and a queue of the same name bound to it with the key k."""
+    """Declare a delayed exchange of an inner type and a queue, bound by the key k."""
     given = {"x-delayed-type": type, **arguments}
     client.ask(
         1, Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=given), Exchange.DeclareOk
@@ -262,7 +262,10 @@ def test_a_transaction_delays_when_it_is_committed(client: RawClient, api: Api, 
 
 @pytest.mark.row("B1.10")
 def test_mandatory_is_not_asked_of_what_waits(client: RawClient, name: str) -> None:
-    """Whether it has a queue to go to is known when it is due, and nobody waits for a return then."""
+    """The queues of a message are known when it is due.
+
+    Nobody waits for a return then.
+    """
     arguments = {"x-delayed-type": "direct"}
     declare = Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=arguments)
     client.ask(1, declare, Exchange.DeclareOk)
@@ -364,7 +367,10 @@ def test_a_policy_makes_an_exchange_delay_and_what_waits_stays_without_it(
 
 @pytest.mark.row("B1.10")
 def test_it_outlives_kill_and_restart(broker: RealBroker, tmp_path: Any) -> None:
-    """Persistent messages of a durable exchange: none is lost, none is early; the time counts from the publish."""
+    """No persistent message of a durable exchange is lost or early.
+
+    The time counts from the publish.
+    """
     own = RealBroker(tmp_path / "data")
     try:
         with RawClient(own.port) as client:
@@ -387,7 +393,8 @@ def test_it_outlives_kill_and_restart(broker: RealBroker, tmp_path: Any) -> None
         own.start()
         with RawClient(own.port) as client:
             client.shake_hands(channels=1)
-            found: dict[bytes, None] = {}  # on a slow machine one is just released at the stop, and comes twice
+            # on a slow machine one is just released at the stop, and comes twice
+            found: dict[bytes, None] = {}
             while len(found) < len(sent):
                 found[wait_for(client, "q")[2]] = None
             assert time.time() - began >= 6

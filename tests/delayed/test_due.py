@@ -1,4 +1,4 @@
-"""What is due comes in order of time, whatever came in between; a queue of such messages keeps each until then."""
+"""Messages come in the order of their times, and none comes early."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_entry_needs_its_fact() -> None:
         DueOrder().push_many(array("Q", [16, 32]), array("Q", [1]))
 
 
-# -- the queue ------------------------------------------------------------------------------------------
+# -- the queue -------------------------------------------------------------------------------------
 
 
 def delay_queue(store: DictStore) -> Queue:

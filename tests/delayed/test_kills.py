@@ -1,4 +1,7 @@
-"""While thousands of messages wait and become due, whatever process is killed: all come, and none early."""
+"""Thousands of messages become due while processes are killed.
+
+All of them come, and none is early.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Messages that shards hand back are routed anew: those that are due, and copies for the firehose."""
+"""Messages that shards hand back are routed anew.
+
+They are messages that are due, and copies for the firehose.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def test_the_shard_is_answered_when_all_copies_are_stored_or_none_was_made(excha
     assert door.lettering.dropped == (exchange == "gone")
 
 
-# -- the firehose ---------------------------------------------------------------------------------------------------
+# -- the firehose ----------------------------------------------------------------------------------
 
 
 class Traced(Door):

@@ -21,7 +21,8 @@ def exchanges(client: RawClient) -> Iterator[list[str]]:
     """Names of exchanges that go with the test."""
     made: list[str] = []
     yield made
-    client.ask(3, Channel.Close(200, "", 0, 0), Channel.CloseOk)  # whatever the test left of the others
+    # whatever the test left of the others
+    client.ask(3, Channel.Close(200, "", 0, 0), Channel.CloseOk)
     client.ask(3, Channel.Open(), Channel.OpenOk)
     for exchange in made:
         client.ask(3, Exchange.Delete(exchange=exchange), Exchange.DeleteOk)
@@ -47,7 +48,7 @@ def counts(client: RawClient, *queues: str) -> list[int]:
     return [client.ask(1, what, Queue.DeclareOk).message_count for what in asked]
 
 
-# -- what is there from the start --------------------------------------------------------------------------
+# -- what is there from the start ------------------------------------------------------------------
 
 PREDECLARED = {
     "": ("direct", False),
@@ -86,7 +87,7 @@ def test_the_default_exchange_is_called_amq_default_in_a_path(
     assert name in [row["name"] for row in api("/api/exchanges/%2F")]
 
 
-# -- the four types of the protocol -----------------------------------------------------------------------
+# -- the four types of the protocol ----------------------------------------------------------------
 
 
 @pytest.mark.row("B1.2")
@@ -189,10 +190,11 @@ def test_an_x_match_that_is_none_is_refused(
     client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - Invalid x-match field {text}")
 
 
-# -- one queue of several ---------------------------------------------------------------------------------
+# -- one queue of several --------------------------------------------------------------------------
 
 MESSAGES = 600
-MANY = MESSAGES // 4 // 2  # what each of four gets at the least: 150 are expected, 75 are seven sigma away
+# what each of four gets at the least: 150 are expected, 75 are seven sigma away
+MANY = MESSAGES // 4 // 2
 
 
 @pytest.mark.row("B1.7", "B1.8")
@@ -240,7 +242,7 @@ def test_a_type_of_a_plugin_that_is_not_there_is_unknown(client: RawClient, name
     client.expect_close(503, f"COMMAND_INVALID - unknown exchange type '{type}'")
 
 
-# -- attributes and bindings ------------------------------------------------------------------------------
+# -- attributes and bindings -----------------------------------------------------------------------
 
 
 @pytest.mark.row("B1.17")
@@ -271,9 +273,10 @@ def test_a_message_visits_each_exchange_of_a_circle_once(client: RawClient, exch
 
 
 def _bound(broker: RealBroker, name: str) -> None:
-    """Declare the exchanges "d", "t", "i" and "a" followed by `name`, each bound to the durable queue `name`.
+    """Declare "d", "t", "i" and "a" followed by `name`, each bound to the durable queue `name`.
 
-    The letters stand for durable, transient, internal and auto-delete. The letter is the key of the binding.
+    The letters stand for durable, transient, internal and auto-delete. The letter is the key of the
+    binding.
     """
     with RawClient(broker.port) as made:
         client = made.shake_hands(channels=1)

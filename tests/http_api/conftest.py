@@ -1,4 +1,7 @@
-"""A controller without processes around it: real catalog, definitions, authority; shards and front doors in memory."""
+"""A controller without processes around it.
+
+The catalog, definitions and authority are real; shards and front doors are in memory.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ class FakeShard:
 
 
 class FakeShards:
-    """Answers Done to everything; every known queue has three ready messages and one that is not acknowledged."""
+    """Shards that answer Done to everything.
+
+    Every known queue has three ready messages and one that is not acknowledged.
+    """
 
     count = 2
 

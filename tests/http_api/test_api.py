@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from shardmq.broker.controller.groups.groups import Member, VirtualQueueName
+from shardmq.broker.controller.groups.groups import GroupConsumer, VirtualQueueName
 from shardmq.broker.controller.management import app
 from shardmq.broker.controller.management.app import RESOURCES
 from shardmq.broker.controller.management.metrics import stats_collector
@@ -28,7 +28,11 @@ NAME = quote(CONNECTION, safe="")
 
 
 async def make(api: Api) -> None:
-    """Exchange e, queues q and r/s; q bound to e by two bindings; a user of no rank and one who manages."""
+    """Make one or two objects of each kind.
+
+    The queues are q and r/s; q is bound to the exchange e twice. The user nobody has no tag, the
+    user manager may manage.
+    """
     for path, body in (
         ("/api/exchanges/%2F/e", {"type": "topic"}),
         ("/api/queues/%2F/q", {}),
@@ -163,7 +167,8 @@ async def test_the_supervisor_is_first_among_the_processes(api: Api) -> None:
 
 
 async def test_every_read_but_open_ones_wants_a_login(made: Api) -> None:
-    for login in (None, ("nobody", "x"), ("guest", "wrong"), ("absent", "guest")):  # many wrong ones are refused unseen
+    # many wrong ones are refused unseen
+    for login in (None, ("nobody", "x"), ("guest", "wrong"), ("absent", "guest")):
         made.login = login
         for path in READS:
             status, found = await made.call("GET", f"/api/{path}")
@@ -292,7 +297,7 @@ async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
     queues = vhost.shard_queues("sharded")
     groups, shards = made.context.groups, [vhost.queues[queue].id for queue in queues]
     groups.begin()
-    one, two = Member(0, 7, 1), Member(0, 7, 2)
+    one, two = GroupConsumer(0, 7, 1), GroupConsumer(0, 7, 2)
     groups.join(one, VirtualQueueName("/", "sharded"), ConsumeTerms(owner=OWNER, channel=4, tag="one"), shards)
     groups.join(two, VirtualQueueName("/", "sharded"), ConsumeTerms(tag="two"), shards)
     (row,) = await made.get("/api/virtual-queues")
@@ -477,8 +482,8 @@ async def test_a_users_limits_go_with_the_user(made: Api) -> None:
 async def test_aliveness_fails_when_no_front_door_answers(made: Api) -> None:
     status, found = await made.call("GET", "/api/aliveness-test/%2F")
     assert (status, found["status"]) == (503, "failed")
-    status, found = await made.call("POST", "/api/queues/%2F/q/get", {"count": 1, "ackmode": "ack_requeue_true",
-                                                                     "encoding": "auto"})  # fmt: skip
+    wanted = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    status, found = await made.call("POST", "/api/queues/%2F/q/get", wanted)
     assert (status, found["error"]) == (503, "unavailable")
 
 

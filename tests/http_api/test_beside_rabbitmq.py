@@ -1,6 +1,7 @@
 """Whoever reads RabbitMQ's JSON finds the same keys here, but for those that are known not to be.
 
-SHOWN is what RabbitMQ 3.10.8 shows of things in use (`rates_mode = basic`), as far as anything here is comparable.
+SHOWN is what RabbitMQ 3.10.8 shows of things in use (`rates_mode = basic`), as far as anything here
+is comparable.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ SHOWN: Final = {
 }
 ERLANGS = "garbage_collection reductions reductions_details pending_raft_commands net_ticktime recoverable_slaves "
 NOT_HERE: Final = {
-    # How many are in memory, and which of them are persistent, no queue keeps count of: what is stored is on disk.
+    # How many are in memory, and which of them are persistent, no queue keeps count of: what is
+    # stored is on disk.
     "queues": ERLANGS + (
         "backing_queue_status consumer_capacity consumer_utilisation message_bytes_paged_out message_bytes_persistent "
         "message_bytes_ram messages_paged_out messages_persistent messages_ram messages_ready_ram "

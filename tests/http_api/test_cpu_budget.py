@@ -1,4 +1,7 @@
-"""Long answers take no more than their share of a processor, however many there are; short ones wait for nothing."""
+"""Long answers take no more than their share of a processor.
+
+Short answers wait for nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A browser is no way around the login, passwords do not travel readably, whatever comes in is answered in JSON."""
+"""A browser is no way around the login.
+
+Passwords do not travel readably, and every call is answered in JSON.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,10 @@ async def test_a_huge_body_is_413_before_it_is_read(api: Api) -> None:
 
 
 def test_no_handler_reads_a_body_without_a_bound() -> None:
-    """`request.read`, `json` and `text` of aiohttp have their own limit and answer; ours is `Call.raw_body`."""
+    """aiohttp's `request.read`, `json` and `text` have a limit and an answer of their own.
+
+    Ours is `Call.raw_body`.
+    """
     for resource in RESOURCES:
         assert resource.__file__ is not None
         with open(resource.__file__) as file:

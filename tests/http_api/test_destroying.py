@@ -1,4 +1,7 @@
-"""Calls that destroy: as much as was asked for goes, and who asks by a name that is not known loses nothing."""
+"""Calls that destroy take as much as was asked for.
+
+A call with an unknown name destroys nothing.
+"""
 
 from __future__ import annotations
 

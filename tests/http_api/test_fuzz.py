@@ -1,4 +1,4 @@
-"""Whatever a fuzzer makes of the API's own description, the answer is one that is described, and no 500."""
+"""A fuzzer gets only answers that the API's own description has, and no 500."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_every_operation_keeps_its_promise_whatever_it_is_sent(broker: RealBroke
     url = f"http://{broker.http}"
     with urllib.request.urlopen(f"{url}/api/openapi.json") as answer:
         description = json.load(answer)
-    del description["security"]  # or what is wrong with a wrong one is hardly ever anything but its login
+    # or what is wrong with a wrong one is hardly ever anything but its login
+    del description["security"]
     schema = schemathesis.openapi.from_dict(description)
     faults: list[str] = []
     seen: dict[Any, list[int]] = {mode: [] for mode in MODES}

@@ -1,4 +1,7 @@
-"""Under other names than this machine's the API takes no password that everybody knows; with a setting, no call."""
+"""Under foreign host names the API does not take the well-known password.
+
+With a setting it takes no call at all.
+"""
 
 from __future__ import annotations
 

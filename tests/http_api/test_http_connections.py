@@ -1,4 +1,7 @@
-"""HTTP connections are bounded, whoever opens them and however little they say; calls under way are left alone."""
+"""HTTP connections are bounded, however little they say.
+
+Calls under way are left alone.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,8 @@ def test_connections_stay_within_their_bounds_and_none_is_closed_without_need(
 ) -> None:
     now = 0.0
     here = HttpConnections(lambda: now)
-    open_: dict[Line, tuple[str, float]] = {}  # address, and idle since when; below 0 while it calls
+    # address, and idle since when; below 0 while it calls
+    open_: dict[Line, tuple[str, float]] = {}
 
     def cut_off(address: str | None) -> bool:
         """One that calls and does not read makes room."""

@@ -1,4 +1,4 @@
-"""Pages and slices of a long list are those of the plain way: all its rows, filtered, sorted, cut."""
+"""Pages and slices of a long list have the rows that plain code gives."""
 
 from __future__ import annotations
 

@@ -171,7 +171,8 @@ def test_whatever_clients_do_answers_are_new_bounded_and_come_to_an_end(
 
 # -- by sockets ------------------------------------------------------------------------------------
 
-TEXT = b"".join(b"%d and more of it\n" % number for number in range(400_000))  # more than sockets hold
+# more than sockets hold
+TEXT = b"".join(b"%d and more of it\n" % number for number in range(400_000))
 ASK = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -492,7 +493,8 @@ async def test_however_many_lists_are_made_few_rows_are_made_between_two_passes_
         return real(*arguments)
 
     monkeypatch.setattr(queues, "row", row)
-    monkeypatch.setattr(cpu_budget, "SLICE_S", 0.0)  # each slice is as long as it may be, whatever the clock says
+    # each slice is as long as it may be, whatever the clock says
+    monkeypatch.setattr(cpu_budget, "SLICE_S", 0.0)
     monkeypatch.setattr(cpu_budget.SlicedWork, "budget", cpu_budget.CpuBudget())
     calls = [asyncio.create_task(api.call("GET", f"/api/queues?name=q&other={n}")) for n in range(20)]
 

@@ -1,4 +1,7 @@
-"""Messages moved from queue to queue by HTTP: as they were, in order, none lost; what cannot be moved stays there."""
+"""Messages are moved between queues by HTTP unchanged and in order, and none is lost.
+
+A message that cannot be moved stays.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ import pytest
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.policies.test_policies import Api, api, channel, vhost  # noqa: F401 # fixtures
+from tests.support import vhosts
+from tests.support.vhosts import Api
+
+api, channel, vhost = vhosts.api, vhosts.channel, vhosts.vhost
 
 pytestmark = pytest.mark.usefixtures("channel")
 COUNT = 250  # more than are moved at once
@@ -20,19 +26,19 @@ def everything(queues: BlockingChannel, queue: str) -> Iterator[tuple[BasicPrope
         yield got[1], got[2]
 
 
-def move(api: Api, vhost: str, queue: str = "from", **body: Any) -> Any:  # noqa: F811
+def move(api: Api, vhost: str, queue: str = "from", **body: Any) -> Any:
     return api("POST", f"queues/{vhost}/{queue}/move", {"destination": "to", **body})
 
 
 @pytest.fixture
-def queues(channel: BlockingChannel) -> BlockingChannel:  # noqa: F811
+def queues(channel: BlockingChannel) -> BlockingChannel:
     channel.queue_declare("from", durable=True)
     channel.queue_declare("to", durable=True)
     channel.confirm_delivery()
     return channel
 
 
-def test_messages_arrive_as_they_were_in_their_order(api: Api, vhost: str, queues: BlockingChannel) -> None:  # noqa: F811
+def test_messages_arrive_as_they_were_in_their_order(api: Api, vhost: str, queues: BlockingChannel) -> None:
     bodies = [b"%d" % number * (number + 1) for number in range(COUNT)]
     headers = {"a": 1, "b": b"\x00\xff", "c": {"d": [True, None, -5]}, "x-death": [{"reason": "expired"}]}
     properties = BasicProperties(
@@ -50,7 +56,7 @@ def test_messages_arrive_as_they_were_in_their_order(api: Api, vhost: str, queue
     assert list(everything(queues, "from")) == []
 
 
-def test_what_the_other_queue_refuses_stays_in_its_place(api: Api, vhost: str, queues: BlockingChannel) -> None:  # noqa: F811
+def test_what_the_other_queue_refuses_stays_in_its_place(api: Api, vhost: str, queues: BlockingChannel) -> None:
     queues.queue_declare("small", arguments={"x-max-length": 7, "x-overflow": "reject-publish"})
     bodies = [b"%d" % number for number in range(20)]
     for body in bodies:
@@ -61,7 +67,7 @@ def test_what_the_other_queue_refuses_stays_in_its_place(api: Api, vhost: str, q
     assert [body for _, body in everything(queues, "from")] == bodies[7:]
 
 
-def test_what_might_be_dropped_as_repeated_is_not_moved(api: Api, vhost: str, queues: BlockingChannel) -> None:  # noqa: F811
+def test_what_might_be_dropped_as_repeated_is_not_moved(api: Api, vhost: str, queues: BlockingChannel) -> None:
     queues.queue_declare("once", arguments={"x-message-deduplication": True})
     producer = BasicProperties(headers={"x-producer-id": "p", "x-sequence": 9})
     queues.basic_publish("", "to", b"later", BasicProperties(headers={"x-producer-id": "p", "x-sequence": 10}))
@@ -88,8 +94,8 @@ def test_what_might_be_dropped_as_repeated_is_not_moved(api: Api, vhost: str, qu
     ],
 )
 def test_what_makes_no_sense_moves_nothing(
-    api: Api,  # noqa: F811
-    vhost: str,  # noqa: F811
+    api: Api,
+    vhost: str,
     queues: BlockingChannel,
     queue: str,
     body: Any,
@@ -100,7 +106,7 @@ def test_what_makes_no_sense_moves_nothing(
     assert [body for _, body in everything(queues, "from")] == [b"stays"]
 
 
-def test_moving_needs_the_rights_to_read_and_to_write(api: Api, vhost: str, queues: BlockingChannel) -> None:  # noqa: F811
+def test_moving_needs_the_rights_to_read_and_to_write(api: Api, vhost: str, queues: BlockingChannel) -> None:
     api("PUT", "users/mover", {"password": "m", "tags": "management"})
     queues.basic_publish("", "from", b"stays")
     for rights in ({"read": "", "write": ".*"}, {"read": ".*", "write": ""}):

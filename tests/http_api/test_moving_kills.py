@@ -1,4 +1,7 @@
-"""A process is killed while messages are moved by HTTP: they are in one queue or the other or both, never in none."""
+"""A process is killed while messages are moved by HTTP.
+
+Each message is in at least one of both queues.
+"""
 
 from __future__ import annotations
 

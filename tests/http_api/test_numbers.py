@@ -1,4 +1,4 @@
-"""Absurd numbers, texts and nesting, wherever a call takes some: the answer is never 500, and nothing is logged."""
+"""Absurd numbers, texts and nesting never give a 500 or a line in the log."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def of_paths_and_queries() -> Iterator[tuple[str, str]]:
             for name in PARTS & {found[0] for found in PART.findall(route.path)}:
                 for text in TEXTS:
                     yield route.method, path_of(route.path, **{name: quote(text) or "%20"})
-            # Nothing that is there goes: who destroys is refused for what is not known, or names a number.
+            # Nothing that is there goes: who destroys is refused for what is not known, or names a
+            # number.
             for name in PARAMETERS if route.method == "GET" or route.query else ():
                 for text in TEXTS[:6] if name not in ("count", "page") else TEXTS:
                     yield route.method, f"{path_of(route.path)}?{name}={quote(text)}"

@@ -1,4 +1,4 @@
-"""The API's description says what is there: each route, each body, each field; and the examples of a fuzzer."""
+"""The API's description has each route, each body, each field, and the fuzzer's examples."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ SHOWS = {
 
 # Of the 59 paths that both RabbitMQ and LavinMQ serve.
 SHARED = """
-aliveness-test/: bindings bindings/: bindings/:/e/:/:/: bindings/:/e/:/:/:/: channels channels/: connections
-connections/: connections/:/channels connections/username/: consumers consumers/: definitions definitions/: exchanges
-exchanges/: exchanges/:/: exchanges/:/:/bindings/: exchanges/:/:/publish extensions global-parameters
-global-parameters/: nodes nodes/: operator-policies operator-policies/: operator-policies/:/: overview parameters
-parameters/: parameters/:/: parameters/:/:/: permissions permissions/:/: policies policies/: policies/:/: queues
-queues/: queues/:/: queues/:/:/bindings queues/:/:/contents queues/:/:/get users users/: users/:/permissions
-users/bulk-delete users/without-permissions vhost-limits vhost-limits/: vhost-limits/:/: vhosts vhosts/:
-vhosts/:/channels vhosts/:/connections vhosts/:/permissions whoami
+aliveness-test/: bindings bindings/: bindings/:/e/:/:/: bindings/:/e/:/:/:/: channels channels/:
+connections connections/: connections/:/channels connections/username/: consumers consumers/:
+definitions definitions/: exchanges exchanges/: exchanges/:/: exchanges/:/:/bindings/:
+exchanges/:/:/publish extensions global-parameters global-parameters/: nodes nodes/:
+operator-policies operator-policies/: operator-policies/:/: overview parameters parameters/:
+parameters/:/: parameters/:/:/: permissions permissions/:/: policies policies/: policies/:/: queues
+queues/: queues/:/: queues/:/:/bindings queues/:/:/contents queues/:/:/get users users/:
+users/:/permissions users/bulk-delete users/without-permissions vhost-limits vhost-limits/:
+vhost-limits/:/: vhosts vhosts/: vhosts/:/channels vhosts/:/connections vhosts/:/permissions whoami
 """
 
 

@@ -1,4 +1,4 @@
-"""Settings that can be changed by HTTP, alarms where they are looked for, and who may call without a password."""
+"""Test settings that HTTP can change, alarms, and calls that need no password."""
 
 from __future__ import annotations
 

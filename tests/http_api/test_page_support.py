@@ -1,4 +1,4 @@
-"""What the page asks for beyond RabbitMQ's API: each shard's load, what lives on it, the last lines of all logs."""
+"""Test calls that only the page uses: load of shards, their queues, and the last lines of logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardmq.supervisor import logs
 from tests.http_api.conftest import OWNER, Api
 from tests.support.real_broker import PATIENCE_S
 
-# -- load ------------------------------------------------------------------------------------------------
+# -- load ------------------------------------------------------------------------------------------
 
 
 async def test_the_load_of_a_shard_is_that_of_its_queues(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ async def test_queues_of_a_shard_are_those_placed_there_page_by_page(api: Api) -
         assert (await api.call("GET", f"/api/shards/{absent}/queues"))[0] == 404
 
 
-# -- logs ------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
 def row(time: float, process: str, message: str = "m", **more: Any) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def test_a_log_that_cannot_be_kept_harms_nobody(tmp_path: Path, capfd: pytest.Ca
     assert capfd.readouterr().err == ""
 
 
-# -- rates -----------------------------------------------------------------------------------------------
+# -- rates -----------------------------------------------------------------------------------------
 
 
 async def test_looks_at_totals_alone_take_no_connections_rate_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

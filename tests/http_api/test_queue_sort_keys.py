@@ -1,4 +1,4 @@
-"""Pages are in the order of the column asked for, whichever it is, and only their own rows are made."""
+"""Pages are sorted by any column, and only the rows of the page are made."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ async def test_every_column_sorts_without_rows_of_others(
         assert sorted(row["name"] for row in shown) == sorted(f"q{number}" for number in range(QUEUES)), column
         keys = [listing._sort_key(listing._at(row, column)) for row in shown]
         texts = column in queue_sort_keys.POLICIES
-        keys = [(2, "") if texts and key == (0, 0) else key for key in keys]  # no policy: the empty name
+        # no policy: the empty name
+        keys = [(2, "") if texts and key == (0, 0) else key for key in keys]
         assert keys == sorted(keys, reverse=reverse == "true"), column
         assert len(made) <= QUEUES, column
 

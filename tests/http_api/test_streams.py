@@ -1,4 +1,7 @@
-"""Streams in the HTTP API without the reader's process: what is known is shown, what needs it says what is missing."""
+"""Test streams in the HTTP API without the reader's process.
+
+Known facts are shown, and calls that need the reader say that it is missing.
+"""
 
 from __future__ import annotations
 

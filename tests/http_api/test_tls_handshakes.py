@@ -1,4 +1,4 @@
-"""TLS handshakes with the HTTPS port are bounded, and who finishes his gets in beside those who do not."""
+"""TLS handshakes with the HTTPS port are bounded, and do not hold up others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of feature rows that have a test says what the marks of the tests say, and nothing else names rows."""
+"""The list of tested rows follows the marks of the tests, and nothing else names rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def test_the_report_counts_by_section_and_names_each_row_without_a_test() -> Non
 
 
 def rows_in_prose(text: str) -> list[str]:
-    """Return the comments and strings of Python code that name rows, but for strings of rows alone: marks."""
+    """Return the comments and strings of Python code that name rows.
+
+    Strings of rows alone are left out: marks have them.
+    """
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     prose = [token.string for token in tokens if token.type in (tokenize.COMMENT, tokenize.STRING)]
     return [each for each in prose if ROW.search(each) and not ONLY_ROWS.fullmatch(each)]

@@ -1,4 +1,4 @@
-"""What the broker needs the systemd unit allows: a start, some work and a stop make no system call that it refuses."""
+"""The systemd unit allows every system call that the broker makes in a start, work and a stop."""
 
 from __future__ import annotations
 

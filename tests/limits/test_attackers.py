@@ -1,7 +1,7 @@
 """Ordinary clients are served while others send what takes long to handle.
 
-Each of these attacks once held everybody up for seconds. How long it takes on a quiet machine, and the
-other attacks: tests/torture/test_attackers.py.
+Each of these attacks once held everybody up for seconds. How long it takes on a quiet machine, and
+the other attacks: tests/torture/test_attackers.py.
 """
 
 from __future__ import annotations

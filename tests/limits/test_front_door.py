@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 from pamqp.commands import Basic, Confirm
 
-from tests.publishing.test_messages import declare, is_empty
 from tests.support.brokers import CHANNELS
-from tests.support.raw_client import RawClient, content_header, method, publish
+from tests.support.raw_client import RawClient, content_header, declare, is_empty, method, publish
 from tests.support.real_broker import RealBroker
 
 

@@ -1,4 +1,7 @@
-"""A disk runs full: publishers are blocked and told why, deliveries and acknowledgements go on, and then it goes on."""
+"""A disk runs full: publishers are blocked and told why.
+
+Deliveries and acknowledgements go on, and publishers too when there is room again.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +236,7 @@ async def test_on_a_full_disk_declares_are_refused_no_process_ends_and_every_sta
 
 
 def refused_with_541(broker: RealBroker, asked: base.Frame) -> None:
-    """Check that the broker closes the connection for want of room, and that the close names the method."""
+    """Check that the broker closes the connection for want of room, and names the method."""
     with RawClient(broker.port) as client:
         client.shake_hands()
         client.send(raw_method(1, asked))

@@ -1,4 +1,4 @@
-"""Publishers are held back while the broker holds too much memory, and let go when it has clearly less."""
+"""Publishers are held back while the broker holds too much memory."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def test_a_limit_in_bytes_wins_over_a_part_of_what_there_is() -> None:
 
 def test_what_processes_hold_is_counted_and_pages_of_files_are_not() -> None:
     before = memory.used_bytes([os.getpid()])
-    held = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE)  # new pages, whatever lies free in this process
-    for page in range(0, len(held), mmap.PAGESIZE):  # written where they lie: nothing else grows with them
+    # new pages, whatever lies free in this process
+    held = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE)
+    # written where they lie: nothing else grows with them
+    for page in range(0, len(held), mmap.PAGESIZE):
         held[page] = 1
     assert 60 << 20 < memory.used_bytes([os.getpid()]) - before < 80 << 20
     assert memory.used_bytes([os.getpid(), os.getpid()]) > before * 2

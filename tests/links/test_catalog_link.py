@@ -1,4 +1,7 @@
-"""The door's line to the controller, over a real unix socket: in step, in order, and whole again after a restart."""
+"""The front door follows the controller in step and in order, over a real unix socket.
+
+It is whole again after a restart.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from shardmq.broker.shared.control import (
     AnyControl,
     Applied,
     Ask,
+    AssignmentOrder,
     Bind,
     Changes,
     CloseConnection,
@@ -36,7 +40,6 @@ from shardmq.broker.shared.control import (
     Outlived,
     Query,
     QueueDeclare,
-    SeatOrder,
     Snapshot,
     SnapshotPart,
 )
@@ -71,7 +74,7 @@ class Stream:
         self._reader, self._writer = reader, writer
 
     async def hear(self) -> AnyControl:
-        """Return the next message, without those that say that a front door has no consumers of virtual queues."""
+        """Return the next message that does not say that a front door has no consumers."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 length = int.from_bytes(await self._reader.readexactly(4), "little")
@@ -108,7 +111,7 @@ class Heard:
     def consumers_here(self) -> list[ConsumerHere]:
         return []
 
-    def seat_orders(self, orders: list[SeatOrder]) -> None:
+    def assignment_orders(self, orders: list[AssignmentOrder]) -> None:
         self.orders = orders
 
     def receiving(self) -> None:

@@ -83,7 +83,7 @@ def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.result().code == catalog_requests.RESOURCE_ERROR
 
 
-def test_what_is_cancelled_is_not_asked_and_what_is_unanswered_is_asked_of_the_next_controller() -> None:
+def test_the_next_controller_is_asked_what_is_unanswered_and_not_what_is_cancelled() -> None:
     scene = Scene()
     scene.requests.ask_again()
     answered, open_, left = scene.ask("answered"), scene.ask("open"), scene.ask("left")

@@ -1,4 +1,4 @@
-"""The controller over real sockets: a front door gets what exists, asks and is answered; a shard gets its queues."""
+"""Test the controller over real sockets, with a front door and a shard."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
         await world.shard.say(wire.FirstConsumer(ids[name]))
     world.shard.epoch += 1
     await world.shard.say(wire.Hello(2, ready=False))
-    for _ in range(2):  # a front door that has heard of it has attached its consumers before it says so
+    # a front door that has heard of it has attached its consumers before it says so
+    for _ in range(2):
         fence = await read(reader)
         assert isinstance(fence, Fence)
         assert not any(isinstance(message, wire.Attach) for message in world.shard.received)
@@ -172,7 +173,10 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
 
 
 async def test_a_controller_that_ends_does_not_take_the_front_doors_from_the_shards(world: World) -> None:
-    """It may end alone, when it cannot write any more what exists; the next one has the same doors."""
+    """The controller may end alone when it cannot write definitions.
+
+    The next one has the same front doors.
+    """
     _, writer, _ = await enter(world)
     await world.controller.links.stop()
     world.controller.shards.request(0, wire.ListQueues, 60).cancel()
@@ -301,7 +305,10 @@ async def test_of_two_front_doors_both_have_applied_a_change_before_it_is_answer
 
 @pytest.mark.parametrize("doors", [2])
 async def test_a_change_waits_for_the_doors_that_have_not_come_back_yet(world: World, doors: int) -> None:
-    """After a restart of the controller they route by the copy they have, and would not know the queue."""
+    """After a restart of the controller, front doors route by their old copies.
+
+    They would not know the queue.
+    """
     reader, writer, _ = await enter(world)
     writer.write(encode(Ask(5, QueueDeclare("/", "q", True, False, False, {}), "0.1.9", "guest")))
     changes = await read(reader)

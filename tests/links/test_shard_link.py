@@ -1,8 +1,10 @@
-"""A link to a shard without a socket: messages sent, lost and heard; requests that outlive a shard."""
+"""Test a link to a shard without a socket: messages sent, lost and heard, and requests."""
 
 from __future__ import annotations
 
 import asyncio
+import mmap
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from shardmq.broker.front_door.links.shard_link import AWAY_S_MAX, BatchSizes, S
 from shardmq.broker.front_door.links.shard_requests import ShardRefused, ShardRequests
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
-from shardmq.shardd.wire import codec, envelope, packer
+from shardmq.shardd.wire import codec, envelope, lane, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.routes import TARGETS, Routes
 from tests.reference import wire as reference
@@ -313,9 +315,7 @@ class FakeLane:
     def __init__(self, messages: list[bytes]) -> None:
         self.messages, self.log = messages, list[str]()
 
-    def came_far(self, kind: int) -> list[bytes]:
-        if kind == wire.LANE:
-            return []
+    def came_by_zmq(self, kind: int) -> list[bytes]:
         return self.take(0)
 
     def take(self, most: int) -> list[bytes]:
@@ -335,15 +335,36 @@ def test_messages_are_handled_in_the_order_they_were_sent_and_a_bad_one_harms_no
     damaged = first[: wire.HEADER_BYTES] + b"\xff"
     lane: Any = FakeLane([first, damaged])
     scene.link.lane = lane
-    inbox.take_far(second)
+    inbox.take_by_zmq(second)
     assert scene.controls == [wire.Cancelled(1), wire.Cancelled(2)]
     assert (scene.names(), lane.log) == (["own_deliveries"], ["let go"])
-    inbox.take_far(b"garbage")
-    inbox.take_far(envelope.control(PEER, INCARNATION + 1, 1, SHARD, wire.Cancelled(3)))
+    inbox.take_by_zmq(b"garbage")
+    inbox.take_by_zmq(envelope.control(PEER, INCARNATION + 1, 1, SHARD, wire.Cancelled(3)))
     lane.messages = [first]
-    inbox.take_far(envelope.header(wire.LANE, *scene.who()))
+    inbox.take_by_zmq(envelope.header(wire.RING, *scene.who()))
     assert scene.controls == [wire.Cancelled(1), wire.Cancelled(2), wire.Cancelled(1)]
     assert scene.names() == ["own_deliveries", "receiving", "received", "own_deliveries"]
+
+
+def test_what_a_shard_that_is_gone_wrote_into_the_ring_is_read_when_the_word_for_it_comes_by_zmq(scene: Scene) -> None:
+    inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
+    bell, others_bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    bell.setblocking(False)
+    memory, by_zmq = mmap.mmap(-1, lane.MEMORY_BYTES), list[bytes]()
+    ours = scene.link.lane = lane.Lane(bell, memory, scene.who(), by_zmq.append, at_shard=False)
+    inbox._bells.register(ours.fd)
+    shards = lane.Lane(others_bell, memory, scene.who(), by_zmq.append, at_shard=True)
+    shards.send(envelope.control(*scene.who(), wire.Cancelled(1)))
+    large = wire.Cancelled(2)
+    shards.send(envelope.control(*scene.who(), large) + bytes(lane.RING_BYTES))
+    shards.close()
+    while scene.link.lane is not None:
+        inbox._heard(scene.link, ours)
+    assert scene.controls == []
+    resumed, last = by_zmq
+    inbox.take_by_zmq(resumed)
+    inbox.take_by_zmq(last[: len(envelope.control(*scene.who(), large))])
+    assert scene.controls == [wire.Cancelled(1), large]
 
 
 def test_of_an_older_process_only_control_messages_are_read(scene: Scene) -> None:
@@ -352,6 +373,6 @@ def test_of_an_older_process_only_control_messages_are_read(scene: Scene) -> Non
     scene.publish(waits)
     scene.link.flush()
     older = PEER, INCARNATION, 0, SHARD
-    inbox.take_far(envelope.confirmed(*older, 1))
-    inbox.take_far(envelope.control(*older, wire.Cancelled(1)))  # its reader looks at the epoch
+    inbox.take_by_zmq(envelope.confirmed(*older, 1))
+    inbox.take_by_zmq(envelope.control(*older, wire.Cancelled(1)))  # its reader looks at the epoch
     assert (waits.log, scene.controls) == ([], [wire.Cancelled(1)])

@@ -1,4 +1,4 @@
-"""Between a front door and its shards there is no silence: every batch is confirmed or lost, every request answered."""
+"""Every batch is confirmed or lost, and every request is answered."""
 
 from __future__ import annotations
 
@@ -207,17 +207,17 @@ async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(pair:
         accepted = lane.accept(listener)
     assert accepted is not None
     _, bell, memory = accepted
-    far: list[bytes] = []
-    shard = lane.Lane(bell, memory, pair.shards[0].who, far.append, at_shard=True)
+    by_zmq: list[bytes] = []
+    shard = lane.Lane(bell, memory, pair.shards[0].who, by_zmq.append, at_shard=True)
     pair.links.hear_for(0.001)  # that it is there
     waits = pair.publish()
     messages: list[envelope.Message] = []
     while not messages:  # the words that what follows comes through the ring, and then that
         head, _ = await pair.shards[0].receive()
-        messages = shard.came_far(head.kind) or shard.take(lane.ALL)
+        messages = shard.came_by_zmq(head.kind) or shard.take(lane.ALL)
     assert codec.read_publish(messages[0]).batch == 1
     shard.send(envelope.control(*pair.shards[0].who, wire.Cancelled(1)))
-    await pair.shards[0].send(lambda *_: far.pop())
+    await pair.shards[0].send(lambda *_: by_zmq.pop())
     await pair.heard.until(lambda: pair.heard.told_what)
     shard.send(envelope.confirmed(*pair.shards[0].who, 1))
     pair.links.hear_for(0.001)

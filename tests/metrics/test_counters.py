@@ -1,7 +1,9 @@
-"""Every counter says what happened, whatever way a message takes: each row is a history and all that it counts.
+"""Every counter says what happened, whatever way a message takes.
 
-The same histories were played to RabbitMQ 3.10.8; where it counts something else, the row says so. Besides, it counts
-what a transaction publishes as received_confirm.
+Each row is a history and all that it counts.
+
+The same histories were played to RabbitMQ 3.10.8; where it counts something else, the row says so.
+Besides, it counts what a transaction publishes as received_confirm.
 """
 
 from __future__ import annotations
@@ -146,7 +148,10 @@ class Bench:
         return found
 
     def of_exchanges(self) -> Counter[str]:
-        """Return what all exchanges have counted: there are no others than those of the histories."""
+        """Return what all exchanges have counted.
+
+        The histories have no other exchanges.
+        """
         found: Counter[str] = Counter()
         for exchange in self.api("exchanges/%2F"):
             stats = exchange.get("message_stats", {})
@@ -172,13 +177,14 @@ class Bench:
 
 
 class History(NamedTuple):
-    """What is done, what it counts (all else: nothing), and what its queues have counted in the end."""
+    """Steps, the counters that they raise (no others), and the counts of the queues in the end."""
 
     name: str
     play: Callable[[Bench], None]
     counts: Counts
     queues: dict[str, Counts] = {}
-    # Messages that came to exchanges and that these gave to queues, where that is not what is received and routed.
+    # Messages that came to exchanges and that these gave to queues, where that is not what is
+    # received and routed.
     passed: tuple[int, int] | None = None
 
 
@@ -188,7 +194,7 @@ def publish(channel: Channel, exchange: str, key: str, count: int = 1, body: byt
         channel.basic_publish(exchange, key, body, pika.BasicProperties(**more), mandatory)
 
 
-# -- in ---------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 
 
 def _to_a_queue(body: bytes, **how: bool) -> Callable[[Bench], None]:
@@ -309,7 +315,7 @@ def _deduplicated(bench: Bench) -> None:
         publish(channel, exchange, "", headers={"id": id, "x-deduplication-header": id})
 
 
-# -- out --------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def _consumed(body: bytes, auto_ack: bool) -> Callable[[Bench], None]:
@@ -400,7 +406,7 @@ def _deleted(bench: Bench) -> None:
     channel.queue_delete(queue)
 
 
-# -- deaths -----------------------------------------------------------------------------------------------
+# -- deaths ----------------------------------------------------------------------------------------
 
 
 def _dies(reason: str, letters: bool) -> Callable[[Bench], None]:
@@ -441,7 +447,7 @@ def _delivered_too_often(bench: Bench) -> None:
     bench.wait_for(channel, f"{bench.name}-dead", 1)
 
 
-# -- other kinds ------------------------------------------------------------------------------------------
+# -- other kinds -----------------------------------------------------------------------------------
 
 
 def _delayed(is_bound: bool) -> Callable[[Bench], None]:
@@ -516,7 +522,8 @@ HISTORIES = [
     History("committed", _to_a_queue(SMALL, tx=True), IN, {"q": {"publish": 3}}),
     History("large, committed", _to_a_queue(LARGE, tx=True), IN, {"q": {"publish": 3}}),
     History("rolled back", _rolled_back, {"received": 3}, {"q": {}}, (0, 0)),
-    # RabbitMQ counts all three as routed and published, and what is committed as received_confirm, too.
+    # RabbitMQ counts all three as routed and published, and what is committed as received_confirm,
+    # too.
     History("commit refused", _refused_commit, {"received": 3}, {"q": {}}, (0, 0)),
     *(
         History(f"no route: {kind}", _nowhere(kind), DROPPED)
@@ -738,7 +745,7 @@ def test_all_counters_say_what_happened_and_nothing_else(bench: Bench, history: 
     assert found == wanted
 
 
-# -- what is not a message ----------------------------------------------------------------------------------
+# -- what is not a message -------------------------------------------------------------------------
 
 # Series of /metrics, and what `_come_and_go` adds to each.
 COME_AND_GONE = {

@@ -1,4 +1,4 @@
-"""What came to an exchange and went to queues is counted per exchange, whatever way its messages take."""
+"""Messages in and out are counted per exchange, whatever way they take."""
 
 from __future__ import annotations
 

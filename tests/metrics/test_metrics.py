@@ -1,4 +1,7 @@
-"""Metrics are what RabbitMQ's dashboards ask for, in text Prometheus reads; few unless more is asked for."""
+"""Metrics have what RabbitMQ's dashboards ask for, in Prometheus' text.
+
+They are few unless more are asked for.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ api = conftest.api
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana-dashboard.json"
 METRIC = re.compile(r"\b(?:rabbitmq|shardmq)_(?!cluster\b)\w+")
-# What the panels of RabbitMQ-Overview ask for and this fixture, without memory limits and disks, has.
+# What the panels of RabbitMQ-Overview ask for and this fixture, without memory limits and disks,
+# has.
 OVERVIEW = [
     "build_info", "identity_info", "channels", "channels_closed_total", "channels_opened_total", "connections",
     "connections_closed_total", "connections_opened_total", "erlang_uptime_seconds", "global_consumers",
@@ -153,14 +157,16 @@ def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
             channel = connection.channel()
             channel.queue_declare("q", durable=True)
             channel.confirm_delivery()
-            channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))  # so that there is a store
+            # so that there is a store
+            channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
         with urllib.request.urlopen(f"http://{broker.metrics}/metrics") as answer:
             text = answer.read().decode()
         broker.stop()
     finally:
         broker.clean_up()
     there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    there |= {line.partition("{")[0] for line in text.splitlines()}  # a histogram's samples have names of their own
+    # a histogram's samples have names of their own
+    there |= {line.partition("{")[0] for line in text.splitlines()}
     assert asked - there == set()
     assert {f"rabbitmq_{name}" for name in OF_A_NODE} - there == set()
     _check_sizes(text, published=1)
@@ -179,7 +185,8 @@ def _check_sizes(text: str, published: int) -> None:
         batches = values[f"shardmq_{where}batch_messages_count", process, None]
         assert values[f"shardmq_{where}batch_messages_bucket", process, "+Inf"] == batches > 0
         assert values[f"shardmq_{where}batch_bytes_count", process, None] == batches
-        assert values[f"shardmq_{where}batch_bytes_bucket", process, "64"] == 0  # a header alone has more
+        # a header alone has more
+        assert values[f"shardmq_{where}batch_bytes_bucket", process, "64"] == 0
     assert values["rabbitmq_message_size_bytes_bucket", "", "64"] == published
     syncs = values["shardmq_sync_duration_seconds_count", "shard-0", None]
     assert syncs > 0

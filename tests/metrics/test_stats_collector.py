@@ -250,7 +250,10 @@ def test_a_queue_tells_apart_what_nobody_acknowledges() -> None:
 
 
 class CountingDoors(FakeDoors):
-    """Two front doors, at which so many messages came to an exchange and went to twice as many queues."""
+    """Two front doors.
+
+    `came` messages came to an exchange and went to twice as many queues.
+    """
 
     came = 0
 

@@ -1,4 +1,4 @@
-"""The catalog: copies that apply the same changes are equal, rights hold at once, deletes leave nothing."""
+"""Copies that apply the same changes are equal, rights hold at once, and deletes leave nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is let in as an AMQP table comes back from the log of what exists as it was; what would not is named."""
+"""An accepted AMQP table comes back from the log as it was; any other is refused by name."""
 
 from __future__ import annotations
 

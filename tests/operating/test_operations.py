@@ -1,4 +1,4 @@
-"""What operators change in a running broker holds at once: alarms, limits, log level, users, whose addresses count."""
+"""Changes that operators make in a running broker hold at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from pamqp import commands
 from pika.exceptions import ProbableAccessDeniedError
 
-from tests.policies.test_policies import Api
 from tests.support.raw_client import HEADER, RawClient, method
 from tests.support.real_broker import PATIENCE_S, SOURCE, RealBroker, wait_until
+from tests.support.vhosts import Api
 
 pytestmark = pytest.mark.broker
 
@@ -112,12 +112,14 @@ def test_behind_a_balancer_clients_have_their_own_addresses(operated: Operated) 
     with RawClient(operated.port) as client:
         client.send(BALANCED)
         log_in(client, "guest", "guest")
-        assert client.expect(commands.Connection.Close).reply_code == 403  # guest, and not from this host
+        # guest, and not from this host
+        assert client.expect(commands.Connection.Close).reply_code == 403
     for claim in (b"PROXY TCP4 127.0.0.1 127.0.0.1 7777 5672\r\n", b"PROXY TCP6 ::1 ::1 1 2\r\n", b"PROXY UNKNOWN\r\n"):
         with RawClient(operated.port) as client:
             client.send(claim)
             log_in(client, "guest", "guest")
-            said = client.expect(commands.Connection.Close)  # what a balancer says makes nobody a client on this host
+            # what a balancer says makes nobody a client on this host
+            said = client.expect(commands.Connection.Close)
             assert said.reply_code == 403, claim
     operated.set("")
     operated.says("listen.proxy_protocol_from has changed", 2)

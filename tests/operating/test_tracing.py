@@ -1,4 +1,4 @@
-"""Tracing of a vhost: what its clients publish and are given is copied, with its body and what is known of it."""
+"""Publishes and deliveries of a traced vhost are copied, with body and properties."""
 
 from __future__ import annotations
 
@@ -126,7 +126,10 @@ def test_confirms_transactions_and_consumers_go_on_while_traced(api: Api, channe
 
 @pytest.mark.row("N22")
 def test_headers_that_are_none_do_not_stop_it(broker: RealBroker, api: Api, channel: Channel, vhost: str) -> None:
-    """Nobody looks into the headers of a plain publish; tracing does, and passes over what it cannot read."""
+    """A plain publish is stored without a look into its headers.
+
+    Tracing reads them, and passes over those that it cannot read.
+    """
     channel.queue_declare("copies")
     channel.queue_bind("copies", "amq.rabbitmq.trace", "deliver.work")
     channel.queue_declare("work")

@@ -1,4 +1,4 @@
-"""Policies: one of each kind per object, merged by RabbitMQ's rules, in force for all that exists at once."""
+"""One policy of each kind holds for an object, merged by RabbitMQ's rules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def values() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def naive(arguments: dict[str, Any], policy: dict[str, Any], operator: dict[str, Any]) -> dict[str, Any]:
-    """RabbitMQ's rules, one key at a time: the operator over the policy, then both under the arguments."""
+    """Merge by RabbitMQ's rules, one key at a time.
+
+    The operator policy goes over the policy, the arguments go over both.
+    """
     made = {}
     for key in (*NUMBERS, *WORDS):
         said = [each[key] for each in (policy, operator) if key in each]

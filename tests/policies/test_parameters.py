@@ -1,4 +1,4 @@
-"""What a parameter may be: RabbitMQ's words for what is not, as RabbitMQ 3.10 and later say them."""
+"""Parameters are refused in the words of RabbitMQ 3.10 and later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every publish of a confirm channel is answered exactly once, and an ack never runs ahead of what is stored."""
+"""Every publish of a confirm channel is answered once, and never before it is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A read's publishes go to their shards, and what the connection has to do about them comes back."""
+"""The publishes of a read go to their shards, and the effects come back to the connection."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def acks(said: list[Any]) -> list[tuple[type, int, bool]]:
     return [(type(each), each.delivery_tag, getattr(each, "multiple", False)) for each in said]
 
 
-# -- routes -------------------------------------------------------------------------------------------------------
+# -- routes ----------------------------------------------------------------------------------------
 
 
 def test_a_read_of_plain_publishes_feeds_its_shards_and_asks_for_nothing_else() -> None:
@@ -148,7 +148,7 @@ def test_messages_are_stamped_once_if_the_front_door_does_so() -> None:
         assert int(properties.read(contents.read_stored(stored)[2]).timestamp or 0) == NOW_MS // 1000
 
 
-# -- errors -------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 CASES = [
     (("no such", ""), {}, 404, "no exchange 'no such' in vhost '/'"),
@@ -219,7 +219,7 @@ def test_channels_that_are_closed_or_wait_are_left_out() -> None:
     assert door.client.publish(event).fed == 0 and event.done == 1
 
 
-# -- messages that are decided about alone ----------------------------------------------------------------------------
+# -- messages that are decided about alone ---------------------------------------------------------
 
 
 def test_a_message_is_routed_by_its_headers_and_its_further_keys() -> None:
@@ -265,7 +265,7 @@ def test_a_message_that_only_its_exchange_keeps_has_no_queue() -> None:
     assert door.publishing.exchange_counts.report() == [("/", "keeps", 1, 0)]
 
 
-# -- confirms -------------------------------------------------------------------------------------------------------
+# -- confirms --------------------------------------------------------------------------------------
 
 
 def test_publishes_of_a_read_are_acked_together_when_all_their_shards_have_them() -> None:
@@ -335,7 +335,7 @@ def test_a_channel_that_is_gone_is_answered_nothing() -> None:
     assert door.said() == [] and door.client.failed == [] and confirms.failure is None
 
 
-# -- time slices ----------------------------------------------------------------------------------------------------
+# -- time slices -----------------------------------------------------------------------------------
 
 
 def test_a_slice_ends_behind_a_message_that_was_decided_about() -> None:
@@ -365,7 +365,7 @@ def test_an_error_before_a_slice_ends_is_said_with_the_slice() -> None:
     assert [body for _, body in door.stored()] == [b"1"]
 
 
-# -- exchanges ------------------------------------------------------------------------------------------------------
+# -- exchanges -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "x-consistent-hash", "x-random", "x-modulus-hash"])

@@ -1,4 +1,4 @@
-"""What is remembered of an exchange, for keys that are new, says what the way through the catalog says."""
+"""The route cache gives the same routes as the catalog, also for new keys."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def test_an_unused_queue_expires_and_one_in_use_does_not(bench: Bench, broker: R
 
     def is_gone() -> bool:
         try:
-            bench.connection.channel().basic_get(bench.name)  # would be a use, were it not for the others' rhythm
+            # would be a use, were it not for the others' rhythm
+            bench.connection.channel().basic_get(bench.name)
         except pika.exceptions.ChannelClosedByBroker as closed:
             return closed.reply_code == 404
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A paused queue takes messages and gives none, until it is resumed; a restart changes nothing about that."""
+"""A paused queue takes messages and gives none until it is resumed, also over a restart."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def queues(api: Api) -> Iterator[list[str]]:
         api(f"/api/queues/%2F/{queue}", method="DELETE")
 
 
-# -- types ------------------------------------------------------------------------------------------------
+# -- types -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.row("C1.1")
@@ -82,7 +82,7 @@ def test_a_vhost_gives_its_type_to_lasting_queues_that_are_declared_without(api:
 CLASSIC: Arguments = {"x-queue-type": "classic"}
 
 
-# -- arguments --------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 
 @pytest.mark.row("A4.2")
@@ -104,7 +104,7 @@ def test_a_time_for_consumers_of_other_nodes_is_taken_and_means_nothing(client: 
     client.expect_channel_close(1, 406, text)
 
 
-# -- what lasts -------------------------------------------------------------------------------------------
+# -- what lasts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.broker

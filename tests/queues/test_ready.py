@@ -26,7 +26,10 @@ PUSHED = {"push": 0, "push chunk": CHUNK_ENTRIES - 20, "push deep": 5 * CHUNK_EN
 
 
 def some_entries(pick: random.Random, last: int, count: int) -> array[int]:
-    """Ascending from behind `last`: at equal distances, at any, or over the whole range; now and then redelivered."""
+    """Draw ascending entries behind `last`, some of them redelivered.
+
+    Their distances are equal, or any, or spread over the whole range.
+    """
     spread = pick.choice([1, 1, 9, 1 << 10, 1 << 24, 1 << 36])
     marks = pick.choice([0, 1, pick.random()])
     entries = array("Q")
@@ -72,7 +75,7 @@ def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str,
 
 @pytest.mark.parametrize(("distance", "bytes_each"), [(1, 0.3), (60, 3.5), (5000, 3.5)])
 def test_a_deep_backlog_costs_little_memory(distance: int, bytes_each: float) -> None:
-    """Messages of one size one behind the other; of sizes that differ, alone and between those of other queues."""
+    """Messages have one size or different sizes, alone or between those of other queues."""
     pick = random.Random(distance)
     count = 1_000_000
     queue = order.Ready()

@@ -1,4 +1,7 @@
-"""Streams by HTTP as Arrow: what AMQP consumers get, for who may read it, whatever process is killed meanwhile."""
+"""Streams by HTTP as Arrow give what AMQP consumers get.
+
+Only users with the right may read, and any process may be killed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -353,7 +356,7 @@ def test_who_cannot_be_written_to_directly_gets_the_same_bytes(
     assert old_client(broker, f"/api{path}", secure) == direct
 
 
-# -- kills -------------------------------------------------------------------------------------------------
+# -- kills -----------------------------------------------------------------------------------------
 
 
 def filled(broker: RealBroker, channel: Any, name: str, rows: int = 40_000) -> int:
@@ -366,7 +369,10 @@ def filled(broker: RealBroker, channel: Any, name: str, rows: int = 40_000) -> i
 
 
 class Resuming:
-    """Reads a stream to its end, as the connector does: from the last offset + 1 when an answer is cut off."""
+    """Reads a stream to its end as the connector does.
+
+    It goes on at the last offset + 1 when an answer is cut off.
+    """
 
     def __init__(self, broker: RealBroker, name: str, stop: int) -> None:
         self.broker, self.name, self.stop = broker, name, stop

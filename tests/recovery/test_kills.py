@@ -1,4 +1,4 @@
-"""Whatever process is killed under load: nothing confirmed is lost, nothing is made up, order per key holds."""
+"""Processes are killed under load: nothing confirmed is lost, and the order per key holds."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ LOST = (pika.exceptions.AMQPError, OSError)
 
 
 class Load:
-    """A publisher and a consumer per key, each on a queue of its own; they come back when their connection is lost.
+    """A publisher and a consumer per key, each on a queue of its own.
 
-    `consuming`: from the start; else consumers come when publishers have gone, and find what the disk kept.
+    They come back when their connection is lost.
+
+    `consuming`: from the start; else consumers come when publishers have gone, and find what the
+    disk kept.
     """
 
     def __init__(self, broker: RealBroker, name: str, *, consuming: bool = True, still_s: float = STILL_S) -> None:
@@ -114,7 +117,8 @@ class Load:
         for thread in self._consumers:
             if thread.ident is None:
                 thread.start()
-        self._arrived = self._arrived[0], time.monotonic()  # those that start only now have had no time yet
+        # those that start only now have had no time yet
+        self._arrived = self._arrived[0], time.monotonic()
         with contextlib.suppress(AssertionError):  # the check says what is missing
             wait_until(self._is_still, "all confirmed messages to arrive", QUIET_S)
         self._consuming.clear()
@@ -182,7 +186,10 @@ def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(broker: RealBrok
 
 
 def test_messages_flow_while_the_controller_is_away(broker: RealBroker, name: str) -> None:
-    """Killed again and again, the controller delays no message: publishers get confirms in between."""
+    """The controller is killed again and again.
+
+    Publishers get confirms in between.
+    """
     load = Load(broker, name)
     for _ in range(3):
         before = len(load.history.confirmed)

@@ -1,4 +1,4 @@
-"""A message file that is gone after a crash is told to whoever runs the broker, and the rest is served."""
+"""Operators hear of a message file that is gone after a crash; the rest is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Processes of two releases refuse each other: both say why, once, and serve again when all are of one release."""
+"""Processes of two releases refuse each other, and both say why once.
+
+They serve again when all are of one release.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from shardmq.shardd.wire.messages import WIRE_VERSION
 from tests.support.crash_clients import connected, drained
 from tests.support.mixed_broker import VARIABLE
 from tests.support.real_broker import RealBroker, wait_until
+
+pytestmark = pytest.mark.crash
 
 NEW = WIRE_VERSION + 1
 QUIET_S = 3.0  # front doors and controllers try again each second, or more often

@@ -1,4 +1,7 @@
-"""The controller or a front door dies: messages flow, what was promised holds, and what is new waits for its turn."""
+"""The controller or a front door dies: messages flow and promises hold.
+
+New work waits for its turn.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from tests.support.real_broker import PATIENCE_S, RealBroker, is_running
 pytestmark = pytest.mark.crash
 broker = killable_broker
 
-HELD_UP_S_MAX = 5.0  # a publish on a crowded machine; one that waited for an end that never comes would be longer
+# a publish on a crowded machine; one that waited for an end that never comes would be longer
+HELD_UP_S_MAX = 5.0
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "in order"])
@@ -125,7 +129,10 @@ async def test_a_declare_is_in_force_on_every_front_door_also_when_the_controlle
 
 
 async def test_a_front_door_dies_and_only_its_clients_notice(broker: RealBroker, name: str) -> None:
-    """Its unacknowledged messages are in their place in the queue again, its clients' exclusive queues are gone."""
+    """Its unacknowledged messages are back in their places in the queue.
+
+    The exclusive queues of its clients are gone.
+    """
     async with connected_to_both_doors(broker) as (dying, living):
         holder, reader = await dying.channel(), await living.channel()
         queue = await reader.declare_queue(name, durable=True)

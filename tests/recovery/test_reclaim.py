@@ -1,4 +1,4 @@
-"""What queues let go of leaves the disk within seconds, whoever shares its segments; what they keep stays whole."""
+"""Settled messages leave the disk within seconds; the others in their segments stay whole."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def stats(broker: RealBroker) -> list[dict[str, int]]:
 
 
 def fill(broker: RealBroker) -> list[bytes]:
-    """One message of the queue `work` in each of a hundred segments, the rest is the queue `filler`'s."""
+    """Put one message of the queue `work` into each of a hundred segments.
+
+    The rest of each segment belongs to the queue `filler`.
+    """
     persistent = pika.BasicProperties(delivery_mode=2)
     bodies = [b"work %d" % number for number in range(SEGMENTS)]
     with connected(broker) as connection:

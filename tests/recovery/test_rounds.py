@@ -1,4 +1,7 @@
-"""Rounds of kills at random moments under load, with one ledger over all of them. `make torture` plays many more."""
+"""Processes are killed at random moments under load, with one ledger over all rounds.
+
+`make torture` plays many more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A shard dies: publishers are answered, consumers go on with their tag, nobody's connection or channel ends."""
+"""A shard dies: publishers are answered and consumers keep their tags.
+
+No connection and no channel ends.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ async def test_no_publish_stays_without_an_answer(broker: RealBroker, name: str)
 async def test_publishes_to_a_shard_that_stays_away_are_nacked_and_taken_again_when_it_is_back(
     broker: RealBroker, name: str
 ) -> None:
-    """A recovery that takes long, as publishers see it: here the process is stopped before it is ready."""
+    """The process is stopped before it is ready, as in a recovery that takes long."""
     async with connected(broker) as connection:
         channel = await connection.channel()
         queues = [f"{name}-{n}" for n in range(8)]
@@ -165,7 +168,8 @@ async def test_consumers_keep_their_tag_and_get_what_they_had_not_acknowledged_a
             await message.ack()  # of deliveries the dead process made: no error, and no effect
         for message in again:
             await message.ack()
-        await wait_for(lambda: any(int(message.body) == 29 for message in got), "the rest")  # the window moves on
+        # the window moves on
+        await wait_for(lambda: any(int(message.body) == 29 for message in got), "the rest")
 
 
 def _collector(got: list[AbstractIncomingMessage]) -> object:
@@ -211,7 +215,10 @@ def _until_ready(broker: RealBroker, old: int) -> None:
 
 
 async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
-    """A transaction that meets the death of a shard is answered, and never with a commit-ok that is not true."""
+    """A transaction that meets the death of a shard is answered.
+
+    A commit-ok is always true.
+    """
     async with connected(broker) as connection:
         setup = await connection.channel()
         queues = [f"{name}-{n}" for n in range(2)]
@@ -267,7 +274,8 @@ async def test_an_auto_delete_queue_goes_though_its_last_consumer_left_while_its
     """The next life of the shard has never seen a consumer there."""
     async with connected_to_both_doors(broker) as (leaving, staying):
         channel, looking = await leaving.channel(), await staying.channel()
-        queues = [await channel.declare_queue(f"{name}-{n}", auto_delete=True) for n in range(6)]  # on both shards
+        # on both shards
+        queues = [await channel.declare_queue(f"{name}-{n}", auto_delete=True) for n in range(6)]
         kept = await looking.declare_queue(f"{name}-kept", auto_delete=True)
         for queue in queues:
             await queue.consume(_collector([]))

@@ -1,4 +1,7 @@
-"""A disk that hangs or fails: publishers are told at once, operators see why, and nothing confirmed is lost."""
+"""A disk hangs or fails: publishers are told at once, and operators see why.
+
+Nothing confirmed is lost.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,10 @@ def publish_until_it_ends(broker: RealBroker) -> None:
 async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers(
     start: Start, disk: Disk, call: str, slow: str
 ) -> None:
-    """A quick disk is waited for by the loop itself, a slow one by a thread; a write is always the loop's."""
+    """The loop itself waits for a quick disk, a thread for a slow one.
+
+    The loop makes all writes.
+    """
     broker = await asyncio.to_thread(start)
     listener = await asyncio.to_thread(Listener, broker)
     try:
@@ -288,7 +294,10 @@ async def test_a_shard_that_has_recovered_serves_while_another_recovers_and_says
 
 
 async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told(start: Start) -> None:
-    """The index is good, so the damage is met by the consumer; the shard reads all anew and goes on."""
+    """The index is good, so the consumer meets the damage.
+
+    The shard reads everything anew and goes on.
+    """
     broker = await asyncio.to_thread(start)
     async with connected(broker) as connection:
         channel = await connection.channel()

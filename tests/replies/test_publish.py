@@ -1,4 +1,7 @@
-"""Direct replies go straight to a consumer of the same front door, or by its queue where that is asked for."""
+"""Direct replies go straight to a consumer at the same front door, or by its queue.
+
+A reply that asks for the queue goes by it.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,14 @@ REPLY = ("", QUEUE)
 
 
 class Replying(Door):
-    """A front door where a consumer of direct replies waits, beside the client that publishes them."""
+    """A front door with a consumer of direct replies, and the client that publishes them."""
 
     def __init__(self) -> None:
         super().__init__(catalog([QueuePut("/", QUEUE, 7, 0)]))
         self.output = SimpleNamespace(pending=0)
         channel = SimpleNamespace(number=4, next_tag=1, delivered_auto=0)
-        client = SimpleNamespace(id=8, user="guest", vhost="/", name="asking", frame_bytes_max=4096, output=self.output)
+        session = SimpleNamespace(id=8, user="guest", vhost="/", name="asking", frame_bytes_max=4096)
+        client = SimpleNamespace(id=8, session=session, output=self.output)
         self.consumer: Any = SimpleNamespace(
             queue_id=7, queue_name=QUEUE, tag_bytes=b"tag", channel=channel, client=client
         )
@@ -89,11 +93,14 @@ async def test_replies_go_by_the_queue_while_the_consumer_has_too_much_that_it_h
 
 
 def test_what_one_read_hands_over_counts_before_it_is_written() -> None:
-    """Nothing of a read is written before its end: the bytes that wait for that fill the memory as well."""
+    """Nothing of a read is written before its end.
+
+    The bytes that wait fill the memory as well.
+    """
     door = Replying()
     requester = door.replies.here[7]
     (event,) = events_of([(1, REPLY, {"headers": {"BCC": ["a"]}}, False)] * 3)
-    published = door.publishing.publish(door.client, door.client.channels, event, 0)
+    published = door.publishing.publish(door.client, door.client.route_cache, door.client.channels, event, 0)
     assert requester.unwritten_bytes == sum(len(reply.frames) for reply in published.replies) > 0
     door.client.carry_out(published)
     assert requester.unwritten_bytes == 0

@@ -9,9 +9,9 @@ import pytest
 from pamqp import base
 from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
 
-from tests.publishing.test_messages import REPLY_TO, declare, delivered
+from tests.publishing.test_messages import REPLY_TO
 from tests.support.brokers import Api
-from tests.support.raw_client import RawClient, method, publish, with_properties
+from tests.support.raw_client import RawClient, declare, delivered, method, publish, with_properties
 from tests.support.real_broker import RealBroker, wait_until
 
 
@@ -164,7 +164,10 @@ def test_a_reply_queue_is_hidden_from_who_knows_its_name(client: RawClient, othe
 def test_replies_of_one_publisher_come_in_order_however_slowly_they_are_taken(
     broker: RealBroker, other: RawClient, name: str
 ) -> None:
-    """Some go straight to who asked, some by its queue, and some that say more of themselves alone."""
+    """Some replies go straight to the consumer, some by its queue.
+
+    Replies with more properties go alone.
+    """
     with RawClient(broker.port, receive_bytes=1 << 12).shake_hands() as slow:
         declare(other, name)
         other.ask(1, Confirm.Select(), Confirm.SelectOk)
@@ -222,7 +225,8 @@ def test_replies_cross_front_doors_and_outlive_a_shard(tmp_path: Any, name: str)
             names.append(private_name(client, client, f"{name}-{at}"))
         _answer_all(clients, names)
         broker.kill("shard")
-        for at, client in enumerate(clients):  # answered by the new process: its front door knows of it
+        # answered by the new process: its front door knows of it
+        for at, client in enumerate(clients):
             client.ask(1, Queue.Declare(queue=f"{name}-{at}", passive=True), Queue.DeclareOk)
         _answer_all(clients, names)
     finally:

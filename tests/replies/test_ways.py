@@ -1,4 +1,4 @@
-"""Direct replies go straight to a consumer of the same front door, or by its queue: in order either way."""
+"""Direct replies come in order, straight or by the queue of their consumer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ NONE, MUCH = 0, REPLIES_BYTES_MAX + 1
 class Broker:
     """One publisher, one consumer and the shard between them.
 
-    Messages on their way lie in deques. The answers of a shard leave before the deliveries of the same pass.
+    Messages on their way lie in deques. The answers of a shard leave before the deliveries of the
+    same pass.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,10 @@ class Broker:
         self.to_shard.append(None)
 
     def turn(self, room: int) -> None:
-        """Of the shard: it takes in some of what is there, and hands out as many as there is room for."""
+        """Play one pass of the shard.
+
+        It takes in some messages, and hands out as many as there is room for.
+        """
         answers: list[int] = []
         deliveries: list[int] = []
         for _ in range(room):
@@ -132,7 +136,7 @@ def requester(shards: Shards) -> tuple[Requester, Any]:
     return Requester(consumer, QueuePut("/", "amq.rabbitmq.reply-to.1", 7, 0), shards), consumer
 
 
-async def test_a_consumer_that_takes_nothing_gets_its_replies_by_its_queue_until_that_is_empty() -> None:
+async def test_a_consumer_that_takes_nothing_gets_replies_by_its_queue_until_that_is_empty() -> None:
     shards = Shards([2, 0, 0, 0])
     who, consumer = requester(shards)
     assert who.takes()

@@ -1,4 +1,4 @@
-"""One destination for each message: fair, stable, and the same in plain Python and in the packer."""
+"""Each message has one destination: fair, stable, and the same in Python and in the packer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from shardmq.shardd.wire import routes
 from tests.support.catalogs import rebuilt
 
 KEYS = 20_000
-# Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and Hilferty).
+# Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and
+# Hilferty).
 Z = 4.75
 
 

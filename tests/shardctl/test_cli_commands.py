@@ -1,4 +1,4 @@
-"""rabbitmqctl's further commands, probes and their exit statuses, formats for programs, the socket without password."""
+"""Test rabbitmqctl's further commands, probes, formats, and the socket without password."""
 
 from __future__ import annotations
 
@@ -322,7 +322,8 @@ def test_options_may_stand_before_the_command_as_rabbitmqctls(ctl: Any) -> None:
 
 @pytest.mark.row("H1")
 def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
-    assert ctl("authenticate_user", "plain", "right") == "Success\n"  # no right to the API, but the right password
+    # no right to the API, but the right password
+    assert ctl("authenticate_user", "plain", "right") == "Success\n"
     assert ctl("authenticate_user", "guest", "right") == "Success\n"
     assert "not accepted" in ctl("authenticate_user", "guest", "wrong", status=65)
     hashed = base64.b64decode(CliRunner().invoke(app, ["hash_password", "secret"]).output)
@@ -553,7 +554,8 @@ def test_the_log_is_shown_as_processes_write_it(ctl: Any) -> None:
     assert old.endswith(" INFO shard-0 a.b: old") and new.endswith(" ERROR controller c: new")
     assert exception == "    Traceback"
     assert ctl("diagnostics", "log_tail", "-N", "1").splitlines() == [new, exception]
-    assert ctl("diagnostics", "log_tail_stream", "--duration", "0.6") == ""  # what was there before is no news
+    # what was there before is no news
+    assert ctl("diagnostics", "log_tail_stream", "--duration", "0.6") == ""
 
 
 @given(
@@ -562,7 +564,9 @@ def test_the_log_is_shown_as_processes_write_it(ctl: Any) -> None:
 def test_each_line_of_the_log_is_news_once_though_processes_write_late(
     lines: list[tuple[int, int]], looks: list[int]
 ) -> None:
-    """Follow a log: every line is shown once, although a line can be readable only some time after it was written.
+    """Follow a log: every line is shown once.
+
+    A line may be readable only some time after it was written.
 
     Times are in quarters of a second. Polls at any times miss no line and show none twice.
     """

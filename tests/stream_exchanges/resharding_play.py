@@ -1,7 +1,7 @@
 """Play random lives of a stream exchange whose number of shards changes.
 
-A life has a controller, and a front door whose own copy of the catalog hears of changes late. One thing happens at a
-time.
+A life has a controller, and a front door whose own copy of the catalog hears of changes late. One
+thing happens at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ Sent = tuple[str, int]
 
 
 class ReshardingPlay(ABC):
-    """`last`: of each key how many were published; `on_the_way`: what has not arrived at its queue, by its id."""
+    """A play of messages and changes of the number of shards.
+
+    `last` has the number of published messages of each key. `on_the_way` has the messages that have
+    not arrived at their queues, by id.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a queue keeps back is neither given nor lost, and comes behind the rest, in order, when it may."""
+"""A held-back message is neither given nor lost, and comes behind the rest in its order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Test readers of a stream exchange while its number of shards changes, again and again.
 
-Every reader gets the new messages of each key in order, and all messages in the end, from whatever offset it starts and
-whatever process dies meanwhile.
+Every reader gets the new messages of each key in order, and all messages in the end, from whatever
+offset it starts and whatever process dies meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from shardmq.broker.controller.groups.groups import BOUND, GIVE, TAKE, Groups, Member, Order, Seat
+from shardmq.broker.controller.groups.groups import (
+    BOUND,
+    GIVE,
+    TAKE,
+    Assignment,
+    GroupConsumer,
+    GroupOrder,
+    Groups,
+)
 from shardmq.broker.controller.groups.groups import VirtualQueueName as Virtual
 from shardmq.broker.controller.resharding import cuts
 from shardmq.broker.controller.resharding.cuts import CUTS_MAX, FREE, Bounds, Crossing, Move
@@ -38,7 +46,7 @@ class Log:
 
 @dataclass
 class Reader:
-    """A member's part at a stream. What it holds is not settled."""
+    """A consumer's part at a stream. What it holds is not settled."""
 
     group: str
     offset: int
@@ -57,13 +65,15 @@ class Play(ReshardingPlay):
     def __init__(self, seed: int, kind: str, shards: int) -> None:
         super().__init__(seed)
         self.logs: dict[int, Log] = {}
-        self.orders: list[Order] = []
-        self.passes: list[tuple[Member, Seat, int]] = []
-        self.readers: dict[tuple[Member, Seat], Reader] = {}
-        self.members: dict[Member, ConsumeTerms] = {}
+        self.orders: list[GroupOrder] = []
+        self.passes: list[tuple[GroupConsumer, Assignment, int]] = []
+        self.readers: dict[tuple[GroupConsumer, Assignment], Reader] = {}
+        self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
         self.stored: dict[tuple[str, int], int] = {}  # by group and queue
-        self.seen: dict[str, dict[str, list[int]]] = {}  # numbers by group and key, in the order of first deliveries
-        self.since: dict[str, dict[str, int]] = {}  # by group that began at the end: what had been published
+        # numbers by group and key, in the order of first deliveries
+        self.seen: dict[str, dict[str, list[int]]] = {}
+        # by group that began at the end: what had been published
+        self.since: dict[str, dict[str, int]] = {}
         self.groups = Groups(lambda n: 0)
         self.groups.begin()
         self.world.declare(type=kind, x_shards=shards, x_shard_arguments=STREAM)
@@ -130,20 +140,20 @@ class Play(ReshardingPlay):
         log = self.random.choice([*self.logs.values()])
         log.committed = len(log.messages)
 
-    def deliver(self, readers: list[tuple[Member, Seat]] | None = None) -> None:
+    def deliver(self, readers: list[tuple[GroupConsumer, Assignment]] | None = None) -> None:
         found = [*self.readers] if readers is None else readers
         if not found:
             return
-        member, seat = self.random.choice(found)
-        reader, log = self.readers[member, seat], self.logs[seat.queue]
-        if self._has_some(member, seat):
+        consumer, assignment = self.random.choice(found)
+        reader, log = self.readers[consumer, assignment], self.logs[assignment.queue]
+        if self._has_some(consumer, assignment):
             self._seen(reader.group, *log.messages[reader.offset])
             reader.holds.append(reader.offset)
             reader.offset += 1
-        self._look(member, seat)
+        self._look(consumer, assignment)
 
-    def _has_some(self, member: Member, seat: Seat) -> bool:
-        reader, log = self.readers[member, seat], self.logs[seat.queue]
+    def _has_some(self, consumer: GroupConsumer, assignment: Assignment) -> bool:
+        reader, log = self.readers[consumer, assignment], self.logs[assignment.queue]
         return reader.offset < (log.committed if reader.stop is None else min(log.committed, reader.stop))
 
     def _seen(self, group: str, key: str, number: int) -> None:
@@ -154,17 +164,17 @@ class Play(ReshardingPlay):
 
     def settle(self) -> None:
         if self.readers:
-            member, seat = self.random.choice([*self.readers])
-            holds = self.readers[member, seat].holds
+            consumer, assignment = self.random.choice([*self.readers])
+            holds = self.readers[consumer, assignment].holds
             if holds:
                 holds.pop(self.random.randrange(len(holds)))
-            self._look(member, seat)
+            self._look(consumer, assignment)
 
-    def _look(self, member: Member, seat: Seat) -> None:
-        reader = self.readers[member, seat]
+    def _look(self, consumer: GroupConsumer, assignment: Assignment) -> None:
+        reader = self.readers[consumer, assignment]
         if reader.mark is not None and reader.position >= reader.mark:
             reader.mark = None
-            self.passes.append((member, seat, reader.position))
+            self.passes.append((consumer, assignment, reader.position))
 
     def tell(self) -> None:
         if self.passes:
@@ -174,16 +184,19 @@ class Play(ReshardingPlay):
         if not self.orders:
             return
         order = self.orders.pop(0)
-        at = order.member, order.seat
+        at = order.consumer, order.assignment
         if order.kind == GIVE:
-            group = self.members[order.member].group if order.member in self.members else ""
+            group = self.consumers[order.consumer].group if order.consumer in self.consumers else ""
             if not group:
                 self.orders += self.groups.gave_up(*at)
                 return
-            assert not any(seat == order.seat and reader.group == group for (_, seat), reader in self.readers.items())
-            log = self.logs[order.seat.queue]
+            assert not any(
+                assignment == order.assignment and reader.group == group
+                for (_, assignment), reader in self.readers.items()
+            )
+            log = self.logs[order.assignment.queue]
             begin = log.committed if group.startswith("next") and not order.fresh else 0
-            offset = self.stored.setdefault((group, order.seat.queue), begin)
+            offset = self.stored.setdefault((group, order.assignment.queue), begin)
             self.readers[at] = Reader(group, offset, *order.bounds)
             self._look(*at)
         elif order.kind == BOUND and at in self.readers:
@@ -192,44 +205,47 @@ class Play(ReshardingPlay):
         elif order.kind == TAKE:
             self._give_up(*at)
 
-    def _give_up(self, member: Member, seat: Seat) -> None:
-        if (reader := self.readers.pop((member, seat), None)) is not None:
-            self.stored[reader.group, seat.queue] = reader.position
-        self.orders += self.groups.gave_up(member, seat)
+    def _give_up(self, consumer: GroupConsumer, assignment: Assignment) -> None:
+        if (reader := self.readers.pop((consumer, assignment), None)) is not None:
+            self.stored[reader.group, assignment.queue] = reader.position
+        self.orders += self.groups.gave_up(consumer, assignment)
 
     def join(self, group: str = "") -> None:
         group = group or self.random.choice(["a", "a", "b"])
-        member = Member(0, 1, len(self.members) + 1)
-        self.members[member] = ConsumeTerms(group=group)
+        consumer = GroupConsumer(0, 1, len(self.consumers) + 1)
+        self.consumers[consumer] = ConsumeTerms(group=group)
         self.seen.setdefault(group, {})
         moves = cuts.moves(self.world.vhost.parts("e"))
-        self.orders += self.groups.join(member, VIRTUAL, self.members[member], self._ids(), moves)
+        self.orders += self.groups.join(consumer, VIRTUAL, self.consumers[consumer], self._ids(), moves)
 
     def leave(self) -> None:
-        here = [member for member, terms in self.members.items() if terms.group in ("a", "b")]
+        here = [consumer for consumer, terms in self.consumers.items() if terms.group in ("a", "b")]
         if not here:
             return
-        member = self.random.choice(here)
-        self.members[member] = ConsumeTerms()  # its number is not used again
-        self.orders += self.groups.leave(member)
-        for who, seat in [*self.readers]:
-            if who == member:
-                self._give_up(who, seat)
+        consumer = self.random.choice(here)
+        self.consumers[consumer] = ConsumeTerms()  # its number is not used again
+        self.orders += self.groups.leave(consumer)
+        for who, assignment in [*self.readers]:
+            if who == consumer:
+                self._give_up(who, assignment)
 
     def rewind(self) -> None:
         """Somebody who reads it all from the beginning."""
-        self.join(f"first {len(self.members)}")
+        self.join(f"first {len(self.consumers)}")
 
     def shards_restart(self) -> None:
-        """Restart the shards: messages not on stable storage are lost, and stored positions may be older ones."""
+        """Restart the shards.
+
+        Messages that are not on stable storage are lost; stored positions may be older ones.
+        """
         self.epochs += 1
         for log in self.logs.values():
             del log.messages[log.committed :]
         for at, position in self.stored.items():
             self.stored[at] = self.random.randint(0, position) if self.random.random() < 0.2 else position
-        for (member, seat), reader in self.readers.items():
+        for (consumer, assignment), reader in self.readers.items():
             reader.offset, reader.holds = reader.position, []
-            self._look(member, seat)
+            self._look(consumer, assignment)
 
     def controller_restarts(self) -> None:
         self.carrier = self.new_carrier()
@@ -238,10 +254,10 @@ class Play(ReshardingPlay):
         self.passes.clear()
         self.groups = Groups(lambda n: 0)
         moves = cuts.moves(self.world.vhost.parts("e"))
-        for member, terms in self.members.items():
-            seats = [seat for who, seat in self.readers if who == member]
+        for consumer, terms in self.consumers.items():
+            assignments = [assignment for who, assignment in self.readers if who == consumer]
             if terms.group:
-                self.orders += self.groups.restore(member, VIRTUAL, terms, False, seats, self._ids(), moves)
+                self.orders += self.groups.restore(consumer, VIRTUAL, terms, False, assignments, self._ids(), moves)
         self.orders += self.groups.begin()
 
     def set(self, number: int) -> None:
@@ -299,7 +315,7 @@ def test_keys_stay_in_order_for_whoever_reads_and_all_comes(case: int, request: 
     assert sum(play.last.values()) > STEPS // 20
 
 
-# -- one group at a change -----------------------------------------------------------------------------------
+# -- one group at a change -------------------------------------------------------------------------
 
 A, B, C = 1, 2, 3  # queues
 GREW = Move(1, {C: 0}, {A: 5, B: 3})
@@ -379,17 +395,19 @@ def test_the_oldest_cuts_are_forgotten() -> None:
 def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
     groups = Groups(lambda n: 0)
     groups.begin()
-    who = Member(0, 1, 1)
+    who = GroupConsumer(0, 1, 1)
     given = groups.join(who, VIRTUAL, ConsumeTerms(group="g"), (A, B, C), (GREW,))
-    assert {order.seat.queue: order.bounds.stop for order in given} == {A: None, B: None, C: 0}
+    assert {order.assignment.queue: order.bounds.stop for order in given} == {A: None, B: None, C: 0}
     assert groups.overdue(VIRTUAL, 10.0, 500) == ([], [])
     given_up, orders = groups.overdue(VIRTUAL, 10.5, 500)
     assert given_up == ["g"]
-    assert {(order.kind, order.seat.queue, order.bounds) for order in orders} == {(BOUND, q, FREE) for q in (A, B, C)}
+    assert {(order.kind, order.assignment.queue, order.bounds) for order in orders} == {
+        (BOUND, q, FREE) for q in (A, B, C)
+    }
 
 
 def test_who_reads_one_shard_for_good_is_not_bound() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    (order,) = groups.join(Member(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,))
-    assert (order.seat.queue, order.bounds) == (C, FREE)
+    (order,) = groups.join(GroupConsumer(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,))
+    assert (order.assignment.queue, order.bounds) == (C, FREE)

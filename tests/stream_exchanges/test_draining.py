@@ -52,7 +52,10 @@ def test_where_nothing_happens_looks_become_rare() -> None:
 
 
 class World:
-    """One draining queue that is empty, and front doors that say in turn whether what they had routed has arrived."""
+    """One empty draining queue, and front doors.
+
+    The front doors say in turn whether their routed messages have arrived.
+    """
 
     def __init__(self, arrived: list[bool]) -> None:
         self.catalog = Catalog()

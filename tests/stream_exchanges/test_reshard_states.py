@@ -1,4 +1,4 @@
-"""The tables of reshard states are what their drawing says, and every walk over them comes to an end."""
+"""The tables of reshard states are as drawn, and every walk over them comes to an end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_event_that_comes_twice_changes_nothing_more(held: int, event: Event)
     assert states.changed_by(event, [queue(held)]) == ([once] if once != queue(held) else [])
 
 
-def test_a_queue_is_open_again_after_all_events_in_order_or_when_it_is_called_off_before_the_bindings_change() -> None:
+def test_a_queue_is_open_again_after_all_events_or_when_it_is_called_off_early() -> None:
     held = OPEN
     for event in (Event.HOLD_BACK, Event.SHARD_HOLDS_BACK, Event.REBIND, Event.SETTLED):
         called_off = HOLDS.get((held, Event.CALL_OFF), held)

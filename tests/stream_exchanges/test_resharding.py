@@ -1,7 +1,7 @@
 """Test that the order of keys survives a change of the number of shards.
 
-Messages between processes may be late or come twice, and processes may die. The first deliveries of each key come in
-order, and all messages come in the end.
+Messages between processes may be late or come twice, and processes may die. The first deliveries of
+each key come in order, and all messages come in the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Kept:
 
 
 class Play(ReshardingPlay):
-    """Controller, a front door with a copy of its own, shards and a consumer; one thing happens at a time."""
+    """A controller, a front door with its own copy, shards and a consumer.
+
+    One thing happens at a time.
+    """
 
     def __init__(self, seed: int, kind: str, shards: int) -> None:
         super().__init__(seed)

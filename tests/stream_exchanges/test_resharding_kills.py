@@ -1,4 +1,7 @@
-"""The number of shards changes under load, up and down, while processes die: each key stays in order, nothing lacks."""
+"""The number of shards changes under load while processes die.
+
+Each key stays in order, and no message is lost.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +193,10 @@ async def test_shards_of_a_cleared_policy_drain_into_one_in_order(
 
 
 async def _with_a_stuck_key(sharded: Sharded, wait_s: float, **arguments: Any) -> dict[str, Any]:
-    """Change the number of shards while a consumer keeps a message; return what is reported of the change then."""
+    """Change the number of shards while a consumer keeps a message.
+
+    Return the report about the change.
+    """
     await sharded.declare("x-consistent-hash", 2, **arguments)
     connection = await aio_pika.connect(sharded.broker.url)
     try:
@@ -222,4 +228,5 @@ async def test_a_plan_says_what_would_move(broker: RealBroker, name: str) -> Non
     planned = await sharded.ask("POST", "/plan", {"number": 4})
     assert planned["share_moving"] == 0.5
     assert (planned["shards"], planned["new_shards"], len(planned["coming"]), planned["going"]) == (2, 4, 2, [])
-    assert sum(queue["bound"] for queue in (await sharded.ask())["queues"]) == 2  # nothing has happened
+    # nothing has happened
+    assert sum(queue["bound"] for queue in (await sharded.ask())["queues"]) == 2

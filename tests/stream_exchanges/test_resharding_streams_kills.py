@@ -1,7 +1,7 @@
 """Test readers of a stream exchange whose number of shards changes under load, while processes die.
 
-A reader of all shards gets the new messages of each key in order, and all messages in the end, from whatever offset it
-starts.
+A reader of all shards gets the new messages of each key in order, and all messages in the end, from
+whatever offset it starts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ HAS_WITHIN_S = 15.0
 class Read(Ledger):
     """The messages that one group has seen.
 
-    When the connection of the group is lost, reading goes back, and stored positions may lag behind. So a message that
-    comes again need not be marked as redelivered.
+    When the connection of the group is lost, reading goes back, and stored positions may lag
+    behind. So a message that comes again need not be marked as redelivered.
     """
 
     def delivered(self, who: str, key: str, number: int, redelivered: bool) -> None:
@@ -47,9 +47,12 @@ class Read(Ledger):
 
 
 class Reader:
-    """A consumer of all shards from the first message on, which reconnects whenever its connection is lost.
+    """A consumer of all shards from the first message on.
 
-    With a group it shares the shards with other consumers, and goes on behind the messages that the group has settled.
+    It reconnects whenever its connection is lost.
+
+    With a group it shares the shards with other consumers, and goes on behind the messages that the
+    group has settled.
     """
 
     def __init__(self, broker: RealBroker, exchange: str, read: Read, group: str = "", pause_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Stream exchanges: the shard queues follow what arguments and policies say, and no message ever finds no shard."""
+"""The shard queues follow arguments and policies, and every message finds a shard."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def stream(index: int, exchange: str = "e") -> str:
     return f"stream: {exchange} - {NODE} - {index}"
 
 
-# -- made by arguments ------------------------------------------------------------------------------------
+# -- made by arguments -----------------------------------------------------------------------------
 
 
 @pytest.mark.row("E2.3", "E2.4", "E2.5")
@@ -250,7 +250,7 @@ def reversed_queues(changes: list[AnyChange]) -> list[AnyChange]:
     return [next(queues) if isinstance(change, QueuePut) else change for change in changes]
 
 
-# -- made by a policy, as rabbitmq_sharding --------------------------------------------------------------
+# -- made by a policy, as rabbitmq_sharding --------------------------------------------------------
 
 
 @pytest.mark.row("E2.22", "E2.1", "E2.2", "E2.3")
@@ -458,7 +458,7 @@ def test_a_limit_of_the_vhost_leaves_a_policy_with_fewer_shards_and_says_so() ->
     assert len(decision.notes) == 2
 
 
-# -- made by a definition, as the plugin before it ------------------------------------------------------
+# -- made by a definition, as the plugin before it -------------------------------------------------
 
 
 def parameter(world: World, component: str, name: str, value: Any) -> Decision:
@@ -526,7 +526,7 @@ def test_exchanges_of_one_name_in_two_vhosts_are_two() -> None:
     assert len(world.catalog.vhosts["other"].shard_queues("e")) == 3
 
 
-# -- at the start, and beside other queues --------------------------------------------------------------
+# -- at the start, and beside other queues ---------------------------------------------------------
 
 
 @pytest.mark.row("E2.5", "K11")
@@ -577,7 +577,7 @@ def test_an_exclusive_queue_is_nobody_elses_shard() -> None:
     assert decision.notes
 
 
-# -- any history ------------------------------------------------------------------------------------------
+# -- any history -----------------------------------------------------------------------------------
 
 NUMBERS = st.sampled_from([1, 2, 3, 5, "auto"])
 STEPS = st.one_of(

@@ -1,4 +1,7 @@
-"""Stream exchanges over a whole broker: made in each way, seen everywhere, changed and ended without a message lost."""
+"""Test stream exchanges over a whole broker.
+
+They are made in each way, seen everywhere, and changed and ended without loss.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,8 @@ def test_fewer_shards_keep_what_is_in_the_others_until_it_is_taken(
     publish(channel, "e", 100)
     after = shards_of(broker, vhost, "e")
     assert counts(channel, after)[2:] == there[2:]
-    held, _, _ = channel.basic_get(after[2]["name"])  # the last message of a queue may be with a consumer
+    # the last message of a queue may be with a consumer
+    held, _, _ = channel.basic_get(after[2]["name"])
     assert held is not None
     for row in after[2:]:
         while channel.basic_get(row["name"], auto_ack=True)[0] is not None:
@@ -179,7 +183,10 @@ def test_a_deleted_exchange_leaves_its_messages_until_they_are_taken_or_says_del
 
 
 async def test_a_refused_message_is_the_one_that_is_nacked(broker: RealBroker, name: str) -> None:
-    """Messages of many keys in one read go to their queues in another order; their confirms name the right ones."""
+    """Messages of many keys in one read go to their queues in another order.
+
+    Their confirms name the right ones.
+    """
     connection = await aio_pika.connect(broker.url)
     async with connection:
         channel = await connection.channel(publisher_confirms=True)
@@ -255,7 +262,8 @@ def test_after_a_restart_the_set_is_whole_and_every_key_goes_where_it_went(tmp_p
         publish(channel, "e", 100)
         channel.queue_delete(f"sharding: e - {NODE} - 4")
         before = shards_of(broker, "/", "e")
-        assert [row["index"] for row in before] == [0, 1, 2, 3, 4]  # the one deleted is made anew at once
+        # the one deleted is made anew at once
+        assert [row["index"] for row in before] == [0, 1, 2, 3, 4]
         assert channel.queue_declare(f"sharding: e - {NODE} - 4", passive=True).method.message_count == 0
         owners = {key: owner(broker, key) for key in map(str, range(30))}
         connection.close()

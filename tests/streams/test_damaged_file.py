@@ -1,4 +1,7 @@
-"""A bit that flipped in a sealed file of a stream: its messages are lost, all others come, and everybody is told."""
+"""A bit flipped in a sealed file of a stream: its messages are lost, and all others come.
+
+Everybody is told.
+"""
 
 from __future__ import annotations
 

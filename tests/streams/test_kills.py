@@ -1,6 +1,7 @@
 """Test a stream whose shard is killed while the stream is written to and read.
 
-No confirmed message is lost, nobody reads a message that is lost later, and readers go on where they were.
+No confirmed message is lost, nobody reads a message that is lost later, and readers go on where
+they were.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ KILLS = 4
 
 
 class Reader:
-    """All it gets, in order: (offset, body, redelivered); acknowledges all but every `keep`-th for a while."""
+    """A reader that keeps (offset, body, redelivered) in order.
+
+    It leaves every `keep`-th message unacknowledged for a while.
+    """
 
     def __init__(self, lag: int = 0) -> None:
         self.got: list[tuple[int, bytes, bool]] = []
@@ -43,8 +47,8 @@ class Reader:
     def check(self, confirmed: list[bytes]) -> None:
         """Check what the reader has got.
 
-        No offset stands for two messages, and offsets have no gap. Only messages that were outstanding at a kill come
-        again, marked as redelivered. All confirmed messages were read.
+        No offset stands for two messages, and offsets have no gap. Only messages that were
+        outstanding at a kill come again, marked as redelivered. All confirmed messages were read.
         """
         bodies: dict[int, bytes] = {}
         high = -1
@@ -85,7 +89,10 @@ async def test_readers_go_on_where_they_were_when_the_shard_of_a_stream_dies(bro
 async def test_a_named_reader_goes_on_though_the_shard_was_killed_and_the_reader_too(
     broker: RealBroker, name: str
 ) -> None:
-    """Its position is on the disk at most about a second later: nothing is left out, a little may come again."""
+    """Its position is on the disk within about a second.
+
+    No message is left out, a few may come again.
+    """
     async with connected(broker) as connection:
         channel = await connection.channel()
         queue = await channel.declare_queue(name, durable=True, arguments=STREAM)
@@ -125,7 +132,10 @@ def _into(found: set[bytes]) -> Any:
 async def test_a_binding_that_asks_for_what_was_kept_gets_it_though_shards_die_meanwhile(
     broker: RealBroker, name: str
 ) -> None:
-    """Nothing that was confirmed is missing in any of the queues, whenever the shards died; some may come twice."""
+    """No confirmed message is missing in a queue, whenever shards died.
+
+    Some may come twice.
+    """
     async with connected(broker) as connection:
         channel = await connection.channel()
         arguments = {"x-persist-messages": 1_000_000}

@@ -1,7 +1,7 @@
 """Test readers of streams as clients see them.
 
-A reader that comes again goes on at the first message that it has not acknowledged. It never has more messages at a
-time than its prefetch, however many streams are behind the name.
+A reader that comes again goes on at the first message that it has not acknowledged. It never has
+more messages at a time than its prefetch, however many streams are behind the name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def stream(connection: pika.BlockingConnection, name: str) -> Iterator[str]:
 
 @pytest.fixture
 def exchange(connection: pika.BlockingConnection, name: str) -> Iterator[Callable[[int], BlockingChannel]]:
-    """Yield a function that declares the stream exchange with a number of streams; its channel is for publishing."""
+    """Yield a function that declares the stream exchange with a number of streams.
+
+    Its channel is for publishing.
+    """
     channel = connection.channel()
     channel.confirm_delivery()
 
@@ -147,7 +150,10 @@ def test_a_group_goes_on_at_what_a_member_gave_back_behind_its_cancel(
 def test_what_the_client_puts_back_by_itself_when_it_cancels_comes_again(
     broker: RealBroker, connection: pika.BlockingConnection, stream: str
 ) -> None:
-    """The iterator of pika rejects what it was given and has not handed out, and what arrives during the cancel."""
+    """pika's iterator rejects messages that it has not handed out.
+
+    It rejects messages that arrive during the cancel too.
+    """
     channel = connection.channel()
     channel.confirm_delivery()
     for number in range(40):

@@ -1,4 +1,4 @@
-"""Where a consumer of a stream goes on when its shard has died: at the first message it has not settled."""
+"""After the death of a shard, a consumer goes on at its first unsettled message."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ STEPS = st.lists(
 
 
 class Life:
-    """A shard's side, and what a client holds, in lists. Offsets between deliveries were passed over by a filter.
+    """A shard's side, and what a client holds, in lists.
 
-    Of what was settled behind the first delivery that is not, some may come again: only that one's number is told.
+    Offsets between deliveries were passed over by a filter.
+
+    Of what was settled behind the first delivery that is not, some may come again: only that one's
+    number is told.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""A stream of a shard: readable and confirmed after its sync and never before; its files go when no sync has them."""
+"""A stream is readable and confirmed after its sync.
+
+Its files go when no sync has them.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +63,10 @@ class Bench:
         self.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, kind, first, last)]), 1000)
 
     def sync(self) -> None:
-        sync = self.shard.begin_sync()
+        sync = self.shard.syncs.begin()
         assert sync is not None
         sync.run()
-        self.shard.sync_ended()
+        self.shard.syncs.end()
 
     def turn(self, peer: int = 0) -> list[Any]:
         return [read(joined(o.message)) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
@@ -75,12 +78,12 @@ def test_a_message_of_a_stream_is_confirmed_and_read_after_its_sync() -> None:
     assert bench.turn() == [m.AttachedAt(50, 0)]
     bench.publish(1, count=3)
     assert bench.turn() == []
-    first = bench.shard.begin_sync()
+    first = bench.shard.syncs.begin()
     assert first is not None
     bench.publish(1)
     assert bench.turn() == []
     first.run()
-    bench.shard.sync_ended()
+    bench.shard.syncs.end()
     assert bench.turn() == [("deliver", [(1, 1, False, 3)]), ("confirmed", 1, [])]
     bench.sync()
     assert bench.turn() == [("deliver", [(1, 4, False, 1)]), ("confirmed", 2, [])]
@@ -177,13 +180,13 @@ def test_a_stream_deleted_during_a_sync_goes_with_its_end() -> None:
     bench = Bench()
     bench.attach()
     bench.publish(1)
-    sync = bench.shard.begin_sync()
+    sync = bench.shard.syncs.begin()
     assert sync is not None
     bench.tell(m.DeleteQueue(60, 1), m.CONTROLLER, 3)
     assert m.Cancelled(1) in bench.turn()
     assert any(name.startswith("stream.1/") for name in bench.home.files.names)
     sync.run()
-    bench.shard.sync_ended()
+    bench.shard.syncs.end()
     assert not any(name.startswith("stream.1/") for name in bench.home.files.names)
     assert bench.turn() == [("confirmed", 1, [])]
 
@@ -193,13 +196,13 @@ def test_a_stream_purged_during_a_sync_is_empty_with_its_end() -> None:
     bench.publish(1, count=2)
     bench.sync()
     bench.publish(1)
-    sync = bench.shard.begin_sync()
+    sync = bench.shard.syncs.begin()
     assert sync is not None
     bench.tell(m.Purge(61, 1))
     bench.tell(m.Purge(62, 1))
     assert bench.turn() == [("confirmed", 1, [])], "the messages are there until the sync ends"
     sync.run()
-    bench.shard.sync_ended()
+    bench.shard.syncs.end()
     assert bench.turn() == [m.Done(61, 2), m.Done(62, 0), ("confirmed", 2, [])]
     assert bench.shard.queues[1].backlog.ready_count == 0
     bench.publish(1)
@@ -217,14 +220,14 @@ def test_a_purge_of_a_stream_that_finds_the_disk_full_is_refused_and_nothing_goe
     sync = None
     if in_sync:
         bench.publish(1, wanted=NOBODY_WAITS)
-        sync = bench.shard.begin_sync()
+        sync = bench.shard.syncs.begin()
         assert sync is not None
     bench.home.files.no_inodes = True
     bench.tell(m.Purge(61, 1))
     if sync is not None:
         assert bench.turn() == []
         sync.run()
-        bench.shard.sync_ended()
+        bench.shard.syncs.end()
     [refused] = bench.turn()
     assert isinstance(refused, m.Refused)
     assert (refused.request, refused.code) == (61, m.NO_ROOM)
@@ -241,12 +244,12 @@ def test_a_purge_of_a_stream_that_finds_the_disk_full_is_refused_and_nothing_goe
 def test_a_stream_deleted_while_a_purge_waits_for_a_sync_answers_the_purge() -> None:
     bench = Bench()
     bench.publish(1)
-    sync = bench.shard.begin_sync()
+    sync = bench.shard.syncs.begin()
     assert sync is not None
     bench.tell(m.Purge(61, 1))
     bench.tell(m.DeleteQueue(60, 1), m.CONTROLLER, 3)
     sync.run()
-    bench.shard.sync_ended()
+    bench.shard.syncs.end()
     assert m.Done(61, 0) in bench.turn()
 
 
@@ -256,7 +259,10 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
     bench = Bench()
 
     def said(first: int, size: int) -> list[Any]:
-        """Publish 3 messages from the sequence `first` on, with confirm numbers 11 to 13; return what is confirmed."""
+        """Publish 3 messages from `first` on with the confirm numbers 11 to 13.
+
+        Return the confirmed ones.
+        """
         bench.batch += 1
         packer = packing.Packer(1)
         stored = b"".join(lives.message(b"p", first + i, size) for i in range(3))
@@ -264,9 +270,10 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
         data = packer.take(0, 0, 5, EPOCH, bench.batch, True)
         assert data is not None
         bench.shard.receive(data, 1000)
-        if (sync := bench.shard.begin_sync()) is not None:  # None: what is repeated is on stable storage
+        # None: what is repeated is on stable storage
+        if (sync := bench.shard.syncs.begin()) is not None:
             sync.run()
-            bench.shard.sync_ended()
+            bench.shard.syncs.end()
         sent = [joined(message) for _, message in bench.shard.turn_end(1000)]
         confirmed = [one for one in sent if envelope.read(one).kind == m.CONFIRMED]
         return [told for one in confirmed for told in envelope.read_confirmed(one)[1]]
@@ -282,7 +289,7 @@ def test_a_full_disk_refuses_what_is_for_a_stream() -> None:
     bench = Bench()
     bench.home.files.bytes_max = 1
     bench.publish(1)
-    assert bench.shard.alarm == m.LOW_ON_DISK
+    assert bench.shard.registry.alarm == m.LOW_ON_DISK
     assert bench.turn()[-1] == ("confirmed", 1, [(9, 1, 0, 0)])
 
 
@@ -350,8 +357,8 @@ def test_how_far_a_name_has_come_elsewhere_is_kept_and_outlives_the_shard() -> N
     ]:
         bench.tell(place, m.CONTROLLER, 3)
     assert bench.turn(m.CONTROLLER) == [m.Done(60), m.Done(61), m.Done(62)]
-    bench.shard.want_sync()
-    assert bench.shard.begin_sync() is None, "nothing but positions, which nobody waits for"
+    bench.shard.syncs.want()
+    assert bench.shard.syncs.begin() is None, "nothing but positions, which nobody waits for"
     again = Bench(bench.home)
     assert again.shard.streams.stats([1])[0].positions == {"spark": 3}
     again.attach(name="spark")

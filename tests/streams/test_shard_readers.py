@@ -1,8 +1,8 @@
 """Test readers of streams, from the requests of a client to the positions in the log.
 
-Messages are acknowledged and given back, and consumers are cancelled, closed or killed, in any order. A name goes on at
-the lowest offset that nobody has acknowledged under this name. A consumer never has more unacknowledged messages than
-its prefetch, and never fewer while there are messages.
+Messages are acknowledged and given back, and consumers are cancelled, closed or killed, in any
+order. A name goes on at the lowest offset that nobody has acknowledged under this name. A consumer
+never has more unacknowledged messages than its prefetch, and never fewer while there are messages.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Life:
         )
 
     def read_named(self) -> None:
-        """Under one name by one reader, and after its cancel by another while the first holds messages."""
+        """Read under one name, then by another reader while the first one holds messages."""
         if not any("named" in channel.consuming.consumers for channel in self.world.channels.values()):
             self.world.consume(self.key(), "stream 0", "named", self.random.choice(PREFETCHES), **NAMED)
 
@@ -117,7 +117,7 @@ class Life:
             self.world.end()
 
     def drain(self) -> None:
-        """All leave, and whoever comes under a name gets all that nobody has acknowledged under it."""
+        """Let all readers leave; new ones get all that is unacknowledged under their names."""
         world = self.world
         self.come_back()
         for key in KEYS:
@@ -149,7 +149,7 @@ def test_what_is_not_acknowledged_comes_again_and_the_prefetch_is_exact(seed: in
     play(seed)
 
 
-# -- what is broken on purpose must be found ---------------------------------------------------------------------------
+# -- what is broken on purpose must be found -------------------------------------------------------
 
 
 def forgets_what_a_cancelled_reader_gives_back(patch: pytest.MonkeyPatch) -> None:
@@ -216,4 +216,5 @@ def test_a_broker_that(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=r"never came again|at \d+, not|prefetch|while shards"):
         for seed in range(CONVICTED_WITHIN):
             play(seed)
-    # What the seeds before it show is no fault of this broker: the sound one passes them in the test above.
+    # What the seeds before it show is no fault of this broker: the sound one passes them in the
+    # test above.

@@ -1,4 +1,4 @@
-"""A stream gives each of its readers every message that lasts, in order, as often as it asks for it, and no other."""
+"""A stream gives each reader every message that lasts, in order, as often as it asks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ WINDOW = 6000
 
 
 class Told:
-    """An Outlet that takes deliveries apart: (offset, message, redelivered) by reader, and each offset's number."""
+    """An Outlet that takes deliveries apart.
+
+    It keeps (offset, message, redelivered) by reader, and each offset's number.
+    """
 
     def __init__(self) -> None:
         self.got: dict[int, list[tuple[int, bytes, bool]]] = {}
@@ -64,12 +67,14 @@ class History:
         self.told = Told()
         self.readers: dict[int, Reader] = {}
         self.cancelled: set[int] = set()  # readers that get nothing new, and hold something
-        self.due: dict[int, int] = {}  # by reader: the offset it gets next, but for what it gave back
+        # by reader: the offset it gets next, but for what it gave back
+        self.due: dict[int, int] = {}
         self.held: dict[int, dict[int, int]] = {}  # by reader: number, offset
         self.again: dict[int, set[int]] = {}
         self.positions: dict[bytes, int] = {}
         self.ends = [0]  # of the log, now and then
-        self.bounds: dict[int, tuple[int | None, int | None]] = {}  # stop and mark, of readers that have some
+        # stop and mark, of readers that have some
+        self.bounds: dict[int, tuple[int | None, int | None]] = {}
         self.limits = {
             "x-stream-max-segment-size-bytes": SEGMENT_BYTES_MIN,
             **self.random.choice([{}, {}, {"x-max-length-bytes": 9000}, {"x-max-age": "1s"}, {"x-max-length": 50}]),
@@ -82,7 +87,7 @@ class History:
         self.store = DictStore()
         self.queue = StreamQueue(QUEUE, self.store, QueueLog(log), retention_of(self.limits))
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def publish(self) -> None:
         """Publish records of several queues, as a PUBLISH has them."""
@@ -184,7 +189,8 @@ class History:
             self.held[number][delivery] = offset
         self.told.numbers.clear()
         for number, reader in self.readers.items():
-            first = self.queue.log.stream.first_offset  # what was given back and is gone does not come again
+            # what was given back and is gone does not come again
+            first = self.queue.log.stream.first_offset
             self.again[number] = {offset for offset in self.again[number] if offset >= first or offset in reader.again}
             assert len(self.held[number]) <= reader.prefetch
             assert reader.unacked.count == len(self.held[number])
@@ -216,7 +222,8 @@ class History:
     def check_position(self, reader: Reader, is_told: bool = True) -> None:
         """Check that the position of a reader is the first offset that it has not settled.
 
-        `is_told`: the log has been told of it, so the log keeps that position under the name of the reader.
+        `is_told`: the log has been told of it, so the log keeps that position under the name of the
+        reader.
         """
         waiting = [*self.held[reader.number].values(), *self.again[reader.number], reader.offset]
         assert reader.position == min(waiting)
@@ -224,7 +231,10 @@ class History:
             assert self.queue.log.stream.positions.get(reader.name) == reader.position
 
     def cancel(self) -> None:
-        """Cancel a reader: it gets no more messages, but may still settle or give back those it holds."""
+        """Cancel a reader.
+
+        It gets no more messages, but may still settle or give back those it holds.
+        """
         if self.readers:
             number = self.random.choice(list(self.readers))
             reader = self.readers[number]

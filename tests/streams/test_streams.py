@@ -50,7 +50,10 @@ class Stream:
     def read(
         self, least: int, most: int = 1000, tag: str | None = None, ack: bool = True, **arguments: Any
     ) -> list[tuple[int, str]]:
-        """(offset, body) of what a consumer gets: so many are waited for, then until nothing comes any more."""
+        """Return (offset, body) of what a consumer gets.
+
+        It waits for `least` messages, then until none comes for a while.
+        """
         found: list[tuple[int, str]] = []
         wanted = {key.replace("_", "-"): value for key, value in arguments.items()}
 

@@ -24,7 +24,10 @@ _numbers = itertools.count(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses a fixture called `broker`; tests that start one in another way are marked by hand."""
+    """Mark tests that use a fixture called `broker`.
+
+    Tests that start a broker in another way are marked by hand.
+    """
     for item in items:
         if isinstance(item, pytest.Function) and "broker" in item.fixturenames:
             item.add_marker("broker")

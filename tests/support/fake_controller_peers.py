@@ -1,4 +1,7 @@
-"""Front doors and shards as the authority sees them, in memory: they answer at once, or when told to."""
+"""Front doors and shards in memory, as the authority sees them.
+
+They answer at once, or when they are told to.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.support.catalogs import rebuilt
 
 
 class FakeDoors:
-    """One front door with a copy of the catalog. `hold` keeps it from applying until `apply_all`."""
+    """One front door with a copy of the catalog.
+
+    With `hold` it applies changes only in `apply_all`.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self.copy = rebuilt(catalog.version, catalog.changes())
@@ -55,7 +61,10 @@ class FakeDoors:
 
 
 class FakeShards:
-    """Shards that know only which queues they were given. `answer` may be replaced; `hold` keeps replies back."""
+    """Shards that know only their queues.
+
+    `answer` may be replaced; `hold` keeps replies back.
+    """
 
     def __init__(self, count: int = 2) -> None:
         self.count = count

@@ -1,7 +1,8 @@
-"""A broker whose processes may speak another wire version, as after an upgrade that did not restart all of them.
+"""A broker whose processes may speak another wire version.
 
-`python -m tests.support.mixed_broker FLAGS` takes the flags of `python -m shardmq.supervisor FLAGS`. Processes of the
-kind that the file at VARIABLE names, started while it does, speak the next version.
+An upgrade that did not restart all of them leaves a broker like this.
+`python -m tests.support.mixed_broker` takes the flags of `python -m shardmq.supervisor`. Processes
+of the kind that the file at VARIABLE names, started while it does, speak the next version.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MODULES = {
 
 
 def main() -> None:
-    if not sys.argv[-1].startswith("fd:"):  # settings come by a descriptor: else this is the supervisor
+    # settings come by a descriptor: else this is the supervisor
+    if not sys.argv[-1].startswith("fd:"):
         _supervise()
     section = json.loads(os.pread(int(sys.argv[-1].removeprefix("fd:")), 1 << 20, 0))
     kind = "shard" if "shard" in section else "front-door" if "door" in section else "controller"

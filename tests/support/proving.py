@@ -8,5 +8,8 @@ import pytest
 
 
 def proving(rows: str, name: str, *values: Any) -> Any:
-    """Return one set of parameters, called `name`, with the marks of its `rows`, one or more by blanks."""
+    """Return one set of parameters, called `name`, with marks of its `rows`.
+
+    Blanks stand between several rows.
+    """
     return pytest.param(*values, id=name, marks=pytest.mark.row(*rows.split()))

@@ -1,4 +1,4 @@
-"""Which certificate a client is shown, whom its own names, and what is said of files that cannot be used."""
+"""Test which certificate a client is shown, whom its own names, and unusable files."""
 
 from __future__ import annotations
 

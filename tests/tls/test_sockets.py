@@ -1,4 +1,4 @@
-"""TLS behaves as a plain non-blocking socket does: what goes in comes out, and readiness tells the truth."""
+"""A TLS socket behaves as a plain non-blocking socket does, also in its readiness."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_read_leaves_room_for_a_record_that_had_begun_before(pair: Pair) -> No
     assert READ_BYTES > 2 * RECORD_BYTES_MAX
 
 
-# -- before a client is one -------------------------------------------------------------------------------
+# -- before a client is one ------------------------------------------------------------------------
 
 
 class Entrance:

@@ -1,4 +1,6 @@
-"""TLS for clients and operators: who is let in by which certificate, and that all else is as without it.
+"""TLS for clients and operators: certificates decide who is let in.
+
+All else is as without TLS.
 
 The broker listens with a certificate of the tests' own authority and asks clients for theirs.
 """
@@ -167,7 +169,10 @@ class TlsRawClient(RawClient):
         self.sock = secured.trusting(certificate).wrap_socket(self.sock, server_hostname="localhost")
 
     def send_and_hear(self, data: bytes) -> None:
-        """All of `data`, while what comes is taken in. One thread: a TLS connection of OpenSSL's cannot serve two."""
+        """Send all of `data` while answers are taken in.
+
+        One thread does both: a TLS connection of OpenSSL cannot serve two.
+        """
         view = memoryview(data)
         self.sock.setblocking(False)
         while view:

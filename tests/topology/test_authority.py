@@ -1,4 +1,7 @@
-"""The authority: order, one sync for many, answers only when everything is in force, and RabbitMQ's refusals."""
+"""The authority keeps order and makes one sync for many changes.
+
+It answers when a change is in force, and has RabbitMQ's refusals.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,8 @@ async def test_no_answer_to_a_declare_of_a_stream_exchange_before_its_shards_are
         await asyncio.sleep(0)
     await turn()
     assert not asking.done()
-    assert len(world.doors.copy.vhosts["/"].shard_queues("e")) == 5  # where publishes wait for their shard
+    # where publishes wait for their shard
+    assert len(world.doors.copy.vhosts["/"].shard_queues("e")) == 5
     world.shards.release()
     assert (await asking).code == 0
     assert len(world.shards.queues) == 5
@@ -392,7 +396,7 @@ async def test_what_was_answered_is_there_after_a_restart(world: World, tmp_path
     copy.close()
 
 
-# -- policies --------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 def policy(definition: dict[str, Any], component: str = "policy", pattern: str = "^q") -> ParameterPut:
@@ -515,7 +519,7 @@ async def test_a_request_that_nobody_foresaw_is_the_only_one_that_fails(
     assert world.agree()
 
 
-# -- queues that go by themselves -----------------------------------------------------------------------
+# -- queues that go by themselves ------------------------------------------------------------------
 
 
 class Leaving(World):
@@ -552,7 +556,8 @@ class Leaving(World):
         while not all(task.done() for task in [*self.declared, *self.deletes]):
             self.shards.release()
             await asyncio.sleep(0)
-        # A removal may still be on its way to the disk. What is asked behind it is answered behind it.
+        # A removal may still be on its way to the disk. What is asked behind it is answered behind
+        # it.
         await self.ask(Unbind("/", "amq.topic", "queue", "no", "k", {}))
 
 

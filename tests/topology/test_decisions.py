@@ -1,7 +1,7 @@
 """Test the decisions on changes of the catalog.
 
-A large removal is done in small steps, so that front doors carry messages between them. Many binds requested at once
-have the same result as the same binds one after the other.
+A large removal is done in small steps, so that front doors carry messages between them. Many binds
+requested at once have the same result as the same binds one after the other.
 """
 
 from __future__ import annotations

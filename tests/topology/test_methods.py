@@ -9,8 +9,8 @@ import pytest
 from pamqp import base, commands
 
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
-from shardmq.broker.front_door.consume.rewinding import HistoryBinding
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, ShardOf
 from shardmq.broker.routing import keeping
@@ -22,6 +22,7 @@ from shardmq.broker.shared.control import (
     QueueRemove,
     VirtualLook,
 )
+from shardmq.shardd.wire import messages as wire
 from tests.topology.topology_play import MINE, PLAIN, SOURCE, THEIRS, Driver, FakeChannel, FakeSession
 
 Exchange, Queue = commands.Exchange, commands.Queue
@@ -49,7 +50,7 @@ def refused(session: FakeSession, method: base.Frame, channel: FakeChannel | Non
     return error.code, error.text
 
 
-# -- what is asked and answered -------------------------------------------------------------------------
+# -- what is asked and answered --------------------------------------------------------------------
 
 
 def test_every_field_of_a_declare_reaches_the_controller() -> None:
@@ -115,13 +116,14 @@ def test_an_empty_queue_name_means_the_queue_declared_last() -> None:
 def test_line_breaks_fall_out_of_names() -> None:
     session = FakeSession()
     queue, exchange = Queue.Declare(), Exchange.Declare()
-    queue.queue, exchange.exchange = "a\r\nb", "c\nd"  # as they come from the wire; the constructors refuse them
+    # as they come from the wire; the constructors refuse them
+    queue.queue, exchange.exchange = "a\r\nb", "c\nd"
     done(session, queue)
     done(session, exchange)
     assert [request.name for request in session.catalog_link.asked] == ["ab", "cd"]  # type: ignore[union-attr]
 
 
-# -- what is refused, in which words ------------------------------------------------------------------------
+# -- what is refused, in which words ---------------------------------------------------------------
 
 NO_LAST = (404, "no previously declared queue")
 DEFAULT = (403, "operation not permitted on the default exchange")
@@ -266,15 +268,24 @@ def decided(session: FakeSession, method: base.Frame) -> Any:
     return methods.decide(session, session.catalog, "", method)
 
 
+def reply_to(steps: Any, answer: Any) -> Any:
+    """Return the reply that the last answer leads to."""
+    with pytest.raises(StopIteration) as end:
+        steps.send(answer)
+    return end.value.value
+
+
 def test_a_virtual_queue_counts_its_shard_queues_and_each_consumer_once() -> None:
     session = FakeSession(STREAM, *SHARDS)
-    ask = decided(session, Queue.Declare(queue="s", passive=True))
-    assert ask.requests == [VirtualLook("/", "s")]
-    count = ask.then([Answer(1, result={"seats": 4, "consumers": 2})])
-    assert count.queues == SHARDS
-    reply = count.then([(5, 3), (6, 2)])  # one consumer of a shard queue by its own name
+    found = []
+    for first in (5, 3), None:  # one consumer of a shard queue by its own name
+        steps = decided(session, Queue.Declare(queue="s", passive=True))
+        assert next(steps).requests == [VirtualLook("/", "s")]
+        assert steps.send([Answer(1, result={"seats": 4, "consumers": 2})]).queues == SHARDS
+        found.append(reply_to(steps, [first, (6, 2)]))
+    reply, without = found
     assert (reply.queue, reply.message_count, reply.consumer_count) == ("s", 11, 3)
-    assert count.then([None, (6, 2)]).message_count == 6
+    assert without.message_count == 6
 
 
 @pytest.mark.parametrize(
@@ -288,14 +299,15 @@ def test_a_virtual_queue_is_deleted_only_if_all_shard_queues_may_go(
     condition: str, counts: list[tuple[int, int] | None], text: str
 ) -> None:
     session = FakeSession(STREAM, *SHARDS)
-    count = decided(session, Queue.Delete(queue="s", **{condition: True}))
+    refused_steps, steps = [decided(session, Queue.Delete(queue="s", **{condition: True})) for _ in range(2)]
+    assert next(refused_steps).queues == next(steps).queues == SHARDS
     with pytest.raises(checks.Refusal) as refused:
-        count.then(counts)
+        refused_steps.send(counts)
     assert (refused.value.code, refused.value.text) == (406, text)
-    ask = count.then([(0, 0) if condition == "if_empty" else (1, 0), None])
+    ask = steps.send([(0, 0) if condition == "if_empty" else (1, 0), None])
     conditions = condition == "if_unused", condition == "if_empty"
     assert ask.requests == [QueueRemove("/", each.name, *conditions) for each in SHARDS]
-    assert ask.then([Answer(1, result={"messages": 3}), Answer(1)]).message_count == 3
+    assert reply_to(steps, [Answer(1, result={"messages": 3}), Answer(1)]).message_count == 3
 
 
 def test_a_virtual_queue_is_deleted_and_purged_with_all_its_messages() -> None:
@@ -332,7 +344,7 @@ def test_a_queue_bound_to_an_exchange_that_keeps_messages_gets_its_history_first
     recent = ExchangePut("/", "r", "x-recent-history")
     session = FakeSession(PLAIN, MINE, THEIRS, recent, QueuePut("/", keeping.queue_name("r"), 9, 0))
     assert done(session, Queue.Bind(queue="q", exchange="r", routing_key="k")).name == "Queue.BindOk"
-    assert session.rewinding.bindings == [HistoryBinding("/", "r", "q", "k", {})]
+    assert session.shards.asked == [wire.InspectStream(1, 9, PLAIN.id, 0, 0)] * 2  # before and after the bind
     assert session.catalog_link.asked == [Bind("/", "r", "queue", "q", "k", {})]
     assert refused(session, Queue.Bind(queue="theirs", exchange="r")) == LOCKED
     assert refused(session, Queue.Bind(queue="missing", exchange="r"))[0] == 404
@@ -341,13 +353,14 @@ def test_a_queue_bound_to_an_exchange_that_keeps_messages_gets_its_history_first
 def test_a_reply_queue_has_a_name_that_nobody_guesses() -> None:
     async def scenario() -> None:
         session = FakeSession()
-        first, second = [await reply_queue.open_reply_queue(session, session.catalog_link) for _ in range(2)]
+        runner = StepRunner(session.catalog_link, session.shards)  # type: ignore[arg-type]
+        first, second = [await runner.run(reply_queue.open_reply_queue(session), session) for _ in range(2)]
         assert first.name != second.name
         assert checks.is_reply_queue(first.name) and len(first.name) > 60
-        await reply_queue.close_reply_queue(session, session.catalog_link, first.name)
+        await runner.run(reply_queue.close_reply_queue(session, first.name), session)
         assert session.catalog.queue("/", first.name) is None
         session.catalog_link._do = lambda request: Answer(1, 506, "no")  # type: ignore[method-assign]
         with pytest.raises(checks.Refusal):
-            await reply_queue.open_reply_queue(session, session.catalog_link)
+            await runner.run(reply_queue.open_reply_queue(session), session)
 
     asyncio.run(scenario())

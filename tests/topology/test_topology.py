@@ -19,8 +19,8 @@ from tests.support.real_broker import RealBroker, wait_until
 def make(client: RawClient, name: str) -> None:
     """Declare queues and an exchange by the channels 1 and 3.
 
-    Channel 1 declares a queue with a consumer, an exchange of the same name, a binding by the key "k" and a queue
-    "full-...". Channel 3 publishes a message to "full-...".
+    Channel 1 declares a queue with a consumer, an exchange of the same name, a binding by the key
+    "k" and a queue "full-...". Channel 3 publishes a message to "full-...".
     """
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_in_rabbitmqs_words(
     client.ask(1, Exchange.Delete(exchange=name), Exchange.DeleteOk)
 
 
-# -- exchanges ------------------------------------------------------------------------------------------
+# -- exchanges -------------------------------------------------------------------------------------
 
 
 @pytest.mark.row("A3.1", "A3.2", "A3.3", "A3.6")
@@ -157,7 +157,8 @@ def test_exchanges_are_bound_and_unbound_as_queues_are(client: RawClient, name: 
 @pytest.mark.row("A3.8")
 def test_an_auto_delete_exchange_goes_with_the_last_binding_from_it(client: RawClient, name: str) -> None:
     client.ask(1, Exchange.Declare(exchange=name, exchange_type="fanout", auto_delete=True), Exchange.DeclareOk)
-    client.ask(1, Exchange.Declare(exchange=name, passive=True), Exchange.DeclareOk)  # it had none yet
+    # it had none yet
+    client.ask(1, Exchange.Declare(exchange=name, passive=True), Exchange.DeclareOk)
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     for key in ("a", "b"):
         client.ask(1, Queue.Bind(queue=name, exchange=name, routing_key=key), Queue.BindOk)
@@ -180,7 +181,10 @@ def test_nobody_publishes_to_an_internal_exchange(client: RawClient, name: str) 
 @pytest.mark.row("A3.10")
 def test_line_breaks_fall_out_of_names(client: RawClient, name: str) -> None:
     def broken(what: base.Frame) -> bytes:
-        """Return a method with line breaks in names, which the client library would not write itself."""
+        """Return a method with line breaks in names.
+
+        The client library would not write it itself.
+        """
         return method(1, what).replace(b"::", b"\r\n")
 
     client.send(broken(Queue.Declare(queue=f"{name}::", exclusive=True)))
@@ -194,7 +198,7 @@ def test_line_breaks_fall_out_of_names(client: RawClient, name: str) -> None:
     client.ask(1, Exchange.Delete(exchange=name), Exchange.DeleteOk)
 
 
-# -- queues ---------------------------------------------------------------------------------------------
+# -- queues ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.row("A4.1", "A4.3")
@@ -222,7 +226,8 @@ def test_the_broker_names_a_queue_and_no_name_means_the_last(client: RawClient, 
     assert client.ask(1, Queue.Purge(queue=""), Queue.PurgeOk).message_count == 1
     client.ask(1, Exchange.Delete(exchange=name), Exchange.DeleteOk)
     client.send(method(1, Queue.Declare(queue="", passive=True)))
-    assert client.expect(Channel.Close).reply_text == "NOT_FOUND - no queue '' in vhost '/'"  # passive: not the last
+    # passive: not the last
+    assert client.expect(Channel.Close).reply_text == "NOT_FOUND - no queue '' in vhost '/'"
 
 
 @pytest.mark.row("A4.4")

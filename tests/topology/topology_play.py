@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
-from shardmq.broker.front_door.consume import rewinding
 from shardmq.broker.front_door.links.catalog_requests import Reply
-from shardmq.broker.front_door.topology import pipeline, steps
-from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.front_door.topology import pipeline
+from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
     BindingPut,
@@ -34,13 +34,17 @@ from shardmq.broker.shared.control import (
     QueueDeclare,
     QueueRemove,
 )
+from shardmq.shardd.wire import messages as wire
 
 Exchange, Queue = commands.Exchange, commands.Queue
 EVERYTHING = PermissionPut("/", "u", ".*", ".*", ".*")
 
 
 class FakeController:
-    """Applies what it is asked when told to, in order; as the controller does, without its checks but for existence."""
+    """Applies requests in order when it is told to.
+
+    It makes no checks but for existence.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
@@ -101,22 +105,24 @@ class FakeController:
 
 
 class FakeShards:
+    """Shards whose streams are empty."""
+
+    def __init__(self) -> None:
+        self.asked: list[wire.Message] = []
+        self.told: list[wire.Message] = []
+
+    async def ask(self, shard: int, make: Callable[[int], wire.Message]) -> wire.Control:
+        self.asked.append(make(1))
+        return wire.StreamInspected(1, 0, 0, 0, 0)
+
+    def tell(self, shard: int, what: wire.Message) -> None:
+        self.told.append(what)
+
     async def count_if_there(self, queue: QueuePut) -> tuple[int, int] | None:
         return None if queue.name == "leaving" else (5, 2)
 
     async def purge(self, queue: QueuePut) -> int:
         return 4
-
-
-class FakeRewinding:
-    def __init__(self) -> None:
-        self.bindings: list[rewinding.HistoryBinding] = []
-
-    async def bind(
-        self, vhost: Vhost, binding: rewinding.HistoryBinding, bind: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        self.bindings.append(binding)
-        return await bind()
 
 
 class FakeSession:
@@ -129,8 +135,7 @@ class FakeSession:
         for change in (VhostPut("/"), UserPut("u", ""), EVERYTHING, *changes):
             self.catalog.apply(change)
         self.catalog_link = FakeController(self.catalog)
-        self.shards: steps.ShardQueries = FakeShards()
-        self.rewinding: Any = FakeRewinding()
+        self.shards: Any = FakeShards()
 
 
 class FakeChannel:
@@ -156,7 +161,8 @@ class Driver:
         self.idle = 0
         self.pipeline = pipeline.Pipeline(
             session,
-            session,
+            session.catalog_link,  # type: ignore[arg-type]
+            StepRunner(session.catalog_link, session.shards),  # type: ignore[arg-type]
             channel or FakeChannel(),
             say=self._say,
             idle=self._idle,

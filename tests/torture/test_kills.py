@@ -1,4 +1,7 @@
-"""The broker's promises through many rounds of kill -9, under load, with one ledger over all of them."""
+"""The broker keeps its promises through many rounds of kill -9 under load.
+
+One ledger covers all rounds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A transactional channel: nothing leaves before commit, everything leaves at commit, in order; rollback forgets."""
+"""Nothing of a transaction leaves before its commit, and everything leaves then, in order.
+
+A rollback forgets it.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def test_commit_and_rollback_need_a_transactional_channel(method_id: int) -> Non
     assert (refused.value.code, refused.value.method_id) == (406, method_id)
 
 
-# -- a commit that waits ----------------------------------------------------------------------------------------------
+# -- a commit that waits ---------------------------------------------------------------------------
 
 EPOCH = 7
 
@@ -107,21 +110,21 @@ class Commit:
             consuming=SimpleNamespace(acks=acks),
             loop=SimpleNamespace(schedule_end_of_pass=lambda: None),
         )
-        self.client = SimpleNamespace(services=services)
+        self.client = SimpleNamespace(services=services, session=None)
 
     async def _step(self, name: str, held: Any) -> None:
         assert list(held) == ["publish"]
         await self.steps.setdefault(name, asyncio.get_running_loop().create_future())
 
-    async def reserve(self, client: Any, held: Any) -> Any:
+    async def reserve(self, session: Any, held: Any) -> Any:
         await self._step("reserve", held)
         return SimpleNamespace(end=lambda: self.done.append("freed"))
 
-    async def ask_duplicates(self, client: Any, held: Any, task: Any) -> None:
+    async def ask_duplicates(self, session: Any, held: Any, task: Any) -> None:
         await self._step("ask duplicates", held)
 
     async def commit(
-        self, client: Any, channel: Any, held: Any, answers: Any, reservation: Any, task: Any
+        self, session: Any, channel: Any, held: Any, answers: Any, reservation: Any, task: Any
     ) -> asyncio.Future[bool]:
         await self._step("commit", held)
         self.done.append(held)
@@ -147,7 +150,7 @@ class Commit:
         return self.channel.consuming.first_unsettled(self.consumer, EPOCH)
 
 
-def test_a_reader_that_is_attached_again_while_a_commit_waits_begins_at_what_is_not_settled_yet() -> None:
+def test_a_reader_attached_again_while_a_commit_waits_begins_at_what_is_unsettled() -> None:
     async def run() -> None:
         made = Commit()
         committing = made.begin()

@@ -1,4 +1,7 @@
-"""A transaction that a full queue refuses: 406 for its commit, and nothing of it was done, at any shard."""
+"""A full queue refuses a transaction with 406 for its commit.
+
+Nothing of it was done then, at any shard.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
-from tests.policies.test_policies import Api
 from tests.support.real_broker import RealBroker
+from tests.support.vhosts import Api
 
 FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
 QUEUES = 8  # enough that they lie in both shards

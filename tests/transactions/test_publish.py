@@ -1,4 +1,7 @@
-"""A transaction's publishes are decided about at once, and leave with the commit in steps that return their effects."""
+"""The publishes of a transaction are decided at once.
+
+They leave with the commit in steps that return their effects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A transaction asks for room first: it has it at all shards concerned, or at none when its commit is refused."""
+"""A transaction asks for room first.
+
+It has room at all its shards, or at none when its commit is refused.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,8 @@ def test_a_client_that_goes_while_shards_are_asked_leaves_no_room_behind() -> No
 
     asyncio.run(run())
     assert links.said == [*ASKED, *FREED]
-    assert all(future.cancelled() for future in links.futures)  # so that none is asked again after a restart
+    # so that none is asked again after a restart
+    assert all(future.cancelled() for future in links.futures)
 
 
 def test_a_shard_that_is_away_is_not_asked_again_for_a_transaction_that_was_refused() -> None:

@@ -1,4 +1,7 @@
-"""Room set aside for a transaction: all of it comes in or none, whatever others publish and take meanwhile."""
+"""Test room set aside for a transaction: all of it comes in, or none.
+
+Others publish and take messages meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ class Doors:
         self.shard.receive(envelope.control(peer, self.incarnations[peer], EPOCH, 0, what), NOW)
 
     def publish(self, door: int, messages: Sizes, numbered: bool) -> set[int]:
-        """Publish with confirms, or as a transaction does, without; return the ordinals of those refused."""
+        """Publish with confirms, or without them as a transaction does.
+
+        Return the ordinals of refused messages.
+        """
         packer = packing.Packer(1)
         for i, (queue, size) in enumerate(messages):
             stored = struct.pack("<II", size, 0) + b"\0\1q" + b"x" * size
@@ -97,10 +103,10 @@ class Doors:
         return refused
 
     def heard(self, door: int) -> list[Any]:
-        sync = self.shard.begin_sync()
+        sync = self.shard.syncs.begin()
         if sync is not None:
             sync.run()
-            self.shard.sync_ended()
+            self.shard.syncs.end()
         said = [read(joined(o.message)) for o in self.shard.turn_end(NOW) if o.endpoint == f"peer-{door}"]
         return [each if isinstance(each, tuple) else ("control", each) for each in said]
 
@@ -214,8 +220,11 @@ def test_room_that_was_set_aside_outlives_the_consumer_it_was_found_with() -> No
     assert doors.answer(0, m.Count(98, COUNTED)).messages == len(messages)
 
 
-def test_a_queue_that_a_policy_lets_refuse_nothing_any_more_takes_a_transaction_as_any_publish() -> None:
-    """Nothing is to be remembered of its messages, and none of the room is left when the transaction has come."""
+def test_a_queue_that_may_refuse_nothing_any_more_takes_a_transaction_as_any_publish() -> None:
+    """The queue remembers nothing of the messages.
+
+    None of the room is left when the transaction has come.
+    """
     doors = Doors()
     messages = ((COUNTED, 1),) * MESSAGES_MAX
     assert isinstance(doors.answer(0, m.Reserve(60, 1, wanted(messages))), m.Done)

@@ -1,4 +1,7 @@
-"""What the page is made of: nothing that turns data into markup, nothing from elsewhere; all of it is shipped."""
+"""The page has nothing that turns data into markup, and nothing from elsewhere.
+
+All of it is shipped.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,10 @@ def binary() -> dict[str, bytes]:
 
 
 def golden() -> dict[str, str]:
-    """Return the bytes of all samples in hex, and the fields of what front doors and the controller say, by name."""
+    """Return the bytes of all samples in hex.
+
+    Return also, by name, the fields of what front doors and the controller say.
+    """
     control = {type(what).__name__: envelope.control(1, 2, 3, 4, what).hex() for what in CONTROL}
     stream = {f"stream {kind.__name__}": " ".join(kind.__struct_fields__) for kind in get_args(AnyControl)}
     return control | {name: message.hex() for name, message in binary().items()} | stream

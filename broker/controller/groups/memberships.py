@@ -1,9 +1,9 @@
 """Carries news of the consumers of virtual queues to `Groups`, and its orders to front doors.
 
-A front door that has ended still counts as the holder of its seats until each shard has put back
-what it held there. A question that is asked of the shard behind `FrontDoorGone` is answered then.
-After a start of the controller nothing moves until every front door has said what its consumers
-hold, or RETURN_S_MAX have passed.
+A front door that has ended still counts as the holder of its assignments until each shard has put
+back what it held there. A question that is asked of the shard behind `FrontDoorGone` is answered
+then. After a start of the controller nothing moves until every front door has said what its
+consumers hold, or RETURN_S_MAX have passed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardmq.broker.controller.groups.groups import (
+    Assignment,
+    GroupConsumer,
+    GroupOrder,
     Groups,
     InUse,
-    Member,
-    Order,
-    Seat,
     VirtualQueueName,
 )
 from shardmq.broker.controller.peers.links import DoorLinks
@@ -30,15 +30,15 @@ from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut, QueuePut
 from shardmq.broker.shared.control import (
     Ask,
+    AssignmentGivenUp,
+    AssignmentName,
+    AssignmentOrder,
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
     ConsumerNews,
     ConsumersHere,
-    SeatGivenUp,
-    SeatName,
-    SeatOrder,
-    SeatPassed,
+    MarkPassed,
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
@@ -105,16 +105,16 @@ class Memberships:
             )
         elif isinstance(what, ConsumerJoin):
             door, incarnation, _ = ask.owner.split(".")
-            self._join(Member(int(door), int(incarnation), what.number), what, answer)
+            self._join(GroupConsumer(int(door), int(incarnation), what.number), what, answer)
 
-    def _join(self, member: Member, asked: ConsumerJoin, answer: AnswerTo) -> None:
+    def _join(self, consumer: GroupConsumer, asked: ConsumerJoin, answer: AnswerTo) -> None:
         name = VirtualQueueName(asked.vhost, asked.exchange)
         shards = self._shard_queues(name)
         if not shards:
             answer(NOT_FOUND, f"no queue '{name.exchange}' in vhost '{name.vhost}'", {})
             return
         try:
-            orders = self.groups.join(member, name, asked.terms, shards, self._moves(name))
+            orders = self.groups.join(consumer, name, asked.terms, shards, self._moves(name))
         except InUse:
             answer(
                 ACCESS_REFUSED,
@@ -130,23 +130,29 @@ class Memberships:
             case ConsumersHere():
                 self._here(door, incarnation, news.consumers)
             case ConsumerLeave():
-                self._carry_out(self.groups.leave(Member(door, incarnation, news.number)))
-            case SeatGivenUp():
+                self._carry_out(self.groups.leave(GroupConsumer(door, incarnation, news.number)))
+            case AssignmentGivenUp():
                 self._carry_out(
-                    self.groups.gave_up(Member(door, incarnation, news.number), _seat(news.seat))
+                    self.groups.gave_up(
+                        GroupConsumer(door, incarnation, news.number), _assignment(news.assignment)
+                    )
                 )
-            case SeatPassed():
-                member = Member(door, incarnation, news.number)
-                self._carry_out(self.groups.passed(member, _seat(news.seat), news.offset))
+            case MarkPassed():
+                consumer = GroupConsumer(door, incarnation, news.number)
+                self._carry_out(
+                    self.groups.passed(consumer, _assignment(news.assignment), news.offset)
+                )
 
     def _here(self, door: int, incarnation: int, consumers: Iterable[ConsumerHere]) -> None:
         for each in consumers:
             name = VirtualQueueName(each.vhost, each.exchange)
-            seats = [_seat(seat) for seat in each.seats]
-            member = Member(door, incarnation, each.number)
+            assignments = [_assignment(assignment) for assignment in each.assignments]
+            consumer = GroupConsumer(door, incarnation, each.number)
             shards, moves = self._shard_queues(name), self._moves(name)
             self._carry_out(
-                self.groups.restore(member, name, each.terms, each.left, seats, shards, moves)
+                self.groups.restore(
+                    consumer, name, each.terms, each.left, assignments, shards, moves
+                )
             )
         if self._awaited:
             self._awaited.discard(door)
@@ -155,26 +161,32 @@ class Memberships:
                 self._begin()
 
     def door_gone(self, door: int, incarnation: int) -> None:
-        """Take the seats of a front door that has ended.
+        """Take the assignments of a front door that has ended.
 
         The caller has sent the shards the news of it.
         """
-        members = [
-            member for member in self.groups.of_door(door) if member.incarnation == incarnation
+        consumers = [
+            consumer
+            for consumer in self.groups.of_door(door)
+            if consumer.incarnation == incarnation
         ]
-        queues: set[int] = set()  # shard queues at which these members hold seats
+        queues: set[int] = set()  # shard queues at which these consumers hold assignments
         for virtual in self.groups.queues.values():
             for group in virtual.groups.values():
-                queues |= {seat.queue for seat, holder in group.held.items() if holder in members}
+                queues |= {
+                    assignment.queue
+                    for assignment, holder in group.held.items()
+                    if holder in consumers
+                }
         found = map(self._catalog.queue_by_id, queues)
         shards = sorted({queue.shard for queue in found if queue is not None})
-        for member in members:
-            self._carry_out(self.groups.leave(member))
+        for consumer in consumers:
+            self._carry_out(self.groups.leave(consumer))
         if not shards:
-            self._carry_out(self.groups.gone(members))
+            self._carry_out(self.groups.gone(consumers))
             return
-        # The question goes to the shards at which they had seats. Only the answer matters, so it is
-        # about a queue that does not exist.
+        # The question goes to the shards at which they had assignments. Only the answer matters, so
+        # it is about a queue that does not exist.
         fences = [self._shards.request(shard, lambda n: wire.Count(n, 0)) for shard in shards]
         waiting = len(fences)
 
@@ -183,7 +195,7 @@ class Memberships:
             fence.exception()  # a shard that does not answer is gone, with its consumers
             waiting -= 1
             if not waiting:
-                self._carry_out(self.groups.gone(members))
+                self._carry_out(self.groups.gone(consumers))
 
         for fence in fences:
             fence.add_done_callback(passed)
@@ -241,16 +253,20 @@ class Memberships:
                 )
             self._carry_out(orders)
 
-    def _carry_out(self, orders: list[Order]) -> None:
-        by_door: dict[tuple[int, int], list[SeatOrder]] = {}
+    def _carry_out(self, orders: list[GroupOrder]) -> None:
+        by_door: dict[tuple[int, int], list[AssignmentOrder]] = {}
         for order in orders:
-            said = SeatOrder(
-                order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh
+            said = AssignmentOrder(
+                order.kind,
+                order.consumer.number,
+                AssignmentName(*order.assignment),
+                *order.bounds,
+                order.fresh,
             )
-            by_door.setdefault((order.member.door, order.member.incarnation), []).append(said)
+            by_door.setdefault((order.consumer.door, order.consumer.incarnation), []).append(said)
         for (door, incarnation), said_there in by_door.items():
             self._links.give_orders(door, incarnation, said_there)
 
 
-def _seat(said: SeatName) -> Seat:
-    return Seat(said.queue, said.place)
+def _assignment(said: AssignmentName) -> Assignment:
+    return Assignment(said.queue, said.place)

@@ -28,6 +28,9 @@ from shardmq.broker.shared.control import (
     AnyControl,
     Applied,
     Ask,
+    AssignmentGivenUp,
+    AssignmentOrder,
+    AssignmentOrders,
     CancelConsumer,
     Changes,
     CloseConnection,
@@ -41,13 +44,10 @@ from shardmq.broker.shared.control import (
     DoorReport,
     Fence,
     Fenced,
+    MarkPassed,
     OtherVersion,
     Outlived,
     Query,
-    SeatGivenUp,
-    SeatOrder,
-    SeatOrders,
-    SeatPassed,
     Snapshot,
     SnapshotPart,
 )
@@ -93,7 +93,7 @@ class Handler(Protocol):
         self,
         door: int,
         incarnation: int,
-        news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
+        news: ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed,
     ) -> None:
         """Take news of the consumers of virtual queues at a front door."""
 
@@ -343,11 +343,11 @@ class DoorLinks:
         if door is not None:
             door.send(CancelConsumer(owner, channel, tag))
 
-    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
+    def give_orders(self, door: int, incarnation: int, orders: list[AssignmentOrder]) -> None:
         """Send orders about consumers of virtual queues, if that front door is still there."""
         found = self._doors.get(door)
         if found is not None and found.incarnation == incarnation:
-            found.send(SeatOrders(orders))
+            found.send(AssignmentOrders(orders))
 
     def set_alarm(self, reason: str) -> None:
         """Tell each front door, and those that come, the alarm of the broker; "" ends it."""
@@ -512,7 +512,7 @@ class DoorLinks:
                 self.handler.connection_up(message.info)
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
-            case ConsumersHere() | ConsumerLeave() | SeatGivenUp() | SeatPassed():
+            case ConsumersHere() | ConsumerLeave() | AssignmentGivenUp() | MarkPassed():
                 self.handler.consuming(door.number, door.incarnation, message)
             case Fenced():
                 if message.number in self._fences:

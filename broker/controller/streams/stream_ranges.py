@@ -43,7 +43,7 @@ class StreamRanges:
         board = self._boards.get(queue.shard)
         if board is None:
             board = self._boards[queue.shard] = BoardView(path_of(config.runtime_dir, queue.shard))
-        return board.look(queue.id)
+        return board.range_of(queue.id)
 
     def id_of(self, config: ControllerConfig, queue: QueuePut) -> str:
         """Return an id that no other stream ever has: ids of queues are never used again."""

@@ -1,6 +1,6 @@
 """The controller's calls to the reader of streams, with one connection for each.
 
-`shardd/wire/reading.py` draws the protocol.
+`shardd/wire/reader_protocol.py` draws the protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from shardmq.shardd.wire.reading import (
+from shardmq.shardd.wire.reader_protocol import (
     DIRECT,
     DONE,
     JSON_BYTES_MAX,

@@ -24,6 +24,8 @@ from shardmq.broker.shared.control import (
     AnyControl,
     AnyRequest,
     Applied,
+    AssignmentOrder,
+    AssignmentOrders,
     CancelConsumer,
     Changes,
     CloseConnection,
@@ -39,8 +41,6 @@ from shardmq.broker.shared.control import (
     OtherVersion,
     Outlived,
     Query,
-    SeatOrder,
-    SeatOrders,
     Snapshot,
     SnapshotPart,
 )
@@ -106,7 +106,7 @@ class Listener(Protocol):
     def consumers_here(self) -> list[ConsumerHere]:
         """Return all consumers of virtual queues that the controller let in."""
 
-    def seat_orders(self, orders: list[SeatOrder]) -> None: ...
+    def assignment_orders(self, orders: list[AssignmentOrder]) -> None: ...
 
     def fence(self, number: int) -> None:
         """Answer with Fenced, some time later."""
@@ -312,8 +312,8 @@ class CatalogLink:
                 self._send(report)
             case Fence():
                 listener.fence(message.number)
-            case SeatOrders():
-                listener.seat_orders(message.orders)
+            case AssignmentOrders():
+                listener.assignment_orders(message.orders)
             case CloseConnection():
                 listener.close_connection(message.owner, message.code, message.text)
             case CancelConsumer():

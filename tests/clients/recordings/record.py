@@ -2,10 +2,10 @@
 
     python tests/clients/recordings/record.py [--port 35700]
 
-starts the RabbitMQ that Debian packs, with a directory and ports of its own (PORT for AMQP, the next
-two for Erlang), plays each conversation on plain sockets and writes it to `rabbitmq-3.10.8/NAME.txt`.
-The frames of the client are made here by hand and those of the server are kept as they came, so that
-no codec has a part in it. The lines of a recording:
+starts the RabbitMQ that Debian packs, with a directory and ports of its own (PORT for AMQP, the
+next two for Erlang), plays each conversation on plain sockets and writes it to
+`rabbitmq-3.10.8/NAME.txt`. The frames of the client are made here by hand and those of the server
+are kept as they came, so that no codec has a part in it. The lines of a recording:
 
     # words      what is tried
     a connect    connection `a` is opened
@@ -44,7 +44,7 @@ METHOD, CONTENT, BODY, HEARTBEAT = 1, 2, 3, 8
 Value = bool | int | str | dict[str, "Value"] | list["Value"]
 
 
-# -- frames of the client -------------------------------------------------------------------------------------
+# -- frames of the client --------------------------------------------------------------------------
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -140,7 +140,10 @@ def channel_close_ok(channel: int = 1) -> bytes:
 def exchange_declare(
     name: str, kind: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1
 ) -> bytes:
-    """Return exchange.declare. Flags: 1 passive, 2 durable, 4 auto-delete, 8 internal, 16 nowait."""
+    """Return exchange.declare.
+
+    Flags: 1 passive, 2 durable, 4 auto-delete, 8 internal, 16 nowait.
+    """
     return method(channel, 40, 10, u16(0), short(name), short(kind), octet(flags), table(arguments))
 
 
@@ -249,7 +252,7 @@ def expiring(milliseconds: str) -> bytes:
     return u16(1 << 8) + short(milliseconds)
 
 
-# -- how a conversation is told ---------------------------------------------------------------------------------
+# -- how a conversation is told --------------------------------------------------------------------
 
 
 class Connection:
@@ -264,7 +267,10 @@ class Connection:
         self._sock.sendall(data)
 
     def read(self, *, heartbeats: bool = False) -> bytes:
-        """Return the next frame, or the 8 bytes of a protocol header; b"" at the end of the stream."""
+        """Return the next frame, or the 8 bytes of a protocol header.
+
+        Return b"" at the end of the stream.
+        """
         while True:
             if self._unread[:4] == HEADER[:4] and len(self._unread) >= 8:
                 said, self._unread = self._unread[:8], self._unread[8:]
@@ -325,7 +331,7 @@ class Recorder:
         return heard
 
     def _other(self, words: str) -> SystemExit:
-        """Return the exit of a conversation that went another way than the one it was written for."""
+        """Return the exit of a conversation that went another way than it was written for."""
         shown = [line.split()[-1] for line in self.lines[-6:] if line[2] in "<>"]
         return SystemExit("\n".join([*map(repr, map(bytes.fromhex, shown)), words]))
 
@@ -369,7 +375,10 @@ class Recorder:
         self.end(who)
 
     def refused(self, words: str, said: bytes, before: int = 0) -> None:
-        """Something that closes the channel or connection, after so many other answers; then it is opened again."""
+        """Send something that closes the channel or connection, then open it again.
+
+        `before` other answers come before the close.
+        """
         self.note(words)
         answers = self.say(said, before + 1)
         match answers[-1][7:11]:
@@ -391,7 +400,9 @@ class Recorder:
 
 
 class Operator:
-    """What `do` lines mean at RabbitMQ. `alarm memory` begins an alarm, `alarm over` ends it, `stop` ends the broker.
+    """The `do` lines at RabbitMQ.
+
+    `alarm memory` begins an alarm, `alarm over` ends it, `stop` ends the broker.
 
     `wait` lets what was published come to its queues.
     """
@@ -420,7 +431,7 @@ class Operator:
         subprocess.run(command, env=self._environment, check=True, stdout=subprocess.DEVNULL)
 
 
-# -- the conversations ------------------------------------------------------------------------------------------
+# -- the conversations -----------------------------------------------------------------------------
 
 
 def connection(p: Recorder) -> None:
@@ -825,7 +836,7 @@ CONVERSATIONS: tuple[Callable[[Recorder], None], ...] = (
 )
 
 
-# -- the RabbitMQ -------------------------------------------------------------------------------------------------
+# -- the RabbitMQ ----------------------------------------------------------------------------------
 
 
 def settings(directory: Path, port: int) -> dict[str, str]:
@@ -861,7 +872,10 @@ def wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def end_port_mapper(environment: dict[str, str]) -> None:
-    """End Erlang's port mapper, a daemon that outlives the server and does not end while it knows a node."""
+    """End Erlang's port mapper.
+
+    It is a daemon that outlives the server, and it does not end while it knows a node.
+    """
     for _ in range(50):
         said = subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, text=True, check=False)
         if "Killed" in said.stdout or "Cannot connect" in said.stdout + said.stderr:

@@ -30,7 +30,15 @@ from shardmq.broker.controller.streams.stream_reader import ReaderLost, absence,
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.rights import Read
-from shardmq.shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
+from shardmq.shardd.wire.reader_protocol import (
+    BODY_BYTES_MAX,
+    COLUMNS,
+    LENGTH,
+    Answer,
+    Find,
+    Publish,
+    Scan,
+)
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000

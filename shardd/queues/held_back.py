@@ -12,7 +12,7 @@ from array import array
 from shardmq.shardd.queues.order import Ready
 
 
-class Behind:
+class HeldBack:
     __slots__ = ("bytes", "count", "levels")
 
     def __init__(self) -> None:

@@ -6,24 +6,52 @@ Data for those who work for the connection. What they do with it is in the other
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.shared.control import ConnectionInfo
 
 
+class TlsPeer(NamedTuple):
+    """The results of the TLS handshake with a client.
+
+    `name` is the user that the certificate names, or "". `has_certificate` says that a certificate
+    was shown and verified.
+    """
+
+    version: str
+    cipher: str
+    name: str = ""
+    has_certificate: bool = False
+    subject: str = ""
+    issuer: str = ""
+
+    def shown(self) -> dict[str, str]:
+        """Return the fields for listings."""
+        return {
+            "tls_version": self.version,
+            "tls_cipher": self.cipher,
+            "peer_cert_subject": self.subject,
+            "peer_cert_issuer": self.issuer,
+        }
+
+
 class Session:
-    """A connection and its user. `owner` names the connection in the whole broker."""
+    """A connection and its user.
+
+    `id` is used once in the life of this front door. `owner` names the connection in the whole
+    broker.
+    """
 
     __slots__ = (
         "auth_mechanism", "channels_max", "client_properties", "connected_at", "frame_bytes_max",
-        "heartbeat_s", "host", "is_open", "name", "owner", "peer_host", "peer_port", "port",
+        "heartbeat_s", "host", "id", "is_open", "name", "owner", "peer_host", "peer_port", "port",
         "relayed", "tls", "trusted", "user", "vhost",
     )  # fmt: skip
 
     def __init__(
         self,
+        number: int,
         owner: str,
         peer: Peer,
         address: Any,
@@ -37,6 +65,7 @@ class Session:
         is the controller's: it proves for whom it speaks before it connects, and it counts in no
         listing and no limit.
         """
+        self.id = number
         self.owner = owner
         self.peer_host, self.peer_port, self.relayed = peer.host, peer.port, peer.relayed
         self.host, self.port = address[:2] if isinstance(address, tuple) else (address, 0)

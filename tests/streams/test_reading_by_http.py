@@ -1,62 +1,16 @@
-"""Test what an operator does by HTTP to clients that are there."""
+"""An operator reads messages of a stream by HTTP."""
 
 from __future__ import annotations
 
 import urllib.error
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from pamqp.commands import Basic, Confirm, Queue
 
 from tests.support.brokers import Api
-from tests.support.raw_client import RawClient, method, publish
+from tests.support.raw_client import RawClient, publish
 from tests.support.real_broker import wait_until
-
-
-@pytest.mark.row("G2.6")
-def test_a_cancelled_consumer_is_told_and_its_client_goes_on(client: RawClient, api: Api, name: str) -> None:
-    client.ask(1, Queue.Declare(queue=name), Queue.DeclareOk)
-    client.ask(1, Basic.Consume(queue=name, consumer_tag="worker/1"), Basic.ConsumeOk)
-    client.send(publish(1, "", name, b"first"))
-    tag = client.expect(Basic.Deliver).delivery_tag
-    found: list[dict[str, Any]] = []
-
-    def is_listed() -> bool:
-        found[:] = [row for row in api("/api/consumers/%2F") if row["queue"]["name"] == name]
-        return bool(found)
-
-    wait_until(is_listed, "the consumer is not listed")
-    (consumer,) = found
-    connection = quote(consumer["channel_details"]["connection_name"], safe="")
-    path = f"/api/consumers/%2F/{connection}/1/{quote('worker/1', safe='')}"
-    api(path, method="DELETE")
-    assert client.expect(Basic.Cancel).consumer_tag == "worker/1"
-    client.send(publish(1, "", name, b"second"))
-    client.send(method(1, Basic.Ack(tag)))  # what it was given is still its channel's
-    counts = client.ask(1, Queue.Declare(queue=name, passive=True), Queue.DeclareOk)
-    assert (counts.message_count, counts.consumer_count) == (1, 0)
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        api(path, method="DELETE")
-
-
-@pytest.mark.row("G2.2")
-def test_what_is_not_acknowledged_is_listed_with_who_has_it_and_since_when(
-    client: RawClient, other: RawClient, api: Api, name: str
-) -> None:
-    client.ask(1, Queue.Declare(queue=name), Queue.DeclareOk)
-    client.ask(2, Basic.Consume(queue=name, consumer_tag="slow"), Basic.ConsumeOk)
-    for number in range(3):
-        other.send(publish(1, "", name, bytes([number])))
-    tags = [client.expect(Basic.Deliver).delivery_tag for _ in range(3)]
-    path = f"/api/queues/%2F/{name}/unacked"
-    rows = api(path)
-    assert sorted(row["delivery_tag"] for row in rows) == tags == [1, 2, 3]
-    assert {(row["channel"], row["consumer_tag"]) for row in rows} == {(2, "slow")}
-    assert all(row["channel_name"] == f"{row['connection_name']} (2)" for row in rows)
-    assert all(0 <= row["unacked_for"] < 60_000 for row in rows)
-    client.send(method(2, Basic.Ack(2)))
-    wait_until(lambda: [row["delivery_tag"] for row in api(path)] == [1, 3], "an ack is not seen")
 
 
 def confirmed(client: RawClient, name: str, bodies: list[bytes]) -> None:
