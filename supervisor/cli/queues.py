@@ -145,12 +145,8 @@ def reset_offset(
 def delete_queue(
     api: Api,
     queue: Queue,
-    if_empty: Annotated[
-        bool, typer.Option("--if-empty", "-e", help="Only if it has no messages.")
-    ] = False,
-    if_unused: Annotated[
-        bool, typer.Option("--if-unused", "-u", help="Only if it has no consumers.")
-    ] = False,
+    if_empty: bool = typer.Option(False, "--if-empty", "-e", help="Only if it has no messages."),
+    if_unused: bool = typer.Option(False, "--if-unused", "-u", help="Only if it has no consumers."),
     vhost: Vhost = "/",
 ) -> None:
     """Delete a queue and the messages in it."""
@@ -186,15 +182,13 @@ def create_queue(
     max_length: Annotated[int | None, typer.Option(help=QUEUE["x-max-length"])] = None,
     message_ttl: Annotated[int | None, typer.Option(help=QUEUE["x-message-ttl"])] = None,
     delivery_limit: Annotated[int | None, typer.Option(help=QUEUE["x-delivery-limit"])] = None,
-    reject_on_overflow: Annotated[
-        bool, typer.Option(help="Refuse new messages instead of dropping old ones.")
-    ] = False,
-    dead_letter_exchange: Annotated[
-        str | None, typer.Option(help=QUEUE["x-dead-letter-exchange"])
-    ] = None,
-    dead_letter_routing_key: Annotated[
-        str | None, typer.Option(help=QUEUE["x-dead-letter-routing-key"])
-    ] = None,
+    reject_on_overflow: bool = typer.Option(
+        False, help="Refuse new messages instead of dropping old ones."
+    ),
+    dead_letter_exchange: str | None = typer.Option(None, help=QUEUE["x-dead-letter-exchange"]),
+    dead_letter_routing_key: str | None = typer.Option(
+        None, help=QUEUE["x-dead-letter-routing-key"]
+    ),
     vhost: Vhost = "/",
 ) -> None:
     """Create a queue."""
@@ -228,9 +222,7 @@ def create_exchange(
     durable: Annotated[bool, typer.Option(help="Keep it over a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="Delete it with its last binding.")] = False,
     internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
-    alternate_exchange: Annotated[
-        str | None, typer.Option(help=EXCHANGE["alternate-exchange"])
-    ] = None,
+    alternate_exchange: str | None = typer.Option(None, help=EXCHANGE["alternate-exchange"]),
     vhost: Vhost = "/",
 ) -> None:
     """Create an exchange."""

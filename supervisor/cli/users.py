@@ -137,9 +137,9 @@ def add_user(
     username: Username,
     new_password: NewPassword = None,
     tags: Tags = "",
-    pre_hashed_password: Annotated[
-        str, typer.Option(help="Hash by hash_password, instead of a password.")
-    ] = "",
+    pre_hashed_password: str = typer.Option(
+        "", help="Hash by hash_password, instead of a password."
+    ),
 ) -> None:
     """Create a user. set_permissions gives permissions."""
     if api.has("users", username):

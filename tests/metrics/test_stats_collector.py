@@ -232,9 +232,9 @@ async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: Fa
         "messages_ready_details": {"rate": 3.0},
         "messages_unacknowledged_details": {"rate": -0.1},
     }
-    at, before = stats.channels_before
-    assert at == 100.0 and before[(OWNER, 1)]["published"] == 5
-    (row,) = [report for report in stats.channels if report["number"] == 1]
+    before = stats.clients_before
+    assert before.at == 100.0 and before.channels[(OWNER, 1)]["published"] == 5
+    (row,) = [report for report in stats.clients.channels.values() if report["number"] == 1]
     assert channels.message_stats(stats, row | {"published": 25}) == {
         "publish": 25, "publish_details": {"rate": 2.0}, "deliver_get": 2, "deliver_get_details": {"rate": 0.0},
         **dict.fromkeys(NOT_SAID, 0), **{f"{name}_details": {"rate": 0.0} for name in NOT_SAID},
@@ -303,9 +303,9 @@ async def test_all_queues_together_show_what_clients_did(shards: FakeShards) -> 
 async def test_who_wants_totals_does_not_have_every_connection_described(shards: FakeShards) -> None:
     gatherer = StatsCollector(shards, FakeDoors(), Clock())
     totals = await gatherer.now(totals_only=True)
-    assert (totals.connections, totals.channels, totals.counters["channels"]) == ({}, [], 1)
+    assert (totals.clients.connections, totals.clients.channels, totals.counters["channels"]) == ({}, {}, 1)
     whole = await gatherer.now()
-    assert len(whole.connections) == len(whole.channels) == 1
+    assert len(whole.clients.connections) == len(whole.clients.channels) == 1
     assert await gatherer.now(totals_only=True) is whole
 
 
@@ -319,12 +319,12 @@ async def test_who_asks_for_totals_and_who_for_everything_share_a_look(shards: F
             totals, whole = await asyncio.gather(gatherer.now(totals_only=True), gatherer.now())
         else:
             totals = await gatherer.now(totals_only=True)
-            assert (totals.connections, totals.channels) == ({}, [])
+            assert (totals.clients.connections, totals.clients.channels) == ({}, {})
             clock.now += 0.5
             whole, again = await asyncio.gather(gatherer.now(), gatherer.now())
             assert again is whole
         assert whole is totals
-        assert (len(whole.connections), len(whole.channels), whole.counters["channels"]) == (1, 1, 1)
+        assert (len(whole.clients.connections), len(whole.clients.channels), whole.counters["channels"]) == (1, 1, 1)
         assert len(shards.asked) - asked == asked_by_one_look(shards)
         clock.now += 5
 

@@ -15,7 +15,7 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp import ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
-from shardmq.broker.front_door.consume.consumers import Unsent
+from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
@@ -39,7 +39,7 @@ class Caller(SlicedTask, Answered, Protocol):
     gets: asyncio.Semaphore  # messages that the client is being got (basic.get) at once
 
     @property
-    def output(self) -> Unsent: ...
+    def output(self) -> Output: ...
 
 
 Handler = Callable[[Caller, Channel, Any], Outcome]

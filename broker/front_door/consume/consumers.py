@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pamqp import base, commands
 
+from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
+from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.shared.control import Answer, AssignmentName, ConsumeTerms
 from shardmq.broker.shared.reading import Reading
@@ -32,15 +34,6 @@ FREE: Final[Bounds] = (None, None)
 Settle = tuple[int, "list[Run[Consumer]]"]
 
 
-class Unsent(Protocol):
-    """The output of a connection that its client has not taken yet."""
-
-    pending: int
-
-    async def room(self) -> None:
-        """Return when so much was taken that more may be made for this client."""
-
-
 class Receiver(Protocol):
     """The connection as consuming sees it: its session, and the output for deliveries."""
 
@@ -48,7 +41,7 @@ class Receiver(Protocol):
     session: Session
 
     @property
-    def output(self) -> Unsent: ...
+    def output(self) -> Output: ...
 
     def feeds(self, shards: int) -> None:
         """Note that these shards (bit mask) got bytes on behalf of this client."""
@@ -80,14 +73,6 @@ class EndedConsumer(NamedTuple):
     consume_ok: commands.Basic.ConsumeOk | None
 
 
-class HeldSettles(Protocol):
-    """The open transaction of a channel, as far as acknowledgements are concerned."""
-
-    @property
-    def settles(self) -> Iterable[Settle]: ...
-    def settle(self, settle: Settle, /) -> None: ...
-
-
 class ConsumingChannel:
     """The consuming half of one channel: its consumers, its deliveries and its limit."""
 
@@ -111,7 +96,7 @@ class ConsumingChannel:
         # consumers that acknowledge.
         self.delivered_auto = self.got_auto = self.got_manual = self.got_empty = 0
         self.unacked: Unacked[Consumer] = Unacked()
-        self.transaction: HeldSettles | None = None
+        self.transaction: Transaction[Any, Settle] | None = None
         self.consumers: dict[str, Consumer | GroupConsumer] = {}  # by tag
         # Group consumers by number, cancelled ones too while they hold something.
         self.groups: dict[int, GroupConsumer] = {}

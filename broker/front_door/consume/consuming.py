@@ -33,9 +33,10 @@ from shardmq.broker.front_door.consume.consumers import (
 from shardmq.broker.front_door.consume.deliveries import Clock, Deliveries
 from shardmq.broker.front_door.consume.get import Gets
 from shardmq.broker.front_door.consume.grants import Grants
-from shardmq.broker.front_door.consume.group_consumer import Controller, GroupConsuming
+from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
 from shardmq.broker.front_door.consume.refusals import CONSUME, refused_by_shard, refused_consume
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.replies import Replies
@@ -54,7 +55,7 @@ class Consuming:
     def __init__(
         self,
         links: ShardLinks,
-        controller: Controller,
+        controller: CatalogLink,
         clock: Clock,
         counts: Counts | None = None,
         replies: Replies | None = None,

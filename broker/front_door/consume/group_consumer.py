@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from pamqp import commands
@@ -34,18 +34,17 @@ from shardmq.broker.front_door.consume.consumers import (
 )
 from shardmq.broker.front_door.consume.grants import Grants
 from shardmq.broker.front_door.consume.refusals import CONSUME
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import (
-    Answer,
     AssignmentGivenUp,
     AssignmentOrder,
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
-    ControlMessage,
     MarkPassed,
 )
 from shardmq.broker.shared.reading import Reading
@@ -60,19 +59,11 @@ ATTACH_AGAIN_S_MAX: Final = 0.5
 GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
-class Controller(Protocol):
-    """The way to the controller."""
-
-    def ask(self, request: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]: ...
-    def say(self, what: ControlMessage, /) -> None:
-        """Tell the controller, if it is there."""
-
-
 class GroupConsuming:
     """All consumers of virtual queues at this front door."""
 
     def __init__(
-        self, links: ShardLinks, attaching: Attaching, grants: Grants, controller: Controller
+        self, links: ShardLinks, attaching: Attaching, grants: Grants, controller: CatalogLink
     ) -> None:
         self._links = links
         self._attaching = attaching

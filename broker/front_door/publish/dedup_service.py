@@ -16,8 +16,9 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from shardmq.broker.front_door.links.shard_link import Unconfirmed
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
@@ -32,13 +33,6 @@ QUESTION_IDS_MAX = 4096
 DIGEST_BYTES = 16
 
 Thing = ExchangePut | QueuePut
-
-
-class Follower(Protocol):
-    """Waits for what becomes of the first copy."""
-
-    def confirmed(self) -> None: ...
-    def lost(self) -> None: ...
 
 
 class DedupId(NamedTuple):
@@ -124,14 +118,14 @@ class Copy:
         self.is_first = False
         self._connection = self._channel = self._seq = 0
         self._failed = False
-        self._followers: list[Follower] = []
+        self._followers: list[Unconfirmed] = []
         self.shards = 1  # batches that are not confirmed, and the caller while it packs
 
     def published(self, connection: int, channel: int, seq: int) -> None:
         """Remember by whom it was published. `seq` is its confirm number, 0 without one."""
         self._connection, self._channel, self._seq = connection, channel, seq
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: Unconfirmed) -> None:
         """Tell somebody who published the same id what becomes of this copy."""
         if self.shards:
             self._followers.append(follower)

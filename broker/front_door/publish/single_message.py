@@ -81,7 +81,7 @@ class SingleMessages:
         if len(message.keys) > 1:  # those of CC and BCC were not known before
             access.check_keys(catalog, user, vhost, message.exchange, message.keys)
         access.check_dead_letter(catalog, user, vhost, message.headers, message.keys)
-        message.direct_replies_to(channel)
+        message.direct_replies_to(channel.reply_to)
         table = access.vhost_of(catalog, vhost).table
         routed = route_message(table, message.exchange, message.routable())
         if message.delay_ms and any(map(delaying.is_delay_queue, routed.queues)):

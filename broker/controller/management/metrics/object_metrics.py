@@ -148,14 +148,14 @@ def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[
 def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
     for info in context.presence.connections():
-        report = stats.connections.get(info.owner)
+        report = stats.clients.connections.get(info.owner)
         if report is not None and info.vhost in names:
             yield (info.vhost, info.name), report
 
 
 def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
-    for report in stats.channels:
+    for report in stats.clients.channels.values():
         info = context.presence.connection(report["owner"])
         if info is not None and info.vhost in names:
             yield (info.vhost, channel_name(info, report["number"])), report

@@ -27,19 +27,18 @@ COUNTED = {
 
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     """Return the message_stats of a channel."""
-    at, before = stats.channels_before
-    earlier = before.get((report["owner"], report["number"]))
+    earlier = stats.clients_before.channels.get((report["owner"], report["number"]))
     shown: dict[str, Any] = {}
     for name, said in COUNTED.items():
         count = report.get(name, 0)
-        rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0), at)
+        rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0))
         shown |= {said: count} | details(said, rate)
     return shown
 
 
 def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
     seen = {info.owner: info for info in visible(call)}
-    for report in stats.channels:
+    for report in stats.clients.channels.values():
         info = seen.get(report["owner"])
         if info is not None:
             yield {

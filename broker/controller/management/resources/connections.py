@@ -17,13 +17,12 @@ OCTETS = ("recv_oct", "send_oct")
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    report = {**stats.connections.get(info.owner, {})}
+    report = {**stats.clients.connections.get(info.owner, {})}
     report.pop("owner", None)
-    at, before = stats.connections_before
-    earlier = before.get(info.owner, {})
+    earlier = stats.clients_before.connections.get(info.owner, {})
     for name in OCTETS:
         if name in report and name in earlier:
-            report |= details(name, stats.rate_of_client(report[name], earlier[name], at))
+            report |= details(name, stats.rate_of_client(report[name], earlier[name]))
     return {
         "name": info.name,
         "user": info.user,
