@@ -203,7 +203,7 @@ class World:
     def start(self, at: int) -> None:
         """Start a new process of that shard."""
         self.epochs[at] += 1
-        shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type] # as a Home
+        shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type] # as a StoreHome
         shard.receive(envelope.control(wire.CONTROLLER, 3, 0, at, wire.Join("controller")), 1000)
         spec = wire.QueueSpec(at + 1, "/", f"stream {at}", True, arguments=STREAM)
         assign = wire.Assign([spec])
