@@ -23,7 +23,7 @@ HISTORIES = 60
 STEPS = 40
 
 
-async def test_a_delivery_to_a_consumer_of_a_group_that_is_quicker_than_its_answer_brings_consume_ok() -> None:
+async def test_a_delivery_to_a_group_consumer_before_its_answer_brings_consume_ok() -> None:
     play = Grouped()
     begun = play.begin()
     await play.settled()
