@@ -29,7 +29,9 @@ def test_who_uses_a_broker_is_marked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", *selected]
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout
-    assert [line for line in said.stdout.splitlines() if "::" in line] == ["test_file.py::test_without"]
+    assert [line for line in said.stdout.splitlines() if "::" in line] == [
+        "test_file.py::test_without"
+    ]
 
 
 def test_a_test_without_the_marker_cannot_start_one(tmp_path: Path) -> None:
