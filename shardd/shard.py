@@ -76,7 +76,6 @@ class Shard:
         self.peers = registry.peers
         self.upkeep = registry.upkeep
         self.dead_letters = registry.dead_letters
-        self.dedup = registry.dedup
         self.reservations = registry.reservations
         self._senders = registry.senders
         self._dirty = registry.dirty
