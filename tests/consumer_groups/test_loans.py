@@ -26,7 +26,16 @@ from shardmq.broker.front_door.consume.grants import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
 from shardmq.broker.shared.control import AssignmentName
 from shardmq.shardd.consumer_requests import ConsumerRequests
-from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
+from shardmq.shardd.queues import (
+    Consumer,
+    Loan,
+    Queue,
+    Reader,
+    StreamQueue,
+    Window,
+    limits_of,
+    retention_of,
+)
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
 from shardmq.shardd.store.streams import StreamCache, StreamLog
 from shardmq.shardd.store.streams.queue_log import QueueLog
@@ -57,7 +66,9 @@ class Shard:
         self.dirty[queue] = None
         if isinstance(queue, StreamQueue):
             if count:
-                queue.append(memoryview(Record((queue.id,), (MESSAGE,) * count).encode()), alone=True)
+                queue.append(
+                    memoryview(Record((queue.id,), (MESSAGE,) * count).encode()), alone=True
+                )
                 if (job := queue.begin_sync()) is not None:
                     job.run()
                     queue.finish_sync(job)
@@ -91,8 +102,12 @@ class Bench:
         links: Any = SimpleNamespace(
             links=self.links,
             tell=self.tell,
-            ack=lambda at, epoch, number, *rest: epoch == self.links[at].epoch and self.settles[at].ack(number, *rest),
-            settle=lambda at, epoch, *rest: epoch == self.links[at].epoch and self.settles[at].add(*rest),
+            ack=lambda at, epoch, number, *rest: (
+                epoch == self.links[at].epoch and self.settles[at].ack(number, *rest)
+            ),
+            settle=lambda at, epoch, *rest: (
+                epoch == self.links[at].epoch and self.settles[at].add(*rest)
+            ),
             tell_settled=self.tell_settled,
             is_up=lambda at: at not in self.away,
         )
@@ -127,13 +142,23 @@ class Bench:
         shard = self.shards[part.shard]
         queue = again or self.new_queue(part.number, shard.store)
         kind = Reader if isinstance(queue, StreamQueue) else Consumer
-        consumer = kind(queue, None, part.number, Window(ROOM), prefetch=part.prefetch, lent=True, loan=shard.loan)
+        consumer = kind(
+            queue,
+            None,
+            part.number,
+            Window(ROOM),
+            prefetch=part.prefetch,
+            lent=True,
+            loan=shard.loan,
+        )
         if isinstance(queue, StreamQueue) and isinstance(consumer, Reader):
             consumer.begin(*queue.new_reader("first", 0, "position", [], False, 0))
         queue.attach(consumer)
         shard.parts[part.number] = consumer
         shard.outlet = SimpleNamespace(
-            deliver=lambda consumer, first, redelivered, count, blob: self.deliver(shard, consumer, first, count),
+            deliver=lambda consumer, first, redelivered, count, blob: self.deliver(
+                shard, consumer, first, count
+            ),
             ungranted=lambda consumer, count, wants: shard.said.append(
                 lambda: self.consuming.ungranted(consumer.number, count, wants)
             ),
@@ -216,7 +241,9 @@ class Bench:
             assert first == self.given[part.number] + 1
             self.given[part.number] += count
             self.on_way -= count
-            self.channel.unacked.add(self.channel.next_tag, count, part, self.links[part.shard].epoch, first)
+            self.channel.unacked.add(
+                self.channel.next_tag, count, part, self.links[part.shard].epoch, first
+            )
             self.channel.next_tag += count
             self.channel.outstanding += count
             assert isinstance(part, Assignment)
@@ -255,7 +282,11 @@ class Bench:
         A `share` of 1 means all of them, any other the oldest one.
         """
         if self.channel.unacked.count:
-            tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
+            tag = (
+                self.channel.next_tag - 1
+                if share == 1
+                else self.channel.next_tag - self.channel.unacked.count
+            )
             self.consuming.acks.settle(self.channel, [(wire.ACK, tag, tag, True)])
             self.tell_due()
 
@@ -367,11 +398,15 @@ class Bench:
     def waiting(self) -> int:
         """Parts that have something to get."""
         consumers = [shard.parts[number] for number, shard in self.numbers.items()]
-        return sum(consumer.queue.has_for(consumer) for consumer in consumers if not consumer.detached)  # nor away
+        return sum(
+            consumer.queue.has_for(consumer) for consumer in consumers if not consumer.detached
+        )  # nor away
 
 
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
-OF_CLIENTS = st.sampled_from(["publish", "publish", "ack", "ack one", "requeue", "other", "others ack", "stop", "wait"])
+OF_CLIENTS = st.sampled_from(
+    ["publish", "publish", "ack", "ack one", "requeue", "other", "others ack", "stop", "wait"]
+)
 OF_PROCESSES = st.sampled_from(["shard", "door", "tick", "rest", "away", "back"])
 STEPS = st.lists(
     st.tuples(OF_CLIENTS | OF_PROCESSES, st.integers(0, 60)),
@@ -430,7 +465,9 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.come_back(n % len(layout))
         else:
             bench.rest()
-            left_behind = sum(part.held for part in bench.whole.assignments.values() if not part.wanted)
+            left_behind = sum(
+                part.held for part in bench.whole.assignments.values() if not part.wanted
+            )
             assert left_behind or not bench.waiting() or bench.in_use == limit
     for at in range(len(layout)):
         bench.come_back(at)
@@ -447,7 +484,9 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
 @pytest.mark.parametrize("streams", [False, True], ids=["queues", "streams"])
 @settings(max_examples=30)
 @given(LAYOUTS, st.integers(1, 20), st.integers(1, ROUND_MS))
-def test_no_queue_waits_for_another_to_be_empty(streams: bool, layout: list[int], limit: int, pace_ms: int) -> None:
+def test_no_queue_waits_for_another_to_be_empty(
+    streams: bool, layout: list[int], limit: int, pace_ms: int
+) -> None:
     bench = Bench(layout, limit, streams)
     # So many as a turn of the whole broker lasts, at that pace.
     most = limit * (ROUND_MS // pace_ms + 20) * len(bench.numbers)
@@ -533,7 +572,12 @@ def test_a_shard_that_has_nothing_in_its_turn_leaves_it_to_the_others() -> None:
     bench.rest()
     turns = given_by_turns(bench, 8)
     assert all(sum(turn) == 90 for turn in turns)
-    assert turns[0][2] == turns[-1][2] == 0 < min(sum(turn[0] for turn in turns), sum(turn[1] for turn in turns))
+    assert (
+        turns[0][2]
+        == turns[-1][2]
+        == 0
+        < min(sum(turn[0] for turn in turns), sum(turn[1] for turn in turns))
+    )
 
 
 def test_what_parts_of_one_shard_hold_counts_when_they_all_stop_at_once() -> None:
@@ -575,7 +619,10 @@ def test_nothing_is_lent_to_a_shard_that_is_away_when_its_consumer_comes() -> No
 def test_a_part_that_has_to_be_attached_again_brings_nothing_it_was_lent_before() -> None:
     bench = Bench([1, 1], 10)
     bench.consuming.away(1)  # its answer had not come
-    assert [(part.granted, part.prefetch) for part in bench.whole.assignments.values()] == [(5, 5), (0, 0)]
+    assert [(part.granted, part.prefetch) for part in bench.whole.assignments.values()] == [
+        (5, 5),
+        (0, 0),
+    ]
 
 
 def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
@@ -586,7 +633,11 @@ def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
     rounds take.
     """
     rng = random.Random(seed)
-    bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]), streams)
+    bench = Bench(
+        [rng.randint(1, 3) for _ in range(rng.randint(2, 3))],
+        rng.choice([2, 3, 7, 20, 60]),
+        streams,
+    )
     for number, shard in bench.numbers.items():
         if rng.random() < 0.8:
             shard.publish(number, 3000)

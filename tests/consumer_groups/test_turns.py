@@ -34,7 +34,9 @@ class SpacedStore(DictStore):
 class Bench:
     """`prefetch`: lent to all together; 0: without acks."""
 
-    def __init__(self, queues: int, prefetch: int = 0, window: int = ROOM, step: int = STEP) -> None:
+    def __init__(
+        self, queues: int, prefetch: int = 0, window: int = ROOM, step: int = STEP
+    ) -> None:
         self.store = SpacedStore(step)
         self.dirty: dict[Queue, None] = {}
         self.loan = Loan(lambda queue: self.dirty.update({queue: None}))
@@ -49,7 +51,14 @@ class Bench:
             queue = Queue(number, self.store, limits_of({}))
             lent = max(1, prefetch // queues) if prefetch else 0
             part = Consumer(
-                queue, None, number, self.window, prefetch=lent, lent=lent > 0, no_ack=not prefetch, loan=self.loan
+                queue,
+                None,
+                number,
+                self.window,
+                prefetch=lent,
+                lent=lent > 0,
+                no_ack=not prefetch,
+                loan=self.loan,
             )
             queue.attach(part)
             self.queues.append(queue)
@@ -71,7 +80,9 @@ class Bench:
             if queue.deliver(self.now, self, bytes_max):  # type: ignore[arg-type]
                 self.dirty[queue] = None
 
-    def deliver(self, part: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, part: Consumer, first: int, redelivered: bool, count: int, blob: bytes
+    ) -> None:
         number = part.queue.id
         if part.no_ack:
             self.got += [(number, self.entries[number][first - 1 + i]) for i in range(count)]
@@ -98,7 +109,8 @@ class Bench:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["publish", "publish", "serve", "settle", "requeue", "credit", "wait"]), st.integers(0, 40)
+        st.sampled_from(["publish", "publish", "serve", "settle", "requeue", "credit", "wait"]),
+        st.integers(0, 40),
     ),
     max_size=60,
 )
@@ -134,9 +146,13 @@ def test_all_comes_once_settled_and_each_queue_in_its_order(
 
 
 @given(
-    st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=40), st.sampled_from([0, 3, 40]), st.integers(1, 300)
+    st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=40),
+    st.sampled_from([0, 3, 40]),
+    st.integers(1, 300),
 )
-def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]], prefetch: int, window: int) -> None:
+def test_nothing_is_handed_out_long_before_what_is_older(
+    order: list[list[int]], prefetch: int, window: int
+) -> None:
     bench = Bench(4, prefetch, window)
     for number in [number for four in order for number in four]:
         bench.publish(number)
@@ -183,7 +199,9 @@ def test_a_turn_lasts_while_the_client_is_fast() -> None:
 
 
 @given(st.integers(1, 20), st.integers(2, 4), st.integers(0, 30))
-def test_a_message_beside_backlogs_waits_for_a_few_turns_only(prefetch: int, queues: int, pause: int) -> None:
+def test_a_message_beside_backlogs_waits_for_a_few_turns_only(
+    prefetch: int, queues: int, pause: int
+) -> None:
     bench = Bench(queues, prefetch)
     for _ in range(100 * prefetch):
         for number in range(2, queues + 1):
@@ -215,7 +233,10 @@ def test_messages_that_come_back_again_and_again_hold_up_nobody() -> None:
         bench.settle(len(poison), requeue=True)
         bench.held = others
         bench.settle(len(others))
-    assert sum(queue.backlog.ready_count + queue.backlog.unacked_count for queue in bench.queues[1:]) == 0
+    assert (
+        sum(queue.backlog.ready_count + queue.backlog.unacked_count for queue in bench.queues[1:])
+        == 0
+    )
 
 
 def test_a_queue_that_is_paused_or_gone_holds_up_nobody() -> None:

@@ -13,7 +13,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.consume.consumers import Assignment, Consumer, ConsumingChannel, GroupConsumer
+from shardmq.broker.front_door.consume.consumers import (
+    Assignment,
+    Consumer,
+    ConsumingChannel,
+    GroupConsumer,
+)
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.settling import Settles
 from shardmq.broker.shared.control import AssignmentName
@@ -40,10 +45,21 @@ class Links:
     def tell_settled(self, shard: int) -> None:
         """All is told at once."""
 
-    def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
+    def settle(
+        self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
+    ) -> None:
         self.settled[consumer] += last - first + 1
 
-    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int, whole: int = 0) -> None:
+    def ack(
+        self,
+        shard: int,
+        epoch: int,
+        consumer: int,
+        first: int,
+        last: int,
+        together: int,
+        whole: int = 0,
+    ) -> None:
         self.settled[consumer] += last - first + 1
 
 
@@ -71,10 +87,17 @@ class Bench:
         whole.announced, whole.limit = True, limit
         self.channel.consumers[whole.tag] = whole
         for number in range(101, 101 + parts):
-            part = whole.assignments[AssignmentName(number, 0)] = Assignment(whole, number, AssignmentName(number, 0))
+            part = whole.assignments[AssignmentName(number, 0)] = Assignment(
+                whole, number, AssignmentName(number, 0)
+            )
             part.shard = number  # each at one of its own
             self.consuming.consumers[number] = part
-            self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = 0, 1, 0, False
+            self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = (
+                0,
+                1,
+                0,
+                False,
+            )
             self.limited[number] = False
             self.recalled[number], self.began[number] = None, 0
         for part in whole.assignments.values():
@@ -117,7 +140,11 @@ class Bench:
                 if what.lent:
                     self.lent[number], self.recalled[number] = what.prefetch, None
                 assert self.limited[number] != what.granted
-                self.limited[number], self.grants[number], self.asked[number] = what.granted, 0, False
+                self.limited[number], self.grants[number], self.asked[number] = (
+                    what.granted,
+                    0,
+                    False,
+                )
             elif self.limited[number]:
                 self.grants[number] += what.count
                 self.asked[number] = False
@@ -158,11 +185,15 @@ class Bench:
             self.shard_turn()
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["publish", "ack", "limit"]), st.integers(0, 9)), max_size=40)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["publish", "ack", "limit"]), st.integers(0, 9)), max_size=40
+)
 
 
 @given(STEPS, st.integers(1, 3))
-def test_never_more_than_the_limit_and_never_less_than_there_is(steps: list[tuple[str, int]], consumers: int) -> None:
+def test_never_more_than_the_limit_and_never_less_than_there_is(
+    steps: list[tuple[str, int]], consumers: int
+) -> None:
     bench = Bench(consumers)
     channel = bench.channel
     before = 0
@@ -213,7 +244,9 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
 
 
 @given(st.integers(1, 5), st.integers(1, 7))
-def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(parts: int, prefetch: int) -> None:
+def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(
+    parts: int, prefetch: int
+) -> None:
     bench = Bench(1)
     whole = bench.with_virtual(parts, prefetch)
     ready = dict.fromkeys((part.number for part in whole.assignments.values()), 1000)

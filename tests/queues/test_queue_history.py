@@ -19,7 +19,9 @@ HEAD_BYTES = 10  # of a stored message with empty names
 
 
 def stored(message: Message) -> bytes:
-    return struct.pack("<IIBBI", message.size, 0, 0, 0, message.id).ljust(HEAD_BYTES + message.size, b".")
+    return struct.pack("<IIBBI", message.size, 0, 0, 0, message.id).ljust(
+        HEAD_BYTES + message.size, b"."
+    )
 
 
 class Both:
@@ -42,7 +44,14 @@ class Both:
         self.times: dict[int, int] = {}  # how often what was given had come back, if that was said
 
     # Outlet
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
+    def deliver(
+        self,
+        consumer: Consumer,
+        first: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
+    ) -> None:
         at = 0
         for i in range(count):
             size, _, _, _, number = struct.unpack_from("<IIBBI", blob, at)
@@ -50,7 +59,9 @@ class Both:
             at += HEAD_BYTES + size
         assert at == len(blob)
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview
+    ) -> None:
         before = len(self.given)
         self.deliver(consumer, first, True, count, blob)
         self.times.update((number, times) for *_, number in self.given[before:])
@@ -68,7 +79,9 @@ class Both:
         for i in range(1 + a % 6):
             self.last += 1
             expires = self.now + (b * (i + 1)) % 30 if (a + i) % 4 == 0 else 0
-            messages.append(Message(self.last, 4 + (a * b + i) % 9, (b + i) % 7 if a % 2 else 0, expires))
+            messages.append(
+                Message(self.last, 4 + (a * b + i) % 9, (b + i) % 7 if a % 2 else 0, expires)
+            )
         facts = array("Q", [each.priority << 56 | each.expires for each in messages])
         entries = array("Q", [self.store.put([1], stored(each)) for each in messages])
         self.entry_of.update(zip((each.id for each in messages), entries, strict=True))
@@ -109,7 +122,10 @@ class Both:
             "exclusive": exclusive,
             "limited": (a + b) % 6 == 0,
         }
-        consumer, model = Consumer(self.queue, None, number, Window(1 << 30), **more), ModelConsumer(number, **more)
+        consumer, model = (
+            Consumer(self.queue, None, number, Window(1 << 30), **more),
+            ModelConsumer(number, **more),
+        )
         self.queue.attach(consumer)
         self.model.attach(model)
         self.pairs.append((consumer, model))
@@ -210,11 +226,16 @@ class Both:
 
     def compare(self) -> None:
         queue, model = self.queue, self.model
-        held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(self.got.values())
+        held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(
+            self.got.values()
+        )
         held += model.resting
         backlog, departures = queue.backlog, queue.backlog.departures
         assert (backlog.ready_count, backlog.ready_bytes) == (len(model.ready), model.ready_bytes)
-        assert (backlog.unacked_count, backlog.unacked_bytes) == (len(held), sum(each.size for each in held))
+        assert (backlog.unacked_count, backlog.unacked_bytes) == (
+            len(held),
+            sum(each.size for each in held),
+        )
         assert (queue.counters.let_go, queue.counters.acked) == (model.let_go, model.acked)
         marks = {self.entry_of[each.id] | each.redelivered for each in model.ready}
         marks |= {self.entry_of[each.id] | 1 for each in held}
@@ -250,7 +271,11 @@ ACTS = [
     *["wait", "attach", "grant", "get", "settle_got"] * 2,
     *["detach", "release", "purge", "change", "tune", "depart"],
 ]
-STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)), min_size=10, max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)),
+    min_size=10,
+    max_size=60,
+)
 
 
 # Of two messages in one round the first needs no ack, and the second comes back: it still expires.
@@ -264,14 +289,22 @@ NO_ACK_FIRST = [
 ]
 NO_ACK_FIRST += [("settle", 0, 0), ("turn", 0, 0), ("settle", 0, 3), ("get", 0, 0)]
 # Handed out by priority, given up by age.
-BY_PRIORITY = [*[("publish", 0, 0)] * 6, ("publish", 1, 0), ("attach", 0, 2), ("turn", 0, 0), ("release", 0, 0)]
+BY_PRIORITY = [
+    *[("publish", 0, 0)] * 6,
+    ("publish", 1, 0),
+    ("attach", 0, 2),
+    ("turn", 0, 0),
+    ("release", 0, 0),
+]
 
 
 @settings(max_examples=200, deadline=None)
 @given(ARGUMENTS, STEPS)
 @example({}, NO_ACK_FIRST)
 @example({"x-dead-letter-exchange": "dlx", "x-max-priority": 2, "x-delivery-limit": 0}, BY_PRIORITY)
-def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
+def test_a_queue_does_what_lists_do(
+    arguments: dict[str, Any], steps: list[tuple[str, int, int]]
+) -> None:
     with patch("shardmq.shardd.queues.entry.FACT_RUNS_MIN", 3):
         both = Both(arguments)
         for act, a, b in steps:
