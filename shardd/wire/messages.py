@@ -69,6 +69,14 @@ LENT = 4
 # LOWERED lowers the prefetch by that count: another shard gets the room that acks in this message
 # make.
 LOWERED = 5
+# A kind in a SETTLE for an allotment: `first` is the number of messages that may have been
+# delivered for it, or given back, in all. `last` says what becomes of credit that is unused.
+ALLOT = 6
+KEEP = 0  # it stays
+DRAIN = 1  # what cannot be used at once is given back
+STOP = 2  # it is given back, with nothing delivered
+CLOSE = 3  # the allotment is not used any more
+UNLIMITED: Final = 1 << 62
 
 # The verdict on a message of an exchange or queue that takes each message once (ToldOnce).
 FIRST = 0
