@@ -25,7 +25,7 @@ $(VENV)/.python: constraints.txt
 	@touch $@
 
 # No build isolation: the Cython that compiles is the one of constraints.txt.
-$(VENV)/.run: $(VENV)/.python pyproject.toml $(COMPILED)
+$(VENV)/.run: $(VENV)/.python pyproject.toml setup.py $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 

@@ -109,7 +109,7 @@ class ConsumerRequests:
         peer.holders[attach.consumer] = consumer
         if queue.auto_delete and queue.id not in self._registry.used:
             self._registry.used.add(queue.id)
-            self._registry.tell_controller(m.Used(queue.id))
+            self._registry.tell_controller(m.FirstConsumer(queue.id))
         peer.tell(m.Attached(attach.request))
         self._dirty[queue] = None
 
@@ -130,7 +130,7 @@ class ConsumerRequests:
         peer.tell(m.AttachedAt(attach.request, reader.offset))
         self._dirty[queue] = None
 
-    def on_bound(self, peer: Peer, bound: m.Bound, now: int) -> None:
+    def on_set_bounds(self, peer: Peer, bound: m.SetBounds, now: int) -> None:
         reader = peer.holders.get(bound.consumer)
         if isinstance(reader, Reader):
             reader.bound(bound.stop, bound.mark)
@@ -138,12 +138,12 @@ class ConsumerRequests:
 
     def on_detach(self, peer: Peer, detach: m.Detach, now: int) -> None:
         consumer = peer.holders.get(detach.consumer)
-        closed = False
+        closed = []
         if isinstance(consumer, Consumer):
             self._serving.catch_up(consumer.queue, now)
             self._detach(consumer, now)
             self._forget_if_done(peer, consumer)
-            closed = consumer.queue.closed
+            closed = [consumer.queue.id] if consumer.queue.closed else []
         peer.tell(m.Done(detach.request, closed=closed), after_deliveries=True)
 
     def _detach(self, consumer: Consumer, now: int) -> None:
@@ -156,7 +156,7 @@ class ConsumerRequests:
 
     def on_release(self, peer: Peer, release: m.Release, now: int) -> None:
         closed = self.release(peer, release.consumers, now)
-        peer.tell(m.Released(release.request, closed) if closed else m.Done(release.request))
+        peer.tell(m.Done(release.request, closed=closed))
 
     def release(self, peer: Peer, numbers: Sequence[int], now: int) -> list[int]:
         """Remove consumers and gets for good; return the ids of queues that close with them.

@@ -180,7 +180,7 @@ class DeadLetters:
             )
         )
 
-    def departed(self, peer: Peer, answer: m.Departed, now: int) -> Queue | None:
+    def departed(self, peer: Peer, answer: m.DeadLettersPublished, now: int) -> Queue | None:
         """Settle the messages that a front door has stored, and hand over the others later.
 
         Returns the queue of the batch, or None if the batch is not known.

@@ -64,7 +64,7 @@ class Membership:
         if not self._registry.ready and peer.number == m.CONTROLLER:
             self._greet(peer)
 
-    def on_gone(self, peer: Peer, gone: m.Gone, now: int) -> None:
+    def on_front_door_gone(self, peer: Peer, gone: m.FrontDoorGone, now: int) -> None:
         if gone.incarnation < self._incarnations.get(gone.door, 0):
             return  # the next process of this front door is here
         self._incarnations[gone.door] = gone.incarnation + 1
@@ -79,7 +79,7 @@ class Membership:
             self._consumers.release(peer, list(peer.holders), now)
             registry.dead_letters.door_gone(number)
             registry.streams.peer_gone(number)
-            registry.once.peer_gone(number, registry.peers)
+            registry.dedup.peer_gone(number, registry.peers)
             registry.reservations.peer_gone(number)
 
     def _greet(self, peer: Peer) -> None:
@@ -97,21 +97,20 @@ class Membership:
             if queue.closed:
                 registry.tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
             elif queue.id in registry.used:
-                registry.tell_controller(m.Used(queue.id))
+                registry.tell_controller(m.FirstConsumer(queue.id))
 
     # -- what exists, from the controller ----------------------------------------------------------
-
-    def on_assign_part(self, peer: Peer, part: m.AssignPart, now: int) -> None:
-        if not self._registry.ready:
-            self._registry.take_assigned(part.queues, now)
 
     def on_assign(self, peer: Peer, assign: m.Assign, now: int) -> None:
         registry = self._registry
         if registry.ready:
             registry.create(assign.queues, now)
-            self._greet(peer)
+            if assign.last:
+                self._greet(peer)
             return
         registry.take_assigned(assign.queues, now)
+        if not assign.last:
+            return
         registry.recover(now)
         for each in registry.peers.values():
             self._greet(each)

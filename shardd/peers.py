@@ -208,8 +208,8 @@ def refused_runs(
 
     With `unnumbered`, the result has one entry with the number 0 for each channel that has messages
     without confirm numbers among them, because a transaction must hear that it was not stored.
-    `unnumbered` is the flag beside the channel: SOME if other messages of the batch were taken,
-    else 0.
+    `unnumbered` is the flag beside the channel: PARTLY_REFUSED if other messages of the batch were
+    taken, else 0.
     """
     told: set[tuple[int, int]] = set()
     found: list[Refused] = []

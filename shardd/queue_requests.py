@@ -58,19 +58,16 @@ class QueueRequests:
             getter = holder
         message, number, redelivered, times = queue.get(getter, now) or (b"", 0, False, 0)
         left = queue.backlog.ready_count
-        if times:
-            peer.tell(m.GotAgain(get.request, message, number, left, times))
-        else:
-            peer.tell(m.Got(get.request, message, number, redelivered, left))
+        peer.tell(m.Got(get.request, message, number, redelivered, left, times))
         self._registry.wake(queue)
 
-    def on_let_go(self, peer: Peer, asked: m.LetGo, now: int) -> None:
+    def on_dead_letter_up_to(self, peer: Peer, asked: m.DeadLetterUpTo, now: int) -> None:
         queue = self._queues.get(asked.queue)
         if queue is None or not queue.keeps_in_store or queue.backlog.limits.dead_letters is None:
             peer.tell(m.Refused(asked.request, 404, "gone, or without a dead-letter exchange"))
             return
         self._catch_up(queue, now)
-        peer.tell(m.Done(asked.request, queue.let_go_until(asked.until, asked.reason)))
+        peer.tell(m.Done(asked.request, queue.dead_letter_until(asked.until, asked.reason)))
         self._changed(queue)
 
     def on_purge(self, peer: Peer, purge: m.Purge, now: int) -> None:
@@ -78,24 +75,22 @@ class QueueRequests:
         if queue is None:
             peer.tell(m.Refused(purge.request, 404, "gone"))
             return
+        if purge.count is not None and not queue.keeps_in_store:
+            peer.tell(m.Refused(purge.request, 404, "a stream"))
+            return
         self._catch_up(queue, now)
         if isinstance(queue, StreamQueue):
             self._streams.purge(queue, peer, purge.request)
-        else:
+        elif purge.count is None:
             peer.tell(m.Done(purge.request, queue.purge()))
+        else:
+            queue.backlog.expire(now)
+            peer.tell(m.Done(purge.request, queue.backlog.purge_first(purge.count)))
         self._changed(queue)
 
-    def on_purge_first(self, peer: Peer, purge: m.PurgeFirst, now: int) -> None:
-        queue = self._queues.get(purge.queue)
-        if queue is None or not queue.keeps_in_store:
-            peer.tell(m.Refused(purge.request, 404, "gone, or a stream"))
-            return
-        self._catch_up(queue, now)
-        queue.backlog.expire(now)
-        peer.tell(m.Done(purge.request, queue.backlog.purge_first(purge.count)))
-        self._changed(queue)
-
-    def on_departed(self, peer: Peer, departed: m.Departed, now: int) -> None:
+    def on_dead_letters_published(
+        self, peer: Peer, departed: m.DeadLettersPublished, now: int
+    ) -> None:
         queue = self._registry.dead_letters.departed(peer, departed, now)
         if queue is not None:
             self._registry.store_changed(queue)
@@ -116,23 +111,23 @@ class QueueRequests:
         messages = queue.backlog.ready_count + queue.backlog.kept_back
         peer.tell(m.Done(count.request, messages, len(queue.consumers)))
 
-    def on_left(self, peer: Peer, asked: m.Left, now: int) -> None:
+    def on_count_unsettled(self, peer: Peer, asked: m.CountUnsettled, now: int) -> None:
         queue = self._queues.get(asked.queue)
         if queue is None:
             peer.tell(m.Refused(asked.request, 404, "gone"))
             return
         until = asked.until or queue.newest()
-        peer.tell(m.Marked(asked.request, until, queue.left_until(until)))
+        peer.tell(m.UnsettledCount(asked.request, until, queue.count_unsettled_until(until)))
 
-    def on_ask_once(self, peer: Peer, question: m.AskOnce, now: int) -> None:
-        answer = self._registry.once.ask(peer.number, question, now)
-        peer.tell(m.ToldOnce(question.request, answer))
+    def on_dedup_ask(self, peer: Peer, question: m.DedupAsk, now: int) -> None:
+        answer = self._registry.dedup.ask(peer.number, question, now)
+        peer.tell(m.DedupVerdicts(question.request, answer))
 
-    def on_once_became(self, peer: Peer, what: m.OnceBecame, now: int) -> None:
-        self._registry.once.became(peer.number, what, self._registry.peers)
+    def on_dedup_outcome(self, peer: Peer, what: m.DedupOutcome, now: int) -> None:
+        self._registry.dedup.became(peer.number, what, self._registry.peers)
 
-    def on_forget_once(self, peer: Peer, what: m.ForgetOnce, now: int) -> None:
-        self._registry.once.forget(what.thing)
+    def on_dedup_forget(self, peer: Peer, what: m.DedupForget, now: int) -> None:
+        self._registry.dedup.forget(what.thing)
 
     # -- room for transactions ---------------------------------------------------------------------
 
@@ -159,8 +154,8 @@ class QueueRequests:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    def on_look(self, peer: Peer, look: m.Look, now: int) -> None:
-        peer.tell(self._streams.look(peer, look))
+    def on_inspect_stream(self, peer: Peer, look: m.InspectStream, now: int) -> None:
+        peer.tell(self._streams.inspect(peer, look))
 
     def on_pull(self, peer: Peer, pull: m.Pull, now: int) -> None:
         peer.tell(self._streams.pull(peer, pull))
@@ -168,8 +163,8 @@ class QueueRequests:
     def on_unwatch(self, peer: Peer, what: m.Unwatch, now: int) -> None:
         self._streams.unwatch(peer, what)
 
-    def on_place(self, peer: Peer, place: m.Place, now: int) -> None:
-        peer.tell(self._streams.place(place))
+    def on_store_offset(self, peer: Peer, place: m.StoreOffset, now: int) -> None:
+        peer.tell(self._streams.store_offset(place))
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -183,10 +178,6 @@ class QueueRequests:
             wanted = self._looked_over[asked.passed : end]
             rest = max(0, len(self._looked_over) - end)
         queues, consumers = stats.of_queues(self._queues.used_among(wanted))
-        if not self._streams.queues:
-            peer.tell(m.StatsReply(asked.request, queues, consumers, process, rest))
-            return
         streams, readers = self._streams.stats(wanted), self._streams.reader_stats(wanted)
         reply = asked.request, queues, consumers, process, rest, streams, readers
-        gaps = self._streams.gaps(wanted)
-        peer.tell(m.GapsReply(*reply, gaps) if gaps else m.StreamsReply(*reply))
+        peer.tell(m.StatsReply(*reply, self._streams.gaps(wanted)))

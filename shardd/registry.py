@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from shardmq.shardd.dead_letters import DeadLetters
-from shardmq.shardd.once import Once
+from shardmq.shardd.dedup_ids import DedupIds
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import (
     Consumer,
@@ -65,7 +65,7 @@ class Registry:
         # By the first bytes of their messages.
         self.senders: Final[dict[envelope.Message, Peer]] = {}
         self.dead_letters: Final = DeadLetters()
-        self.once: Final = Once()
+        self.dedup: Final = DedupIds()
         self.reservations: Final = Reservations()
         # Queues that may have something to hand out, in order.
         self.dirty: Final[dict[Queue, None]] = {}
@@ -223,7 +223,7 @@ class Registry:
         if queue.backlog.departures is not None and queue.backlog.departures.waits:
             self.have_died(queue)
         self.dead_letters.forget(queue)
-        self.once.forget(queue.id)
+        self.dedup.forget(queue.id)
         self.gone.add(queue.counters)
         count = queue.drop()
         self.streams.dropped(queue)
@@ -266,4 +266,4 @@ class Registry:
                 store.delete_all()
 
     def on_list(self, peer: Peer, asked: m.ListQueues, now: int) -> None:
-        peer.tell(m.Queues(asked.request, self.queues.ids()))
+        peer.tell(m.QueueIds(asked.request, self.queues.ids()))

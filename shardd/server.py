@@ -28,19 +28,13 @@ from shardmq.shardd.disk import Calls, DiskRoom, StallWatch, WatchedFiles
 from shardmq.shardd.peers import Outgoing
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.signals import Signals
-from shardmq.shardd.store import (
-    Damage,
-    DiskFull,
-    FormatTooNew,
-    SegmentStore,
-    StoreError,
-    StreamCache,
-    StreamLog,
-)
+from shardmq.shardd.store.damage import Damage
+from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import OsFiles, is_full
-from shardmq.shardd.store.published_range import QueueRange, Ranges
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog, QueueRange, Ranges
+from shardmq.shardd.store.streams.segment import SEGMENT_BYTES_MIN
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire

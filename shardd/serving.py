@@ -83,7 +83,7 @@ class Serving:
         for late in queue.late(now):
             timeout = queue.backlog.limits.consumer_timeout
             assert isinstance(late.peer, Peer) and timeout is not None
-            late.peer.tell(m.Overdue(late.connection, late.channel, timeout))
+            late.peer.tell(m.AckTimeout(late.connection, late.channel, timeout))
         if queue.take_overdue(now):
             self._dirty[queue] = None
             self._registry.store_changed(queue)
@@ -161,4 +161,4 @@ class Serving:
 
     def passed(self, consumer: Consumer, offset: int) -> None:
         assert isinstance(consumer.peer, Peer)
-        consumer.peer.tell(m.Passed(consumer.number, offset), after_deliveries=True)
+        consumer.peer.tell(m.MarkReached(consumer.number, offset), after_deliveries=True)

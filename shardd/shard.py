@@ -77,7 +77,7 @@ class Shard:
         self.peers = registry.peers
         self.upkeep = registry.upkeep
         self.dead_letters = registry.dead_letters
-        self.once = registry.once
+        self.dedup = registry.dedup
         self.reservations = registry.reservations
         self._senders = registry.senders
         self._dirty = registry.dirty
@@ -98,8 +98,7 @@ class Shard:
             m.CONTROL: self._on_control,
             # who is there, and what exists
             m.Join: membership.on_join,
-            m.Gone: membership.on_gone,
-            m.AssignPart: membership.on_assign_part,
+            m.FrontDoorGone: membership.on_front_door_gone,
             m.Assign: membership.on_assign,
             m.CreateQueues: registry.on_create,
             m.DeleteQueue: registry.on_delete,
@@ -111,7 +110,7 @@ class Shard:
             m.AttachReader: consumers.on_attach_reader,
             m.AttachBounded: consumers.on_attach_reader,
             m.AttachStreamPart: consumers.on_attach_reader,
-            m.Bound: consumers.on_bound,
+            m.SetBounds: consumers.on_set_bounds,
             m.Detach: consumers.on_detach,
             m.Release: consumers.on_release,
             m.Grant: consumers.on_grant,
@@ -120,21 +119,20 @@ class Shard:
             # one queue
             m.Get: requests.on_get,
             m.Count: requests.on_count,
-            m.Left: requests.on_left,
-            m.LetGo: requests.on_let_go,
+            m.CountUnsettled: requests.on_count_unsettled,
+            m.DeadLetterUpTo: requests.on_dead_letter_up_to,
             m.Purge: requests.on_purge,
-            m.PurgeFirst: requests.on_purge_first,
-            m.Departed: requests.on_departed,
-            m.AskOnce: requests.on_ask_once,
-            m.OnceBecame: requests.on_once_became,
-            m.ForgetOnce: requests.on_forget_once,
+            m.DeadLettersPublished: requests.on_dead_letters_published,
+            m.DedupAsk: requests.on_dedup_ask,
+            m.DedupOutcome: requests.on_dedup_outcome,
+            m.DedupForget: requests.on_dedup_forget,
             m.Reserve: requests.on_reserve,
             m.Redeem: requests.on_redeem,
             m.Unreserve: requests.on_unreserve,
-            m.Look: requests.on_look,
+            m.InspectStream: requests.on_inspect_stream,
             m.Pull: requests.on_pull,
             m.Unwatch: requests.on_unwatch,
-            m.Place: requests.on_place,
+            m.StoreOffset: requests.on_store_offset,
             m.Stats: requests.on_stats,
         }
 
@@ -236,7 +234,7 @@ class Shard:
                 if queue.consumers.all or not queue.is_asleep:
                     self._dirty[queue] = None
             if refused and held is not None:
-                held.refused = refused_runs(message, sorted(refused), m.SOME)
+                held.refused = refused_runs(message, sorted(refused), m.PARTLY_REFUSED)
             if fates is not None and fates.known and held is not None:
                 held.refused = [
                     *held.refused,

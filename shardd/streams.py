@@ -197,7 +197,7 @@ class Streams:
         queue.attach(reader)
         return reader
 
-    def place(self, place: m.Place) -> m.Done | m.Refused:
+    def store_offset(self, place: m.StoreOffset) -> m.Done | m.Refused:
         queue = self.queues.get(place.queue)
         if queue is None:
             return m.Refused(place.request, 404, "gone")
@@ -210,14 +210,14 @@ class Streams:
 
     # -- what exchanges keep -----------------------------------------------------------------------
 
-    def look(self, peer: Peer, look: m.Look) -> m.Looked | m.Refused:
+    def inspect(self, peer: Peer, look: m.InspectStream) -> m.StreamInspected | m.Refused:
         queue = self.queues.get(look.queue)
         if queue is None:
             return m.Refused(look.request, 404, "gone")
         if look.watch:
             queue.watched.setdefault((look.watch, peer.number), [])
         log = queue.log.stream
-        return m.Looked(
+        return m.StreamInspected(
             look.request,
             log.first_offset,
             log.next_offset,

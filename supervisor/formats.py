@@ -7,9 +7,9 @@ the file. A binary file has its format in its head:
 
     0  8 bytes that name the kind of file | u32 format | u32 checksum
 
-The checksum starts from the number of the format (shardd/store/segment.py), so that a damaged
-number is not taken for a later format. The checksum of the definitions does not start from it.
-Files that no start reads (lost.*, damaged.*) are skipped.
+The checksum starts from the number of the format (shardd/store/format/segment_file.py), so that a
+damaged number is not taken for a later format. The checksum of the definitions does not start from
+it. Files that no start reads (lost.*, damaged.*) are skipped.
 """
 
 from __future__ import annotations

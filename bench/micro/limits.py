@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from shardmq.shardd.store import record
+from shardmq.shardd.store.format import record
 
 PIECE_BYTES = 64 << 10
 SPREAD_BYTES = 64 << 20  # the memory that copies walk through, larger than the cache

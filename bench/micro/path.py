@@ -39,7 +39,7 @@ from typing import Any
 from shardmq.broker.amqp import contents, frames
 from shardmq.broker.front_door.consume.deliveries import LARGE_BYTES
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer

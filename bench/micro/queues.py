@@ -22,7 +22,7 @@ from typing import Any
 
 from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
 from shardmq.shardd.queues.delay_queue import DelayQueue
-from shardmq.shardd.store.record import Arrival
+from shardmq.shardd.store.format.record import Arrival
 
 BATCH = 256
 REQUEUED = 1_000

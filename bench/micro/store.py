@@ -24,7 +24,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
-from shardmq.shardd.store import SegmentStore, record
+from shardmq.shardd.store.format import record
+from shardmq.shardd.store.segments import SegmentStore
 
 SIZES = (40, 160, 512, 1024, 16384, 32768)
 PUBLISHED_US = {40: "5.5", 1024: "7.7", 16384: "60", 32768: "100"}

@@ -20,7 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from shardmq.shardd.store import StreamLog, record
+from shardmq.shardd.store.format import record
+from shardmq.shardd.store.streams import StreamLog
 
 SIZES = (16, 100, 1024, 16384)
 BATCH_MESSAGES = 256

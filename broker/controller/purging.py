@@ -59,4 +59,4 @@ async def purge_first(
 
 
 def _first(queue: int, count: int) -> Callable[[int], wire.Message]:
-    return lambda number: wire.PurgeFirst(number, queue, count)
+    return lambda number: wire.Purge(number, queue, count)

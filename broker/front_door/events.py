@@ -67,11 +67,11 @@ class ShardEvents:
             consuming.cancelled(what.consumer)
         elif isinstance(what, wire.Ungranted):
             consuming.ungranted(what.consumer, what.count, what.wants)
-        elif isinstance(what, wire.Passed):
+        elif isinstance(what, wire.MarkReached):
             consuming.groups.passed(what.consumer, what.offset)
-        elif isinstance(what, wire.Overdue):
+        elif isinstance(what, wire.AckTimeout):
             self._close_overdue(what)
-        elif isinstance(what, wire.OnceBecame):
+        elif isinstance(what, wire.DedupOutcome):
             self._services.publishing.dedup.told(shard, what)
         elif isinstance(what, wire.DeadLetters):
             self._dead_lettering.receive(shard, what)
@@ -82,7 +82,7 @@ class ShardEvents:
             self._services.shards.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._alarm(shard, what.reason)
 
-    def _close_overdue(self, what: wire.Overdue) -> None:
+    def _close_overdue(self, what: wire.AckTimeout) -> None:
         """Close a channel that has not acknowledged for too long."""
         found = self._connections.by_number.get(what.connection)
         if found is not None:

@@ -4,8 +4,8 @@ An exchange or queue with the argument `x-message-deduplication` true lets the f
 id pass and drops the others, which are confirmed all the same. The id is the header
 `x-deduplication-header`, or the header that the argument of this name says; a message without an id
 passes. The last `x-cache-size` ids are remembered, each for `x-cache-ttl` ms (a header of that name
-in the message wins). Shards remember them in memory (shardd/once.py). A message whose first copy
-was not stored after all is forgotten, so that it can be published again.
+in the message wins). Shards remember them in memory (shardd/dedup_ids.py). A message whose first
+copy was not stored after all is forgotten, so that it can be published again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hold a queue together: its messages, its consumers, its life and its counters.
 
-Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/store.py.
+Publish path, 4 of 5. Before: shardd/shard.py. After: shardd/store/segments/store.py.
 
 A queue keeps entries (entry.py); the store keeps the bytes. This file takes in publishes and
 messages that come back. It holds the backlog and the dispatch. The backlog (backlog.py) has order,
@@ -302,7 +302,7 @@ class Queue:
         lasts = [level.peek(len(level))[-1] for level in levels if len(level)]
         return max([entry & PLACE for entry in (*lasts, *self._held())], default=0)
 
-    def left_until(self, place: int) -> int:
+    def count_unsettled_until(self, place: int) -> int:
         """Return how many messages up to that place are not settled."""
         last = place | ~PLACE
         ready = sum(
@@ -312,7 +312,7 @@ class Queue:
         )
         return ready + sum(entry <= last for entry in self._held())
 
-    def let_go_until(self, place: int, reason: str) -> int:
+    def dead_letter_until(self, place: int, reason: str) -> int:
         """Let go of unsettled messages up to that place, except resting ones; return how many.
 
         A late ack of such a message is no error.

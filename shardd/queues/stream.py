@@ -267,7 +267,7 @@ class StreamQueue(Queue):
         """Return the offset behind the last message, whether it is on stable storage or not."""
         return self.log.stream.next_offset
 
-    def left_until(self, last: int) -> int:
+    def count_unsettled_until(self, last: int) -> int:
         """Return how many messages below the offset `last` are not on stable storage."""
         return max(0, last - self.log.stream.committed_offset)
 

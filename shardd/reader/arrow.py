@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from shardmq.shardd.store import columns as c
-from shardmq.shardd.store.arrays import Arrays
-from shardmq.shardd.store.columns import Columns
+from shardmq.shardd.store.format import columns as c
+from shardmq.shardd.store.format.arrays import Arrays
+from shardmq.shardd.store.format.columns import Columns
 
 BITS = {
     "offset": c.OFFSET,

@@ -13,12 +13,12 @@ from shardmq.shardd.directories import shard_directory, stream_directory, vhost_
 from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.pace import Pace
 from shardmq.shardd.reader.sending import Sender
-from shardmq.shardd.store.columns import Columns
 from shardmq.shardd.store.errors import Corrupt, FormatTooNew
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.filtering import Filter
-from shardmq.shardd.store.stream_scan import Places, Truncated, find
-from shardmq.shardd.store.stream_scan import Scan as StreamScan
+from shardmq.shardd.store.format.columns import Columns
+from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.streams.scan import Places, Truncated, find
+from shardmq.shardd.store.streams.scan import Scan as StreamScan
 from shardmq.shardd.wire import gaps
 from shardmq.shardd.wire.board import BoardView, Range, path_of
 from shardmq.shardd.wire.reading import LENGTH, Answer, Find, Scan

@@ -20,7 +20,7 @@ from shardmq.shardd.reader.config import ReaderConfig, read
 from shardmq.shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams
 from shardmq.shardd.signals import Signals
 from shardmq.shardd.store.errors import Corrupt
-from shardmq.shardd.store.stream_scan import Truncated
+from shardmq.shardd.store.streams.scan import Truncated
 from shardmq.shardd.wire.memory import collect_seldom, keep_warm
 from shardmq.shardd.wire.precedence import messages_first
 from shardmq.shardd.wire.reading import (

@@ -29,3 +29,12 @@ class Closed(StoreError):
 
 class FormatTooNew(StoreError):
     """The files were written by a later version than this one."""
+
+
+def refuse_newer(name: str, version: int, known: int = 1) -> None:
+    """Raise FormatTooNew when a header with a good crc has a later format.
+
+    Guessing at a later format could lose its messages.
+    """
+    if version > known:
+        raise FormatTooNew(f"{name} has format {version}, this program knows up to {known}")

@@ -147,3 +147,31 @@ def remove_files(files: Files, paths: list[str]) -> None:
         except OSError as error:
             if not is_missing(error):
                 raise
+
+
+def read_file(files: Files, path: str) -> bytes:
+    """Return all bytes of a file, or b"" when there is no such file."""
+    try:
+        handle = files.open(path, read_only=True)
+    except OSError as error:
+        if is_missing(error):
+            return b""
+        raise
+    try:
+        data = bytearray(files.size(handle))
+        with memoryview(data) as view:
+            got = files.read_into(handle, view, 0)
+        return bytes(data[:got])
+    finally:
+        files.close(handle)
+
+
+def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> None:
+    handle = files.open(path, create=True)
+    try:
+        files.truncate(handle, 0)
+        files.write(handle, data, 0)
+        if sync:
+            files.sync(handle)
+    finally:
+        files.close(handle)

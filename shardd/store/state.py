@@ -7,27 +7,14 @@ nothing is written any more: only the next recovery knows what is on disk.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic
 
 from shardmq.shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardmq.shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.sync import Noted, SyncJob
 
 
-class Syncing(Protocol):
-    """A sync that runs, or has run, in another thread."""
-
-    @property
-    def synced(self) -> bool: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def error(self) -> Exception | None: ...
-
-
-AnyJob = TypeVar("AnyJob", bound=Syncing)
-
-
-class StoreState(Generic[AnyJob]):
+class StoreState(Generic[Noted]):
     """The state of one store or stream, shared by the objects it is made of.
 
     `what` names the store or stream in errors. `stage` is "new" before the recovery, then "open",
@@ -42,7 +29,7 @@ class StoreState(Generic[AnyJob]):
         self.files = files
         self.stage = "new"
         self.failure = ""
-        self.job: AnyJob | None = None
+        self.job: SyncJob[Noted] | None = None
         self.has_directory = False
 
     def find_directory(self) -> None:
@@ -83,7 +70,7 @@ class StoreState(Generic[AnyJob]):
         if self.failure:
             raise StoreFailed(self.failure)
 
-    def check_synced(self, job: Syncing) -> None:
+    def check_synced(self, job: SyncJob[Any]) -> None:
         """Raise StoreFailed unless the job was completed."""
         if not job.synced:
             raise self.fail(job.error or "a sync did not come to its end")

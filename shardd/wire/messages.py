@@ -44,7 +44,7 @@ LANE = 7  # both ways, no body: the messages that follow come through the ring a
 KNOWN, ALTERED = 1 << 16, 1 << 17
 # A flag beside the confirm number 0, for transactions only: a queue refused some, but not all, of
 # the messages that the channel published without confirm numbers. Without the flag none was taken.
-SOME = 1 << 18
+PARTLY_REFUSED = 1 << 18
 
 # Reasons of an Alarm on which programs act too.
 LOW_ON_DISK = "low on disk"
@@ -78,9 +78,9 @@ STOP = 2  # it is given back, with nothing delivered
 CLOSE = 3  # the allotment is not used any more
 UNLIMITED: Final = 1 << 62
 
-# The verdict on a message of an exchange or queue that takes each message once (ToldOnce).
+# The verdict on a message of an exchange or queue that takes each message once (DedupVerdicts).
 FIRST = 0
-AGAIN = 1  # the first copy is stored
+STORED_BEFORE = 1  # the first copy is stored
 FOLLOWS = 2  # the fate of the first copy is not known yet
 
 
@@ -162,11 +162,11 @@ class Hello(Message, tag="hello", frozen=True):
     ready: bool
 
 
-class Gone(Message, tag="gone", frozen=True):
+class FrontDoorGone(Message, tag="front-door-gone", frozen=True):
     """Tell a shard that front door `door` of `incarnation` ended.
 
-    The controller sends Gone. The shard requeues the deliveries that the front door held. There is
-    no answer.
+    The controller sends FrontDoorGone. The shard requeues the deliveries that the front door held.
+    There is no answer.
     """
 
     door: int
@@ -176,23 +176,16 @@ class Gone(Message, tag="gone", frozen=True):
 # -- what exists (controller only) -----------------------------------------------------------------
 
 
-class AssignPart(Message, tag="assign-part", frozen=True):
-    """Give a shard the first queues of the Assign that follows.
-
-    The controller sends AssignPart to a shard when there are many queues. There is no answer.
-    """
-
-    queues: list[QueueSpec]
-
-
 class Assign(Message, tag="assign", frozen=True):
-    """Give a shard all its queues, together with the queues of the AssignParts before.
+    """Give a shard its queues.
 
-    The controller sends Assign to a shard that said Hello(ready=False). The shard recovers, drops
-    the data of queues that were not named, and then sends Hello(ready=True) to all peers.
+    The controller sends Assign to a shard that said Hello(ready=False), several times if there are
+    many queues. After the last Assign the shard recovers, drops the data of queues that were not
+    named, and then sends Hello(ready=True) to all peers. The others have no answer.
     """
 
     queues: list[QueueSpec]
+    last: bool = True
 
 
 class CreateQueues(Message, tag="create", frozen=True):
@@ -241,12 +234,13 @@ class AutoDeleted(Message, tag="auto-deleted", frozen=True):
     reason: str  # "auto-delete" or "expired"
 
 
-class Used(Message, tag="used", frozen=True):
+class FirstConsumer(Message, tag="first-consumer", frozen=True):
     """Tell the controller that an auto_delete queue has had a consumer.
 
-    The shard sends Used for the first consumer of the queue in the life of the shard's process, and
-    again to a new controller. The controller remembers the fact, because a shard that starts again
-    does not know it and would wait for ever for the last consumer to leave. There is no answer.
+    The shard sends FirstConsumer for the first consumer of the queue in the life of the shard's
+    process, and again to a new controller. The controller remembers the fact, because a shard that
+    starts again does not know it and would wait for ever for the last consumer to leave. There is
+    no answer.
     """
 
     queue: int
@@ -268,13 +262,13 @@ class Stats(Message, tag="stats", frozen=True):
 class ListQueues(Message, tag="list-queues", frozen=True):
     """Ask a shard which queues it has.
 
-    The controller sends ListQueues. The shard answers with Queues.
+    The controller sends ListQueues. The shard answers with QueueIds.
     """
 
     request: int
 
 
-class Queues(Message, tag="queues", frozen=True):
+class QueueIds(Message, tag="queue-ids", frozen=True):
     """Answer ListQueues.
 
     `ids` has the ids of all queues of the shard.
@@ -324,23 +318,6 @@ class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     priority: int = 0
 
 
-class StatsReply(Message, tag="stats-reply", frozen=True):
-    """Answer Stats of the controller.
-
-    `consumers` are the consumers of `queues`. `rest` is the number of used queues that the
-    controller has still to ask for. A queue that is not used holds no messages, has no consumers
-    and has counted nothing, so the shard leaves it out.
-    """
-
-    request: int
-    queues: list[QueueStats]
-    consumers: list[ConsumerStats]
-    # rss_bytes, cpu_seconds, segments, disk_bytes, ..., and histograms (histogram.py). Only the
-    # first reply has them: the others have {}.
-    process: dict[str, float]
-    rest: int
-
-
 class StreamStats(msgspec.Struct, array_like=True, frozen=True):
     """The numbers that a stream has beside its QueueStats.
 
@@ -366,20 +343,25 @@ class ReaderStats(msgspec.Struct, array_like=True, frozen=True):
     offset: int
 
 
-class StreamsReply(StatsReply, tag="stats-reply-streams", frozen=True):
-    """Answer Stats of the controller, in place of StatsReply, from a shard with streams."""
+class StatsReply(Message, tag="stats-reply", frozen=True):
+    """Answer Stats of the controller.
 
-    streams: list[StreamStats]
-    readers: list[ReaderStats]
-
-
-class GapsReply(StreamsReply, tag="stats-reply-gaps", frozen=True):
-    """Answer Stats of the controller, in place of StreamsReply, when some streams are damaged.
-
-    `gaps` has the ranges [from, to) of offsets whose messages are lost, by the id of the stream, as
-    far as the damage is known.
+    `rest` is the number of used queues that the controller has still to ask for. A queue that is
+    not used holds no messages, has no consumers and has counted nothing, so the shard leaves it
+    out.
     """
 
+    request: int
+    queues: list[QueueStats]
+    consumers: list[ConsumerStats]  # of `queues`
+    # rss_bytes, cpu_seconds, segments, disk_bytes, ..., and histograms (histogram.py). Only the
+    # first reply has them: the others have {}.
+    process: dict[str, float]
+    rest: int
+    streams: list[StreamStats] = []  # the streams among `queues`
+    readers: list[ReaderStats] = []  # their consumers
+    # The ranges [from, to) of offsets whose messages are lost, as far as the damage is known, by
+    # the ids of damaged streams.
     gaps: dict[int, list[tuple[int, int]]] = {}
 
 
@@ -473,11 +455,12 @@ class ReadFrom(msgspec.Struct, array_like=True, frozen=True):
     seen_below: int = 0  # the client of a resumed consumer may have seen messages below this offset
 
 
-class Look(Message, tag="look", frozen=True):
+class InspectStream(Message, tag="inspect-stream", frozen=True):
     """Ask about a stream, and begin to watch it.
 
-    A front door sends Look to a shard. The shard answers with Looked, which says which offsets the
-    stream has and where the times `timestamp` and `young` (both ms) are in it, or with Refused.
+    A front door sends InspectStream to a shard. The shard answers with StreamInspected, which says
+    which offsets the stream has and where the times `timestamp` and `young` (both ms) are in it, or
+    with Refused.
 
     From now on until Unwatch, the shard remembers which messages of the stream are published for
     the queue `watch` too: their records name `watch`, on whichever shard that queue lives. A
@@ -491,11 +474,11 @@ class Look(Message, tag="look", frozen=True):
     young: int
 
 
-class Looked(Message, tag="looked", frozen=True):
-    """Answer Look of a front door; all numbers but `request` are offsets.
+class StreamInspected(Message, tag="stream-inspected", frozen=True):
+    """Answer InspectStream of a front door; all numbers but `request` are offsets.
 
     `end_offset` is behind all appended messages, also those that are not readable yet. `at_time`
-    and `young` are the offsets of the two times that Look asked for.
+    and `young` are the offsets of the two times that InspectStream asked for.
     """
 
     request: int
@@ -536,7 +519,7 @@ class Pulled(Message, tag="pulled", frozen=True):
 
 
 class Unwatch(Message, tag="unwatch", frozen=True):
-    """End the watch that began with Look.
+    """End the watch that began with InspectStream.
 
     A front door sends Unwatch to a shard. The shard forgets what it remembered for `watch`. There
     is no answer.
@@ -546,11 +529,11 @@ class Unwatch(Message, tag="unwatch", frozen=True):
     watch: int
 
 
-class Place(Message, tag="place", frozen=True):
+class StoreOffset(Message, tag="store-offset", frozen=True):
     """Store the offset of a named consumer of a stream that reads elsewhere.
 
-    The controller sends Place to a shard. `offset` is the next offset that the consumers of this
-    name want; None forgets the name. The shard answers with Done, or with Refused (406) if
+    The controller sends StoreOffset to a shard. `offset` is the next offset that the consumers of
+    this name want; None forgets the name. The shard answers with Done, or with Refused (406) if
     consumers are reading under the name, if the offset is beyond the end of the stream, or if the
     stream has too many names.
     """
@@ -581,8 +564,8 @@ class AttachedAt(Attached, tag="attached-at", frozen=True):
 class AttachBounded(AttachReader, tag="attach-bounded", frozen=True):
     """Attach a consumer to a stream, bounded from the beginning.
 
-    A front door sends AttachBounded to a shard, in place of AttachReader. Bound explains `stop` and
-    `mark`.
+    A front door sends AttachBounded to a shard, in place of AttachReader. SetBounds explains `stop`
+    and `mark`.
     """
 
     stop: int | None = None
@@ -599,12 +582,12 @@ class AttachStreamPart(AttachBounded, tag="attach-stream-part", frozen=True):
     whole: int = 0
 
 
-class Bound(Message, tag="bound", frozen=True):
+class SetBounds(Message, tag="set-bounds", frozen=True):
     """Change the bounds of a consumer of a stream.
 
-    A front door sends Bound to a shard. From now on the consumer gets nothing from offset `stop`
-    on; None removes this bound. The shard sends Passed once, when the consumer has settled all
-    messages below `mark`; None asks for no Passed. There is no other answer.
+    A front door sends SetBounds to a shard. From now on the consumer gets nothing from offset
+    `stop` on; None removes this bound. The shard sends MarkReached once, when the consumer has
+    settled all messages below `mark`; None asks for no MarkReached. There is no other answer.
     """
 
     consumer: int
@@ -612,10 +595,11 @@ class Bound(Message, tag="bound", frozen=True):
     mark: int | None
 
 
-class Passed(Message, tag="passed", frozen=True):
+class MarkReached(Message, tag="mark-reached", frozen=True):
     """Tell a front door that a consumer has settled all messages below `offset`.
 
-    The shard sends Passed once for each mark, when `offset` has reached it. There is no answer.
+    The shard sends MarkReached once for each mark, when `offset` has reached it. There is no
+    answer.
     """
 
     consumer: int
@@ -626,7 +610,8 @@ class Detach(Message, tag="detach", frozen=True):
     """Stop the deliveries to a consumer.
 
     A front door sends Detach to a shard. Unsettled deliveries stay with the consumer until they are
-    settled or until Release. The shard answers with Done(request), after the last delivery.
+    settled or until Release. The shard answers with Done(request, closed=...), after the last
+    delivery.
     """
 
     request: int
@@ -638,8 +623,7 @@ class Release(Message, tag="release", frozen=True):
 
     A front door sends Release when a channel or a connection closed. The shard detaches consumers
     that are still attached and requeues the messages that they hold in their places, as
-    redelivered. The shard answers with Released(request) when auto_delete queues go with the
-    consumers, else with Done(request).
+    redelivered. The shard answers with Done(request, closed=...).
     """
 
     request: int
@@ -710,10 +694,10 @@ class Cancelled(Message, tag="cancelled", frozen=True):
     consumer: int
 
 
-class Overdue(Message, tag="overdue", frozen=True):
+class AckTimeout(Message, tag="ack-timeout", frozen=True):
     """Ask a front door to close a channel that has held a message for longer than `timeout_ms`.
 
-    The shard sends Overdue. The messages that the channel holds stay with it until its Release.
+    The shard sends AckTimeout. The messages that the channel holds stay with it until its Release.
     """
 
     connection: int
@@ -724,8 +708,8 @@ class Overdue(Message, tag="overdue", frozen=True):
 class Get(Message, tag="get", frozen=True):
     """Get one message of a queue, for basic.get.
 
-    A front door sends Get to a shard. The shard answers with Got, GotAgain or Refused. `consumer`
-    is the pseudo consumer of the channel on this shard, which holds the delivery; it is 0 with
+    A front door sends Get to a shard. The shard answers with Got or Refused. `consumer` is
+    the pseudo consumer of the channel on this shard, which holds the delivery; it is 0 with
     `no_ack`.
     """
 
@@ -749,30 +733,7 @@ class Got(Message, tag="got", frozen=True):
     number: int  # delivery number within `consumer`
     redelivered: bool
     remaining: int
-
-
-class GotAgain(Message, tag="got-again", frozen=True):
-    """Answer Get of a front door with a message that came back `times` times.
-
-    Only a queue with a delivery limit counts how often a message came back. Such a message is
-    redelivered; the other fields are those of Got.
-    """
-
-    request: int
-    message: bytes
-    number: int
-    remaining: int
-    times: int
-
-
-class Released(Message, tag="released", frozen=True):
-    """Answer Release of a front door, in place of Done.
-
-    `closed` has the ids of the auto_delete queues that will be deleted because no consumer is left.
-    """
-
-    request: int
-    closed: list[int]
+    times: int = 0  # how often the message came back, in a queue with a delivery limit
 
 
 class Count(Message, tag="count", frozen=True):
@@ -786,13 +747,13 @@ class Count(Message, tag="count", frozen=True):
     queue: int
 
 
-class Left(Message, tag="left", frozen=True):
+class CountUnsettled(Message, tag="count-unsettled", frozen=True):
     """Ask how many messages of a queue, up to the mark `until`, are not settled.
 
-    The controller sends Left to a shard. An `until` of 0 means the present end of the queue. For a
-    stream, the shard counts the messages that are not on stable storage. The shard answers with
-    Marked(request) or Refused. A mark is valid for one life of the shard's process. The mark of a
-    stream is the offset behind the last message.
+    The controller sends CountUnsettled to a shard. An `until` of 0 means the present end of the
+    queue. For a stream, the shard counts the messages that are not on stable storage. The shard
+    answers with UnsettledCount(request) or Refused. A mark is valid for one life of the shard's
+    process. The mark of a stream is the offset behind the last message.
     """
 
     request: int
@@ -800,24 +761,24 @@ class Left(Message, tag="left", frozen=True):
     until: int = 0
 
 
-class Marked(Message, tag="marked", frozen=True):
-    """Answer Left of the controller.
+class UnsettledCount(Message, tag="unsettled-count", frozen=True):
+    """Answer CountUnsettled of the controller.
 
-    `until` is the mark that was used. `left` is the number of messages up to it, both ready and
+    `until` is the mark that was used. `count` is the number of messages up to it, both ready and
     held by consumers.
     """
 
     request: int
     until: int
-    left: int
+    count: int
 
 
-class LetGo(Message, tag="letgo", frozen=True):
+class DeadLetterUpTo(Message, tag="dead-letter-up-to", frozen=True):
     """Dead-letter the unsettled messages of a queue up to the mark `until`.
 
-    The controller sends LetGo to a shard, with a mark from Marked. The messages go to the
-    dead-letter exchange of the queue for `reason`, also those that a consumer holds, but not those
-    that wait for a delayed retry. The shard answers with Done(request, messages) or Refused.
+    The controller sends DeadLetterUpTo to a shard, with a mark from UnsettledCount. The messages go
+    to the dead-letter exchange of the queue for `reason`, also those that a consumer holds, but not
+    those that wait for a delayed retry. The shard answers with Done(request, messages) or Refused.
     """
 
     request: int
@@ -827,34 +788,24 @@ class LetGo(Message, tag="letgo", frozen=True):
 
 
 class Purge(Message, tag="purge", frozen=True):
-    """Purge a queue.
+    """Purge a queue, or the `count` messages that would be delivered next.
 
-    A peer sends Purge to a shard. The shard answers with Done(request, messages) or Refused. The
-    code NO_ROOM says that the disk has no room to begin a stream anew, so that its messages stay.
+    A peer sends Purge to a shard; only the controller gives a `count`. The shard answers with
+    Done(request, messages) or Refused. The code NO_ROOM says that the disk has no room to begin a
+    stream anew, so that its messages stay. A stream is not purged by count.
     """
 
     request: int
     queue: int
-
-
-class PurgeFirst(Message, tag="purge-first", frozen=True):
-    """Purge the `count` messages that would be delivered next, or all if there are fewer.
-
-    The controller sends PurgeFirst to a shard. The shard answers with Done(request, messages), or
-    with Refused if the queue is gone or is a stream.
-    """
-
-    request: int
-    queue: int
-    count: int
+    count: int | None = None
 
 
 class DeadLetters(Message, tag="dead-letters", frozen=True):
     """Hand dead letters, or delayed messages that are due, to a front door that publishes them.
 
     The shard sends DeadLetters to one front door at a time. The front door answers with
-    Departed(number) when the copies are on stable storage. Until then the shard keeps the messages,
-    and gives them to another front door if this one goes.
+    DeadLettersPublished(number) when the copies are on stable storage. Until then the shard keeps
+    the messages, and gives them to another front door if this one goes.
 
     `messages` holds `count` stored messages back to back. They left `queue` for `reason`:
     "expired", "rejected", "maxlen" or "delivery_limit". They are to be published to `exchange` with
@@ -864,8 +815,8 @@ class DeadLetters(Message, tag="dead-letters", frozen=True):
 
     The reason "delayed" is no death: the messages have waited for `exchange` and are due.
 
-    With `insist`, a message that its only queue refuses is not stored, so Departed leaves it to the
-    shard.
+    With `insist`, a message that its only queue refuses is not stored, so DeadLettersPublished
+    leaves it to the shard.
     """
 
     number: int
@@ -879,30 +830,30 @@ class DeadLetters(Message, tag="dead-letters", frozen=True):
     messages: bytes
 
 
-class Departed(Message, tag="departed", frozen=True):
+class DeadLettersPublished(Message, tag="dead-letters-published", frozen=True):
     """Answer DeadLetters `number` of a shard.
 
-    A front door sends Departed when the messages are stored in their queues, or are routed to no
-    queue. `left` has runs (first, last) of ordinals of messages that could not be stored: the shard
-    hands these over again some time later.
+    A front door sends DeadLettersPublished when the messages are stored in their queues, or are
+    routed to no queue. `left` has runs (first, last) of ordinals of messages that could not be
+    stored: the shard hands these over again some time later.
     """
 
     number: int
     left: list[tuple[int, int]] = []
 
 
-class AskOnce(Message, tag="ask-once", frozen=True):
+class DedupAsk(Message, tag="dedup-ask", frozen=True):
     """Ask which messages are the first with their ids (deduplication over several front doors).
 
-    A front door sends AskOnce to a shard, when there are several front doors, for exchanges and
-    queues that take each message once. The shard answers with ToldOnce.
+    A front door sends DedupAsk to a shard, when there are several front doors, for exchanges and
+    queues that take each message once. The shard answers with DedupVerdicts.
 
     `things` has (id of the queue, or vhost/name of the exchange; how many ids are remembered for
     it). `ids` has (index into `things`, id, ms for which the id is remembered, 0 for ever). The ids
     have the numbers from `first` on, which this front door uses once in its life.
 
-    The front door sends OnceBecame for each id that is FIRST. The shard sends OnceBecame for each
-    id that FOLLOWS.
+    The front door sends DedupOutcome for each id that is FIRST. The shard sends DedupOutcome for
+    each id that FOLLOWS.
     """
 
     request: int
@@ -911,21 +862,21 @@ class AskOnce(Message, tag="ask-once", frozen=True):
     ids: list[tuple[int, bytes, int]]
 
 
-class ToldOnce(Message, tag="told-once", frozen=True):
-    """Answer AskOnce of a front door.
+class DedupVerdicts(Message, tag="dedup-verdicts", frozen=True):
+    """Answer DedupAsk of a front door.
 
-    `verdicts` has one byte for each id: FIRST, AGAIN or FOLLOWS.
+    `verdicts` has one byte for each id: FIRST, STORED_BEFORE or FOLLOWS.
     """
 
     request: int
     verdicts: bytes
 
 
-class OnceBecame(Message, tag="once-became", frozen=True):
+class DedupOutcome(Message, tag="dedup-outcome", frozen=True):
     """Say which first copies of messages were stored and which were lost.
 
-    A front door sends OnceBecame to a shard with the numbers of its own messages that were FIRST.
-    The shard sends OnceBecame to a front door with the numbers of the messages that FOLLOWS was
+    A front door sends DedupOutcome to a shard with the numbers of its own messages that were FIRST.
+    The shard sends DedupOutcome to a front door with the numbers of the messages that FOLLOWS was
     said of: the fate is that of the copy that they follow. There is no answer.
     """
 
@@ -933,10 +884,10 @@ class OnceBecame(Message, tag="once-became", frozen=True):
     lost: list[int]
 
 
-class ForgetOnce(Message, tag="forget-once", frozen=True):
+class DedupForget(Message, tag="dedup-forget", frozen=True):
     """Tell a shard that an exchange (vhost/name) is deleted.
 
-    A front door sends ForgetOnce. The shard forgets the ids of the exchange. There is no answer.
+    A front door sends DedupForget. The shard forgets the ids of the exchange. There is no answer.
     """
 
     thing: str
@@ -985,7 +936,8 @@ class Done(Message, tag="done", frozen=True):
     request: int
     messages: int = 0
     consumers: int = 0
-    closed: bool = False  # the queue will be deleted because no consumer is left
+    # The ids of the auto_delete queues that will be deleted because no consumer is left.
+    closed: list[int] = []
 
 
 class Refused(Message, tag="refused", frozen=True):
@@ -1002,12 +954,12 @@ class Refused(Message, tag="refused", frozen=True):
 
 
 Control = (
-    Join | Hello | Gone | AssignPart | Assign | CreateQueues | DeleteQueue | DropVhost
-    | AutoDeleted | Used | Stats | StatsReply | StreamsReply | GapsReply | ListQueues | Queues
-    | Alarm | Attach | AttachPart | Attached | AttachReader | AttachBounded | AttachStreamPart
-    | AttachedAt | Bound | Passed | Look | Looked | Pull | Pulled | Unwatch | Place | Detach
-    | Release | Released | Grant | Tune | Recall | Ungranted | Cancelled | Overdue | Get | Got
-    | GotAgain | Count | Left | Marked | LetGo | Purge | DeadLetters | Departed | AskOnce
-    | ToldOnce | OnceBecame | ForgetOnce | Reserve | Redeem | Unreserve | PurgeFirst | Done
-    | Refused
+    Join | Hello | FrontDoorGone | Assign | CreateQueues | DeleteQueue | DropVhost | AutoDeleted
+    | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach | AttachPart
+    | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch | StoreOffset
+    | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds | MarkReached
+    | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | AckTimeout | Get | Got
+    | Count | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
+    | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
+    | Redeem | Unreserve | Done | Refused
 )  # fmt: skip

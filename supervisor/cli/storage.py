@@ -71,5 +71,5 @@ def salvage(directory: Directory, target: Target) -> None:
 def _run(verb: str, directory: Path, *others: Path) -> None:
     if not directory.is_dir():
         fail(f"{directory}: not a directory", CONFIG)
-    command = module_command("shardmq.shardd.store", verb, str(directory), *map(str, others))
+    command = module_command("shardmq.shardd.store.tools", verb, str(directory), *map(str, others))
     raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)

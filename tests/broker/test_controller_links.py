@@ -152,7 +152,7 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
         name: queue.id for name in ("q1", "q2", "q3") if (queue := world.controller.authority.catalog.queue("/", name))
     }
     for name in ("q1", "q3"):
-        await world.shard.say(wire.Used(ids[name]))
+        await world.shard.say(wire.FirstConsumer(ids[name]))
     world.shard.epoch += 1
     await world.shard.say(wire.Hello(2, ready=False))
     for _ in range(2):  # a front door that has heard of it has attached its consumers before it says so
@@ -175,7 +175,7 @@ async def test_a_controller_that_ends_does_not_take_the_front_doors_from_the_sha
     async with asyncio.timeout(60):
         while not isinstance(world.shard.received[-1], wire.ListQueues):
             await asyncio.sleep(0.005)
-    assert not any(isinstance(message, wire.Gone) for message in world.shard.received)
+    assert not any(isinstance(message, wire.FrontDoorGone) for message in world.shard.received)
     writer.close()
 
 
@@ -216,7 +216,7 @@ async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_
     _, writer, _ = await enter(world)
     writer.close()
     async with asyncio.timeout(5):
-        while not any(isinstance(message, wire.Gone) for message in world.shard.received):
+        while not any(isinstance(message, wire.FrontDoorGone) for message in world.shard.received):
             await asyncio.sleep(0.005)
     reader, late = await asyncio.open_unix_connection(world.directory / "control.sock")
     late.write(encode(DoorHello(0, 1, 123, "", 0)))
@@ -234,7 +234,7 @@ async def test_a_front_door_with_a_new_link_before_the_end_of_the_old_one_was_ne
     assert [door.incarnation for door in world.controller.links.doors()] == [1]
     writer.write(encode(Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")))
     assert isinstance(await read(reader), Changes)
-    assert not any(isinstance(message, wire.Gone) for message in world.shard.received)
+    assert not any(isinstance(message, wire.FrontDoorGone) for message in world.shard.received)
     for each in (old, writer):
         each.close()
 
@@ -297,5 +297,5 @@ async def test_exclusive_queues_go_when_their_doors_stream_ends(world: World) ->
     async with asyncio.timeout(60):
         while world.controller.authority.catalog.queue("/", "q") is not None:
             await asyncio.sleep(0.005)
-        while not any(isinstance(message, wire.Gone) for message in world.shard.received):
+        while not any(isinstance(message, wire.FrontDoorGone) for message in world.shard.received):
             await asyncio.sleep(0.005)

@@ -107,11 +107,11 @@ class Play(ReshardingPlay):
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
         self._happen(2)
         asked = message(1)
-        assert isinstance(asked, wire.Left)
+        assert isinstance(asked, wire.CountUnsettled)
         log = self.logs[asked.queue]
         until = asked.until or len(log.messages)
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        reply.set_result(wire.Marked(1, until, max(0, until - log.committed)))
+        reply.set_result(wire.UnsettledCount(1, until, max(0, until - log.committed)))
         return reply
 
     # -- what happens

@@ -80,7 +80,9 @@ class Bench:
             pass
 
     def answers(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        found = [(what.number, what.left) for shard, what in self.links.told if isinstance(what, wire.Departed)]
+        found = [
+            (what.number, what.left) for shard, what in self.links.told if isinstance(what, wire.DeadLettersPublished)
+        ]
         assert {shard for shard, _ in self.links.told} <= {0}
         self.links.told.clear()
         return found

@@ -40,7 +40,7 @@ class FakeLinks:
     def answer(self, *verdicts: int) -> None:
         _, what, future = self.asked.pop(0)
         assert len(what.ids) == len(verdicts)
-        future.set_result(wire.ToldOnce(what.request, bytes(verdicts)))
+        future.set_result(wire.DedupVerdicts(what.request, bytes(verdicts)))
 
 
 def door() -> tuple[DedupService, FakeLinks]:
@@ -78,17 +78,17 @@ async def test_the_first_is_accounted_for_when_it_is_stored_and_when_it_is_not()
         copy.confirmed() if stored else copy.lost()
     asked.release()  # c was not published after all
     await asyncio.sleep(0)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.OnceBecame([1], [2, 3]))]
+    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupOutcome([1], [2, 3]))]
 
 
 async def test_another_is_answered_as_the_first_whenever_that_is_known() -> None:
     service, links = door()
-    asked = await asked_about(service, links, "abc", wire.AGAIN, wire.FOLLOWS, wire.FOLLOWS)
+    asked = await asked_about(service, links, "abc", wire.STORED_BEFORE, wire.FOLLOWS, wire.FOLLOWS)
     shard = home_of(EXCHANGE, 2)
     assert followed(asked, "a").said == ["ack"]
     early = followed(asked, "b")
     assert early.said == []
-    service.told(shard, wire.OnceBecame([2], [3]))
+    service.told(shard, wire.DedupOutcome([2], [3]))
     assert early.said == ["ack"]
     assert followed(asked, "c").said == ["nack"]
     assert asked.take(EXCHANGE, ("str", "a")) == (None, False)
@@ -99,7 +99,7 @@ async def test_what_is_told_before_the_answer_is_looked_at_counts() -> None:
     task = asyncio.ensure_future(service.ask([want("a")]))
     await asyncio.sleep(0)
     links.answer(wire.FOLLOWS)
-    service.told(home_of(EXCHANGE, 2), wire.OnceBecame([], [1]))
+    service.told(home_of(EXCHANGE, 2), wire.DedupOutcome([], [1]))
     assert followed(await task, "a").said == ["nack"]
 
 
@@ -117,10 +117,10 @@ async def test_a_shard_that_does_not_answer_is_not_waited_for_and_hears_that_not
     service, links = door()
     asked = await service.ask([want("a"), want("b")])
     assert asked.take(EXCHANGE, ("str", "a")) == (None, False)
-    links.answer(wire.FIRST, wire.AGAIN)
+    links.answer(wire.FIRST, wire.STORED_BEFORE)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.OnceBecame([], [1]))]
+    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupOutcome([], [1]))]
 
 
 async def test_a_client_that_leaves_meanwhile_has_published_nothing() -> None:
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_meanwhile_has_published_nothing() -> None:
     links.answer(wire.FIRST)
     for _ in range(3):
         await asyncio.sleep(0)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.OnceBecame([], [1]))]
+    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupOutcome([], [1]))]
 
 
 @pytest.mark.parametrize("how", ["restarted", "away", "silent"])
@@ -156,7 +156,7 @@ async def test_who_follows_what_nobody_knows_any_more_is_told_no(how: str) -> No
     assert follower.said == ["nack"]
     links.answer(wire.FOLLOWS)
     late = followed(await task, "b")
-    service.told(shard, wire.OnceBecame([2], []))
+    service.told(shard, wire.DedupOutcome([2], []))
     assert late.said == ["ack"]
 
 
@@ -167,7 +167,7 @@ async def test_many_ids_are_several_questions_and_all_are_answered() -> None:
     await asyncio.sleep(0)
     assert [len(what.ids) for _, what, _ in links.asked] == [dedup_service.QUESTION_IDS_MAX, 1]
     assert [what.first for _, what, _ in links.asked] == [1, dedup_service.QUESTION_IDS_MAX + 1]
-    links.answer(*[wire.AGAIN] * dedup_service.QUESTION_IDS_MAX)
+    links.answer(*[wire.STORED_BEFORE] * dedup_service.QUESTION_IDS_MAX)
     links.answer(wire.FIRST)
     asked = await task
     assert asked.take(EXCHANGE, ("str", "0"))[1] is True
@@ -176,11 +176,11 @@ async def test_many_ids_are_several_questions_and_all_are_answered() -> None:
 
 async def test_an_exchange_that_is_deleted_begins_anew() -> None:
     service, links = door()
-    await asked_about(service, links, "a", wire.AGAIN)
+    await asked_about(service, links, "a", wire.STORED_BEFORE)
     catalog = Catalog()
     service.catalog_changed(catalog)
     service.catalog_changed(catalog)
-    assert links.told == [(home_of(EXCHANGE, 2), wire.ForgetOnce("//x"))]
+    assert links.told == [(home_of(EXCHANGE, 2), wire.DedupForget("//x"))]
 
 
 def test_a_queue_is_remembered_where_it_lives_and_ids_of_two_kinds_are_two() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardmq.broker.front_door.publish.dedup_service import Copy, DedupService, ids_of, key_of
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.deduplication import HEADER, SIZE_DEFAULT, DedupRule
-from shardmq.shardd.once import Once
+from shardmq.shardd.dedup_ids import DedupIds
 from shardmq.shardd.wire import messages as wire
 from tests.support.answered import Answered
 
@@ -28,7 +28,7 @@ class Remembering:
         self.queue = QueuePut("/", "q", 7, 0, arguments={"x-message-deduplication": True, **arguments})
         self.links = [SimpleNamespace(shard=0, up=True)]
         self.now = 0
-        self._shard = Once()
+        self._shard = DedupIds()
         self._service = DedupService(self)
         self._peers: Any = {PEER: SimpleNamespace(tell=lambda said: self._service.told(0, said))}
 
@@ -38,7 +38,7 @@ class Remembering:
     def ask(self, shard: int, make: Callable[[int], Any]) -> asyncio.Future[Any]:
         question = make(1)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.set_result(wire.ToldOnce(1, self._shard.ask(PEER, question, self.now)))
+        answer.set_result(wire.DedupVerdicts(1, self._shard.ask(PEER, question, self.now)))
         return answer
 
     def tell(self, shard: int, what: Any) -> None:

@@ -83,7 +83,7 @@ class Play(ReshardingPlay):
     def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
         self._happen(2)
         asked = message(1)
-        assert isinstance(asked, wire.Left)
+        assert isinstance(asked, wire.CountUnsettled)
         queue = self.queues[asked.queue]
         if not asked.until:
             queue.marked = {*queue.ready, *queue.unacked}
@@ -91,7 +91,7 @@ class Play(ReshardingPlay):
         if asked.until != self.epochs + 1 and asked.until:  # places of another life mean nothing
             left = set()
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        reply.set_result(wire.Marked(1, asked.until or self.epochs + 1, len(left)))
+        reply.set_result(wire.UnsettledCount(1, asked.until or self.epochs + 1, len(left)))
         return reply
 
     # -- what happens

@@ -47,7 +47,7 @@ def disk_bytes(broker: RealBroker) -> int:
 
 def stats(broker: RealBroker) -> list[dict[str, int]]:
     """Of each segment of a stopped broker."""
-    command = [sys.executable, "-m", "shardmq.shardd.store", "stats", str(broker.data_dir)]
+    command = [sys.executable, "-m", "shardmq.shardd.store.tools", "stats", str(broker.data_dir)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line for line in map(json.loads, done.stdout.splitlines()) if "file" in line]
 

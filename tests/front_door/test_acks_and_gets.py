@@ -127,7 +127,7 @@ async def test_a_message_that_needs_no_ack_waits_for_none() -> None:
 
 async def test_a_message_that_was_delivered_before_says_how_often() -> None:
     play = Consuming()
-    ok, header, _ = await got(play, wire.GotAgain(1, message(), 1, 0, 3))
+    ok, header, _ = await got(play, wire.Got(1, message(), 1, True, 0, 3))
     assert ok.redelivered and header.properties.headers == {"x-delivery-count": 3}
 
 

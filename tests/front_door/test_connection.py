@@ -177,7 +177,7 @@ async def test_messages_are_requeued_before_channel_close_is_answered() -> None:
     getter = play.services.consuming.gets._getter(channel, 0)
     assert play.says(1, CLOSE_CHANNEL) == []
     await play.settled()
-    release = play.shards.answer(wire.Released(1, [33]))
+    release = play.shards.answer(wire.Done(1, closed=[33]))
     assert isinstance(release, wire.Release) and release.consumers == [getter.number]
     assert names(await play.settled()) == ["Channel.CloseOk"]
     assert play.line.gone == [33]  # queues that went with it are gone for who asks next
@@ -582,7 +582,7 @@ async def test_an_operator_cancels_a_consumer() -> None:
     play.connection.cancel_consumer(1, "no such tag")
     play.connection.cancel_consumer(7, "tag")
     await play.settled()
-    assert isinstance(play.shards.answer(wire.Done(1, closed=True)), wire.Detach)
+    assert isinstance(play.shards.answer(wire.Done(1, closed=[1])), wire.Detach)
     assert names(await play.settled()) == ["Basic.Cancel"]
     assert play.line.gone == [1]
 

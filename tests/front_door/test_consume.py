@@ -247,7 +247,7 @@ async def test_a_queue_that_goes_with_its_last_consumer_is_gone_behind_cancel_ok
     await play.consume()
     play.says(1, commands.Basic.Cancel("tag"))
     await play.settled()
-    play.shards.answer(wire.Done(1, closed=True))
+    play.shards.answer(wire.Done(1, closed=[1]))
     assert names(await play.settled()) == ["Basic.CancelOk"] and play.line.gone == [1]
 
 

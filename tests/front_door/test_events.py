@@ -85,7 +85,7 @@ async def test_what_a_shard_says_of_a_consumer_reaches_it() -> None:
     assert play.shards.said == [wire.Grant(number, 2)]
     play.shard_events.away(0)
     assert play.consuming.consumers[number].granted == 0
-    play.shard_events.told(0, wire.Passed(number, 7))  # no group's
+    play.shard_events.told(0, wire.MarkReached(number, 7))  # no group's
     play.shard_events.told(0, wire.Cancelled(number))
     play.aio.run()
     assert play.names() == ["Basic.Cancel"]
@@ -93,8 +93,8 @@ async def test_what_a_shard_says_of_a_consumer_reaches_it() -> None:
 
 async def test_a_channel_that_holds_something_for_too_long_is_closed() -> None:
     play = Heard()
-    play.shard_events.told(0, wire.Overdue(play.connection.id, 1, 1000))
-    play.shard_events.told(0, wire.Overdue(77, 1, 1000))
+    play.shard_events.told(0, wire.AckTimeout(play.connection.id, 1, 1000))
+    play.shard_events.told(0, wire.AckTimeout(77, 1, 1000))
     play.aio.run()
     (close,) = play.got()
     assert (close.name, close.reply_code) == ("Channel.Close", 406)
@@ -113,7 +113,7 @@ async def test_an_alarm_of_a_shard_holds_publishers_until_it_or_the_shard_is_ove
 
 async def test_what_became_of_first_copies_is_told_to_the_service_that_asked() -> None:
     play = Heard()
-    became = wire.OnceBecame([1], [2])
+    became = wire.DedupOutcome([1], [2])
     play.shard_events.told(1, became)
     play.shard_events.restarted(1)
     assert play.deduplicated == [(1, became), (1,)]

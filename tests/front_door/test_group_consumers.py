@@ -131,10 +131,10 @@ async def test_the_end_of_a_channel_gives_up_all_seats_when_the_shards_have_requ
     await play.give(group, *SEATS)
     play.consuming.release(play.channel)
     assert isinstance(play.line.said[-1], ConsumerLeave) and play.given_up() == []
-    play.shards.answer(wire.Released(1, []))
+    play.shards.answer(wire.Done(1))
     await play.settled()
     assert play.given_up() == [SEATS[0]]
-    play.shards.answer(wire.Released(1, []))
+    play.shards.answer(wire.Done(1))
     await play.settled()
     assert play.given_up() == [*SEATS] and play.consuming.groups.here() == []
 
@@ -288,10 +288,10 @@ async def test_bounds_that_change_while_the_shard_attaches_are_said_again() -> N
     await play.settled()
     play.order(group, "bound", stop=50, mark=5)
     number = group.assignments[SEATS[0]].number
-    assert play.shards.said == [wire.Bound(number, 50, 5)]
+    assert play.shards.said == [wire.SetBounds(number, 50, 5)]
     play.shards.answer(wire.AttachedAt(1, 0))
     await play.settled()
-    assert play.shards.said == [wire.Bound(number, 50, 5)] * 2
+    assert play.shards.said == [wire.SetBounds(number, 50, 5)] * 2
 
 
 async def test_a_mark_that_is_reached_is_told_to_the_controller() -> None:

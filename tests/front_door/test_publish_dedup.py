@@ -11,7 +11,7 @@ from pamqp import commands
 from shardmq.broker.amqp import ChannelException, Publishes
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
-from shardmq.shardd.once import Once
+from shardmq.shardd.dedup_ids import DedupIds
 from shardmq.shardd.wire import messages as wire
 from tests.front_door.test_publish import A, Door
 from tests.support.fake_publishing import catalog
@@ -38,13 +38,13 @@ class Deduplicating(Door):
                 ]
             )
         )
-        self.shard = Once()
+        self.shard = DedupIds()
         self.links.ask = self._answer  # type: ignore[method-assign]
 
     def _answer(self, shard: int, make: Any) -> asyncio.Future[Any]:
         question = make(1)
         self.links.asked.append((shard, question, asyncio.get_running_loop().create_future()))
-        self.links.asked[-1][2].set_result(wire.ToldOnce(1, self.shard.ask(0, question, 0)))
+        self.links.asked[-1][2].set_result(wire.DedupVerdicts(1, self.shard.ask(0, question, 0)))
         return self.links.asked[-1][2]
 
     async def publish_all(self, *messages: Any) -> Published:
@@ -98,7 +98,7 @@ async def test_a_duplicate_is_confirmed_as_its_first_copy_is(stored: bool) -> No
         each.confirmed() if stored else each.lost()
     await asyncio.sleep(0)
     shard, became = door.links.told[0]
-    assert isinstance(became, wire.OnceBecame)
+    assert isinstance(became, wire.DedupOutcome)
     peers: Any = {0: type("Peer", (), {"tell": lambda self, said: door.publishing.dedup.told(shard, said)})()}
     door.shard.became(0, became, peers)
     door.client.answer_confirms()
@@ -130,7 +130,9 @@ async def test_a_channel_that_closes_meanwhile_has_published_nothing_and_its_ids
     await waiting
     await asyncio.sleep(0)
     assert door.bodies() == []
-    assert [(what.stored, what.lost) for _, what in door.links.told if isinstance(what, wire.OnceBecame)] == [([], [1])]
+    assert [(what.stored, what.lost) for _, what in door.links.told if isinstance(what, wire.DedupOutcome)] == [
+        ([], [1])
+    ]
 
 
 async def test_a_transaction_asks_before_it_is_committed_and_says_nothing_without_ids() -> None:

@@ -75,7 +75,7 @@ def test_the_shard_is_answered_when_all_copies_are_stored_or_none_was_made(excha
     for waiting in door.links.waiting:
         assert not door.links.told
         waiting.confirmed()
-    assert door.links.told == [(0, wire.Departed(1, []))]
+    assert door.links.told == [(0, wire.DeadLettersPublished(1, []))]
     assert door.lettering.dropped == (exchange == "gone")
 
 

@@ -19,7 +19,7 @@ IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
 # Structures and inline functions that several folders of a package share.
 SHARED = [path for package in ("broker", "shardd") for path in (ROOT / "shardmq" / package).glob("*.pxd")]
 # The reader sends the arrays of the store's columns from where they lie.
-MADE_FOR = {"shardmq.shardd.reader": {"shardmq.shardd.store.arrays", "shardmq.shardd.store.layout"}}
+MADE_FOR = {"shardmq.shardd.reader": {"shardmq.shardd.store.format.arrays", "shardmq.shardd.store.format.layout"}}
 OPTIONS = "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
 
 

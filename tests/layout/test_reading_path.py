@@ -14,7 +14,7 @@ PATH = [
     "broker/front_door/publish/publish.py",
     "shardd/shard.py",
     "shardd/queues/queue.py",
-    "shardd/store/store.py",
+    "shardd/store/segments/store.py",
 ]
 
 

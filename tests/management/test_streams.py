@@ -100,9 +100,9 @@ async def test_how_far_a_group_has_come_is_told_to_the_shard(api: Api) -> None:
     stream = (await api.get("/api/streams/%2F/s"))["id"]
     path = "/api/streams/%2F/s/groups/g%2F1"
     assert (await api.call("PUT", path, {"shards": {"0": {"next": 7, "id": stream}}}))[0] == 204
-    assert api.shards.sent[-1] == wire.Place(1, id, "g/1", 7)
+    assert api.shards.sent[-1] == wire.StoreOffset(1, id, "g/1", 7)
     assert (await api.call("DELETE", path))[0] == 204
-    assert api.shards.sent[-1] == wire.Place(1, id, "g/1", None)
+    assert api.shards.sent[-1] == wire.StoreOffset(1, id, "g/1", None)
     assert await api.get("/api/streams/%2F/s/groups") == []
     assert (await api.call("GET", path))[0] == 404
 

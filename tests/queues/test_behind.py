@@ -58,12 +58,12 @@ def test_what_was_there_before_is_given_and_counted_until_it_is_settled() -> Non
     publish(queue, store, [4])
     queue.attach(consumer)
     assert given_now(queue, outlet) == [1, 2]
-    assert queue.left_until(until) == 3  # one ready, two held
+    assert queue.count_unsettled_until(until) == 3  # one ready, two held
     queue.ack(*consumer.unacked.settle(1, 2))
-    assert queue.left_until(until) == 1
+    assert queue.count_unsettled_until(until) == 1
     assert given_now(queue, outlet) == [3, 4]
     queue.ack(*consumer.unacked.settle(3, 3))
-    assert queue.left_until(until) == 0
+    assert queue.count_unsettled_until(until) == 0
 
 
 @pytest.mark.parametrize("act", ["purge", "drop"])
@@ -118,7 +118,11 @@ def test_what_is_let_go_is_all_that_is_not_settled_up_to_a_place_and_nothing_beh
                 there -= {entry & PLACE for entry in entries}
         elif there:
             until = sorted(there)[min(count, len(there)) - 1]
-            assert queue.left_until(until) == queue.let_go_until(until, "resharded") == min(count, len(there))
+            assert (
+                queue.count_unsettled_until(until)
+                == queue.dead_letter_until(until, "resharded")
+                == min(count, len(there))
+            )
             there = {place for place in there if place > until}
         departing = queue.backlog.departures.entries() if queue.backlog.departures is not None else ()
         assert {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departing} == there

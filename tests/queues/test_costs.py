@@ -12,7 +12,7 @@ import pytest
 
 from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
 from shardmq.shardd.queues.delay_queue import DelayQueue
-from shardmq.shardd.store.record import Arrival
+from shardmq.shardd.store.format.record import Arrival
 
 BATCH = 250
 FEW, MANY = 2_000, 128_000

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from shardmq.shardd.queues import Reader, StreamQueue, Window, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES_MIN, age_ms
-from shardmq.shardd.store import StreamCache, StreamLog
-from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.dict_store import DictStore
 from tests.support.faulty_files import FaultyFiles

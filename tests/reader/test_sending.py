@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from shardmq.shardd.reader.arrow import arrays_of, bits_of, schema_of
 from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.sending import Sender
-from shardmq.shardd.store import StreamLog
-from shardmq.shardd.store.columns import Columns
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.stream_scan import Scan
+from shardmq.shardd.store.format.columns import Columns
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.streams.scan import Scan
 from shardmq.shardd.wire.reading import LENGTH
 from tests.reference.record import Record, encode_message
 

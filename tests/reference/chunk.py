@@ -1,4 +1,4 @@
-"""Chunks of a stream as shardd/store/chunk.pyx makes and reads them, in plain Python: slow and obvious."""
+"""Chunks of a stream as shardd/store/format/chunk.pyx makes and reads them, in plain Python: slow and obvious."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""shardd/store/intake.pyx in plain, slow, obvious Python."""
+"""shardd/store/format/stream_append.pyx in plain, slow, obvious Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 from pamqp import header
 
-from shardmq.shardd.store import filter_of
+from shardmq.shardd.store.streams import filter_of
 from tests.reference.record import decode_record, split_messages
 
 NAME = "x-stream-filter-value"

@@ -1,6 +1,6 @@
 """Read and make records in plain, slow and obvious Python.
 
-shardd/store/record.pyx and scanning.pyx read the same records. Tests use this module to make records.
+shardd/store/format/record.pyx and scanning.pyx read the same records. Tests use this module to make records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What shardd/store/survivors.pyx does, in plain Python: slow, obvious."""
+"""What shardd/store/format/compaction_copy.pyx does, in plain Python: slow, obvious."""
 
 from __future__ import annotations
 

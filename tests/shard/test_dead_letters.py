@@ -57,7 +57,7 @@ def test_messages_are_settled_when_their_copies_last_and_not_before() -> None:
     bench.publish(3)
     (batch,) = bench.letters()
     assert bench.shard.queues[1].backlog.ready_count == 0 and bench.stored == 3
-    bench.tell(m.Departed(batch.number))
+    bench.tell(m.DeadLettersPublished(batch.number))
     assert bench.stored == 0
     assert not bench.letters()
 
@@ -66,7 +66,7 @@ def test_what_was_not_taken_is_handed_over_again_after_a_while_and_only_that() -
     bench = Dying()
     bench.publish(4)
     (batch,) = bench.letters()
-    bench.tell(m.Departed(batch.number, [(0, 0), (2, 3)]))
+    bench.tell(m.DeadLettersPublished(batch.number, [(0, 0), (2, 3)]))
     assert bench.stored == 3
     assert not bench.letters()
     due = NOW + dead_letters.RETRY_MS
@@ -74,7 +74,7 @@ def test_what_was_not_taken_is_handed_over_again_after_a_while_and_only_that() -
     assert not bench.letters(now=due - 1)
     (again,) = bench.letters(now=due)
     assert again.count == 3
-    bench.tell(m.Departed(again.number))
+    bench.tell(m.DeadLettersPublished(again.number))
     assert bench.stored == 0
 
 
@@ -85,20 +85,20 @@ def test_the_next_front_door_gets_what_the_one_that_went_had_not_answered_for() 
     (first,) = bench.letters()
     bench.publish(1)
     (second,) = bench.letters()
-    bench.tell(m.Departed(first.number))
-    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.tell(m.DeadLettersPublished(first.number))
+    bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     (again,) = bench.letters(peer=1)
     assert (again.count, again.messages) == (1, second.messages)
-    bench.tell(m.Departed(second.number))  # of one that is gone: a word from the grave
+    bench.tell(m.DeadLettersPublished(second.number))  # of one that is gone: a word from the grave
     assert bench.stored == 1
-    bench.tell(m.Departed(again.number), 1, 6)
+    bench.tell(m.DeadLettersPublished(again.number), 1, 6)
     assert bench.stored == 0
 
 
 def test_without_a_front_door_they_wait() -> None:
     bench = Dying()
     bench.publish(2)
-    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     assert not bench.letters()
     bench.join(0, 9)
     (batch,) = bench.letters()
@@ -115,7 +115,7 @@ def test_no_more_is_on_its_way_than_the_window_and_all_of_it_goes_in_the_end(mon
         assert sum(len(batch.messages) for batch in letters) <= (10 + 4) * len(MESSAGE)
         for batch in letters:
             arrived += batch.count
-            bench.tell(m.Departed(batch.number))
+            bench.tell(m.DeadLettersPublished(batch.number))
     assert arrived == 100 and bench.stored == 0
 
 
@@ -126,11 +126,11 @@ def test_what_departs_from_a_deleted_queue_still_arrives() -> None:
     bench.publish(2)
     (second,) = bench.letters()
     bench.tell(m.DeleteQueue(4, 1), m.CONTROLLER, 3)
-    bench.tell(m.Departed(batch.number, [(1, 1)]))
+    bench.tell(m.DeadLettersPublished(batch.number, [(1, 1)]))
     assert not bench.letters()
     (again,) = bench.letters(now=NOW + dead_letters.RETRY_MS)
     for each in (second, again):
-        bench.tell(m.Departed(each.number))
+        bench.tell(m.DeadLettersPublished(each.number))
     assert bench.stored == 0
     assert bench.shard.dead_letters.count() == 0
 
@@ -140,7 +140,7 @@ def test_a_vhost_that_goes_takes_its_dead_letters_along() -> None:
     bench.publish(3)
     (batch,) = bench.letters()
     bench.tell(m.DropVhost(4, "/"), m.CONTROLLER, 3)
-    bench.tell(m.Departed(batch.number, [(0, 1)]))
+    bench.tell(m.DeadLettersPublished(batch.number, [(0, 1)]))
     assert not bench.letters(now=NOW + dead_letters.RETRY_MS)
 
 
@@ -164,7 +164,7 @@ def test_while_there_is_no_room_they_wait_for_copies_take_some() -> None:
 
 def test_what_waits_is_dropped_when_a_policy_takes_the_exchange_away() -> None:
     bench = Dying()
-    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     bench.publish(3)
     bench.tell(m.CreateQueues(9, [m.QueueSpec(1, "/", "q", True, arguments={"x-max-length": 0})]), m.CONTROLLER, 3)
     bench.join(0, 6)
@@ -196,7 +196,7 @@ def test_of_a_queue_without_an_exchange_only_what_may_say_where_it_goes_is_hande
     (batch,) = [what for what in said if isinstance(what, m.DeadLetters)]
     assert (batch.queue, batch.exchange, batch.routing_key, batch.insist) == (1, None, None, False)
     assert batch.count in (5, 6)  # it does not look into them
-    bench.tell(m.Departed(batch.number))
+    bench.tell(m.DeadLettersPublished(batch.number))
     assert not bench.store.live.get(1)
     bench.publish(1)  # it was empty: what was before is forgotten
     bench.turn()

@@ -9,7 +9,7 @@ from array import array
 import pytest
 
 from shardmq.shardd.disk import Calls, StallWatch, WatchedFiles
-from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.store.segments import SegmentStore
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles, Hang
 

@@ -6,7 +6,7 @@ import mmap
 from pathlib import Path
 
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire import packer as packing

@@ -27,8 +27,8 @@ from shardmq.broker.shared.control import SeatName
 from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import Consumer, Loan, Queue, Reader, StreamQueue, Window, limits_of, retention_of
 from shardmq.shardd.queues.stream import SEGMENT_BYTES
-from shardmq.shardd.store import StreamCache, StreamLog
-from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog
 from shardmq.shardd.wire import messages as wire
 from tests.reference.record import Record
 from tests.support.dict_store import DictArrival, DictStore

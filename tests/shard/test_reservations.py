@@ -69,7 +69,7 @@ class Doors:
         self.heard(m.CONTROLLER)
 
     def die(self, door: int) -> None:
-        self.tell(m.CONTROLLER, m.Gone(door, self.incarnations[door]))
+        self.tell(m.CONTROLLER, m.FrontDoorGone(door, self.incarnations[door]))
         self.incarnations[door] += 1
         self.batch[door] = 0
         self.join(door)

@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 
 from shardmq.shardd.server import TICK_MS
-from shardmq.shardd.store import SegmentStore, StreamLog
-from shardmq.shardd.store.segment import file_name
-from shardmq.shardd.store.settled import ACKS_FILES_SYNCED_AT_ONCE
+from shardmq.shardd.store.format.segment_file import file_name
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_SYNCED_AT_ONCE
+from shardmq.shardd.store.streams import StreamLog
 from shardmq.shardd.stores import Sync
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m

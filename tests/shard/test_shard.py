@@ -131,7 +131,7 @@ def test_what_a_front_door_held_is_requeued_when_it_goes() -> None:
     bench.publish(3)
     assert bench.turn()[-1] == ("deliver", [(1, 1, False, 3)])
     bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 2, 2)]), 1000)
-    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     assert bench.shard.queues[1].backlog.ready_count == 2
     bench.join(0, 6)
     bench.tell(m.Get(8, 1, 4, 9, 1, False), 0, 6)
@@ -193,7 +193,7 @@ def test_who_lets_go_of_consumers_hears_which_queues_go_with_them_and_they_are_c
         bench.tell(m.Attach(50, queue, consumer, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
     bench.turn()
     bench.tell(m.Release(51, [6, 7, 9, 10, 11]))
-    assert bench.turn() == [m.Released(51, [3, 4])]
+    assert bench.turn() == [m.Done(51, closed=[3, 4])]
     bench.tell(m.Release(52, [8]))
     bench.tell(m.Count(2, 1), m.CONTROLLER, 3)
     bench.tell(m.Count(3, 2), m.CONTROLLER, 3)  # who is refused has heard why
@@ -205,9 +205,9 @@ def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer(
     bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
     for consumer in (7, 8):
         bench.tell(m.Attach(50, 2, consumer, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
-    assert bench.turn(m.CONTROLLER).count(m.Used(2)) == 1
+    assert bench.turn(m.CONTROLLER).count(m.FirstConsumer(2)) == 1
     bench.join(m.CONTROLLER, 4)
-    assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.Used(2)]
+    assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.FirstConsumer(2)]
 
 
 def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_looked() -> None:
@@ -222,7 +222,7 @@ def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_l
         bench.tell(m.Release(3, [1]), m.CONTROLLER, 3)
         said = bench.turn(m.CONTROLLER)
         assert (m.AutoDeleted(2, "auto-delete") in said) is not somebody
-        assert m.Attached(2) in said and (m.Done(3) if somebody else m.Released(3, [2])) in said
+        assert m.Attached(2) in said and (m.Done(3) if somebody else m.Done(3, closed=[2])) in said
 
 
 def test_the_late_words_of_a_dead_front_door_do_not_drive_out_its_successor() -> None:
@@ -230,13 +230,13 @@ def test_the_late_words_of_a_dead_front_door_do_not_drive_out_its_successor() ->
     bench.join(0, 6)
     bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0), 0, 6)
     bench.join(0, 5)
-    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     assert len(bench.shard.queues[1].consumers) == 1
 
 
 def test_what_a_dead_front_door_said_before_its_end_counts_for_nothing_behind_the_news_of_it() -> None:
     bench = Bench()
-    bench.tell(m.Gone(0, 5), m.CONTROLLER, 3)
+    bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     bench.join(0, 5)
     bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
     assert not len(bench.shard.queues[1].consumers)
@@ -417,9 +417,9 @@ def test_queues_named_in_parts_are_all_there_and_those_of_a_controller_that_died
         shard.receive(envelope.control(m.CONTROLLER, incarnation, epoch, 0, what), 1000)
 
     say(m.Join("c"), 3, 0)
-    say(m.AssignPart([m.QueueSpec(1, "gone", "x", True), m.QueueSpec(2, "/", "y", True)]), 3)
+    say(m.Assign([m.QueueSpec(1, "gone", "x", True), m.QueueSpec(2, "/", "y", True)], last=False), 3)
     say(m.Join("c"), 4, 0)
-    say(m.AssignPart([m.QueueSpec(3, "/", "a", True), m.QueueSpec(4, "/", "b", False)]), 4)
+    say(m.Assign([m.QueueSpec(3, "/", "a", True), m.QueueSpec(4, "/", "b", False)], last=False), 4)
     assert not shard.ready
     say(m.Assign([m.QueueSpec(5, "/", "c", True, arguments={"x-message-ttl": 9})]), 4)
     assert shard.ready
@@ -438,7 +438,7 @@ def test_the_timers_of_queues_that_a_dead_controller_named_are_forgotten() -> No
         shard.receive(envelope.control(m.CONTROLLER, incarnation, epoch, 0, what), 1000)
 
     say(m.Join("c"), 3, 0)
-    say(m.AssignPart([m.QueueSpec(1, "/", "q", True, arguments={"x-expires": 50})]), 3)
+    say(m.Assign([m.QueueSpec(1, "/", "q", True, arguments={"x-expires": 50})], last=False), 3)
     shard.turn_end(1000)
     assert shard.next_due() == 1050
     say(m.Join("c"), 4, 0)
@@ -559,7 +559,7 @@ def test_numbers_come_in_parts_of_used_queues_alone_and_outlive_those_that_go(mo
     bench.tell(m.DeleteQueue(9, 1), m.CONTROLLER, 3)
     assert asked([1]).process["gone_published"] == 3
     bench.tell(m.ListQueues(78), m.CONTROLLER, 3)
-    assert sorted(next(said.ids for said in bench.turn(m.CONTROLLER) if isinstance(said, m.Queues))) == [*range(2, 9)]
+    assert sorted(next(said.ids for said in bench.turn(m.CONTROLLER) if isinstance(said, m.QueueIds))) == [*range(2, 9)]
 
 
 @pytest.mark.row("A6.7")

@@ -9,7 +9,7 @@ import pytest
 
 from shardmq.shardd.queues.stream import PLACED_MAX
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import DiskFull
+from shardmq.shardd.store.errors import DiskFull
 from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
@@ -143,7 +143,7 @@ def test_what_a_cancelled_reader_gives_back_is_where_its_name_goes_on() -> None:
     bench.settle(m.ACK, 7, 7)
     bench.tell(m.Detach(51, 1))
     for number in (6, 8, 9, 10):
-        bench.tell(m.Place(60, 1, "auditor", 0), m.CONTROLLER, 3)
+        bench.tell(m.StoreOffset(60, 1, "auditor", 0), m.CONTROLLER, 3)
         assert [one.code for one in bench.turn(m.CONTROLLER)] == [406], "it holds some still"
         bench.settle(m.REQUEUE, number, number)
     assert bench.shard.streams.queues[1].log.stream.positions.get(b"auditor") == 5
@@ -318,13 +318,13 @@ def pulled(bench: Bench, offset: int, stop: int, watch: int = 9) -> tuple[list[i
 def test_what_went_to_a_watched_queue_too_is_left_out_wherever_the_queue_lives() -> None:
     bench = Bench()
     bench.publish(1, 9, count=2)
-    bench.tell(m.Look(71, 1, 9, 0, 0))
+    bench.tell(m.InspectStream(71, 1, 9, 0, 0))
     bench.publish(1)
     bench.publish(1, 9, count=2)
     bench.publish(2, 9, 1)
     bench.publish(1, count=2)
     bench.publish(1, 9)
-    assert bench.turn()[0] == m.Looked(71, 0, 2, 0, 0)
+    assert bench.turn()[0] == m.StreamInspected(71, 0, 2, 0, 0)
     assert pulled(bench, 0, 9) == ([], 0), "not on stable storage"
     bench.sync()
     found, offset = [], 0
@@ -343,7 +343,11 @@ def test_how_far_a_name_has_come_elsewhere_is_kept_and_outlives_the_shard() -> N
     bench.publish(1, count=5)
     bench.sync()
     bench.turn()
-    for place in [m.Place(60, 1, "spark", 3), m.Place(61, 1, "other", 5), m.Place(62, 1, "other", None)]:
+    for place in [
+        m.StoreOffset(60, 1, "spark", 3),
+        m.StoreOffset(61, 1, "other", 5),
+        m.StoreOffset(62, 1, "other", None),
+    ]:
         bench.tell(place, m.CONTROLLER, 3)
     assert bench.turn(m.CONTROLLER) == [m.Done(60), m.Done(61), m.Done(62)]
     bench.shard.want_sync()
@@ -357,19 +361,23 @@ def test_how_far_a_name_has_come_elsewhere_is_kept_and_outlives_the_shard() -> N
 def test_a_position_that_cannot_be_is_refused() -> None:
     bench = Bench()
     bench.publish(1, count=2)
-    bench.tell(m.Place(60, 1, "spark", 2), m.CONTROLLER, 3)
+    bench.tell(m.StoreOffset(60, 1, "spark", 2), m.CONTROLLER, 3)
     assert [one.request for one in bench.turn(m.CONTROLLER)] == [60], "not on stable storage yet"
     bench.sync()
     bench.attach(name="reading")
     bench.turn()
-    for place in [m.Place(61, 1, "spark", 3), m.Place(62, 1, "reading", 1), m.Place(63, 2, "spark", 0)]:
+    for place in [
+        m.StoreOffset(61, 1, "spark", 3),
+        m.StoreOffset(62, 1, "reading", 1),
+        m.StoreOffset(63, 2, "spark", 0),
+    ]:
         bench.tell(place, m.CONTROLLER, 3)
     refused = bench.turn(m.CONTROLLER)
     assert [(one.request, one.code) for one in refused] == [(61, 406), (62, 406), (63, 404)]
     queue = bench.shard.streams.queues[1]
     for number in range(PLACED_MAX - 1):  # one more is reading
         queue.place(b"%d" % number, 1)
-    bench.tell(m.Place(64, 1, "7", 2), m.CONTROLLER, 3)
-    bench.tell(m.Place(65, 1, "one more", 2), m.CONTROLLER, 3)
+    bench.tell(m.StoreOffset(64, 1, "7", 2), m.CONTROLLER, 3)
+    bench.tell(m.StoreOffset(65, 1, "one more", 2), m.CONTROLLER, 3)
     done, refused = bench.turn(m.CONTROLLER)
     assert done == m.Done(64) and "1000 names" in refused.text

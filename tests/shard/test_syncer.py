@@ -6,8 +6,8 @@ import select
 
 import pytest
 
-from shardmq.shardd.store import StoreFailed
-from shardmq.shardd.store.sync import SettledSync
+from shardmq.shardd.store.errors import StoreFailed
+from shardmq.shardd.store.sync import SyncJob
 from shardmq.shardd.sync_threads import Syncer
 from tests.support.faulty_files import FaultyFiles
 
@@ -35,7 +35,7 @@ def test_the_end_of_a_job_is_told_however_it_ends(error: BaseException) -> None:
 @pytest.mark.parametrize("error", [OSError(), MemoryError(), ValueError(), SystemExit()], ids=repr)
 def test_a_sync_that_did_not_come_to_its_end_is_no_success(error: BaseException) -> None:
     files = FaultyFiles()
-    job = SettledSync(files=files, directory="d", paths=[], with_directory=True)
+    job = SyncJob(files=files, directory="d", paths=[], with_directory=True, noted=[])
     assert not job.synced
     files.sync_directory = lambda path: Ends(error).run()  # type: ignore[method-assign] # fails on purpose
     with pytest.raises((StoreFailed, SystemExit)):
@@ -44,6 +44,6 @@ def test_a_sync_that_did_not_come_to_its_end_is_no_success(error: BaseException)
 
 
 def test_a_sync_that_came_to_its_end_says_so() -> None:
-    job = SettledSync(files=FaultyFiles(), directory="d", paths=[], with_directory=True)
+    job = SyncJob(files=FaultyFiles(), directory="d", paths=[], with_directory=True, noted=[])
     job.run()
     assert job.done and job.synced

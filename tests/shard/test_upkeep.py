@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.upkeep import LOOK_EACH_MS, NOT_DUE, RECLAIM_BYTES_PER_S, Upkeep
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m

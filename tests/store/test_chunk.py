@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import chunk
+from shardmq.shardd.store.format import chunk
 from tests.reference import chunk as reference
 from tests.reference.chunk import Chunk
 from tests.reference.record import Record, encode_message, split_messages

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import Corrupt, SegmentStore, compaction, manifest
-from shardmq.shardd.store.__main__ import main
-from shardmq.shardd.store.segment import decode_header
+from shardmq.shardd.store.errors import Corrupt
+from shardmq.shardd.store.format import manifest
+from shardmq.shardd.store.format.segment_file import decode_header
+from shardmq.shardd.store.segments import SegmentStore, compaction
+from shardmq.shardd.store.tools.__main__ import main
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.store_history import History

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import Damage, FormatTooNew, SegmentStore, StreamLog, manifest
-from shardmq.shardd.store.chunk import expanded
-from shardmq.shardd.store.record import crc32c
-from shardmq.shardd.store.segment import encode_header
-from shardmq.shardd.store.stream_inspection import StreamContents
+from shardmq.shardd.store.damage import Damage
+from shardmq.shardd.store.errors import FormatTooNew
+from shardmq.shardd.store.format import manifest
+from shardmq.shardd.store.format.chunk import expanded
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.format.segment_file import encode_header
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.tools.stream_inspection import StreamContents
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
 from tests.support.syncing import sync

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import Corrupt, DiskFull, FormatTooNew, SegmentStore, StoreFailed, manifest, recovery
-from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.errors import Corrupt, DiskFull, FormatTooNew, StoreFailed
+from shardmq.shardd.store.format import manifest
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.segments import SegmentStore, recovery
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import Fault, FaultyFiles
 from tests.support.syncing import sync
@@ -100,7 +102,7 @@ def test_a_rename_that_a_full_disk_refused_is_made_up_for_before_anything_is_pro
 
 def test_a_sync_refused_for_want_of_room_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system takes what it could not write for written: the second try would succeed."""
-    monkeypatch.setattr("shardmq.shardd.store.flushing.UNSYNCED_MAX", 1)
+    monkeypatch.setattr("shardmq.shardd.store.segments.syncs.UNSYNCED_MAX", 1)
     files = FaultyFiles()
     store = opened(files)
     files.fail["sync"] = (0, errno.ENOSPC)

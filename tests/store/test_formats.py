@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import FormatTooNew, SegmentStore
-from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.errors import FormatTooNew
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.segments import SegmentStore
 from tests.reference.record import decode_record, split_messages
 from tests.support import golden_store
 

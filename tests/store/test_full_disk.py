@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import DiskFull, SegmentStore, StreamLog
-from shardmq.shardd.store.queue_log import QueueLog
+from shardmq.shardd.store.errors import DiskFull
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.small_disk import small_disk, take_all_bytes, take_all_inodes

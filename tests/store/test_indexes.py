@@ -8,9 +8,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import SegmentStore, record, scanning
-from shardmq.shardd.store.segment import HEADER_BYTES, INDEX_SHARE_MAX, decode_header, encode_index
-from shardmq.shardd.store.store import RENEW_BYTES
+from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format.segment_file import (
+    HEADER_BYTES,
+    INDEX_SHARE_MAX,
+    decode_header,
+    encode_index,
+)
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.segments.store import RENEW_BYTES
 from tests.reference.record import NONE, Record, decode_record, encode_message
 from tests.support.faulty_files import FaultyFiles
 from tests.support.syncing import sync

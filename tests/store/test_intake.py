@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pamqp import header
 from pamqp.commands import Basic
 
-from shardmq.shardd.store import filter_of, intake
+from shardmq.shardd.store.format import stream_append as intake
+from shardmq.shardd.store.streams import filter_of
 from tests.reference import intake as reference
 from tests.reference.record import Record, encode_message, split_messages
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from shardmq.shardd.store import Corrupt
+from shardmq.shardd.store.errors import Corrupt
 from tests.support.store_history import History
 from tests.support.store_lives import (
     LIVES,

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import SegmentStore, producers
-from shardmq.shardd.store.producers import Producers
-from shardmq.shardd.store.sequences import Sequences
+from shardmq.shardd.store.format.sequences import Sequences
+from shardmq.shardd.store.segments import SegmentStore, producers
+from shardmq.shardd.store.segments.producers import Producers
 from shardmq.shardd.wire import packer
 from tests.reference.record import Record, split_messages
 from tests.reference.wire import records_of

@@ -7,10 +7,10 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import StreamCache, StreamLog
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.stream_segment import SEGMENT_BYTES_MIN
-from shardmq.shardd.store.stream_segments import GONE_PREFIX
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog
+from shardmq.shardd.store.streams.segment import SEGMENT_BYTES_MIN
+from shardmq.shardd.store.streams.segments import GONE_PREFIX
 from tests.reference.record import Record, encode_message
 from tests.support.faulty_files import FaultyFiles
 

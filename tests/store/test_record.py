@@ -10,7 +10,7 @@ import crc32c as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import record, scanning
+from shardmq.shardd.store.format import record, scanning
 from tests.reference.record import NONE, Record, decode_record, encode_message, split_messages
 
 bodies = st.binary(max_size=40)

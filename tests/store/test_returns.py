@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import FormatTooNew, SegmentStore, returns
-from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.errors import FormatTooNew
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.segments import SegmentStore, returns
 from tests.reference.record import split_messages
 from tests.store.test_compaction import nearly_empty, sync
 from tests.store.test_store import one

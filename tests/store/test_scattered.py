@@ -7,8 +7,8 @@ from array import array
 
 import pytest
 
-from shardmq.shardd.store import SegmentStore
-from shardmq.shardd.store.reading import STRAY_BYTES_MAX, STRAY_GAP_BYTES, span
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.segments.windows import STRAY_BYTES_MAX, STRAY_GAP_BYTES, span
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import Closed, OsFiles, SegmentStore
+from shardmq.shardd.store.errors import Closed
+from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.segments import SegmentStore
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import History

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import StreamLog, StreamSync
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.streams.segments import UnderSync
+from shardmq.shardd.store.sync import SyncJob
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.stream_history import StreamHistory, live_through_power_cut
 
@@ -52,7 +54,7 @@ def test_readers_go_on_while_a_thread_syncs_on_a_real_disk(tmp_path: Path) -> No
     readers = [0] * 10
     seen: list[list[bytes]] = [[] for _ in readers]
     with ThreadPoolExecutor(1) as thread:
-        job: StreamSync | None = None
+        job: SyncJob[UnderSync] | None = None
         running: Future[None] | None = None
         number = 0
         while min(readers) < 20_000:
@@ -79,6 +81,6 @@ def test_readers_go_on_while_a_thread_syncs_on_a_real_disk(tmp_path: Path) -> No
     assert log.damage == []
 
 
-def expect(job: StreamSync | None) -> StreamSync:
+def expect(job: SyncJob[UnderSync] | None) -> SyncJob[UnderSync]:
     assert job is not None
     return job

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import Closed, Corrupt, DiskFull, StoreFailed, StreamCache, StreamLog, TooManyNames, positions
-from shardmq.shardd.store.stream_reading import HANDLES_MAX, INDEXES_BYTES_MAX
+from shardmq.shardd.store.errors import Closed, Corrupt, DiskFull, StoreFailed
+from shardmq.shardd.store.streams import StreamCache, StreamLog, TooManyNames, positions
+from shardmq.shardd.store.streams.reading import HANDLES_MAX, INDEXES_BYTES_MAX
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.syncing import sync

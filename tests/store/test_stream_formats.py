@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shardmq.shardd.store import FormatTooNew, StreamLog, wanted_filters
-from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.errors import FormatTooNew
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.streams import StreamLog, wanted_filters
 from tests.reference.record import split_messages
 from tests.support import golden_stream
 

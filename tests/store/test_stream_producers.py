@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shardmq.shardd.store import StreamLog, stream_producers
 from shardmq.shardd.store.errors import DiskFull
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.stream_reading import StreamCache
-from shardmq.shardd.store.stream_segments import StreamSync
+from shardmq.shardd.store.format import producers_file
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.streams import producers as stream_producers
+from shardmq.shardd.store.streams.queue_log import QueueLog
+from shardmq.shardd.store.streams.reading import StreamCache
+from shardmq.shardd.store.streams.segments import UnderSync
+from shardmq.shardd.store.sync import SyncJob
 from tests.reference.record import Record, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 from tests.support.producer_lives import IN_SEQUENCE, NAMES, PERSISTENT, message, place_of
@@ -46,7 +49,7 @@ class Life:
         self.gone: dict[bytes, int] = {}  # let go of
         self.may_go = 0  # retention may have let go of what comes before
         self.unknown_below = 0  # what comes before counts as not stored: a power cut took the beginning
-        self.job: StreamSync | None = None
+        self.job: SyncJob[UnderSync] | None = None
         self.promises: list[int] = []
         self.repeated = 0
         self.start()
@@ -234,4 +237,4 @@ def test_a_stream_that_nobody_writes_to_in_sequence_has_no_file_of_it() -> None:
     life = Life(2)
     life.publish_plainly()
     life.stop_cleanly()
-    assert stream_producers.producers.NAME not in life.files.list("s")
+    assert producers_file.NAME not in life.files.list("s")

@@ -16,15 +16,22 @@ from hypothesis import strategies as st
 from shardmq.shardd.reader.arrow import TYPES, arrays_of, bits_of, schema_of
 from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.sending import Sender
-from shardmq.shardd.store import StreamLog, stream_scan
-from shardmq.shardd.store.columns import OFFSET, VALUE, Columns
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.filtering import Filter
-from shardmq.shardd.store.published_range import QueueRange
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.stream_scan import PIECE_BYTES, Places, Scan, Truncated, find, segments_of
-from shardmq.shardd.store.stream_segment import HEADER_BYTES, file_name
+from shardmq.shardd.store.format.columns import OFFSET, VALUE, Columns
+from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.streams import scan as stream_scan
+from shardmq.shardd.store.streams.queue_log import QueueLog, QueueRange
+from shardmq.shardd.store.streams.scan import (
+    PIECE_BYTES,
+    Places,
+    Scan,
+    Truncated,
+    find,
+    segments_of,
+)
+from shardmq.shardd.store.streams.segment import HEADER_BYTES, file_name
 from tests.reader.rows import KEYS, plain, random_values
 from tests.reference import topic
 from tests.reference.columns import encode_props, row

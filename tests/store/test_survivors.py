@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store.scanning import scan
-from shardmq.shardd.store.survivors import Survivors, moved_again, moved_entries, moved_pairs
+from shardmq.shardd.store.format.compaction_copy import (
+    Survivors,
+    moved_again,
+    moved_entries,
+    moved_pairs,
+)
+from shardmq.shardd.store.format.scanning import scan
 from tests.reference.record import Record, decode_record, encode_message
 from tests.reference.survivors import survivors
 

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store import SegmentStore, StoreFailed, StreamLog
-from shardmq.shardd.store.__main__ import main
-from shardmq.shardd.store.record import crc32c
-from shardmq.shardd.store.salvage import salvage
+from shardmq.shardd.store.errors import StoreFailed
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamLog
+from shardmq.shardd.store.tools.__main__ import main
+from shardmq.shardd.store.tools.salvage import salvage
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 from tests.support.store_history import DIRECTORY, History

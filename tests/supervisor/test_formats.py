@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from shardmq.broker.controller.stored import definitions, records
-from shardmq.shardd.store import acks, manifest, positions, producers, recovery, returns, segment, stream_segment
-from shardmq.shardd.store.record import crc32c
+from shardmq.shardd.store.format import acks, manifest, producers_file, segment_file
+from shardmq.shardd.store.format.record import crc32c
+from shardmq.shardd.store.segments import recovery, returns
+from shardmq.shardd.store.streams import positions
+from shardmq.shardd.store.streams import segment as stream_segment
 from shardmq.supervisor import formats
 from shardmq.supervisor.config import ConfigError
 from shardmq.supervisor.directories import DataDirectory
@@ -52,17 +55,17 @@ ONE_STORE = "shard-00/" + "ab" * 20
 FILES: dict[str, Callable[[Path], None]] = {
     "VERSION": written(b'{"version": 99, "shards": []}'),
     "definitions.amqp": definitions_log,
-    f"{ONE_STORE}/msgs.0000000007": written(begun(segment.MESSAGES_MAGIC, bytes(48)) + bytes(4096)),
-    f"{ONE_STORE}/spare.0000000001": written(begun(segment.MESSAGES_MAGIC, bytes(48)) + bytes(4096)),
-    f"{ONE_STORE}/index.0000000007": written(begun(segment.INDEX_MAGIC, bytes(999))),
+    f"{ONE_STORE}/msgs.0000000007": written(begun(segment_file.MESSAGES_MAGIC, bytes(48)) + bytes(4096)),
+    f"{ONE_STORE}/spare.0000000001": written(begun(segment_file.MESSAGES_MAGIC, bytes(48)) + bytes(4096)),
+    f"{ONE_STORE}/index.0000000007": written(begun(segment_file.INDEX_MAGIC, bytes(999))),
     f"{ONE_STORE}/acks.0000000007": written(begun(acks.MAGIC, bytes(16)) + bytes(100)),
     f"{ONE_STORE}/state": written(begun(recovery.STATE_MAGIC, bytes(30))),
-    f"{ONE_STORE}/producers": written(begun(producers.MAGIC, b"") + b"more"),
+    f"{ONE_STORE}/producers": written(begun(producers_file.MAGIC, b"") + b"more"),
     f"{ONE_STORE}/returns": written(begun(returns.MAGIC, b"") + b"more"),
     f"{ONE_STORE}/stream.5/log.00000000000000000000": written(begun(stream_segment.MAGIC, bytes(48)) + bytes(4096)),
     f"{ONE_STORE}/stream.5/index.00000000000000000000": written(begun(stream_segment.INDEX_MAGIC, bytes(80))),
     f"{ONE_STORE}/stream.5/positions": written(begun(positions.MAGIC, bytes(16)) + b"more"),
-    f"{ONE_STORE}/stream.5/producers": written(begun(producers.MAGIC, b"") + b"more"),
+    f"{ONE_STORE}/stream.5/producers": written(begun(producers_file.MAGIC, b"") + b"more"),
 }
 
 
@@ -90,11 +93,11 @@ def test_each_file_of_a_later_version_is_named_with_both_versions_and_nothing_is
 
 def test_the_latest_formats_are_those_of_the_modules_that_write_them() -> None:
     assert {magic: kind.latest for magic, kind in formats.KINDS.items()} == {
-        segment.MESSAGES_MAGIC: segment.MERGED_FORMAT,
-        segment.INDEX_MAGIC: segment.FORMAT,
+        segment_file.MESSAGES_MAGIC: segment_file.MERGED_FORMAT,
+        segment_file.INDEX_MAGIC: segment_file.FORMAT,
         acks.MAGIC: acks.FORMAT,
-        recovery.STATE_MAGIC: recovery.FORMAT,
-        producers.MAGIC: producers.FORMAT,
+        recovery.STATE_MAGIC: segment_file.FORMAT,
+        producers_file.MAGIC: producers_file.FORMAT,
         returns.MAGIC: returns.FORMAT,
         manifest.MAGIC: manifest.FORMAT,
         stream_segment.MAGIC: stream_segment.FORMAT,

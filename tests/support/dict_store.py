@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from shardmq.shardd.queues.entry import HAS_BCC, OWN_LETTERS
-from shardmq.shardd.store import StreamCache, StreamLog
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.sequences import Screened, Sequences
+from shardmq.shardd.store.format.sequences import Screened, Sequences
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog
 from tests.reference.wire import records_of
 from tests.support.faulty_files import FaultyFiles
 

@@ -12,7 +12,8 @@ import os
 import sys
 from array import array
 
-from shardmq.shardd.store import OsFiles, SegmentStore
+from shardmq.shardd.store.files import OsFiles
+from shardmq.shardd.store.segments import SegmentStore
 from tests.reference.record import Record, encode_message
 
 SEGMENT_BYTES = 4096

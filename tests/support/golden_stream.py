@@ -12,7 +12,7 @@ import os
 import sys
 from array import array
 
-from shardmq.shardd.store import StreamLog, filter_of
+from shardmq.shardd.store.streams import StreamLog, filter_of
 from tests.reference.record import Record, encode_message
 from tests.support.golden_store import FixedSalts
 from tests.support.syncing import sync

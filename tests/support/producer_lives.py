@@ -13,7 +13,9 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardmq.shardd.store import DiskFull, ReclaimJob, SegmentStore, StoreFailed, SyncJob
+from shardmq.shardd.store.errors import DiskFull, StoreFailed
+from shardmq.shardd.store.segments import ReclaimJob, SegmentStore
+from shardmq.shardd.store.sync import SyncJob
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 

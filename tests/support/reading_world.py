@@ -315,7 +315,7 @@ class World:
     def told(self, shard: int, what: wire.Control) -> None:
         if isinstance(what, wire.Ungranted):
             self.consuming.ungranted(what.consumer, what.count, what.wants)
-        elif isinstance(what, wire.Passed):
+        elif isinstance(what, wire.MarkReached):
             self.consuming.groups.passed(what.consumer, what.offset)
 
     def publish_room(self, shard: int) -> None: ...

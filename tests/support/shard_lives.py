@@ -22,9 +22,12 @@ from unittest import mock
 
 from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.store import Arrival, DiskFull, SegmentStore, StoreFailed, StreamCache, StreamLog
-from shardmq.shardd.store.queue_log import QueueLog
-from shardmq.shardd.store.sync import Job, SettledSync
+from shardmq.shardd.store.errors import DiskFull, StoreFailed
+from shardmq.shardd.store.format.record import Arrival
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamCache, StreamLog
+from shardmq.shardd.store.streams.queue_log import QueueLog
+from shardmq.shardd.store.sync import SyncJob
 from shardmq.shardd.stores import Sync
 from shardmq.shardd.sync_threads import Syncer
 from shardmq.shardd.upkeep import Step
@@ -528,7 +531,7 @@ def _answers_all(shard: Shard, alarm: str) -> list[Outgoing]:
     return _break_off(shard, alarm)
 
 
-def _knows_only_errors_of_the_disk(job: Job) -> None:
+def _knows_only_errors_of_the_disk(job: SyncJob[Any]) -> None:
     try:
         _run(job)
     except StoreFailed:
@@ -537,31 +540,30 @@ def _knows_only_errors_of_the_disk(job: Job) -> None:
         job.synced, job.error = True, None
 
 
-def _syncs_names_alone(job: SettledSync) -> None:
+def _syncs_names_alone(job: SyncJob[Any]) -> None:
     job.paths = []
-    _make_settled_last(job)
+    _make_last(job)
 
 
-def _syncs_no_names(job: SettledSync) -> None:
-    job.with_directory = False
-    _make_settled_last(job)
+def _syncs_no_names(job: SyncJob[Any]) -> None:
+    job.with_directory = job.with_directory and job.handles is not None  # only what is settled has none
+    _make_last(job)
 
 
-_make_settled_last = SettledSync._make_last
-_break_off, _run = Shard.break_off, Job.run
+_break_off, _run, _make_last = Shard.break_off, SyncJob.run, SyncJob._make_last
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "a batch is confirmable before its append": lambda: mock.patch("shardmq.shardd.peers.Held", _ConfirmableAtOnce),
     "a batch that is dropped is not refused": lambda: mock.patch("shardmq.shardd.shard._all_of", lambda *_: []),
     "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
-    "only errors of the disk fail a sync": lambda: mock.patch.object(Job, "run", _knows_only_errors_of_the_disk),
+    "only errors of the disk fail a sync": lambda: mock.patch.object(SyncJob, "run", _knows_only_errors_of_the_disk),
     "what is settled is never synced": lambda: mock.patch.object(Shard, "begin_settled_sync", lambda shard: None),
     "what is settled is in files that are not synced": lambda: mock.patch.object(
-        SettledSync, "_make_last", _syncs_names_alone
+        SyncJob, "_make_last", _syncs_names_alone
     ),
     "what is settled is in files without lasting names": lambda: mock.patch.object(
-        SettledSync, "_make_last", _syncs_no_names
+        SyncJob, "_make_last", _syncs_no_names
     ),
     "positions in streams are never synced": lambda: mock.patch.object(
         StreamLog, "begin_settled_sync", lambda stream: None

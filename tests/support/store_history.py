@@ -16,8 +16,10 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardmq.shardd.store import Arrival, DiskFull, ReclaimJob, SegmentStore, SyncJob
-from shardmq.shardd.store.sync import SettledSync
+from shardmq.shardd.store.errors import DiskFull
+from shardmq.shardd.store.format.record import Arrival
+from shardmq.shardd.store.segments import ReclaimJob, SegmentStore
+from shardmq.shardd.store.sync import SyncJob
 from tests.reference.record import NONE, Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
@@ -63,7 +65,7 @@ class History:
         self.job: SyncJob | None = None
         self.job_promises: list[tuple[Queue, list[bytes]]] = []
         self.reclaim: ReclaimJob | None = None
-        self.settled_job: SettledSync | None = None
+        self.settled_job: SyncJob[list[int]] | None = None
         self.taken: set[str] = set()  # message files that somebody has removed while the store was down
         self.steps: list[str] = []
         self.store = self.new_store()

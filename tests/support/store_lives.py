@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-from shardmq.shardd.store import Corrupt, ReclaimJob, SegmentStore, StoreFailed, SyncJob, record, scanning
-from shardmq.shardd.store.manifest import NAME as MANIFEST
-from shardmq.shardd.store.manifest import Manifest
-from shardmq.shardd.store.reclaim import Reclaimer
-from shardmq.shardd.store.recovery import Reader
-from shardmq.shardd.store.segment import Segment, file_name, parse_name
+from shardmq.shardd.store.errors import Corrupt, StoreFailed
+from shardmq.shardd.store.files import read_file
+from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format.manifest import NAME as MANIFEST
+from shardmq.shardd.store.format.manifest import Manifest
+from shardmq.shardd.store.format.segment_file import file_name, parse_name
+from shardmq.shardd.store.segments import ReclaimJob, SegmentStore
+from shardmq.shardd.store.segments.reclaim import Reclaimer
+from shardmq.shardd.store.segments.recovery import Reader
+from shardmq.shardd.store.segments.segment import Segment
+from shardmq.shardd.store.sync import SyncJob
 from tests.support.faulty_files import Fault, Hang, PowerCut
 from tests.support.store_history import DIRECTORY, History
 
@@ -200,7 +205,7 @@ def listed(history: History) -> list[int]:
     """Numbers of the message files there that the list on the disk names, and that no other file speaks for."""
     files = history.files
     reader = Reader(files, DIRECTORY, False)
-    numbers = Manifest(files, DIRECTORY).read(reader.read_whole(f"{DIRECTORY}/{MANIFEST}"))
+    numbers = Manifest(files, DIRECTORY).read(read_file(files, f"{DIRECTORY}/{MANIFEST}"))
     names = [parsed for parsed in map(parse_name, files.list(DIRECTORY)) if parsed]
     reclaimer = Reclaimer(files, DIRECTORY, history.segment_bytes, 0, False)
     spares = [reclaimer.numbers_of(number) for kind, number in names if kind == "spare"]

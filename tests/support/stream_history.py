@@ -12,7 +12,9 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from shardmq.shardd.store import StreamCache, StreamLog, StreamSync, filter_of, wanted_filters
+from shardmq.shardd.store.streams import StreamCache, StreamLog, filter_of, wanted_filters
+from shardmq.shardd.store.streams.segments import UnderSync
+from shardmq.shardd.store.sync import SyncJob
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles, PowerCut
 
@@ -41,7 +43,7 @@ class StreamHistory:
         self.model = Model()
         self.now = 1_000_000
         self.counter = 0
-        self.job: StreamSync | None = None
+        self.job: SyncJob[UnderSync] | None = None
         self.job_promises = 0
         self.readers = [0, 0, 0]
         self.flushed = 0

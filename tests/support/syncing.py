@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from shardmq.shardd.store import SegmentStore, StreamLog
+from shardmq.shardd.store.segments import SegmentStore
+from shardmq.shardd.store.streams import StreamLog
 
 Log = TypeVar("Log", SegmentStore, StreamLog)
 

@@ -13,7 +13,7 @@ import time
 from array import array
 from pathlib import Path
 
-from shardmq.shardd.store import SegmentStore
+from shardmq.shardd.store.segments import SegmentStore
 from tests.reference.record import Record, encode_message
 from tests.support.syncing import sync
 

@@ -19,6 +19,6 @@ def test_every_promise_holds_through_rounds_of_kills(tmp_path: Path, request: py
     print(f"to play the same kills: make torture ARGS='--seed {seed} --rounds {rounds} -k rounds'")
     with started(tmp_path) as broker:
         print(Rounds(broker, seed).run(rounds))
-    command = [sys.executable, "-m", "shardmq.shardd.store", "verify", str(broker.data_dir)]
+    command = [sys.executable, "-m", "shardmq.shardd.store.tools", "verify", str(broker.data_dir)]
     verified = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)
     assert verified.returncode == 0, verified.stdout + verified.stderr

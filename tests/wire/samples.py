@@ -1,6 +1,12 @@
-"""One of each message, with every field set to something that would be missed."""
+"""One of each message, with every field set to something that would be missed.
+
+python -m tests.wire.samples > tests/wire/golden/v2.json     writes the golden bytes anew
+"""
 
 from __future__ import annotations
+
+import json
+import sys
 
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
@@ -12,14 +18,13 @@ SPEC = wire.QueueSpec(7, "/", "orders", True, False, False, {"x-message-ttl": 10
 CONTROL: list[wire.Control] = [
     wire.Join("ipc:///run/door-0.sock"),
     wire.Hello(4711, True),
-    wire.Gone(0, 99),
-    wire.AssignPart([SPEC]),
-    wire.Assign([SPEC]),
+    wire.FrontDoorGone(0, 99),
+    wire.Assign([SPEC], False),
     wire.CreateQueues(1, [SPEC]),
     wire.DeleteQueue(2, 7, True, False),
     wire.DropVhost(3, "/"),
     wire.AutoDeleted(7, "expired"),
-    wire.Used(7),
+    wire.FirstConsumer(7),
     wire.Stats(4),
     wire.StatsReply(
         5,
@@ -27,9 +32,12 @@ CONTROL: list[wire.Control] = [
         [wire.ConsumerStats(7, 0, 1, 2, "tag", False, True, 10, True, 3)],
         {"rss_bytes": 1.5},
         3,
+        [wire.StreamStats(7, 1, 9, 2, 4096, {"name": 5})],
+        [wire.ReaderStats(7, 0, 1, 2, "tag", 5)],
+        {7: [(3, 5)]},
     ),
     wire.ListQueues(6),
-    wire.Queues(6, [7]),
+    wire.QueueIds(6, [7]),
     wire.Alarm("low on disk"),
     wire.Attach(6, 7, 8, 9, 10, "tag", False, True, -1, 20, True, True),
     wire.AttachPart(6, 7, 8, 9, 10, "tag", False, False, 0, 20, lent=True, whole=11),
@@ -56,52 +64,39 @@ CONTROL: list[wire.Control] = [
         23, 7, 8, 9, 10, "tag", False, False, 0, 20, lent=True, read=wire.ReadFrom("first"), stop=100, whole=11
     ),
     wire.AttachedAt(23, 5),
-    wire.Bound(8, 100, None),
-    wire.Passed(8, 95),
-    wire.Look(25, 7, 8, 1000, 2000),
-    wire.Looked(25, 1, 9, 3, 4),
+    wire.SetBounds(8, 100, None),
+    wire.MarkReached(8, 95),
+    wire.InspectStream(25, 7, 8, 1000, 2000),
+    wire.StreamInspected(25, 1, 9, 3, 4),
     wire.Pull(26, 7, 8, 3, 9, 4096),
     wire.Pulled(26, 1, b"offset78", b"message", 4),
     wire.Unwatch(7, 8),
-    wire.Place(27, 7, "group", 23),
-    wire.StreamsReply(
-        24,
-        [],
-        [],
-        {"rss_bytes": 1.5},
-        0,
-        [wire.StreamStats(7, 1, 9, 2, 4096, {"name": 5})],
-        [wire.ReaderStats(7, 0, 1, 2, "tag", 5)],
-    ),
-    wire.GapsReply(24, [], [], {}, 0, [wire.StreamStats(7, 1, 9, 2, 4096)], [], {7: [(3, 5)]}),
+    wire.StoreOffset(27, 7, "group", 23),
     wire.Detach(8, 9),
     wire.Release(9, [1, 2]),
-    wire.Released(9, [7, 300]),
     wire.Grant(10, 11),
     wire.Ungranted(11, 12, True),
     wire.Tune(12, 13, True),
     wire.Recall(26, 27),
-    wire.Overdue(7, 8, 1800000),
+    wire.AckTimeout(7, 8, 1800000),
     wire.Cancelled(13),
     wire.Get(14, 7, 8, 9, 10, False),
-    wire.Got(15, b"message", 16, True, 17),
-    wire.GotAgain(22, b"message", 23, 24, 25),
+    wire.Got(15, b"message", 16, True, 17, 25),
     wire.Count(16, 7),
-    wire.Left(12, 7, 99),
-    wire.Marked(12, 99, 3),
-    wire.LetGo(13, 7, 99, "resharded"),
-    wire.Purge(17, 7),
+    wire.CountUnsettled(12, 7, 99),
+    wire.UnsettledCount(12, 99, 3),
+    wire.DeadLetterUpTo(13, 7, 99, "resharded"),
+    wire.Purge(17, 7, 2),
     wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
-    wire.Departed(21, [(2, 3)]),
-    wire.AskOnce(28, 5, [(7, 128), ("//x", 1000)], [(0, b"0123456789abcdef", 0), (1, b"fedcba9876543210", 60_000)]),
-    wire.ToldOnce(28, bytes([wire.FIRST, wire.FOLLOWS])),
-    wire.OnceBecame([5], [6, 7]),
-    wire.ForgetOnce("//x"),
+    wire.DeadLettersPublished(21, [(2, 3)]),
+    wire.DedupAsk(28, 5, [(7, 128), ("//x", 1000)], [(0, b"0123456789abcdef", 0), (1, b"fedcba9876543210", 60_000)]),
+    wire.DedupVerdicts(28, bytes([wire.FIRST, wire.FOLLOWS])),
+    wire.DedupOutcome([5], [6, 7]),
+    wire.DedupForget("//x"),
     wire.Reserve(29, 3, [(7, [4, 300]), (8, [])]),
-    wire.PurgeFirst(30, 7, 2),
     wire.Redeem(3),
     wire.Unreserve(3),
-    wire.Done(18, 19, 20),
+    wire.Done(18, 19, 20, [7, 300]),
     wire.Refused(19, 404, "gone"),
 ]
 
@@ -127,3 +122,14 @@ def binary() -> dict[str, bytes]:
         "CONFIRMED": envelope.confirmed(*who, 4, [(77, 1, 2, 2)]),
         "CREDIT": envelope.credit(*who, [(77, 4096)]),
     }
+
+
+def golden() -> dict[str, str]:
+    """Return the bytes of all samples in hex, by name."""
+    control = {type(what).__name__: envelope.control(1, 2, 3, 4, what).hex() for what in CONTROL}
+    return control | {name: message.hex() for name, message in binary().items()}
+
+
+if __name__ == "__main__":
+    json.dump(golden(), sys.stdout, indent=1)
+    print()

@@ -1,9 +1,9 @@
 """Carries news of the consumers of virtual queues to `Groups`, and its orders to front doors.
 
 A front door that has ended still counts as the holder of its seats until each shard has put back
-what it held there. A question that is asked of the shard behind `Gone` is answered then. After a
-start of the controller nothing moves until every front door has said what its consumers hold, or
-RETURN_S_MAX have passed.
+what it held there. A question that is asked of the shard behind `FrontDoorGone` is answered then.
+After a start of the controller nothing moves until every front door has said what its consumers
+hold, or RETURN_S_MAX have passed.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class ShardLinks:
     ) -> Future[Any]:
         """Send the message made with the request's number, and return its answer to come.
 
-        The answer is Done, Refused, StatsReply, Queues, Marked, Attached or Released. It raises
+        The answer is Done, Refused, StatsReply, QueueIds, UnsettledCount or Attached. It raises
         ShardSilent when none comes within `wait_s`.
         """
         to, loop = self.shards[shard], asyncio.get_running_loop()
@@ -181,7 +181,7 @@ class ShardLinks:
         """Have shards put back in order what the front door's consumers held."""
         for shard in self.shards:
             if shard.ready:
-                self._send(shard, wire.Gone(door, incarnation))
+                self._send(shard, wire.FrontDoorGone(door, incarnation))
 
     def _give_up(self, shard: Shard, number: int, wait_s: float) -> None:
         waiting = shard.waiting.pop(number, None)
@@ -243,11 +243,10 @@ class ShardLinks:
             case (
                 wire.Done()
                 | wire.Refused()
-                | wire.Released()
                 | wire.StatsReply()
-                | wire.Queues()
+                | wire.QueueIds()
                 | wire.Attached()
-                | wire.Marked()
+                | wire.UnsettledCount()
             ):
                 waiting = shard.waiting.pop(message.request, None)
                 if waiting is not None:
@@ -260,7 +259,7 @@ class ShardLinks:
                         waiting.reply.set_result(message)
             case wire.AutoDeleted():
                 self.handler.queue_gone(message.queue, message.reason)
-            case wire.Used():
+            case wire.FirstConsumer():
                 shard.used.add(message.queue)
             case wire.Alarm():
                 shard.alarm = message.reason
@@ -288,7 +287,8 @@ class ShardLinks:
     def _assign(self, shard: Shard, queues: list[wire.QueueSpec]) -> None:
         last = max(0, len(queues) - 1) // ASSIGN_PART_QUEUES * ASSIGN_PART_QUEUES
         for start in range(0, last, ASSIGN_PART_QUEUES):
-            self._send(shard, wire.AssignPart(queues[start : start + ASSIGN_PART_QUEUES]))
+            part = queues[start : start + ASSIGN_PART_QUEUES]
+            self._send(shard, wire.Assign(part, last=False))
         self._send(shard, wire.Assign(queues[last:]))
 
     async def _watch_for_abandoned(self, shard: Shard, epoch: int) -> None:
@@ -337,7 +337,7 @@ class ShardLinks:
             )
 
         def drop_strays(reply: Future[Any]) -> None:
-            if reply.exception() is not None or not isinstance(reply.result(), wire.Queues):
+            if reply.exception() is not None or not isinstance(reply.result(), wire.QueueIds):
                 _log_failure(reply)
                 return
             for id in reply.result().ids:

@@ -167,8 +167,10 @@ class Resharding:
 
         The offset is None when the shard does not know the queue.
         """
-        answer = await self._shards.request(queue.shard, lambda n: wire.Left(n, queue.id))
-        return queue.id, answer.until - answer.left if isinstance(answer, wire.Marked) else None
+        answer = await self._shards.request(queue.shard, lambda n: wire.CountUnsettled(n, queue.id))
+        return queue.id, answer.until - answer.count if isinstance(
+            answer, wire.UnsettledCount
+        ) else None
 
     async def _pass(self, name: ExchangeName) -> None:
         """Wait until all that was routed by the old bindings is at its shard (passing)."""
@@ -202,12 +204,12 @@ class Resharding:
         queue = question.queue
         epoch = self._shards.epoch(queue.shard)
         answer = await self._shards.request(
-            queue.shard, lambda n: wire.Left(n, queue.id, question.until)
+            queue.shard, lambda n: wire.CountUnsettled(n, queue.id, question.until)
         )
         if epoch != self._shards.epoch(queue.shard):
             return  # it is not known which life of the shard has answered
-        if isinstance(answer, wire.Marked):
-            progress.answered(question, epoch, answer.until, answer.left)
+        if isinstance(answer, wire.UnsettledCount):
+            progress.answered(question, epoch, answer.until, answer.count)
         else:
             progress.gone(queue)
 
@@ -247,7 +249,7 @@ class Resharding:
                 )
             return
         answer = await self._shards.request(
-            queue.shard, lambda n: wire.LetGo(n, queue.id, until, RESHARDED)
+            queue.shard, lambda n: wire.DeadLetterUpTo(n, queue.id, until, RESHARDED)
         )
         if isinstance(answer, wire.Done) and answer.messages:
             log.warning(

@@ -130,6 +130,4 @@ class Channels:
 async def closed_by(released: Releases) -> list[int]:
     """Return the ids of the queues that are deleted with what is released, when it has been."""
     answers = [await future for future in released]
-    return [
-        queue for answer in answers if isinstance(answer, wire.Released) for queue in answer.closed
-    ]
+    return [queue for answer in answers if isinstance(answer, wire.Done) for queue in answer.closed]

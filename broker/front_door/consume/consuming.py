@@ -149,8 +149,8 @@ class Consuming:
             done = await self._attaching.detach(consumer)
             self.grants.stopped(consumer)
             self._release_idle(channel)
-            if isinstance(done, wire.Done) and done.closed:
-                return [consumer.queue_id]
+            if isinstance(done, wire.Done):
+                return done.closed
         return []
 
     def _stop(self, consumer: Consumer) -> None:

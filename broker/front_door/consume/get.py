@@ -29,7 +29,7 @@ CURSORS_MAX = 1024
 # asked only when the first has none.
 COUNTED_SHARDS_MAX = 64
 
-Answer = tuple[int, wire.Got | wire.GotAgain]  # epoch of the shard, and what it gave
+Answer = tuple[int, wire.Got]  # epoch of the shard, and what it gave
 
 
 class Gets:
@@ -98,7 +98,7 @@ class Gets:
             epoch, got = await self._links.ask_in_epoch(queue.shard, make)
         except ShardRefused as refused:
             raise refused_by_shard(refused, queue.name, client.session.vhost, GET) from None
-        assert isinstance(got, (wire.Got, wire.GotAgain))
+        assert isinstance(got, wire.Got)
         return epoch, got
 
     def _answered(
@@ -118,11 +118,8 @@ class Gets:
             channel.got_empty += 1
             return commands.Basic.GetEmpty()
         message = bytes(properties.without_header_in_each(got.message, 1, message_dlx.BCC))
-        redelivered = True
-        if isinstance(got, wire.GotAgain):
+        if got.times:
             message = properties.with_delivery_count(message, 1, got.times)
-        else:
-            redelivered = got.redelivered
         tag = channel.next_tag
         channel.next_tag += 1
         if no_ack:
@@ -136,14 +133,14 @@ class Gets:
         client = channel.client
         if self.tracing is not None:
             fed = self.tracing.delivered(
-                client, channel.number, queue.name, redelivered, 1, message
+                client, channel.number, queue.name, got.redelivered, 1, message
             )
             client.feeds(fed)
         return contents.get_ok(
             message,
             channel.number,
             tag,
-            redelivered,
+            got.redelivered,
             got.remaining + ready_at_others,
             client.session.frame_bytes_max,
         )

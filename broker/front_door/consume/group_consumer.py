@@ -206,7 +206,7 @@ class GroupConsuming:
             self._controller.say(said)
 
     def _tell_bounds(self, assignment: Assignment) -> None:
-        self._links.tell(assignment.shard, wire.Bound(assignment.number, *assignment.bounds))
+        self._links.tell(assignment.shard, wire.SetBounds(assignment.number, *assignment.bounds))
 
     def _close(self, group: GroupConsumer) -> None:
         """Cancel a consumer whose virtual queue is deleted."""

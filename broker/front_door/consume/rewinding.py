@@ -208,17 +208,17 @@ class _Copying:
         self._matcher = matcher
         self._numbers = exchange_type != keeping.RECENT_HISTORY
 
-    async def look(self, exchange: Mapping[str, Any]) -> wire.Looked:
+    async def look(self, exchange: Mapping[str, Any]) -> wire.StreamInspected:
         """Look at the stream; from the first time on the shard watches what goes to the queue."""
         age = exchange.get(keeping.AGE_MS)
         young = max(int(time.time() * 1000) - age, 0) if age is not None else 0
         at_time = keeping.from_time_ms(self.binding.arguments) or 0
 
-        def make(request: int) -> wire.Look:
-            return wire.Look(request, self._stream.id, self._target.id, at_time, young)
+        def make(request: int) -> wire.InspectStream:
+            return wire.InspectStream(request, self._stream.id, self._target.id, at_time, young)
 
         looked = await self._links.ask(self._stream.shard, make)
-        assert isinstance(looked, wire.Looked)
+        assert isinstance(looked, wire.StreamInspected)
         return looked
 
     @property

@@ -82,7 +82,7 @@ class ShardRequests:
         if asked is None or asked[2].done():
             return
         future = asked[2]
-        if isinstance(what, (wire.Got, wire.GotAgain)):
+        if isinstance(what, wire.Got):
             self._answered_in[request] = link.epoch
         if isinstance(what, wire.Refused):
             future.set_exception(ShardRefused(what.code, what.text))

@@ -20,7 +20,7 @@ from shardmq.broker.front_door.publish.effects import (
 )
 from shardmq.broker.front_door.publish.reservations import Reservation
 from shardmq.broker.front_door.publish.single_message import Batches, SingleMessages
-from shardmq.shardd.wire.messages import SOME
+from shardmq.shardd.wire.messages import PARTLY_REFUSED
 
 # Publishes that leave together at the most, in bytes of stored messages.
 COMMIT_BYTES = 8 << 20
@@ -44,7 +44,7 @@ class Committed:
 
         `first` is 0 for those without confirm.
         """
-        if (connection, channel & ~SOME, first) == (self.connection, self.channel, 0):
+        if (connection, channel & ~PARTLY_REFUSED, first) == (self.connection, self.channel, 0):
             self._stored = False
 
     def confirmed(self) -> None:

@@ -123,7 +123,8 @@ class Departure:
         self.shards -= 1
         if not self.shards and self._links.links[self._shard].epoch == self._epoch:
             self._links.tell(
-                self._shard, wire.Departed(self._batch.number, _runs(sorted(self._left)))
+                self._shard,
+                wire.DeadLettersPublished(self._batch.number, _runs(sorted(self._left))),
             )
 
 
@@ -163,7 +164,7 @@ class DeadLettering:
                 batch.queue,
                 batch.vhost,
             )
-            self._links.tell(shard, wire.Departed(batch.number, [(0, batch.count - 1)]))
+            self._links.tell(shard, wire.DeadLettersPublished(batch.number, [(0, batch.count - 1)]))
 
     def _publish(self, shard: int, batch: wire.DeadLetters) -> None:
         first_seq = self._last_seq + 1

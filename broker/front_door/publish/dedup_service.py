@@ -224,13 +224,13 @@ class _Question:
         self.is_open = True
         self._service = service
 
-    def message(self, request: int) -> wire.AskOnce:
+    def message(self, request: int) -> wire.DedupAsk:
         things: dict[int | str, tuple[int, int]] = {}  # index in the message, size
         ids = []
         for each in self.ids:
             index, _ = things.setdefault(key_of(each.thing), (len(things), each.size))
             ids.append((index, each.id, each.ttl_ms))
-        return wire.AskOnce(
+        return wire.DedupAsk(
             request, self.first, [(key, size) for key, (_, size) in things.items()], ids
         )
 
@@ -244,7 +244,7 @@ class _Question:
                 self._service.close(self.shard, self.first + i)
             if verdict == wire.FIRST:
                 copy.is_first = True
-            elif verdict == wire.AGAIN:
+            elif verdict == wire.STORED_BEFORE:
                 copy.confirmed()
             if verdict is not None:
                 answers.add(each, copy, again=verdict != wire.FIRST)
@@ -260,7 +260,7 @@ def _verdicts(answer: asyncio.Future[wire.Control]) -> bytes:
     if answer.cancelled() or answer.exception() is not None:
         return b""
     said = answer.result()
-    return said.verdicts if isinstance(said, wire.ToldOnce) else b""
+    return said.verdicts if isinstance(said, wire.DedupVerdicts) else b""
 
 
 class DedupService:
@@ -271,7 +271,7 @@ class DedupService:
         self._last_number = 0
         # By shard and number: copies that are asked about, or follow a copy of another publish.
         self._open: dict[tuple[int, int], tuple[_Question, Copy]] = {}
-        self._became: dict[int, wire.OnceBecame] = {}  # by shard, not told yet
+        self._became: dict[int, wire.DedupOutcome] = {}  # by shard, not told yet
         self._exchanges: dict[tuple[str, str], ExchangePut] = {}  # asked about, by vhost and name
         self.duplicates = 0  # publishes dropped at exchanges and queues
 
@@ -325,7 +325,7 @@ class DedupService:
         """Tell the shard soon what became of a first copy of this front door."""
         if not self._became:
             asyncio.get_running_loop().call_soon(self._tell)
-        said = self._became.setdefault(shard, wire.OnceBecame([], []))
+        said = self._became.setdefault(shard, wire.DedupOutcome([], []))
         (said.stored if stored else said.lost).append(number)
 
     def _tell(self) -> None:
@@ -334,7 +334,7 @@ class DedupService:
             if self._links.links[shard].up:
                 self._links.tell(shard, said)
 
-    def told(self, shard: int, said: wire.OnceBecame) -> None:
+    def told(self, shard: int, said: wire.DedupOutcome) -> None:
         """Hear what became of first copies that some publishes of this front door follow."""
         for numbers, stored in ((said.stored, True), (said.lost, False)):
             for number in numbers:
@@ -373,4 +373,4 @@ class DedupService:
                 del self._exchanges[key]
                 shard = home_of(exchange, len(self._links.links))
                 if self._links.links[shard].up:
-                    self._links.tell(shard, wire.ForgetOnce(str(key_of(exchange))))
+                    self._links.tell(shard, wire.DedupForget(str(key_of(exchange))))

@@ -33,7 +33,7 @@ from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying
 from shardmq.broker.shared.control import DoorReport
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.messages import GapsReply, QueueStats, StatsReply, StreamsReply
+from shardmq.shardd.wire.messages import QueueStats, StatsReply
 
 FRESH_SHARE = 10  # collecting everything takes at most one second of so many
 FRESH_S_MAX = 30.0
@@ -320,11 +320,9 @@ def _add_reply(stats: Stats, shard: int, reply: StatsReply) -> None:
         stats.sizes[shard] = {name: value for name, value in process if "." in name}
     for queue in reply.queues:
         stats.queues[queue.id] = queue
-    if isinstance(reply, StreamsReply):
-        stats.streams.update((stream.id, stream) for stream in reply.streams)
-        stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
-    if isinstance(reply, GapsReply):
-        stats.gaps.update(reply.gaps)
+    stats.streams.update((stream.id, stream) for stream in reply.streams)
+    stats.readers.update((reader_key(reader), reader) for reader in reply.readers)
+    stats.gaps.update(reply.gaps)
     for name, column in zip(
         _QUEUE_FIELDS, zip(*map(astuple, reply.queues), strict=True), strict=False
     ):

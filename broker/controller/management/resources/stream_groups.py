@@ -104,7 +104,7 @@ def _lag(call: Call, part: Part, offset: int) -> int:
 async def _store(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:
     replies = []
     for part, offset in places:
-        message = partial(wire.Place, queue=part.queue.id, name=name, offset=offset)
+        message = partial(wire.StoreOffset, queue=part.queue.id, name=name, offset=offset)
         replies.append(call.context.shards.request(part.queue.shard, message, STORE_S_MAX))
     for reply in await asyncio.gather(*replies, return_exceptions=True):
         if isinstance(reply, ShardSilent):

@@ -1,0 +1,1 @@
+"""Encode and decode what lies on the disk. README.md draws the bytes."""

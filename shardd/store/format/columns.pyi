@@ -1,0 +1,47 @@
+from shardmq.shardd.store.format.arrays import Arrays, Sink
+from shardmq.shardd.store.format.filtering import Filter
+
+OFFSET: int
+TIMESTAMP: int
+EXCHANGE: int
+ROUTING_KEY: int
+VALUE: int
+HEADERS: int
+PROPERTIES: int
+PROPERTY_COLUMNS: tuple[str, ...]
+
+class Columns:
+    rows: int
+    bytes: int
+    position: int
+    offset: int
+    checked: int
+    base: int
+    used: int
+    need: int
+    damaged: bool
+    full: bool
+    def __init__(self, wanted: int, filter: Filter | None = None) -> None: ...
+    def clear(self) -> None: ...
+    def take(
+        self,
+        window: bytearray,
+        base: int,
+        used: int,
+        position: int,
+        checked: int,
+        salt: int,
+        offset: int,
+        limit: int,
+        rows_max: int,
+        bytes_max: int,
+        handle: int = -1,
+        end: int = 0,
+        piece: int = 0,
+        sink: Sink | None = None,
+    ) -> None: ...
+    def flush(self, sink: Sink) -> None: ...
+    @property
+    def first_offset(self) -> int: ...
+    def arrays(self) -> Arrays: ...
+    def lay_out(self, column: int, to: Arrays) -> None: ...

@@ -1,0 +1,580 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The loop that turns chunks of a stream into columns: the buffers of Arrow arrays, made directly from the bytes of a window.
+
+Knows the shape of a chunk (drawn in chunk.pyx), of a stored message (record.pyx) and of AMQP's properties and tables;
+nothing of files but how to read on in one, and nothing of Arrow but how its arrays lie in memory:
+
+    text, bytes    i32 ends[rows + 1], the first 0 | data back to back | a bit per row that has a value, lowest first
+    numbers        i32 or i64 [rows] | bits as above
+    headers        i32 ends[rows + 1] of the entries | bits; the entries' key, type and value are columns of their own
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from shardmq.shardd.content cimport (
+    HEADERS_BIT, Properties, Table, properties_begin, properties_next, table_begin, table_next,
+)
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.octets cimport be32, copy_short
+from shardmq.shardd.store.format.arrays cimport Arrays, Sink
+from shardmq.shardd.store.format.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
+from shardmq.shardd.store.format.filtering cimport Filter
+from shardmq.shardd.store.format.growing cimport (
+    Number,
+    Text,
+    clear_text,
+    fill32,
+    fill_bits,
+    fill_number,
+    fill_text,
+    free_text,
+    is_ascii,
+    push32,
+    push64,
+    push_bytes,
+    put_end,
+    put_number,
+    set_bit,
+)
+from shardmq.shardd.store.format.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
+
+cdef extern from "../../crc32c.h" nogil:
+    uint32_t c_crc32c "crc32c"(uint32_t crc, const uint8_t *p, size_t n)
+    void crc32c_start()
+
+cdef extern from "<unistd.h>" nogil:
+    ssize_t pread(int handle, void *to, size_t size, int64_t position)
+
+crc32c_start()
+
+OFFSET, TIMESTAMP, EXCHANGE, ROUTING_KEY, VALUE, HEADERS, PROPERTIES = 1, 2, 4, 8, 16, 32, 64
+
+cdef enum:
+    C_OFFSET = 1
+    C_TIMESTAMP = 2
+    C_EXCHANGE = 4
+    C_KEY = 8
+    C_VALUE = 16
+    C_HEADERS = 32
+    C_PROPERTIES = 64
+    PLAIN = 1 | 2 | 16  # columns of numbers, and the value
+    # Properties: bits of the flags word, the highest first.
+    SHORT = 0
+    TABLE = 1
+    OCTET = 2
+    TIME = 3
+    KINDS = 14
+    NUMBERS = 3
+    TEXTS = 9
+    # Of a chunk, what its length can be told by: its header, and the names of a message that has it alone.
+    HEAD_BYTES_MAX = CHUNK_HEADER + 4 * FILTERS + 10 + 255
+    CACHE_LINE = 64
+
+# Of each property from bit 15 down: its kind, and its place among the columns of that kind (-1: in none).
+cdef int[KINDS] kind_of = [SHORT, SHORT, TABLE, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT, SHORT]
+cdef int[KINDS] place_of = [0, 1, -1, 0, 1, 2, 3, 4, 5, 2, 6, 7, 8, -1]
+PROPERTY_COLUMNS = (
+    "content_type", "content_encoding", "delivery_mode", "priority", "correlation_id", "reply_to", "expiration",
+    "message_id", "timestamp", "type", "user_id", "app_id",
+)
+
+# Seconds beyond which microseconds do not fit.
+cdef uint64_t SECONDS_MAX = 9223372036854
+
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__)
+    /* `found`, by way of a branch that is not taken while `guess` is right: what depends on it need not wait for it. */
+    static inline uint64_t shardd_guessed(uint64_t found, uint64_t guess) {
+        uint64_t right = guess;
+        __asm__("" : "+r"(right));
+        if (__builtin_expect(found != guess, 0)) {
+            __asm__ volatile("" : "+r"(found));
+            return found;
+        }
+        return right;
+    }
+    #else
+    #define shardd_guessed(found, guess) (found)
+    #endif
+    """
+    uint64_t guessed "shardd_guessed"(uint64_t found, uint64_t guess) noexcept nogil
+
+
+cdef int push_replaced(Text *text, const uint8_t *at, size_t size) except -1 with gil:
+    """A function of its own: one that may take the interpreter's lock does something for it at each call."""
+    cdef bytes said = (<const char*>at)[:size].decode("utf-8", "replace").encode()
+    return push_bytes(text, <const uint8_t*><const char*>said, len(said))
+
+
+cdef inline int push_text(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+    """As UTF-8, which Arrow asks for: bytes that are none are replaced."""
+    return push_bytes(text, at, size) if is_ascii(at, size) else push_replaced(text, at, size)
+
+
+cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+    """As `push_text`, where there is room for its end."""
+    if not is_ascii(at, size):
+        return push_replaced(text, at, size)
+    reserve(&text.data, size)
+    copy_short(text.data.data + text.data.used, at, size)
+    text.data.used += size
+    put_end(text)
+    return 0
+
+
+cdef inline uint64_t big64(const uint8_t *at) noexcept nogil:
+    return <uint64_t>be32(at) << 32 | be32(at + 4)
+
+
+cdef int _not_well_made() except -1 with gil:
+    raise ValueError("a chunk with a good crc is not well made")
+
+
+cdef class Columns:
+    """Rows of a batch, one after the other out of windows of a segment. The object is kept and used for batch after
+    batch; where a `take` came to is told in its attributes."""
+
+    cdef int wanted
+    cdef Filter filter
+    cdef Grown offsets, timestamps
+    cdef Text exchange, key, value
+    cdef Grown headers, headers_valid  # ends of the rows' entries
+    cdef uint64_t headers_rows
+    cdef Text header_key, header_type, header_value
+    cdef uint64_t headers_nulls
+    cdef Text[TEXTS] texts
+    cdef Number[NUMBERS] numbers
+    # Where the batch before became full: of the chunk at that position the message with that offset begins there.
+    cdef uint64_t left_position, left_offset, left_at
+    cdef readonly unsigned long long rows
+    cdef readonly unsigned long long bytes  # of their stored messages
+    cdef readonly unsigned long long position  # of the chunk to go on with
+    cdef readonly unsigned long long offset  # of the message to go on with
+    cdef readonly unsigned long long checked  # position of the last chunk that was found good, 0: none
+    cdef readonly unsigned long long base, used  # of the file that many bytes, from there on, are in the window
+    cdef readonly unsigned long long need  # bytes from `position` on that it takes to go on; 0: these were enough
+    cdef readonly bint damaged  # there is no good chunk at `position`
+    cdef readonly bint full  # the next message would be too much
+
+    def __init__(self, int wanted, Filter filter=None):
+        self.wanted = wanted
+        self.filter = filter
+        self.clear()
+
+    def __dealloc__(self):
+        cdef int i
+        free(self.offsets.data)
+        free(self.timestamps.data)
+        free(self.headers.data)
+        free(self.headers_valid.data)
+        free_text(&self.exchange)
+        free_text(&self.key)
+        free_text(&self.value)
+        free_text(&self.header_key)
+        free_text(&self.header_type)
+        free_text(&self.header_value)
+        for i in range(TEXTS):
+            free_text(&self.texts[i])
+        for i in range(NUMBERS):
+            free(self.numbers[i].values.data)
+            free(self.numbers[i].valid.data)
+
+    def clear(self) -> None:
+        """No rows."""
+        self._clear()
+
+    cdef int _clear(self) except -1 nogil:
+        cdef int i
+        self.rows = self.bytes = self.headers_nulls = self.headers_rows = 0
+        self.offsets.used = self.timestamps.used = self.headers.used = self.headers_valid.used = 0
+        push32(&self.headers, 0)
+        clear_text(&self.exchange)
+        clear_text(&self.key)
+        clear_text(&self.value)
+        clear_text(&self.header_key)
+        clear_text(&self.header_type)
+        clear_text(&self.header_value)
+        for i in range(TEXTS):
+            clear_text(&self.texts[i])
+        for i in range(NUMBERS):
+            self.numbers[i].values.used = self.numbers[i].valid.used = 0
+            self.numbers[i].rows = self.numbers[i].nulls = 0
+        return 0
+
+    def take(self, bytearray window, unsigned long long base, unsigned long long used, unsigned long long position,
+             unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
+             unsigned long long rows_max, unsigned long long bytes_max, int handle=-1, unsigned long long end=0,
+             unsigned long long piece=0, Sink sink=None) -> None:
+        """Add messages from `offset` on and below `limit`, until there are `rows_max` rows or the next would make it more than
+        `bytes_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file from `base`. The
+        chunk at `checked` is known to be good.
+
+        `handle`: a descriptor of the file, of which the first `end` bytes may be read: what follows is read into the window,
+        a chunk at a time, or `piece` bytes where chunks are smaller, so that it is still in the cache when it is looked at.
+        What does not fit or cannot be read is left to the caller, as without one. `base` and `used` say what there is then.
+
+        `sink`: full batches go there, until it wants no more at once; then there are no rows, and `full` is said.
+        """
+        cdef uint8_t *data = <uint8_t*>PyByteArray_AS_STRING(window)
+        cdef uint64_t size = PyByteArray_GET_SIZE(window)
+        if used > size or position < base:
+            raise ValueError("window is shorter than said")
+        self.position, self.offset, self.checked = position, offset, checked
+        self.base, self.used = base, used
+        with nogil:
+            while True:
+                self._walk(data, salt, limit, rows_max, bytes_max)
+                while handle >= 0 and self._is_cut_off(end, limit) and self._read_on(handle, end, piece, data, size):
+                    self._walk(data, salt, limit, rows_max, bytes_max)
+                if not self.full or sink is None or not self._hand_over(sink):
+                    break
+
+    def flush(self, Sink sink not None) -> None:
+        """The rows there are, to the sink."""
+        with nogil:
+            self._hand_over(sink)
+
+    cdef bint _hand_over(self, Sink sink) except -1 nogil:
+        cdef bint more
+        cdef int i
+        if self.wanted & C_HEADERS:
+            self._fill_headers(self.rows)
+        if self.wanted & C_PROPERTIES:
+            for i in range(TEXTS):
+                fill_text(&self.texts[i], self.rows)
+            for i in range(KINDS):
+                if place_of[i] >= 0 and kind_of[i] != SHORT:
+                    fill_number(&self.numbers[place_of[i]], self.rows, 8 if kind_of[i] == TIME else 4)
+        more = sink.take()
+        self._clear()
+        return more
+
+    cdef bint _is_cut_off(self, uint64_t end, uint64_t limit) noexcept nogil:
+        """The file has more, and the window was all that was missing."""
+        if self.full or self.damaged or self.offset >= limit or self.base + self.used >= end:
+            return False
+        return self.need != 0 or self.position >= self.base + self.used
+
+    cdef bint _read_on(self, int handle, uint64_t end, uint64_t piece, uint8_t *data, uint64_t size) noexcept nogil:
+        """From where it stopped; whether there is more of it in the window than before. What it has of that is read again:
+        so source and target lie alike in their cache lines, for which the kernel's copy is up to twice as fast."""
+        cdef uint64_t before = (self.position - <uint64_t>data) % CACHE_LINE, wanted = piece, had = self.base + self.used
+        cdef ssize_t got
+        # Up to the next chunk's header, which says how much to read then.
+        if self.need > piece >> 1:
+            wanted = self.need + CHUNK_HEADER
+        wanted = min(wanted + before, end - self.position + before)
+        if before > self.position or wanted > size:
+            return False
+        got = pread(handle, data, wanted, <int64_t>(self.position - before))
+        if got < <int64_t>wanted:
+            self.used = 0  # what is left in it is of both
+            return False
+        self.base, self.used = self.position - before, wanted
+        return self.base + wanted > had
+
+    cdef int _walk(self, const uint8_t *data, uint32_t salt, uint64_t limit, uint64_t rows_max,
+                   uint64_t bytes_max) except -1 nogil:
+        cdef const uint8_t *chunk
+        cdef uint64_t length, room, first, base = self.base, used = self.used
+        self.need = 0
+        self.damaged = self.full = False
+        while self.offset < limit and self.position < base + used:
+            chunk = data + (self.position - base)
+            room = base + used - self.position
+            length = chunk_bytes(chunk, room)
+            if length == CUT_OFF or length > room:
+                if length == CUT_OFF:  # of a long one the length is checked by what the head of its message says
+                    length = room + HEAD_BYTES_MAX if room >= CHUNK_HEADER else CHUNK_HEADER
+                self.need = length
+                break
+            if length == 0 or (
+                self.position != self.checked and c_crc32c(0, chunk + 8, length - 8) ^ salt != u32(chunk + 4)
+            ):
+                self.damaged = True
+                break
+            self.checked = self.position
+            first = u64(chunk + 28)
+            if first >= limit:
+                self.offset = limit
+                break
+            if self.filter is None or self.filter.in_time(u64(chunk + 8)):
+                self._take(chunk, length, limit, rows_max, bytes_max)
+                if self.full or self.offset >= limit:
+                    break  # it may hold more, for another scan
+            else:
+                self.offset = max(self.offset, first + u32(chunk + 20))
+            self.position += length
+        return 0
+
+    cdef int _take(self, const uint8_t *chunk, uint64_t length, uint64_t limit, uint64_t rows_max,
+                   uint64_t bytes_max) except -1 nogil:
+        cdef uint64_t first = u64(chunk + 28), count = u32(chunk + 20), i, size, before = 0
+        cdef uint64_t at = RECORD_HEADER + 4 * <uint64_t>u16(chunk + 24)
+        cdef int64_t time_us = <int64_t>(u64(chunk + 8) * 1000)
+        cdef bint steady = False
+        if first + count <= self.offset:
+            return 0
+        if first < self.offset:
+            at = self._begin(chunk, length, at, self.offset - first)
+            count -= self.offset - first
+            first = self.offset
+        count = min(count, limit - first)
+        self._make_room(count, length)
+        if self.filter is None and not self.wanted & ~PLAIN:
+            return self._take_plain(chunk, length, at, first, count, rows_max, bytes_max)
+        for i in range(count):
+            size = message_bytes(chunk + at, length - at)
+            if size == 0:
+                _not_well_made()
+            if steady:  # messages of one length, most likely: where the next begins is known before this one is read
+                size = guessed(size, before)
+            steady = size == before
+            before = size
+            if self.filter is None or self.filter.passes(chunk + at):
+                if self.rows >= rows_max or (self.rows and self.bytes + size > bytes_max):
+                    return self._leave(first + i, at)
+                self._add(chunk + at, <int64_t>(first + i), time_us)
+                self.bytes += size
+            at += size
+            self.offset = first + i + 1
+        return 0
+
+    cdef int64_t _begin(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t passed) except -1 nogil:
+        """Where the message behind the first `passed` ones begins."""
+        cdef uint64_t i, size
+        if self.position == self.left_position and self.offset == self.left_offset and self.left_at < length:
+            return <int64_t>self.left_at
+        for i in range(passed):
+            size = message_bytes(chunk + at, length - at)
+            if size == 0:
+                _not_well_made()
+            at += size
+        return <int64_t>at
+
+    cdef int _leave(self, uint64_t offset, uint64_t at) except -1 nogil:
+        """For the next batch."""
+        self.full = True
+        self.left_position, self.left_offset, self.left_at = self.position, offset, at
+        return 0
+
+    cdef int _take_plain(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t first, uint64_t count,
+                         uint64_t rows_max, uint64_t bytes_max) except -1 nogil:
+        """As the loop in `_take`, without filter and of columns for which there is room already: what most who read all
+        of a stream want costs half as much."""
+        cdef uint64_t rows = min(count, rows_max - self.rows if self.rows < rows_max else 0), i = 0, size, total = 0
+        cdef uint64_t bytes_left = bytes_max - self.bytes if self.bytes < bytes_max else 0
+        cdef uint64_t before = 0
+        cdef bint steady = False
+        cdef const uint8_t *message
+        cdef int32_t *ends = <int32_t*>(self.value.ends.data + self.value.ends.used)
+        cdef uint8_t *values = self.value.data.data
+        cdef size_t end = self.value.data.used, body
+        cdef bint with_value = self.wanted & C_VALUE
+        while i < rows:
+            message = chunk + at
+            size = message_bytes(message, length - at)
+            if size == 0:
+                _not_well_made()
+            if steady:  # as in `_take`
+                size = guessed(size, before)
+            steady = size == before
+            before = size
+            if total + size > bytes_left and self.rows + i:
+                break
+            if with_value:
+                body = u32(message)
+                memcpy(values + end, message + size - body, body)
+                end += body
+                ends[i] = <int32_t>end
+            at += size
+            total += size
+            i += 1
+        self._add_plain(i, total, end, <int64_t>first, <int64_t>(u64(chunk + 8) * 1000))
+        if i:
+            self.offset = first + i
+        return self._leave(first + i, at) if i < count else 0
+
+    cdef void _add_plain(self, uint64_t rows, uint64_t size, size_t value_end, int64_t first,
+                         int64_t time_us) noexcept nogil:
+        """So many rows are taken: their numbers, and what is used of the room made for them."""
+        cdef int64_t *out
+        cdef uint64_t i
+        self.rows += rows
+        self.bytes += size
+        if self.wanted & C_OFFSET:
+            out = <int64_t*>(self.offsets.data + self.offsets.used)
+            for i in range(rows):
+                out[i] = first + <int64_t>i
+            self.offsets.used += 8 * rows
+        if self.wanted & C_TIMESTAMP:
+            out = <int64_t*>(self.timestamps.data + self.timestamps.used)
+            for i in range(rows):
+                out[i] = time_us
+            self.timestamps.used += 8 * rows
+        if self.wanted & C_VALUE:
+            self.value.ends.used += 4 * rows
+            self.value.data.used = value_end
+            self.value.rows += rows
+
+    cdef int _make_room(self, uint64_t count, uint64_t length) except -1 nogil:
+        """For what each row of a chunk takes, once."""
+        reserve(&self.offsets, 8 * count)
+        reserve(&self.timestamps, 8 * count)
+        if self.wanted & C_VALUE:
+            reserve(&self.value.data, length)
+            reserve(&self.value.ends, 4 * count)
+        if self.wanted & C_EXCHANGE:
+            reserve(&self.exchange.ends, 4 * count)
+        if self.wanted & C_KEY:
+            reserve(&self.key.ends, 4 * count)
+        return 0
+
+    cdef inline int _add(self, const uint8_t *message, int64_t offset, int64_t time_us) except -1 nogil:
+        cdef size_t n = message[8], m = message[9 + message[8]]
+        cdef size_t props = u32(message + 4), body = u32(message)
+        cdef const uint8_t *key = message + 10 + n
+        cdef int wanted = self.wanted
+        self.rows += 1
+        if wanted & C_OFFSET:
+            put_number(&self.offsets, offset)
+        if wanted & C_TIMESTAMP:
+            put_number(&self.timestamps, time_us)
+        if wanted & C_EXCHANGE:
+            put_name(&self.exchange, message + 9, n)
+        if wanted & C_KEY:
+            put_name(&self.key, key, m)
+        if wanted & C_VALUE:
+            memcpy(self.value.data.data + self.value.data.used, key + m + props, body)
+            self.value.data.used += body
+            put_end(&self.value)
+        if wanted & (C_HEADERS | C_PROPERTIES):
+            self._add_properties(key + m, props)
+        return 0
+
+    cdef int _add_properties(self, const uint8_t *props, size_t size) except -1 nogil:
+        """Add a message's properties.
+
+        Columns whose property the message lacks stay behind, until one has it or all are asked for. A property list
+        that is broken ends where it breaks: what follows counts as not given.
+        """
+        cdef Properties walk
+        cdef int i
+        if size <= 2:
+            return 0
+        properties_begin(&walk, props, size)
+        while properties_next(&walk) > 0:
+            i = 15 - walk.bit
+            if walk.bit == HEADERS_BIT:
+                if self.wanted & C_HEADERS:
+                    self._add_headers(walk.value + 4, walk.size - 4)
+            elif place_of[i] >= 0 and self.wanted & C_PROPERTIES:
+                self._add_property(i, walk.value, walk.size)
+        return 0
+
+    cdef int _add_property(self, int i, const uint8_t *at, size_t length) except -1 nogil:
+        cdef Text *text = &self.texts[place_of[i]]
+        cdef Number *number = &self.numbers[place_of[i] if kind_of[i] != SHORT else 0]
+        cdef uint64_t row = self.rows - 1, seconds
+        if kind_of[i] == SHORT:
+            fill_text(text, row)
+            set_bit(&text.valid, row)
+            return push_text(text, at + 1, length - 1)
+        if kind_of[i] == OCTET:
+            fill_number(number, row, 4)
+            push32(&number.values, at[0])
+        else:
+            seconds = big64(at)
+            if seconds > SECONDS_MAX:
+                return 0
+            fill_number(number, row, 8)
+            push64(&number.values, <int64_t>(seconds * 1000000))
+        number.rows += 1
+        return set_bit(&number.valid, row)
+
+    cdef int _fill_headers(self, uint64_t rows) except -1 nogil:
+        cdef uint64_t more = rows - self.headers_rows
+        if more:
+            fill32(&self.headers, more, <int32_t>self.header_key.rows)
+            self.headers_nulls += more
+            self.headers_rows = rows
+        return fill_bits(&self.headers_valid, rows)
+
+    cdef int _add_headers(self, const uint8_t *table, size_t size) except -1 nogil:
+        """Add the entries of a table. A broken one ends it: what is left has no name and the type "?"."""
+        cdef Table entry
+        cdef int found
+        self._fill_headers(self.rows - 1)
+        self.headers_rows += 1
+        set_bit(&self.headers_valid, self.rows - 1)
+        table_begin(&entry, table, size)
+        found = table_next(&entry)
+        while found > 0:
+            push_text(&self.header_key, entry.name, entry.name_size)
+            push_bytes(&self.header_type, &entry.type, 1)
+            push_bytes(&self.header_value, entry.value + entry.head, entry.size - entry.head)
+            found = table_next(&entry)
+        if found < 0:
+            push_bytes(&self.header_key, table, 0)
+            push_bytes(&self.header_type, <const uint8_t*>"?", 1)
+            push_bytes(&self.header_value, entry.next, entry.end - entry.next)
+        return push32(&self.headers, <int32_t>self.header_key.rows)
+
+    # -- what comes of it ------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """Of the first row, where offsets are wanted and there is one."""
+        if not self.rows or not self.wanted & C_OFFSET:
+            raise ValueError("there is no offset")
+        return (<int64_t*>self.offsets.data)[0]
+
+    def arrays(self) -> Arrays:
+        """Of these rows; those of the columns are for `lay_out` to add."""
+        cdef Arrays found = Arrays.__new__(Arrays)
+        found.owner, found.rows = self, <const uint64_t*>&self.rows
+        return found
+
+    def lay_out(self, int column, Arrays to not None) -> None:
+        """One more column."""
+        cdef const uint64_t *rows = <const uint64_t*>&self.rows
+        if column == C_OFFSET or column == C_TIMESTAMP:
+            to.add_node(rows, NULL, NULL)
+            to.add_buffer(&self.offsets if column == C_OFFSET else &self.timestamps)
+        elif column == C_HEADERS:
+            self._lay_out_headers(to)
+        elif column == C_PROPERTIES:
+            self._lay_out_properties(to)
+        else:
+            to.add_text(rows, &self.exchange if column == C_EXCHANGE else &self.key if column == C_KEY else &self.value, False)
+
+    cdef int _lay_out_headers(self, Arrays to) except -1:
+        cdef const uint64_t *entries = &self.header_key.rows
+        to.add_node(<const uint64_t*>&self.rows, &self.headers_nulls, &self.headers_valid)
+        to.add_buffer(&self.headers)
+        to.add_node(entries, NULL, NULL)
+        to.add_text(entries, &self.header_key, False)
+        to.add_text(entries, &self.header_type, False)
+        return to.add_text(entries, &self.header_value, False)
+
+    cdef int _lay_out_properties(self, Arrays to) except -1:
+        """As PROPERTY_COLUMNS names them."""
+        cdef const uint64_t *rows = <const uint64_t*>&self.rows
+        cdef Number *number
+        cdef int i
+        to.add_node(rows, NULL, NULL)
+        for i in range(KINDS):
+            if place_of[i] < 0:
+                continue
+            if kind_of[i] == SHORT:
+                to.add_text(rows, &self.texts[place_of[i]], True)
+            else:
+                number = &self.numbers[place_of[i]]
+                to.add_node(rows, &number.nulls, &number.valid)
+                to.add_buffer(&number.values)
+        return 0

@@ -1,0 +1,155 @@
+"""Describe one segment: its bytes in memory and on disk, its counters, where its messages went.
+
+The store decides which segment is written to, and when a segment may go. The bytes of its files
+are drawn in format/segment_file.py.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format.compaction_copy import moved_entries
+from shardmq.shardd.store.format.segment_file import (
+    END_BYTES,
+    HEADER_BYTES,
+    INDEX_SHARE_MAX,
+    NO_CHAIN,
+    encode_header,
+    encode_index,
+)
+
+
+@dataclass(slots=True)
+class Moves:
+    """Where the messages of a merged segment lie, as pairs of entries in ascending order.
+
+    `known` holds the entries as queues keep them, `placed` the same entries as they are on disk.
+    """
+
+    known: array[int] = field(default_factory=lambda: array("Q"))
+    placed: array[int] = field(default_factory=lambda: array("Q"))
+
+    def find(self, entries: array[int], start: int, stop: int) -> array[int]:
+        return moved_entries(self.known, self.placed, entries, start, stop)
+
+    def add(self, known: array[int], placed: array[int]) -> None:
+        self.known += known
+        self.placed += placed
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One segment of a store.
+
+    `used` is the position of the next record. `flushed` is the position up to which the file has
+    the records. `references` counts the (message, queue) pairs ever appended, `live` those that a
+    queue still needs.
+    """
+
+    number: int
+    salt: int
+    capacity: int
+    path: str  # path of the file, which has the name of a spare until its first flush
+    handle: int | None
+    buffer: bytearray | None = None
+    used: int = HEADER_BYTES
+    flushed: int = 0
+    unnamed: bool = False  # the file has records, but still has the name of a spare
+    records: int = 0
+    messages: int = 0
+    references: int = 0
+    live: int = 0
+    sealed: bool = False
+    settled: bytearray = field(default_factory=bytearray)  # pairs not written yet
+    acks_end: int = 0  # size of the acks file, 0: there is none
+    index: bytes | None = None  # made, and waits for the sync of the segment
+    has_index: bool = False
+    first: int = 0  # the first number that this segment replaces, 0: it replaces none
+    # The number and the end of the segment before it with records IN_SEQUENCE, as in the header.
+    chain: tuple[int, int] = NO_CHAIN
+    in_sequence: bool = False  # it has records IN_SEQUENCE that are not covered yet
+    # From the entries that queues keep to those on disk, if this process merged the segment.
+    moves: Moves | None = None
+    # The segment numbers in the entries that queues keep, if the segment has moves.
+    numbers: list[int] = field(default_factory=list)
+    # Position up to which the records of the file were checked when they were read back.
+    checked: int = HEADER_BYTES
+    # Settled pairs that no recovery asks for, but that merging needs.
+    forgotten: bytearray = field(default_factory=bytearray)
+    dead_until: int = 0  # no message below this position is needed
+    recovered: bool = False  # some references may belong to queues that are long gone
+    merging: bool = False  # a ReclaimJob uses the segment
+    stays: bool = False  # it cannot be read, or is not as expected: it is not merged
+    # This many live references took `measured_bytes` when the segment was read.
+    measured_live: int = 0
+    measured_bytes: int = 0
+    before: Segment | None = None  # the neighbours in publish order
+    after: Segment | None = None
+    # Abstracts of the records in the buffer, as long as there is a buffer.
+    abstracts: record.Abstracts | None = None
+
+    def room(self) -> int:
+        return self.capacity - self.used - END_BYTES
+
+    @property
+    def is_needless(self) -> bool:
+        """True when nothing of the segment is on disk, and no message of it is needed."""
+        return self.live == 0 and self.flushed == 0 and not self.in_sequence
+
+    def live_bytes(self) -> int:
+        """Return an estimate of the bytes that queues still need.
+
+        The store keeps no size of each message, only how many messages are left.
+        """
+        if self.measured_live:
+            return self.measured_bytes * self.live // self.measured_live
+        return (self.used - HEADER_BYTES) * self.live // self.references if self.references else 0
+
+    def add(self, size: int, counts: tuple[int, int, int]) -> None:
+        records, messages, references = counts
+        self.used += size
+        self.records += records
+        self.messages += messages
+        self.references += references
+        self.live += references
+
+    def collect_abstracts(self) -> None:
+        """Collect the abstracts of the records appended from now on, for the index."""
+        self.abstracts = record.Abstracts(self.used, self.capacity, INDEX_SHARE_MAX)
+
+    def take_buffer(self) -> bytearray | None:
+        """Return the buffer for use by another segment; this segment has none any more."""
+        buffer, self.buffer, self.abstracts = self.buffer, None, None
+        return buffer
+
+    def write_out(self, files: Files) -> None:
+        """Write to the file the bytes of the buffer that the file does not have."""
+        assert self.buffer is not None and self.handle is not None
+        stop = self.used + END_BYTES
+        self.buffer[self.used : stop] = bytes(END_BYTES)
+        if self.flushed == 0:
+            self.buffer[:HEADER_BYTES] = encode_header(
+                self.number, self.salt, self.capacity, chain=self.chain
+            )
+        with memoryview(self.buffer) as view, view[self.flushed : stop] as part:
+            files.write(self.handle, part, self.flushed)
+        self.flushed = self.used
+
+    def index_is_worth_it(self) -> bool:
+        share = 20 * self.records + 4 * self.references + 8 * self.messages
+        return share * INDEX_SHARE_MAX <= self.used
+
+    def make_index(self) -> bytes | None:
+        """Return the bytes of the index file, or None when an index would not pay."""
+        assert self.buffer is not None
+        if not self.index_is_worth_it():
+            return None
+        abstracts = self.abstracts.until(self.used) if self.abstracts is not None else None
+        if abstracts is None:
+            # They were not collected, or were given up when small messages came before large ones.
+            abstracts, end, holes = scanning.scan(self.buffer, HEADER_BYTES, self.used, self.salt)
+            assert end == self.used and not holes, "the write buffer of a segment is damaged"
+        return encode_index(self.number, self.salt, self.used, abstracts)
