@@ -21,10 +21,10 @@ class Allotment:
     """The credit of one consumer, or of the consumers of a group consumer.
 
     `peer` is the object that the caller reports to. `is_limited` says that nothing may be delivered
-    until the front door allows it.
+    until the front door allows it. `prefetch` is that of a group consumer, for listings.
     """
 
-    __slots__ = ("_drains", "_said_waits", "allowed", "number", "order", "peer", "used")
+    __slots__ = ("_drains", "_said_waits", "allowed", "number", "order", "peer", "prefetch", "used")
 
     def __init__(
         self,
@@ -33,12 +33,14 @@ class Allotment:
         order: LogOrder | None = None,
         is_limited: bool = True,
         used: int = 0,
+        prefetch: int = 0,
     ) -> None:
         self.number = number
         self.peer = peer
         self.order = order  # None: the allotment of one consumer
         self.allowed = 0 if is_limited else NO_END
         self.used = used
+        self.prefetch = prefetch
         self._drains = False
         self._said_waits = False  # that messages wait, as the front door knows it
 

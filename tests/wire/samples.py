@@ -40,7 +40,7 @@ CONTROL: list[wire.Control] = [
     wire.QueueIds(6, [7]),
     wire.Alarm("low on disk"),
     wire.Attach(6, 7, 8, 9, 10, "tag", False, True, -1, 20, True, True),
-    wire.AttachPart(6, 7, 8, 9, 10, "tag", False, False, 0, 20, lent=True, whole=11),
+    wire.AttachPart(6, 7, 8, 9, 10, "tag", False, False, 0, 20, limited=True, group=11),
     wire.Attached(7),
     wire.AttachReader(
         23,
@@ -61,7 +61,7 @@ CONTROL: list[wire.Control] = [
         23, 7, 8, 9, 10, "tag", False, False, 0, 20, False, True, read=wire.ReadFrom("first"), stop=100, mark=90
     ),
     wire.AttachStreamPart(
-        23, 7, 8, 9, 10, "tag", False, False, 0, 20, lent=True, read=wire.ReadFrom("first"), stop=100, whole=11
+        23, 7, 8, 9, 10, "tag", False, False, 0, 20, limited=True, read=wire.ReadFrom("first"), stop=100, group=11
     ),
     wire.AttachedAt(23, 5),
     wire.SetBounds(8, 100, None),
@@ -74,10 +74,7 @@ CONTROL: list[wire.Control] = [
     wire.StoreOffset(27, 7, "group", 23),
     wire.Detach(8, 9),
     wire.Release(9, [1, 2]),
-    wire.Grant(10, 11),
-    wire.Ungranted(11, 12, True),
-    wire.Tune(12, 13, True),
-    wire.Recall(26, 27),
+    wire.CreditReport(11, 12, True),
     wire.AckTimeout(7, 8, 1800000),
     wire.Cancelled(13),
     wire.Get(14, 7, 8, 9, 10, False),

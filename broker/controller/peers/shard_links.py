@@ -351,7 +351,7 @@ class ShardLinks:
 
 
 def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
-    """Return the attach of a consumer that takes no messages: without a Grant it is given none."""
+    """Return the attach of a consumer that takes no messages: it may have none."""
     return wire.Attach(
         request=request,
         queue=queue,
@@ -363,7 +363,7 @@ def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
         exclusive=False,
         priority=0,
         prefetch=0,
-        granted=True,
+        limited=True,
         resumed=True,
     )
 

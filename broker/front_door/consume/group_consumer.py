@@ -26,7 +26,7 @@ import msgspec
 from shardmq.broker.amqp import ChannelException
 from shardmq.broker.front_door.consume.attaching import Attaching, attached
 from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingChannel, GroupConsumer
-from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.refusals import CONSUME
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
@@ -66,11 +66,11 @@ class GroupConsuming:
     """All consumers of virtual queues at this front door."""
 
     def __init__(
-        self, links: ShardLinks, attaching: Attaching, grants: Grants, controller: Controller
+        self, links: ShardLinks, attaching: Attaching, crediting: Crediting, controller: Controller
     ) -> None:
         self._links = links
         self._attaching = attaching
-        self._grants = grants
+        self._crediting = crediting
         self._controller = controller
         self._all: dict[int, GroupConsumer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,13 +139,8 @@ class GroupConsuming:
 
     def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
         """Account for settled deliveries that came from this epoch of the shard."""
-        assignment.group.outstanding -= count
         assignment.held -= count
-        lost = assignment.lost
-        if lost and (epoch != self._links.links[assignment.shard].epoch or lost > assignment.held):
-            assignment.lost -= min(count, lost)
-        elif not assignment.wanted:
-            self._grants.settled(assignment, count)
+        self._crediting.settled(assignment, count, epoch)
         if assignment.held <= 0:
             if assignment.leaving:
                 assignment.settled.set()
@@ -195,7 +190,7 @@ class GroupConsuming:
     def gone(self, assignment: Assignment) -> None:
         """End an assignment whose queue is deleted."""
         assignment.wanted = assignment.attached = False
-        self._grants.gone(assignment)
+        self._crediting.stopped(assignment)
         self._gave_up(assignment)
 
     def passed(self, number: int, offset: int) -> None:
@@ -255,7 +250,7 @@ class GroupConsuming:
         assignment.wanted = assignment.attached = False
         number = assignment.number
         await self._links.ask(assignment.shard, lambda request: wire.Detach(request, number))
-        self._grants.stopped(assignment)
+        self._crediting.stopped(assignment)
 
     def _hand_over_soon(self, assignment: Assignment) -> None:
         if not assignment.leaving:
@@ -281,8 +276,7 @@ class GroupConsuming:
         group = assignment.group
         if group.assignments.get(assignment.seat) is assignment:
             del group.assignments[assignment.seat]
-            self._grants.drop(assignment)
-            self._grants.share(assignment.channel)
+            self._crediting.forget_held(assignment)
             self._attaching.consumers.pop(assignment.number, None)
             self._controller.say(SeatGivenUp(group.number, assignment.seat))
             self._forget(group)
@@ -292,7 +286,7 @@ class GroupConsuming:
         if group.left and not group.assignments:
             self._all.pop(group.number, None)
             group.channel.groups.pop(group.number, None)
-            group.rotation.clear()  # its assignments refer to the group
+            self._crediting.close_group(group)
         if group.left and group.channel.consumers.get(group.tag) is group:
             del group.channel.consumers[group.tag]
 
