@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from shardmq.broker.front_door.consume.consumers import Assignment, Consumer
-from shardmq.broker.front_door.consume.crediting import Crediting, limits_of
+from shardmq.broker.front_door.consume.crediting import Crediting, limits_over
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.shardd.wire import messages as wire
 
@@ -114,7 +114,7 @@ def _attach_message(
     consumer: Consumer, read: wire.ReadFrom | None, resumed: bool, leaving: bool, request: int
 ) -> wire.Attach:
     # Deliveries without acks do not count for a limit, but wait for room all the same.
-    limited = leaving or bool(limits_of(consumer))
+    limited = leaving or bool(limits_over(consumer))
     group = 0 if leaving or consumer.group is None else consumer.group.number
     kind: Callable[..., wire.Attach] = wire.Attach
     if read is not None and isinstance(consumer, Assignment):

@@ -152,13 +152,6 @@ class ConsumingChannel:
             for run in runs:
                 self.unacked.put_back(run)
 
-    def single_consumers(self) -> list[Consumer]:
-        """Return the consumers of shard queues, assignments of group consumers among them."""
-        found: list[Consumer] = []
-        for each in self.consumers.values():
-            found += each.assignments.values() if isinstance(each, GroupConsumer) else [each]
-        return found
-
     def report(self) -> dict[str, int]:
         """Return the counters of the channel for listings."""
         got = self.got_auto + self.got_manual

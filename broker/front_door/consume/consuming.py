@@ -182,6 +182,8 @@ class Consuming:
         """
         channel.is_open = False
         single = [each for each in channel.consumers.values() if isinstance(each, Consumer)]
+        for consumer in single:
+            self.crediting.drop(consumer)
         assignments = self.groups.release(channel)
         released = self._attaching.release(
             [*single, *assignments, *channel.cancelled, *channel.getters.values()]
@@ -247,9 +249,7 @@ class Consuming:
 
         This is basic.qos with global set.
         """
-        self.crediting.change_limit(
-            channel, limit, [each for each in channel.single_consumers() if each.is_in_limit]
-        )
+        self.crediting.change_limit(channel, limit)
 
 
 def check_consume(

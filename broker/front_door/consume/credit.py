@@ -36,8 +36,9 @@ A hungry allotment that just asked gets its share: the limit divided by the numb
 One that has used up a grant and is still hungry gets all that is free, as soon as that is worth a
 batch: few large pieces cost less than many small ones. Whoever became hungry first is first. It
 keeps its turn for ROUND_S divided by the number of the hungry, so that the same caches stay warm,
-and goes behind the others then. A grant while others are hungry says DRAIN at once: what is unused
-comes back behind the last delivery.
+and goes behind the others then. While it uses what it has, its turn goes on. A grant while others
+are hungry says DRAIN at once: what is unused comes back behind the last delivery. STOP takes all
+credit back at once: when the first limit comes, and when a limit is lowered below what is out.
 
 What follows. Never too much: credit is only made of `free`. Never idle: while an allotment is
 hungry, either nothing is free and nothing is unused elsewhere, or a message that changes this is
@@ -120,26 +121,27 @@ class Limit:
         """
         told: dict[Allotment, None] = {}
         waits = False
+        has_turn = self._turn in self.holding and now < self._turn_ends
         for each in self._by_turn(now):
             free = each.free
             if free <= 0:
                 continue
+            hungry = len(self.hungry)
             if not each.used_all:
                 free = min(free, max(1, each.share))
-            elif free < each.batch and not at_once:
+            elif has_turn or (free < each.batch and not at_once):
                 waits = True
                 break
-            hungry = len(self.hungry)
-            if each is not self._turn or now >= self._turn_ends:
+            elif each is not self._turn or now >= self._turn_ends:
                 self._turn, self._turn_ends = each, now + ROUND_S / hungry
             each.allow(free, DRAIN if hungry > 1 else KEEP)
             told[each] = None
-        if self.hungry and not waits:
+        if self.hungry:
             for each in self.holding:
-                if each.mode == KEEP and each.is_needed:
+                if each.mode == KEEP and (each is self._turn or each.is_needed):
                     each.mode = DRAIN
                     told[each] = None
-        elif not self.hungry:
+        else:
             for each in list(self.empty):
                 count = min(each.share, each.free)
                 if count > 0 and 2 * count >= each.share:

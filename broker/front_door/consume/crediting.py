@@ -36,7 +36,7 @@ class Crediting:
     def attach(self, consumer: Consumer) -> None:
         """Open the allotment of a consumer that is about to be attached, if it needs one."""
         consumer.delivered = 0
-        group, limits = consumer.group, limits_of(consumer)
+        group, limits = consumer.group, limits_over(consumer)
         if group is None:
             self.close(consumer)
             if limits:
@@ -79,30 +79,36 @@ class Crediting:
     def drop(self, consumer: Consumer) -> None:
         """Take the credit of a consumer whose channel is gone."""
         if consumer.group is None and consumer.allotment is not None:
-            self._open.pop((consumer.number, consumer.shard), None)
-            consumer.allotment.put_under(())
+            self._forget(consumer.allotment)
             consumer.allotment = None
 
     def _close(self, allotment: Allotment) -> None:
-        home = allotment.home if allotment.limits else None
+        homes = allotment.limits[-1:]
+        self._forget(allotment)
+        for home in homes:
+            self.share(home)
+
+    def _forget(self, allotment: Allotment) -> None:
         self._open.pop((allotment.number, allotment.shard), None)
         allotment.put_under(())
-        if home is not None:
-            self.share(home)
 
     def lose(self, shard: int, consumers: Iterable[Consumer]) -> None:
         """Take the credit of all consumers at a shard whose process is gone.
 
         Deliveries to assignments will come again, so the unsettled ones count no more.
         """
+        homes: dict[Limit, None] = {}
+        for allotment in [each for each in self._open.values() if each.shard == shard]:
+            homes |= dict.fromkeys(allotment.limits[-1:])
+            self._forget(allotment)
         for consumer in consumers:
             if consumer.shard == shard:
-                if isinstance(consumer, Assignment):
-                    self.forget_held(consumer)
-                    consumer.group.allotments.pop(shard, None)
                 consumer.allotment = None
-        for allotment in [each for each in self._open.values() if each.shard == shard]:
-            self._close(allotment)
+                if isinstance(consumer, Assignment):
+                    consumer.group.allotments.pop(shard, None)
+                    self.forget_held(consumer)
+        for home in homes:
+            self.share(home)
 
     def forget_held(self, assignment: Assignment) -> None:
         """Count no more what an assignment holds; its shard has requeued or lost it."""
@@ -152,17 +158,19 @@ class Crediting:
         for limit in waiting:
             self.share(limit, at_once=True)
 
-    def change_limit(
-        self, channel: ConsumingChannel, most: int, consumers: Iterable[Consumer]
-    ) -> None:
-        """Set the limit of a channel (basic.qos global), which holds for these consumers."""
+    def change_limit(self, channel: ConsumingChannel, most: int) -> None:
+        """Set the limit of a channel (basic.qos global)."""
         was, channel.limit.most = channel.limit.most, most
         if bool(was) != bool(most):
-            for consumer in consumers:
-                if consumer.allotment is None:
-                    number, shard = consumer.number, consumer.shard
-                    consumer.allotment = self._open_one(number, shard, consumer.delivered)
-                self._put_under(consumer.allotment, limits_of(consumer))
+            for consumer in channel.consumers.values():
+                if isinstance(consumer, Consumer) and consumer.is_in_limit:
+                    if consumer.allotment is None:
+                        number, shard = consumer.number, consumer.shard
+                        consumer.allotment = self._open_one(number, shard, consumer.delivered)
+                    self._put_under(consumer.allotment, limits_of(channel))
+            for group in channel.groups.values():
+                for allotment in group.allotments.values():
+                    self._put_under(allotment, limits_of(channel, group))
         if most:
             self._tell(channel.limit.change(most))
         for limit in (channel.limit, *(group.limit for group in channel.groups.values())):
@@ -177,9 +185,12 @@ class Crediting:
             self._links.allot(each.shard, each.number, each.allowed, each.mode)
 
 
-def limits_of(consumer: Consumer) -> tuple[Limit, ...]:
-    """Return the limits that a consumer shares with others, the innermost first."""
-    limits = [] if consumer.group is None else [consumer.group.limit]
-    if consumer.is_in_limit:
-        limits.append(consumer.channel.limit)
+def limits_of(channel: ConsumingChannel, group: GroupConsumer | None = None) -> tuple[Limit, ...]:
+    """Return the limits that consumers share with others, the innermost first."""
+    limits = [channel.limit] if group is None else [group.limit, channel.limit]
     return tuple(limit for limit in limits if limit.most)
+
+
+def limits_over(consumer: Consumer) -> tuple[Limit, ...]:
+    """Return the limits that a consumer shares with others."""
+    return limits_of(consumer.channel, consumer.group) if consumer.is_in_limit else ()
