@@ -29,7 +29,7 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml setup.py $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run tests/interop/node/package-lock.json
+$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json
 	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
 	.ci/java
 	.ci/chromium
@@ -47,7 +47,7 @@ test-asan: $(VENV)/.dev
 	.ci/asan $(BIN)/python
 
 crash: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/crash
+	$(BIN)/python -m pytest -m crash
 
 torture: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/torture -m torture -s $(ARGS)

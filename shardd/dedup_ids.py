@@ -55,13 +55,13 @@ class DedupIds:
             thing, size = question.things[at]
             seen = self._seen.setdefault(thing, OrderedDict())
             verdicts.append(
-                self._look(seen, thing, id, (peer, number), now + ttl_ms if ttl_ms else 0, now)
+                self._verdict(seen, thing, id, (peer, number), now + ttl_ms if ttl_ms else 0, now)
             )
             while len(seen) > size:
                 seen.popitem(last=False)
         return bytes(verdicts)
 
-    def _look(
+    def _verdict(
         self,
         seen: OrderedDict[bytes, _Pending | int],
         thing: Thing,

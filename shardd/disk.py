@@ -90,7 +90,7 @@ class StallWatch:
         unseen, self._unseen = self._unseen, False
         return self.now or unseen
 
-    def look(self) -> None:
+    def check(self) -> None:
         seconds, name = self._calls.longest()
         if seconds > self._stall_s:
             self._longest = (seconds, name)
@@ -113,7 +113,7 @@ class StallWatch:
         each_s = min(LOOK_EACH_S, self._stall_s / 4)
         while True:
             time.sleep(each_s)
-            self.look()
+            self.check()
 
 
 class DiskRoom:

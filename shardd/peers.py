@@ -62,7 +62,7 @@ class BatchMissing(Exception):
     """
 
 
-class Held:
+class HeldBatch:
     """A batch that wants a confirm and has none yet."""
 
     __slots__ = ("batch", "refused", "state", "sync")
@@ -104,7 +104,7 @@ class Peer:
         self.number = number
         self.incarnation = incarnation
         self.endpoint = endpoint
-        self.held: deque[Held] = deque()
+        self.held: deque[HeldBatch] = deque()
         self.next_batch: int | None = None  # None: the first batch may have any number
         self.taken = 0  # the weight of publishes since the last credit
         self.has_news = False  # `take` has something to send, apart from confirms and credit
@@ -114,8 +114,8 @@ class Peer:
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
-        self._told: list[envelope.Parts] = []  # is sent before deliveries
-        self._told_after: list[envelope.Parts] = []
+        self._before_deliveries: list[envelope.Parts] = []
+        self._after_deliveries: list[envelope.Parts] = []
 
     def window(self, connection: int) -> Window:
         found = self.windows.get(connection)
@@ -139,9 +139,9 @@ class Peer:
                 f"front door {self.number}: batch {batch} came instead of {self.next_batch}"
             )
 
-    def hold(self, batch: int) -> Held:
+    def hold(self, batch: int) -> HeldBatch:
         """Remember a batch, about to be appended, until it is confirmed."""
-        held = Held(batch)
+        held = HeldBatch(batch)
         self.held.append(held)
         return held
 
@@ -149,7 +149,7 @@ class Peer:
 
     def tell(self, what: m.Control, *, after_deliveries: bool = False) -> None:
         message = envelope.control(*self._who, what)
-        (self._told_after if after_deliveries else self._told).append(message)
+        (self._after_deliveries if after_deliveries else self._before_deliveries).append(message)
         self.has_news = True
 
     def confirm(self, syncs_ended: int) -> None:
@@ -157,7 +157,7 @@ class Peer:
 
         `syncs_ended` is the number of the last sync that ended well, with all syncs before it.
         """
-        last: Held | None = None
+        last: HeldBatch | None = None
         refused: list[Refused] = []
         waiting = self.held
         while waiting:
@@ -171,7 +171,7 @@ class Peer:
         if last is not None:
             # A client that publishes to itself gets its message before the confirm, as from
             # RabbitMQ.
-            self._told_after.append(envelope.confirmed(*self._who, last.batch, refused))
+            self._after_deliveries.append(envelope.confirmed(*self._who, last.batch, refused))
             self.has_news = True
 
     def take(self, outgoing: list[Outgoing]) -> None:
@@ -179,17 +179,19 @@ class Peer:
         self.has_news = False
         endpoint = self.endpoint
         if self.taken >= PUBLISH_CREDIT_BYTES:
-            self._told.append(envelope.credit(*self._who, [(0, self.taken)]))
+            self._before_deliveries.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
-        if self._told:
-            outgoing += [Outgoing(endpoint, message) for message in self._told]
-            self._told.clear()
+        if self._before_deliveries:
+            outgoing += [Outgoing(endpoint, message) for message in self._before_deliveries]
+            self._before_deliveries.clear()
         deliveries = self.writer.take_parts()
         if deliveries is not None:
             outgoing.append(_new_tuple(Outgoing, (endpoint, deliveries)))
-        if self._told_after:
-            outgoing += [_new_tuple(Outgoing, (endpoint, message)) for message in self._told_after]
-            self._told_after.clear()
+        if self._after_deliveries:
+            outgoing += [
+                _new_tuple(Outgoing, (endpoint, message)) for message in self._after_deliveries
+            ]
+            self._after_deliveries.clear()
 
 
 def refused_runs(

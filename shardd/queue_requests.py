@@ -31,7 +31,7 @@ class QueueRequests:
         self._catch_up = serving.catch_up
         self._numbers = numbers
         # The ids of the queues whose counters the controller asks for, some at a time.
-        self._looked_over: list[int] = []
+        self._listed_ids: list[int] = []
 
     def _changed(self, queue: Queue) -> None:
         """Serve the queue in this pass, and sync its store sooner or later.
@@ -173,10 +173,10 @@ class QueueRequests:
         wanted, rest = asked.queues, 0
         if wanted is None:
             if asked.passed == 0:
-                self._looked_over = self._queues.used_ids()
+                self._listed_ids = self._queues.used_ids()
             end = asked.passed + m.STATS_QUEUES_MAX
-            wanted = self._looked_over[asked.passed : end]
-            rest = max(0, len(self._looked_over) - end)
+            wanted = self._listed_ids[asked.passed : end]
+            rest = max(0, len(self._listed_ids) - end)
         queues, consumers = stats.of_queues(self._queues.used_among(wanted))
         streams, readers = self._streams.stats(wanted), self._streams.reader_stats(wanted)
         reply = asked.request, queues, consumers, process, rest, streams, readers

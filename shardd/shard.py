@@ -29,10 +29,9 @@ from shardmq.shardd.queue_requests import QueueRequests
 from shardmq.shardd.queues import Arrival, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving
-from shardmq.shardd.stores import Home, NoRoom, Screened, Store, SyncJob
+from shardmq.shardd.stores import Home, NoRoom, Screened, Store
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
-from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.histogram import Histogram
@@ -137,11 +136,6 @@ class Shard:
     def ready(self) -> bool:
         """Return whether all queues are known, with the messages that they still have."""
         return self.registry.ready
-
-    @property
-    def alarm(self) -> str:
-        """Return why publishes must be held back, or "" if they need not be."""
-        return self.registry.alarm
 
     def set_alarm(self, reason: str) -> None:
         self.registry.set_alarm(reason)
@@ -370,45 +364,6 @@ class Shard:
         return due if retry is None else retry if due is None else min(due, retry)
 
     # -- stable storage ----------------------------------------------------------------------------
-
-    def want_sync(self) -> None:
-        """Ask for a sync of data that nobody waits for: see `Syncs.want`."""
-        self.syncs.want()
-
-    @property
-    def wants_sync(self) -> bool:
-        """Return whether `begin_sync` would do something now."""
-        return self.syncs.wanted and self.registry.sync is None
-
-    def begin_sync(self) -> SyncJob | None:
-        """Return a sync to be run, if there is something to do: see `Syncs.begin`.
-
-        It may make batches confirmable at once, so call it before `turn_end`.
-        """
-        return self.syncs.begin()
-
-    def sync_ended(self) -> None:
-        """End a sync after its `run`. Raises what the store raises when the sync failed."""
-        self.syncs.end()
-
-    def begin_settled_sync(self) -> SyncJob | None:
-        """Return a sync of settled messages, if it is needed: see `Syncs.begin_settled`."""
-        return self.syncs.begin_settled()
-
-    def settled_sync_ended(self) -> None:
-        """End a sync of settled messages after its `run`.
-
-        Raises what a store raises when the sync failed.
-        """
-        self.syncs.end_settled()
-
-    def begin_reclaim(self, now: int) -> Step | None:
-        """Return a step that merges files of one store, to be run, if one is due."""
-        return self.syncs.begin_reclaim(now)
-
-    def reclaim_ended(self, now: int) -> None:
-        """End a step that merges files, after its `run`."""
-        self.syncs.end_reclaim(now)
 
     def close(self) -> None:
         """Write everything to disk, with a note of which messages were handed out before."""

@@ -1,6 +1,6 @@
 """Define what a shard needs of the stores of its vhosts, and of the object that opens them.
 
-server.py fulfils these protocols with shardd.store.
+disk_home.py fulfils these protocols with shardd.store.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Protocol
 
-from shardmq.shardd.shard import Shard
+from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire.histogram import Histogram
 
@@ -71,8 +71,8 @@ class Syncer:
 class SyncThreads:
     """The threads of one shard, and the jobs under way in them."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
+    def __init__(self, syncs: Syncs) -> None:
+        self._syncs = syncs
         self.messages = Syncer("sync")
         self._settled = Syncer("sync of what is settled")
         self._reclaimer = Syncer("reclaim")
@@ -93,14 +93,14 @@ class SyncThreads:
             self._end_sync()
         elif fd == self._settled.fd:
             os.eventfd_read(fd)
-            self._shard.settled_sync_ended()
+            self._syncs.end_settled()
         elif fd == self._reclaimer.fd:
             os.eventfd_read(fd)
             assert self._step is not None
             for line in self._step.left:
                 log.warning("not merged: %s", line)
             self._step = None
-            self._shard.reclaim_ended(now)
+            self._syncs.end_reclaim(now)
         else:
             return False
         return True
@@ -108,11 +108,11 @@ class SyncThreads:
     def _end_sync(self) -> None:
         os.eventfd_read(self.messages.fd)
         self._syncing = False
-        self._shard.sync_ended()
+        self._syncs.end()
 
     def begin_sync(self) -> None:
-        """Begin a sync of messages in its thread, if the shard wants one and none runs."""
-        sync = self._shard.begin_sync()
+        """Begin a sync of messages in its thread, if one is wanted and none runs."""
+        sync = self._syncs.begin()
         if sync is not None:
             self._syncing = True
             self.messages.start(sync)
@@ -123,10 +123,10 @@ class SyncThreads:
         With one batch at hand and a quick disk, the two wake-ups of the thread take longer than the
         sync itself.
         """
-        sync = self._shard.begin_sync()
+        sync = self._syncs.begin()
         if sync is not None:
             self.messages.run(sync)
-            self._shard.sync_ended()
+            self._syncs.end()
 
     def await_sync(self, timeout_s: float | None = None) -> None:
         """Wait for the end of the sync of messages under way, if there is one."""
@@ -134,12 +134,12 @@ class SyncThreads:
             self._end_sync()
 
     def begin_settled_sync(self) -> None:
-        sync = self._shard.begin_settled_sync()
+        sync = self._syncs.begin_settled()
         if sync is not None:
             self._settled.start(sync)
 
     def begin_reclaim(self, now: int) -> None:
-        step = self._shard.begin_reclaim(now)
+        step = self._syncs.begin_reclaim(now)
         if step is not None:
             self._step = step
             self._reclaimer.start(step)

@@ -43,13 +43,19 @@ class Syncs:
         if self._settled_after is None:
             self._settled_after = self._tried + self.wanted
 
+    @property
+    def may_begin(self) -> bool:
+        """Return whether `begin` would do something now."""
+        return self.wanted and self._registry.sync is None
+
     def begin(self) -> SyncJob | None:
         """Return a sync to be run, if there is something to do and no other sync runs.
 
-        If no store has anything to wait for, this makes the waiting batches confirmable at once.
+        If no store has anything to wait for, this makes the waiting batches confirmable at once. So
+        call it before `Shard.turn_end`.
         """
         registry = self._registry
-        if registry.sync is not None or not self.wanted:
+        if not self.may_begin:
             return None
         self._tried += 1
         jobs: list[tuple[Store | StreamQueue, SyncJob]] = []

@@ -27,32 +27,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardmq.supervisor import logs
-from shardmq.supervisor.config import ConfigError, Settings, read_settings
+from shardmq.supervisor.config import FLAGS, ConfigError, Settings, read_settings
 from shardmq.supervisor.plan import children
 from shardmq.supervisor.supervisor import Planner, Reread, Supervisor
 
 FILES_WANTED = 65536  # A lower limit of open files is worth a warning.
-
-FLAGS: dict[str, tuple[str, type[int | str]]] = {
-    "--data-dir": ("data_dir", str),
-    "--runtime-dir": ("runtime_dir", str),
-    "--load-definitions": ("load_definitions", str),
-    "--bind": ("listen.bind", str),
-    "--amqp-port": ("listen.amqp_port", int),
-    "--http-port": ("listen.http_port", int),
-    "--metrics-port": ("listen.metrics_port", int),
-    "--amqps-port": ("listen.amqps_port", int),
-    "--https-port": ("listen.https_port", int),
-    "--tls-cert": ("tls.cert", str),
-    "--tls-key": ("tls.key", str),
-    "--tls-ca": ("tls.ca", str),
-    "--tls-verify": ("tls.verify", str),
-    "--shards": ("shards.count", str),
-    "--front-doors": ("front_doors.count", int),
-    "--durability": ("shards.durability", str),
-    "--log-level": ("log_level", str),
-    "--log-format": ("log_format", str),
-}
 
 
 def main(arguments: list[str] | None = None, planner: Planner = children) -> int:
@@ -97,10 +76,10 @@ def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Se
         prog="python -m shardmq.supervisor", description="Run the broker in the foreground."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
-    for flag, (key, kind) in FLAGS.items():
+    for flag, (key, kind, _) in FLAGS.items():
         parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")
     given: dict[str, Any] = vars(parser.parse_args(arguments))
-    overrides = {key: value for key, _ in FLAGS.values() if (value := given[key]) is not None}
+    overrides = {key: value for key, *_ in FLAGS.values() if (value := given[key]) is not None}
     shards = overrides.get("shards.count", "auto")
     if shards.lstrip("-").isdigit():
         overrides["shards.count"] = int(shards)

@@ -11,13 +11,35 @@ import ipaddress
 import tomllib
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
 SHARDS_MAX = 64
 FRONT_DOORS_MAX = 256
+
+# The flags of a start that win over the settings file: the key, the type of the value, the help.
+FLAGS: Final[dict[str, tuple[str, type[int | str], str]]] = {
+    "--data-dir": ("data_dir", str, "Directory of messages and definitions."),
+    "--runtime-dir": ("runtime_dir", str, "Directory of the sockets between the processes."),
+    "--bind": ("listen.bind", str, "Addresses to listen at, separated by commas; * is all."),
+    "--amqp-port": ("listen.amqp_port", int, "0: any free one."),
+    "--http-port": ("listen.http_port", int, "0: any free one."),
+    "--metrics-port": ("listen.metrics_port", int, "0: any free one."),
+    "--amqps-port": ("listen.amqps_port", int, "With a certificate. 0: any free one."),
+    "--https-port": ("listen.https_port", int, "With a certificate. 0: any free one."),
+    "--tls-cert": ("tls.cert", str, "Certificate chain, PEM. It opens the ports for TLS."),
+    "--tls-key": ("tls.key", str, "Key of the certificate, PEM, unless the same file holds both."),
+    "--tls-ca": ("tls.ca", str, "Certificates that may sign those of clients, PEM."),
+    "--tls-verify": ("tls.verify", str, "none or peer: ask clients for certificates."),
+    "--shards": ("shards.count", str, "A number, or auto: one for each core."),
+    "--front-doors": ("front_doors.count", int, "Number of processes that speak AMQP."),
+    "--durability": ("shards.durability", str, "fsync or page-cache."),
+    "--load-definitions": ("load_definitions", str, "JSON file, loaded at each start."),
+    "--log-level": ("log_level", str, "debug, info, warning or error."),
+    "--log-format": ("log_format", str, "auto, text, json or journal."),
+}
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]

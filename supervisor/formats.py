@@ -41,7 +41,7 @@ class FormatError(Exception):
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """A kind of binary file.
 
     Args:
@@ -57,18 +57,18 @@ class Kind:
 
 # The kinds by the first 8 bytes of a file. A test compares the numbers with those of the modules
 # that write the files.
-KINDS: Final[dict[bytes, Kind]] = {
-    b"SHMQMSGS": Kind(2, 64),
-    b"SHMQINDX": Kind(1, None),
-    b"SHMQACKS": Kind(1, 32),
-    b"SHMQSTAT": Kind(1, None),
-    b"SHMQPROD": Kind(1, 0),
-    b"SHMQRETN": Kind(1, 0),
-    b"SHMQMANI": Kind(1, 0),
-    b"SHMQSTRM": Kind(1, 64),
-    b"SHMQSIDX": Kind(1, None),
-    b"SHMQPOSN": Kind(1, 32),
-    b"SHARDDEF": Kind(1, None, has_number=False),
+KINDS: Final[dict[bytes, FileKind]] = {
+    b"SHMQMSGS": FileKind(2, 64),
+    b"SHMQINDX": FileKind(1, None),
+    b"SHMQACKS": FileKind(1, 32),
+    b"SHMQSTAT": FileKind(1, None),
+    b"SHMQPROD": FileKind(1, 0),
+    b"SHMQRETN": FileKind(1, 0),
+    b"SHMQMANI": FileKind(1, 0),
+    b"SHMQSTRM": FileKind(1, 64),
+    b"SHMQSIDX": FileKind(1, None),
+    b"SHMQPOSN": FileKind(1, 32),
+    b"SHARDDEF": FileKind(1, None, has_number=False),
 }
 
 
@@ -188,7 +188,7 @@ def _check_file(path: Path) -> None:
     )
 
 
-def _checksum(read: Any, kind: Kind, version: int) -> int:
+def _checksum(read: Any, kind: FileKind, version: int) -> int:
     if kind.checked_to == 0:
         return crc32c(b"", version)
     if kind.checked_to is None:

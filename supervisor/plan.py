@@ -82,65 +82,29 @@ def children(
         boot: A name of this life of the broker, which no other life has.
         listening: The sockets that the children inherit.
     """
-    shards = shard_count(settings, cores)
+    shards, doors = shard_count(settings, cores), len(listening.amqp_fds)
     tls = msgspec.to_builtins(settings.tls) if settings.tls.cert else None
-    plans = [_controller(settings, shards, runtime_dir, boot, listening, tls)]
-    plans += [_shard(settings, index, runtime_dir) for index in range(shards)]
-    plans += [
-        _front_door(settings, shards, index, listening, runtime_dir, boot, tls)
-        for index in range(len(listening.amqp_fds))
-    ]
-    if listening.reader_fd >= 0:
-        section = {
-            "listen_fd": listening.reader_fd,
-            "data_dir": settings.data_dir,
-            "runtime_dir": runtime_dir,
-            "shards": shards,
-            "scans_max": settings.reader.scans_max,
-            "bytes_per_s": settings.reader.bytes_per_s,
-            "log_level": settings.log_level,
-            "log_format": settings.log_format,
-        }
-        reader = ChildPlan(
-            "reader",
-            0,
-            "shardmq.shardd.reader",
-            section,
-            (listening.reader_fd,),
-            needed=False,
-            called_at=listening.reader_fd,
-        )
-        plans.append(reader)
-    return plans
-
-
-def _controller(
-    settings: Settings,
-    shards: int,
-    runtime_dir: str,
-    boot: str,
-    listening: Listening,
-    tls: dict[str, Any] | None,
-) -> ChildPlan:
+    for_all = {
+        "runtime_dir": runtime_dir,
+        "log_level": settings.log_level,
+        "log_format": settings.log_format,
+    }
     addresses: list[str] = []
     for bind in (settings.listen.bind, settings.listen.tls_bind):
         addresses += [bind] if isinstance(bind, str) else bind
     section = {
+        **for_all,
+        **msgspec.to_builtins(settings.users),
         "data_dir": settings.data_dir,
-        "runtime_dir": runtime_dir,
         "boot": boot,
         "shards": shards,
-        "doors": len(listening.amqp_fds),
+        "doors": doors,
         "http_fds": listening.http_fds,
         "https_fds": listening.https_fds,
         "tls": tls,
         "metrics_fds": listening.metrics_fds,
         "http_address": listening.http_address,
         "http": msgspec.to_builtins(settings.http),
-        "default_user": settings.users.default_user,
-        "default_pass": settings.users.default_pass,
-        "hashing": settings.users.hashing,
-        "http_without_tls": settings.users.http_without_tls,
         "http_hosts": settings.listen.http_hosts,
         "listen_names": addresses,
         "channel_max_per_node": settings.front_doors.channel_max_per_node,
@@ -148,67 +112,48 @@ def _controller(
         "connections_max": settings.front_doors.connections_max,
         "memory_high_watermark": settings.memory.high_watermark,
         "memory_high_watermark_bytes": settings.memory.high_watermark_bytes,
-        "log_level": settings.log_level,
-        "log_format": settings.log_format,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
-    return ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)
+    plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
+    for index in range(shards):
+        section = {
+            **for_all,
+            **_without(settings.shards, "count"),
+            "data_dir": settings.data_dir,
+            "shard": index,
+        }
+        plans.append(ChildPlan("shard", index, "shardmq.shardd", section))
+    for index, plain in enumerate(listening.amqp_fds):
+        secure = listening.amqps_fds[index] if listening.amqps_fds else ()
+        section = {
+            **for_all,
+            **_without(settings.front_doors, "count", "connections_max"),
+            "door": index,
+            "doors": doors,
+            "shards": shards,
+            "listen_fds": list(plain),
+            "tls_listen_fds": list(secure),
+            "proxy_protocol_from": settings.listen.proxy_protocol_from,
+            "tls": tls,
+            "boot": boot,
+            "connections_are_limited": settings.front_doors.connections_max > 0,
+        }
+        module = "shardmq.broker.front_door"
+        plans.append(ChildPlan("front-door", index, module, section, plain + secure))
+    if (fd := listening.reader_fd) >= 0:
+        section = {
+            **for_all,
+            **_without(settings.reader, "enabled"),
+            "listen_fd": fd,
+            "data_dir": settings.data_dir,
+            "shards": shards,
+        }
+        module = "shardmq.shardd.reader"
+        plans.append(ChildPlan("reader", 0, module, section, (fd,), needed=False, called_at=fd))
+    return plans
 
 
-def _shard(settings: Settings, index: int, runtime_dir: str) -> ChildPlan:
-    section = {
-        "data_dir": settings.data_dir,
-        "runtime_dir": runtime_dir,
-        "shard": index,
-        "segment_bytes": settings.shards.segment_bytes,
-        "durability": settings.shards.durability,
-        "disk_free_min_bytes": settings.shards.disk_free_min_bytes,
-        "disk_free_warn_bytes": settings.shards.disk_free_warn_bytes,
-        "disk_stall_s": settings.shards.disk_stall_s,
-        "consumer_timeout_ms": settings.shards.consumer_timeout_ms,
-        "consumer_timeout_action": settings.shards.consumer_timeout_action,
-        "producer_idle_s": settings.shards.producer_idle_s,
-        "log_level": settings.log_level,
-        "log_format": settings.log_format,
-    }
-    return ChildPlan("shard", index, "shardmq.shardd", section)
-
-
-def _front_door(
-    settings: Settings,
-    shards: int,
-    index: int,
-    listening: Listening,
-    runtime_dir: str,
-    boot: str,
-    tls: dict[str, Any] | None,
-) -> ChildPlan:
-    doors = settings.front_doors
-    plain, secure = (
-        listening.amqp_fds[index],
-        listening.amqps_fds[index] if listening.amqps_fds else (),
-    )
-    section = {
-        "runtime_dir": runtime_dir,
-        "door": index,
-        "doors": len(listening.amqp_fds),
-        "shards": shards,
-        "listen_fds": list(plain),
-        "tls_listen_fds": list(secure),
-        "proxy_protocol_from": settings.listen.proxy_protocol_from,
-        "tls": tls,
-        "boot": boot,
-        "heartbeat_s": doors.heartbeat_s,
-        "frame_bytes_max": doors.frame_bytes_max,
-        "channels_max": doors.channels_max,
-        "channel_consumers_max": doors.channel_consumers_max,
-        "channel_max_per_node": doors.channel_max_per_node,
-        "message_bytes_max": doors.message_bytes_max,
-        "set_timestamp": doors.set_timestamp,
-        "handshake_timeout_s": doors.handshake_timeout_s,
-        "tick_us": doors.tick_us,
-        "connections_are_limited": doors.connections_max > 0,
-        "log_level": settings.log_level,
-        "log_format": settings.log_format,
-    }
-    return ChildPlan("front-door", index, "shardmq.broker.front_door", section, plain + secure)
+def _without(table: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """Return the settings of a table without those that the child does not read."""
+    found: dict[str, Any] = msgspec.to_builtins(table)
+    return {name: value for name, value in found.items() if name not in names}

@@ -125,7 +125,6 @@ def listen_unix(path: Path) -> socket.socket:
 
 
 def address(sock: socket.socket) -> str:
-    """Return the address of a socket as `host:port`, an IPv6 host in brackets."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -1,7 +1,7 @@
 """How random tests run: no time limit per example, and a failure prints the line that repeats it.
 
-`--seed` is of what plays whole lives of a store or rounds of kills; another each time, printed, and to be given again.
-Asserts in tests/support say what they compared, as those of the tests do.
+`--seed` is of what plays whole lives of a store or rounds of kills; another each time, printed, and
+to be given again. Asserts in tests/support say what they compared, as those of the tests do.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.support")
+pytest_plugins = ["tests.support.brokers"]
 
 # A busy machine makes an example slow, not wrong.
 settings.register_profile("shardmq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shardmq")
 
-# The commands of shardctl are put together once, not for each call: a tenth of a second, of a crowded machine two.
+# The commands of shardctl are put together once, not for each call: a tenth of a second, of a
+# crowded machine two.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
@@ -32,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(1 << 32)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take minutes, so that none of them is left for the end."""
+    items.sort(key=lambda item: item.get_closest_marker("crash") is None)
 
 
 _lives_played: list[int] = []

@@ -1,14 +1,14 @@
 """make rows: which rows of the feature table have a test, and which have none.
 
-The table is a Markdown file whose rows begin with an id: `| A3.1 | exchange.declare | ...`. It lies outside this
-project, in shared/FEATURES.md of the nearest folder above that has one, unless FEATURES says where. A test names the
-rows it proves by a mark, or by an id among its parameters:
+The table is a Markdown file whose rows begin with an id: `| A3.1 | exchange.declare | ...`. It lies
+outside this project, in shared/FEATURES.md of the nearest folder above that has one, unless
+FEATURES says where. A test names the rows that it proves by a mark; so does a set of its
+parameters, for which there is tests/support/proving.py:
 
     @pytest.mark.row("A3.1", "A3.2")
-    @pytest.mark.parametrize("case", [pytest.param(..., id="A3.3 passive, missing")])
 
-Nothing is run: tests are collected as pytest would. A mark that names no row of the table is an error, as it is most
-likely a slip of the pen.
+Nothing is run: tests are collected as pytest would. A mark that names no row of the table is an
+error, as it is most likely a slip of the pen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import pytest
 
 TABLES = [folder / "shared" / "FEATURES.md" for folder in Path(__file__).resolve().parents[2:]]
 ROW = re.compile(r"^\|\s*([A-Z]\d*(?:\.\d+)?)\s*\|\s*([^|]*?)\s*\|")
-PARAMETERS = re.compile(r"\[(.*)\]$", re.DOTALL)
 
 
 def rows_of(table: str) -> dict[str, str]:
@@ -32,26 +31,16 @@ def rows_of(table: str) -> dict[str, str]:
     return {row[1]: row[2] for row in found if row}
 
 
-def rows_named(nodeid: str, marked: list[str]) -> set[str]:
-    """Return what one test says it proves: its marks, and the words of its parameters that look like ids."""
-    parameters = PARAMETERS.search(nodeid)
-    words = re.split(r"[^A-Za-z0-9.]+", parameters[1]) if parameters else []
-    return {*marked, *(word for word in words if re.fullmatch(r"[A-Z]\d+(\.\d+)?", word))}
-
-
 class Collected:
     """A pytest plugin that keeps the tests by row."""
 
     def __init__(self) -> None:
         self.tests: dict[str, list[str]] = defaultdict(list)
-        self.marked: dict[str, str] = {}  # by mark, one test that has it
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            marked = [str(row) for mark in item.iter_markers("row") for row in mark.args]
-            for row in sorted(rows_named(item.nodeid, marked)):
+            for row in sorted({str(row) for mark in item.iter_markers("row") for row in mark.args}):
                 self.tests[row].append(item.nodeid)
-            self.marked.update(dict.fromkeys(marked, item.nodeid))
 
 
 def report(rows: dict[str, str], tests: dict[str, list[str]]) -> list[str]:
@@ -82,9 +71,9 @@ def main(arguments: list[str]) -> int:
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         print("rows: the tests cannot be collected; python -m pytest --collect-only says why", file=sys.stderr)
         return 2
-    if unknown := {row: test for row, test in collected.marked.items() if row not in rows}:
-        for row, test in unknown.items():
-            print(f"rows: {test} is marked with {row}, which is no row of {path}", file=sys.stderr)
+    if unknown := {row: tests for row, tests in collected.tests.items() if row not in rows}:
+        for row, tests in unknown.items():
+            print(f"rows: {tests[0]} is marked with {row}, which is no row of {path}", file=sys.stderr)
         return 1
     wanted = {row: what for row, what in rows.items() if not arguments or row.startswith(tuple(arguments))}
     print("\n".join(report(wanted, collected.tests)))

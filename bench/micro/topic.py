@@ -156,7 +156,7 @@ def run(publishing: Publishing, links: Links, client: Client, data: list[bytes])
             assert count
             now_ms = time.time_ns() // 1_000_000
             event = Publishes(read, table, count)
-            done = publishing.publish(client, client.channels, event, now_ms)  # type: ignore[arg-type]
+            done = publishing.publish(client, client.route_cache, client.channels, event, now_ms)  # type: ignore[arg-type]
             assert not done.failed
         links.flush()
     return time.process_time() - started
@@ -171,8 +171,8 @@ def main() -> None:
     links = Links()
     counts = Counts()
     publishing = Publishing(
-        SimpleNamespace(catalog=catalog),
-        links,
+        SimpleNamespace(catalog=catalog),  # type: ignore[arg-type]
+        links,  # type: ignore[arg-type]
         Reservations(links),  # type: ignore[arg-type]
         DedupService(links),  # type: ignore[arg-type]
         Replies(links, counts),  # type: ignore[arg-type]

@@ -1,20 +1,35 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Stored messages: made of publishes, and put into the frames of deliveries, answers and returns.
+"""Make stored messages of publishes, put them into frames, and change their headers.
 
 A stored message, little endian:
     u32 body_bytes | u32 props_bytes | u8 n, exchange[n] | u8 m, key[m] | props | body
+The properties are drawn in shardd/content.pxd.
 """
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
+
 from shardmq.broker.amqp.octets cimport Row, get16, get32, put, put16, put32, put64
 from shardmq.shardd.content cimport (
-    EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, Properties, properties_begin, properties_next, properties_seek,
+    EXPIRATION_BIT,
+    HEADERS_BIT,
+    MODE_BIT,
+    PRIORITY_BIT,
+    Properties,
+    Table,
+    properties_begin,
+    properties_next,
+    properties_seek,
+    table_begin,
+    table_next,
 )
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
 
 cdef enum:
     # Between two bodies: the end of a frame, a deliver with three names of 255 bytes, the head of a header frame.
     HEAD_BYTES_MAX = 1024
+    HEADERS = 1 << 13
+    NO_PRIORITY = 255
 
 cdef struct Stored:
     const uint8_t *names      # u8 n, exchange, u8 m, key: as a deliver has them
@@ -363,3 +378,229 @@ def fields(const uint8_t[::1] props not None):
     if walk.left or walk.next != walk.end:
         raise ValueError("broken properties")
     return found
+
+
+# -- the header with the offset ----------------------------------------------------------------------
+
+
+cdef bint has(const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t name_size) noexcept nogil:
+    cdef const uint8_t *end = data + size
+    while data + name_size <= end:
+        data = <const uint8_t*>memchr(data, name[0], end - data - name_size + 1)
+        if data == NULL:
+            return False
+        if memcmp(data, name, name_size) == 0:
+            return True
+        data += 1
+    return False
+
+cdef uint64_t headers_at(const uint8_t *props, uint64_t size) noexcept nogil:
+    """Return where the headers are, or would be; 0 if the properties are broken."""
+    cdef Properties walk
+    cdef int found
+    if properties_begin(&walk, props, size) < 0:
+        return 0
+    found = properties_seek(&walk, HEADERS_BIT)
+    return 0 if found < 0 else (walk.value if found else walk.next) - props
+
+
+def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not None, bytes name not None,
+             bint cleaned=False):
+    """Return the stored messages of `blob`, each with the header `name` that has its offset.
+
+    `offsets` are u64, little endian, one for each message. Return None when a message may have a header of that name,
+    which must be taken out before (`cleaned`: it was).
+    """
+    cdef uint64_t count = offsets.shape[0] // 8, total = blob.shape[0], at = 0, i, here, table, offset
+    cdef uint64_t name_size = len(name), pair = 1 + name_size + 9
+    cdef const uint8_t *data = &blob[0] if total else NULL
+    cdef const uint8_t *key = <const uint8_t*>PyBytes_AS_STRING(name)
+    cdef uint32_t props_size, flags
+    cdef uint8_t *p
+    cdef uint8_t *start
+    cdef Stored s
+    if not 0 < name_size < 256:
+        raise ValueError("a header's name has 1 to 255 bytes")
+    # Each message grows by flags, the size of a table and the entry at most.
+    out = PyBytes_FromStringAndSize(NULL, total + count * (6 + pair))
+    start = p = <uint8_t*>PyBytes_AS_STRING(out)
+    for i in range(count):
+        if read_message(data + at, total - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        props_size = s.props_len
+        flags = (<uint32_t>s.props[0] << 8 | s.props[1]) if props_size >= 2 else 0
+        here = headers_at(s.props, props_size) if props_size >= 2 else 2
+        if here == 0:
+            raise ValueError("broken content properties")
+        if not cleaned and flags & HEADERS and has(s.props + here, props_size - here, key, name_size):
+            return None
+        p = put(p, data + at, 4)
+        p += 4  # the new size of the properties is put below
+        p = put(p, s.names, s.names_len)
+        p[0] = <uint8_t>((flags | HEADERS) >> 8)
+        p[1] = <uint8_t>flags
+        p += 2
+        if props_size > 2:
+            p = put(p, s.props + 2, here - 2)
+        table = get32(s.props + here) if flags & HEADERS else 0
+        p = put32(p, <uint32_t>(table + pair))
+        if flags & HEADERS:
+            p = put(p, s.props + here + 4, table)
+            here += 4 + table
+        p[0] = <uint8_t>name_size
+        p = put(p + 1, key, name_size)
+        p[0] = c"l"
+        memcpy(&offset, &offsets[8 * i], 8)
+        p = put32(put32(p + 1, <uint32_t>(offset >> 32)), <uint32_t>offset)
+        if props_size > here:
+            p = put(p, s.props + here, props_size - here)
+        props_size += <uint32_t>(pair + (0 if flags & HEADERS else 4) + (2 if props_size < 2 else 0))
+        p = put(p, s.body, s.body_len)
+        memcpy(p - s.body_len - props_size - s.names_len - 4, &props_size, 4)
+        at += s.size
+    return out[:p - start]
+
+
+# -- delayed messages that are due -------------------------------------------------------------------
+#
+# As in RabbitMQ's plugin the header `x-delay` stays, with its number negated. So the message does
+# not wait again, and its consumer sees how long it waited. The number keeps its width. A number that
+# cannot be negated so (unsigned and large, text, a fraction) becomes a 0 of its type.
+
+
+cdef struct Facts:  # all that decides where a message goes and how it is stored
+    const uint8_t *names
+    uint32_t names_len
+    const uint8_t *expiration  # a text, or NULL
+    uint32_t expiration_len
+    uint8_t mode
+    uint8_t priority
+    bint alone  # has more routing keys or a dead-letter exchange of its own
+
+
+cdef void negate(uint8_t *value, size_t size) noexcept nogil:
+    """Negate the number of a value in place. `value` begins with its type, and `size` counts both."""
+    cdef uint8_t kind = value[0]
+    cdef uint8_t *number = value + 1
+    cdef uint64_t said = 0
+    cdef size_t i, width = size - 1
+    cdef bint signed = kind == b'b' or kind == b's' or kind == b'I' or kind == b'l' or kind == b'L'
+    cdef bint unsigned = kind == b'B' or kind == b'u' or kind == b'i'
+    if kind == b'S':
+        for i in range(4, width):
+            number[i] = b'0'
+        return
+    if kind == b'D':  # the first byte of a decimal says where its point is
+        memset(number + 1, 0, width - 1)
+        return
+    if not signed and not unsigned:
+        memset(number, 0, width)
+        return
+    for i in range(width):
+        said = said << 8 | number[i]
+    if said >> (8 * width - 1):  # negative, so the message was not to wait; or too large for a sign
+        said = said if signed else 0
+    else:
+        said = ~said + 1
+        if unsigned:
+            value[0] = b'b' if kind == b'B' else b's' if kind == b'u' else b'I'
+    for i in range(width):
+        number[width - 1 - i] = <uint8_t> (said >> (8 * i))
+
+
+cdef int mend_headers(const uint8_t *entries, size_t size, Facts *facts) noexcept nogil:
+    """Mend the delay in a table. Return -1 if the table is broken."""
+    cdef Table entry
+    cdef int found
+    table_begin(&entry, entries, size)
+    found = table_next(&entry)
+    while found > 0:
+        if entry.name_size == 7 and memcmp(entry.name, b"x-delay", 7) == 0:
+            negate(<uint8_t *> entry.value - 1, 1 + entry.size)
+        elif (entry.name_size == 2 and memcmp(entry.name, b"CC", 2) == 0) \
+                or (entry.name_size == 3 and memcmp(entry.name, b"BCC", 3) == 0) \
+                or (entry.name_size == 22 and memcmp(entry.name, b"x-dead-letter-exchange", 22) == 0):
+            facts.alone = True
+        found = table_next(&entry)
+    return found
+
+
+cdef int mend(const uint8_t *props, size_t size, Facts *facts) noexcept nogil:
+    """Mend the delay of one message and fill what decides about it. Return -1 if its properties are broken."""
+    cdef Properties walk
+    cdef int found
+    if properties_begin(&walk, props, size) < 0:
+        return -1
+    found = properties_next(&walk)
+    while found > 0:
+        if walk.bit == HEADERS_BIT:
+            if mend_headers(walk.value + 4, walk.size - 4, facts) < 0:
+                return -1
+        elif walk.bit == MODE_BIT:
+            facts.mode = walk.value[0]
+        elif walk.bit == PRIORITY_BIT:
+            facts.priority = walk.value[0] if walk.value[0] != NO_PRIORITY else NO_PRIORITY - 1
+        elif walk.bit == EXPIRATION_BIT:
+            facts.expiration = walk.value + 1
+            facts.expiration_len = <uint32_t> walk.size - 1
+        found = properties_next(&walk)
+    return 0 if found == 0 and walk.next == walk.end else -1
+
+
+cdef bint alike(const Facts *a, const Facts *b) noexcept nogil:
+    return (
+        not a.alone and not b.alone and a.names_len == b.names_len and a.mode == b.mode and a.priority == b.priority
+        and (a.expiration == NULL) == (b.expiration == NULL) and a.expiration_len == b.expiration_len
+        and memcmp(a.names, b.names, a.names_len) == 0
+        and (a.expiration == NULL or memcmp(a.expiration, b.expiration, a.expiration_len) == 0)
+    )
+
+
+cdef tuple run_of(const Facts *facts, size_t start, size_t stop, uint32_t messages):
+    return (
+        start,
+        stop,
+        messages,
+        PyBytes_FromStringAndSize(<const char *> facts.names, facts.names_len),
+        PyBytes_FromStringAndSize(<const char *> facts.expiration, facts.expiration_len)
+        if facts.expiration != NULL else None,
+        facts.mode,
+        facts.priority,
+        facts.alone,
+    )
+
+
+def released(const uint8_t[::1] blob not None, uint32_t count):
+    """Return `count` stored messages as they are to be published again, and runs of neighbours that are alike.
+
+    A run is (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255, whether it is alone).
+    A message with more keys (CC, BCC) or an exchange of its own for its dead letter is a run of its own.
+    """
+    cdef size_t total = blob.shape[0], at = 0, start = 0
+    cdef uint32_t i, run = 0
+    cdef Stored s
+    cdef Facts facts, last
+    cdef list runs = []
+    out = PyBytes_FromStringAndSize(<const char *> &blob[0] if total else NULL, total)
+    cdef uint8_t *data = <uint8_t *> PyBytes_AS_STRING(out)
+    memset(&last, 0, sizeof(Facts))
+    for i in range(count):
+        if read_message(data + at, total - at, &s) < 0:
+            raise ValueError("no whole stored message")
+        memset(&facts, 0, sizeof(Facts))
+        facts.priority = NO_PRIORITY
+        facts.names = s.names
+        facts.names_len = <uint32_t> s.names_len
+        if mend(s.props, s.props_len, &facts) < 0:
+            raise ValueError("broken properties")
+        if run and not alike(&facts, &last):
+            runs.append(run_of(&last, start, at, run))
+            start, run = at, 0
+        last = facts
+        run += 1
+        at += s.size
+    if run:
+        runs.append(run_of(&last, start, at, run))
+    if at != total:
+        raise ValueError("bytes behind the last stored message")
+    return out, runs

@@ -8,10 +8,9 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from shardmq.broker.amqp.contents import fields, read_stored, split
+from shardmq.broker.amqp.contents import fields, numbered, read_stored, split
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.methods import decode_table, encode_table, skip_value
-from shardmq.broker.amqp.offset_header import numbered
 from shardmq.broker.amqp.spec import SYNTAX_ERROR
 
 # Name and kind, from bit 15 down.

@@ -21,14 +21,17 @@ import secrets
 import time
 from asyncio import Future
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from shardmq.broker.controller.decisions.decision import Decision
 from shardmq.broker.controller.decisions.decisions import Decisions
 from shardmq.broker.controller.decisions.stream_exchanges import RESHAPING
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.presence import Presence
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.pending import (
     INTERNAL_ERROR,
     UNDECIDED,
@@ -38,9 +41,9 @@ from shardmq.broker.controller.pending import (
     no_answer,
 )
 from shardmq.broker.controller.requests import OwnerGone, Pause, Removal
-from shardmq.broker.controller.shard_orders import Creations, ShardOrders, Shards
+from shardmq.broker.controller.shard_orders import Creations, ShardOrders
 from shardmq.broker.controller.stored.definitions import Definitions
-from shardmq.broker.controller.without_effect import Lines
+from shardmq.broker.controller.without_effect import EffectWarnings
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import (
     AnyChange,
@@ -101,33 +104,6 @@ SHRINKING = (UserDelete, PermissionDelete, TopicPermissionDelete, ParameterDelet
 log = logging.getLogger(__name__)
 
 
-class FrontDoors(Protocol):
-    """The methods of the links to the front doors that are used here."""
-
-    def hand_out(self, version: int, changes: list[AnyChange], waited: bool = True) -> None:
-        """Hand out changes; `waited` says that when_in_force will be called for the version."""
-
-    def when_in_force(self, version: int, then: Callable[[], None]) -> None:
-        """Call `then` once every connected front door has applied `version`."""
-
-    def say_together(self, say: Callable[[], None]) -> None:
-        """Call `say`, and send what it says to front doors in one write to each."""
-
-    def heard_by(self, owner: str) -> bool:
-        """Return whether this connection's front door is the only one.
-
-        An answer to the connection then comes behind all changes.
-        """
-
-    def close_connection(self, owner: str, code: int, text: str) -> None: ...
-
-
-class Connections(Protocol):
-    """The methods of the list of connections that are used here."""
-
-    def owners(self, user: str | None = None, vhost: str | None = None) -> list[str]: ...
-
-
 def _takes_away(decision: Decision) -> bool:
     """Return whether something is left to do when no front door routes by the old catalog."""
     return bool(decision.drop or decision.drop_vhost or decision.close_vhost or decision.close_user)
@@ -146,9 +122,9 @@ class Authority:
         self,
         catalog: Catalog,
         definitions: Definitions,
-        front_doors: FrontDoors,
-        shards: Shards,
-        connections: Connections,
+        front_doors: DoorLinks,
+        shards: ShardLinks,
+        connections: Presence,
         hashing_algorithm: str = DEFAULT_ALGORITHM,
     ) -> None:
         """Prepare; `hashing_algorithm` is that of new passwords."""
@@ -165,7 +141,7 @@ class Authority:
         self._room.set()
         self._usual_sync_s = QUICK_SYNC_S  # a moving average; not known to be quick at first
         self._is_short_of_room = False  # it was logged that the disk is full
-        self._lines = Lines()
+        self._lines = EffectWarnings()
         self._orders = ShardOrders(catalog, shards, self._put_back)
         self._decisions = Decisions(
             catalog,
@@ -408,17 +384,14 @@ class Authority:
             pending.one_came()
 
     def close_connection(self, owner: str, reason: str = "Closed via management plugin") -> None:
-        """Have the front door of a connection close it."""
         self._front_doors.close_connection(owner, CONNECTION_FORCED, reason)
 
     # -- what others ask -----------------------------------------------------------------------
 
     async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]:
-        """Tell shards of these queues; see `ShardOrders.tell`."""
         return await self._orders.tell(queues)
 
     def queues_of_shard(self, shard: int) -> list[wire.QueueSpec]:
-        """Return all queues that a shard is to have."""
         return self._orders.queues_of(shard)
 
     def queue_churn(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ when others need them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -56,39 +57,30 @@ def alarm(used_bytes: int, limit: int, before: str) -> str:
 
 def total_bytes() -> int:
     """Return the memory of the machine, or what our control groups may use if that is less."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *_allowed(_control_group())])
-
-
-def _control_group() -> Path | None:
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return None
-    found = next((line[3:] for line in lines if line.startswith("0::")), None)
-    return None if found is None else CGROUPS / found.lstrip("/")
-
-
-def _allowed(group: Path | None) -> Iterable[int]:
-    for folder in [] if group is None else [group, *group.parents]:
-        try:
-            text = (folder / "memory.max").read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            yield int(text)
+        lines = []
+    for group in [line[3:].lstrip("/") for line in lines if line.startswith("0::")][:1]:
+        for folder in (CGROUPS / group, *(CGROUPS / group).parents):
+            try:
+                text = (folder / "memory.max").read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():
+                found.append(int(text))
+    return min(found)
 
 
 def used_bytes(pids: Iterable[int]) -> int:
-    return sum(_held(pid) for pid in pids)
-
-
-def _held(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0  # the process is gone
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(COUNTED))
+    """Return the memory of these processes together; one that is gone has none."""
+    kib = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            kib += sum(int(line.split()[1]) for line in lines if line.startswith(COUNTED))
+    return kib << 10
 
 
 def pids(runtime_dir: str) -> list[int]:

@@ -67,7 +67,9 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
     missing = [key for key in ("pattern", "definition") if key not in value]
     if missing:
         raise bad(key_missing(missing))
-    _check_priority(value.get("priority", 0))
+    priority = value.get("priority", 0)
+    if isinstance(priority, bool) or not isinstance(priority, int | float):
+        raise invalid(f"priority should be a number, actually was {term(priority)}")
     _check_pattern(value["pattern"])
     apply_to = value.get("apply-to", "all")
     if not isinstance(apply_to, str) or apply_to not in APPLY_TO:
@@ -76,10 +78,7 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
             f"apply-to '{shown}' unrecognised; should be one of: 'queues', 'classic_queues', "
             "'quorum_queues', 'streams', 'exchanges', or 'all'"
         )
-    _check_definition(value["definition"], keys)
-
-
-def _check_definition(definition: Any, keys: Mapping[str, PolicyKey]) -> None:
+    definition = value["definition"]
     if not isinstance(definition, dict):
         raise invalid(f"definition should be an object, actually was {term(definition)}")
     if not definition:
@@ -94,10 +93,6 @@ def _check_definition(definition: Any, keys: Mapping[str, PolicyKey]) -> None:
     for key, value in sorted(definition.items()):
         if wrong := keys[key].check(value):
             raise invalid(f"{term(value)} {wrong}")
-    _check_sharding(definition)
-
-
-def _check_sharding(definition: Mapping[str, Any]) -> None:
     if NUMBER in definition and DEFINITION in definition:
         raise invalid(f"{NUMBER} and {DEFINITION} are mutually exclusive")
     if SHARD_KEY in definition and NUMBER not in definition:
@@ -148,11 +143,6 @@ STREAM_DEFINITION: Final[dict[str, Callable[[str, Any], str]]] = {
     SHARD_KEY: text_fault,
     "local-username": text_fault,
 }
-
-
-def _check_priority(priority: Any) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int | float):
-        raise invalid(f"priority should be a number, actually was {term(priority)}")
 
 
 def _check_pattern(pattern: Any) -> None:

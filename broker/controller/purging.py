@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from shardmq.broker.controller.peers.shard_links import ShardSilent
+from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.controller.pending import INTERNAL_ERROR
-from shardmq.broker.controller.shard_orders import Shards
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.checks import NO_ROOM, Refusal, check_owner, no_queue, not_purged
 from shardmq.broker.shared.control import Answer
@@ -15,7 +14,7 @@ from shardmq.shardd.wire import messages as wire
 STEP_MESSAGES = 10_000  # purged by one request to the shard, when not the whole queue is
 
 
-async def purge(catalog: Catalog, shards: Shards, vhost: str, name: str) -> Answer:
+async def purge(catalog: Catalog, shards: ShardLinks, vhost: str, name: str) -> Answer:
     """Purge all ready messages of a queue; the result of the answer counts them as "messages"."""
     queue = catalog.queue(vhost, name)
     try:
@@ -33,7 +32,7 @@ async def purge(catalog: Catalog, shards: Shards, vhost: str, name: str) -> Answ
 
 
 async def purge_first(
-    catalog: Catalog, shards: Shards, vhost: str, name: str, count: int
+    catalog: Catalog, shards: ShardLinks, vhost: str, name: str, count: int
 ) -> Answer:
     """Purge at most `count` messages of a classic queue, those that would be delivered next.
 
@@ -44,7 +43,8 @@ async def purge_first(
     while queue is not None and gone < count:
         step = min(count - gone, STEP_MESSAGES)
         try:
-            reply = await shards.request(queue.shard, _first(queue.id, step))
+            ask = partial(wire.Purge, queue=queue.id, count=step)
+            reply = await shards.request(queue.shard, ask)
         except ShardSilent as error:
             return Answer(0, INTERNAL_ERROR, str(error))
         purged = reply.messages if isinstance(reply, wire.Done) else 0
@@ -56,7 +56,3 @@ async def purge_first(
         missing = no_queue(vhost, name)
         return Answer(0, missing.code, missing.text)
     return Answer(0, result={"messages": gone})
-
-
-def _first(queue: int, count: int) -> Callable[[int], wire.Message]:
-    return lambda number: wire.Purge(number, queue, count)

@@ -39,6 +39,7 @@ from shardmq.broker.shared.certificates import Certificates
 from shardmq.broker.shared.config import ConfigError
 from shardmq.broker.shared.control import (
     Ask,
+    AssignmentGivenUp,
     ChannelClose,
     ChannelOpen,
     ConnectionInfo,
@@ -46,8 +47,7 @@ from shardmq.broker.shared.control import (
     ConsumerJoin,
     ConsumerLeave,
     ConsumersHere,
-    SeatGivenUp,
-    SeatPassed,
+    MarkPassed,
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
@@ -136,12 +136,14 @@ class Controller:
         if http is not None:
             await http.cleanup()
         await self.links.stop()
-        status = _status_of(writer)
+        error = writer.exception() if writer.done() and not writer.cancelled() else None
+        if error is not None:
+            log.critical("what exists can no longer be written: %s", error, exc_info=error)
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
         await self.shards.stop()
         self.definitions.close()
-        return status
+        return 0 if error is None else 1
 
     def reload(self) -> None:
         """Take new settings from the supervisor, and read certificates and definitions again."""
@@ -180,19 +182,19 @@ class Controller:
             log.info("load_definitions: %s taken in", self.config.load_definitions)
             warn_of_no_effect(stages)
 
-    def _check_memory(self) -> None:
-        """Hold publishers back before the kernel has to choose which process to kill."""
-        config = self.config
-        pids = memory.pids(config.runtime_dir)
-        self.memory.look(pids, config.memory_high_watermark, config.memory_high_watermark_bytes)
-        self.links.set_alarm(self.memory.alarm)
-
     async def _watchdog(self) -> None:
         after_bursts = AfterBursts()
         while True:
             notify.watchdog()
-            after_bursts.look(self.authority.catalog.version)
-            self._check_memory()
+            after_bursts.give_back_if_over(self.authority.catalog.version)
+            # Publishers are held back before the kernel has to choose which process to kill.
+            config = self.config
+            self.memory.look(
+                memory.pids(config.runtime_dir),
+                config.memory_high_watermark,
+                config.memory_high_watermark_bytes,
+            )
+            self.links.set_alarm(self.memory.alarm)
             await asyncio.sleep(WATCHDOG_S)
 
     # -- news from front doors (links.Handler) -------------------------------------------------
@@ -263,7 +265,7 @@ class Controller:
         self,
         door: int,
         incarnation: int,
-        news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
+        news: ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed,
     ) -> None:
         self.memberships.news(door, incarnation, news)
 
@@ -293,28 +295,23 @@ async def start_http(controller: Controller) -> Any:
     if not config.http_fds and not config.https_fds and not config.metrics_fds:
         return None
     from shardmq.broker.controller.management import app
+    from shardmq.broker.controller.management.context import Context
+    from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 
-    certificates = controller.certificates
-    return await app.start(
+    catalog, certificates = controller.authority.catalog, controller.certificates
+    context = Context(
         controller.authority,
         controller.presence,
         controller.shards,
         controller.links,
         lambda: controller.config,
-        None if certificates is None else certificates.http_context(),
+        StatsCollector(controller.shards, controller.links, hidden_queues=catalog.hidden_queue_ids),
         controller.memberships.groups,
         controller.memory,
-        controller.resharding.progress,
-        controller.ended_streams,
+        resharding=controller.resharding.progress,
+        ended=controller.ended_streams,
     )
-
-
-def _status_of(writer: asyncio.Task[None]) -> int:
-    error = writer.exception() if writer.done() and not writer.cancelled() else None
-    if error is None:
-        return 0
-    log.critical("what exists can no longer be written: %s", error, exc_info=error)
-    return 1
+    return await app.start(context, None if certificates is None else certificates.http_context())
 
 
 async def serve(config: ControllerConfig) -> int:

@@ -10,8 +10,9 @@ import asyncio
 from asyncio import Future
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.pending import INTERNAL_ERROR, Pending, no_answer
 from shardmq.broker.controller.requests import Drained, Removal
 from shardmq.broker.model.catalog import Catalog, Vhost
@@ -26,19 +27,6 @@ from shardmq.shardd.wire import messages as wire
 CHANGED_QUEUES_MAX = 1000
 
 
-class Shards(Protocol):
-    """The methods of the links to the shards that are used here."""
-
-    count: int
-
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]:
-        """Send the message that is made with the request's number, and return its answer to come.
-
-        The answer is Done, Refused or StatsReply, or raises ShardSilent. The request outlives a
-        restart of the shard, for a time.
-        """
-
-
 class Creation(NamedTuple):
     """A queue that a request makes."""
 
@@ -50,10 +38,11 @@ Creations = dict[int, list[Creation]]  # by shard
 
 
 class ShardOrders:
-    """The orders to all shards."""
-
     def __init__(
-        self, catalog: Catalog, shards: Shards, put_back: Callable[[Iterable[Pending], bool], None]
+        self,
+        catalog: Catalog,
+        shards: ShardLinks,
+        put_back: Callable[[Iterable[Pending], bool], None],
     ) -> None:
         """Prepare; `put_back(requests, first)` puts requests into the authority's inbox again."""
         self._catalog = catalog
@@ -240,7 +229,6 @@ class ShardOrders:
         ]
 
     def queues_of(self, shard: int) -> list[wire.QueueSpec]:
-        """Return all queues that a shard is to have."""
         return [self._spec(queue) for queue in self._catalog.index.all() if queue.shard == shard]
 
     def _spec(self, queue: QueuePut) -> wire.QueueSpec:

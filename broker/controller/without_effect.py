@@ -3,9 +3,10 @@
 The row of an argument or a policy key in `model/arguments.py` says why it has no effect. The
 reasons of other names are here. Wherever such a name comes in, a sentence about it is shown. An
 import answers and logs them. A declare that makes something new (AMQP or HTTP), a policy, a
-parameter and a vhost log them (`Lines`). The HTTP API answers them in the header `Warning`, which
-shardctl and the page show. The page lists them for all that exists (`things`). Whoever gives a
-name an effect takes its reason away, or tests/broker/test_without_effect.py fails.
+parameter and a vhost log them (`EffectWarnings`). The HTTP API answers them in the header
+`Warning`, which shardctl and the page show. The page lists them for all that exists (`things`).
+Whoever gives a name an effect takes its reason away, or tests/policies/test_without_effect.py
+fails.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ GLOBAL_PARAMETERS: Final = {
 }
 
 
-class Found(NamedTuple):
+class KeptWithoutEffect(NamedTuple):
     """A name without effect in a request or an object; `thing` is the object that has it."""
 
     kind: str
@@ -52,7 +53,7 @@ class Found(NamedTuple):
     thing: str
 
 
-def found_in(ask: Any) -> Iterator[Found]:
+def found_in(ask: Any) -> Iterator[KeptWithoutEffect]:
     """Yield the names without effect in a request, or in an object that exists."""
     match ask:
         case ParameterPut():
@@ -67,7 +68,7 @@ def found_in(ask: Any) -> Iterator[Found]:
                 yield from _in_queue(shards, f"exchange '{ask.name}' in vhost '{ask.vhost}'")
         case VhostPut():
             if why := QUEUE_TYPES.get(ask.default_queue_type):
-                yield Found(
+                yield KeptWithoutEffect(
                     "default queue type", ask.default_queue_type, why, f"vhost '{ask.name}'"
                 )
 
@@ -85,7 +86,7 @@ class Summary:
     """A summary with one sentence for each name without effect, for any number of requests."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, str], Found] = {}
+        self._first: dict[tuple[str, str], KeptWithoutEffect] = {}
         self._counts: dict[tuple[str, str], int] = {}
 
     def add(self, ask: Any) -> None:
@@ -95,7 +96,14 @@ class Summary:
             self._counts[row] = self._counts.get(row, 0) + 1
 
     def sentences(self) -> list[str]:
-        return [_sentence(found, self._counts[row]) for row, found in sorted(self._first.items())]
+        said = []
+        for row, found in sorted(self._first.items()):
+            more = f" and {self._counts[row] - 1} more" if self._counts[row] > 1 else ""
+            said.append(
+                f"{found.kind} {found.name} of {found.thing}{more} is kept without effect: "
+                f"{found.why}"
+            )
+        return said
 
 
 def sentences(asks: Iterable[Any]) -> list[str]:
@@ -106,7 +114,7 @@ def sentences(asks: Iterable[Any]) -> list[str]:
     return summary.sentences()
 
 
-class Lines:
+class EffectWarnings:
     """The lines for the log about requests that come one by one, bounded in a flood of them."""
 
     def __init__(self) -> None:
@@ -133,31 +141,26 @@ class Lines:
         return lines
 
 
-def _sentence(found: Found, count: int) -> str:
-    more = f" and {count - 1} more" if count > 1 else ""
-    return f"{found.kind} {found.name} of {found.thing}{more} is kept without effect: {found.why}"
-
-
-def _in_parameter(put: ParameterPut) -> Iterator[Found]:
+def _in_parameter(put: ParameterPut) -> Iterator[KeptWithoutEffect]:
     thing = f"'{put.name}' in vhost '{put.vhost}'"
     if put.component in (POLICY, OPERATOR_POLICY):
         definition = put.value.get("definition") if isinstance(put.value, dict) else None
         for key in definition if isinstance(definition, dict) else ():
             if why := table.TABLE.keys_without_effect.get(key):
-                yield Found(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
+                yield KeptWithoutEffect(KEY, key, why, f"{put.component.replace('_', ' ')} {thing}")
     elif why := PARAMETERS.get(put.component):
-        yield Found(PARAMETER, put.component, why, thing)
+        yield KeptWithoutEffect(PARAMETER, put.component, why, thing)
     elif put.component == STREAM and put.name not in STREAM_DEFINITION:
-        yield Found(PARAMETER, STREAM, "nothing reads it", thing)
+        yield KeptWithoutEffect(PARAMETER, STREAM, "nothing reads it", thing)
     elif put.component == GLOBAL and not put.vhost and (why := GLOBAL_PARAMETERS.get(put.name)):
-        yield Found("global parameter", put.name, why, "the broker")
+        yield KeptWithoutEffect("global parameter", put.name, why, "the broker")
 
 
-def _in_queue(arguments: dict[str, Any], thing: str) -> Iterator[Found]:
+def _in_queue(arguments: dict[str, Any], thing: str) -> Iterator[KeptWithoutEffect]:
     kind = arguments.get("x-queue-type")
     if isinstance(kind, str) and (why := QUEUE_TYPES.get(kind)):
-        yield Found(TYPE, kind, why, thing)
+        yield KeptWithoutEffect(TYPE, kind, why, thing)
     for name in arguments:
         row = table.TABLE.queue.get(name)
         if row is not None and row.no_effect:
-            yield Found(ARGUMENT, name, row.no_effect, thing)
+            yield KeptWithoutEffect(ARGUMENT, name, row.no_effect, thing)

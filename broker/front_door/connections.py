@@ -7,9 +7,9 @@ from typing import Any
 
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connection.output import Stream
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import TlsPeer
 
 
 class Connections:

@@ -18,7 +18,7 @@ from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import AnyChange, ParameterPut, is_only_more
-from shardmq.broker.shared.control import ConsumerHere, Fenced, SeatOrder
+from shardmq.broker.shared.control import AssignmentOrder, ConsumerHere, Fenced
 from shardmq.shardd.wire import messages as wire
 
 log = logging.getLogger("shardmq.broker.front_door.events")
@@ -51,7 +51,7 @@ class ShardEvents:
     def restarted(self, shard: int) -> None:
         """Take note of a new process of the shard, which knows nobody."""
         self._alarm(shard, "")
-        self._services.consuming.restarted(shard)
+        self._services.consuming.restarted(shard, self._consumer_lost)
         self._services.publishing.dedup.restarted(shard)
 
     def known(self, connection: int, channel: int, first: int, last: int, altered: bool) -> None:
@@ -64,7 +64,7 @@ class ShardEvents:
         """Do what a control message says."""
         consuming = self._services.consuming
         if isinstance(what, wire.Cancelled):
-            consuming.cancelled(what.consumer)
+            self._consumer_lost(what.consumer)
         elif isinstance(what, wire.CreditReport):
             consuming.crediting.report(shard, what)
         elif isinstance(what, wire.MarkReached):
@@ -81,6 +81,11 @@ class ShardEvents:
         elif isinstance(what, wire.Alarm):
             self._services.shards.set_stalled(shard, what.reason == wire.DISK_STALLED)
             self._alarm(shard, what.reason)
+
+    def _consumer_lost(self, number: int) -> None:
+        """End a consumer whose queue is gone."""
+        for ended in self._services.consuming.cancelled(number):
+            ended.client.consumer_ended(ended)
 
     def _close_overdue(self, what: wire.AckTimeout) -> None:
         """Close a channel that has not acknowledged for too long."""
@@ -158,9 +163,10 @@ class ControllerEvents:
         """Return all consumers of virtual queues that the controller has let in."""
         return self._services.consuming.groups.here()
 
-    def seat_orders(self, orders: list[SeatOrder]) -> None:
+    def assignment_orders(self, orders: list[AssignmentOrder]) -> None:
         """Begin and end assignments of consumers of virtual queues."""
-        self._services.consuming.groups.obey(orders, self._services.catalog)
+        for ended in self._services.consuming.groups.obey(orders, self._services.catalog):
+            ended.client.consumer_ended(ended)
         self._services.loop.schedule_end_of_pass()
 
     def fence(self, number: int) -> None:

@@ -12,8 +12,8 @@ import os
 import socket
 
 from shardmq.broker.front_door.connections import Connections
-from shardmq.broker.front_door.login import TlsPeer
 from shardmq.broker.front_door.proxy import Balancers, Greeting, Peer
+from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.front_door.tls import Handshake
 from shardmq.broker.shared import certificates
 from shardmq.broker.shared.certificates import Certificates

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from shardmq.broker.amqp.errors import ConnectionException
 from shardmq.broker.amqp.methods import decode_table
+from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.checks import MAX_CHANNELS, MAX_CONNECTIONS
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
@@ -45,30 +46,6 @@ CAPABILITIES = (
     "per_consumer_qos",
     "direct_reply_to",
 )
-
-
-class TlsPeer(NamedTuple):
-    """The results of the TLS handshake with a client.
-
-    `name` is the user that the certificate names, or "". `has_certificate` says that a certificate
-    was shown and verified.
-    """
-
-    version: str
-    cipher: str
-    name: str = ""
-    has_certificate: bool = False
-    subject: str = ""
-    issuer: str = ""
-
-    def shown(self) -> dict[str, str]:
-        """Return the fields for listings."""
-        return {
-            "tls_version": self.version,
-            "tls_cipher": self.cipher,
-            "peer_cert_subject": self.subject,
-            "peer_cert_issuer": self.issuer,
-        }
 
 
 def mechanisms(tls: TlsPeer | None) -> bytes:
@@ -226,7 +203,7 @@ def check_open(
     """
     if catalog.vhost(vhost) is None:
         raise not_allowed(f"vhost {vhost} not found")
-    if not catalog.may_enter(user, vhost):
+    if not catalog.permissions.may_enter(user, vhost):
         raise not_allowed(f"access to vhost '{vhost}' refused for user '{user}'")
     if 0 < connections_max <= connected:
         raise not_allowed(

@@ -16,9 +16,10 @@ import logging
 import time
 from typing import Protocol
 
+from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
-from shardmq.broker.front_door.publish.confirms import Confirms
+from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
@@ -31,8 +32,8 @@ READ_BYTES = 256 << 10
 BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN = 128 << 10, 192 << 10
 
 
-class Writer(Protocol):
-    """A client that has something to write."""
+class Client(Protocol):
+    """The socket of a client (connection/socket.py)."""
 
     name: str
 
@@ -40,27 +41,8 @@ class Writer(Protocol):
     def give_up(self) -> None:
         """End the connection at once."""
 
-
-class Feeder(Protocol):
-    """A client that publishes."""
-
     def pause(self, reason: int) -> None: ...
     def resume(self, reasons: int) -> None: ...
-
-
-class Borrower(Protocol):
-    """Output that lies in a ring of a shard."""
-
-    def own(self) -> None:
-        """Copy what the client has not taken."""
-
-
-class Confirming(Protocol):
-    """Publishing, as far as channels have acks and nacks for their publishers."""
-
-    confirms_due: list[Confirms]
-
-    def take_confirms_due(self) -> list[Confirms]: ...
 
 
 class PassLoop:
@@ -68,15 +50,15 @@ class PassLoop:
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_confirming", "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass",
-        "_links", "_pace", "aio", "borrowers", "dirty", "now", "read_buffer", "reads", "slices",
+        "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_pace",
+        "_publishing", "aio", "borrowers", "dirty", "now", "read_buffer", "reads", "slices",
     )  # fmt: skip
 
     def __init__(
         self,
         aio: asyncio.AbstractEventLoop,
         links: ShardLinks,
-        confirming: Confirming,
+        publishing: Publishing,
         *,
         shards: int,
         tick_us: int,
@@ -86,17 +68,17 @@ class PassLoop:
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.reads = Reads()
         self.slices = TimeSlices(time.perf_counter, aio.call_soon)
-        self.dirty: list[Writer] = []
-        self.borrowers: list[Borrower] = []
+        self.dirty: list[Client] = []
+        self.borrowers: list[Output] = []  # these lie in part in a ring of a shard
         self._links = links
-        self._confirming = confirming
+        self._publishing = publishing
         self._pace = Pace(tick_us / 1e6)
         self._in_pass = False
         self._end_scheduled = False
         # Who published in this pass, and to which shards: bit masks.
-        self._feeders: dict[Feeder, int] = {}
+        self._feeders: dict[Client, int] = {}
         self._fed = 0  # the union of them
-        self._held: list[set[Feeder]] = [set() for _ in range(shards)]
+        self._held: list[set[Client]] = [set() for _ in range(shards)]
         self._held_back = [0] * shards  # how often publishers had to wait
 
     # -- passes ----------------------------------------------------------------------------------
@@ -140,7 +122,7 @@ class PassLoop:
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
         self._in_pass = self._end_scheduled = False
-        if self._confirming.confirms_due:
+        if self._publishing.confirms_due:
             self._answer_publishers()
         if self._fed:
             self._hold_feeders()
@@ -155,7 +137,7 @@ class PassLoop:
 
     def _answer_publishers(self) -> None:
         """Write acks and nacks that are due, and end channels that lost a publish in sequence."""
-        for confirms in self._confirming.take_confirms_due():
+        for confirms in self._publishing.take_confirms_due():
             client = confirms.client
             client.write(confirms.answers())
             if confirms.failure is not None:
@@ -191,7 +173,7 @@ class PassLoop:
 
     # -- back pressure ---------------------------------------------------------------------------
 
-    def fed(self, client: Feeder, shards: int) -> None:
+    def fed(self, client: Client, shards: int) -> None:
         """Note that a client published to these shards (bit mask) in this pass."""
         self._fed |= shards
         self._feeders[client] = self._feeders.get(client, 0) | shards
@@ -212,7 +194,7 @@ class PassLoop:
         for client in held:
             client.resume(1 << shard)
 
-    def forget(self, client: Feeder) -> None:
+    def forget(self, client: Client) -> None:
         """Forget a client that is gone."""
         self._feeders.pop(client, None)
         for held in self._held:

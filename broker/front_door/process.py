@@ -15,7 +15,6 @@ from shardmq.broker.front_door import login
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connections import Connections
 from shardmq.broker.front_door.consume.consuming import Consuming
-from shardmq.broker.front_door.consume.rewinding import Rewinding
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.events import ControllerEvents, ShardEvents
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
@@ -29,6 +28,7 @@ from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservations
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig, ConfigError, read_config
 from shardmq.broker.shared.logins import Logins
@@ -83,7 +83,7 @@ class FrontDoor:
             alarms=Alarms(),
             publishing=publishing,
             consuming=Consuming(links, catalog_link, self._loop, counts, replies),
-            rewinding=Rewinding(catalog_link, links),
+            steps=StepRunner(catalog_link, links),
             server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
         )
         connections = self._connections = Connections(services)
@@ -123,7 +123,7 @@ class FrontDoor:
             now = self._loop.now = self._loop.aio.time()
             self._connections.tick(now)
             notify.watchdog()
-            self._memory.look(self._services.catalog.version)
+            self._memory.give_back_if_over(self._services.catalog.version)
 
     async def join(self) -> None:
         """Keep telling the shards where this front door is."""
@@ -144,7 +144,7 @@ class FrontDoor:
         for connection in self._connections.all():
             connection.disconnect()
         self._loop.end_of_pass()
-        self._services.rewinding.close()
+        self._services.steps.close()
         self._links.stop()
         self._linking.cancel()
 

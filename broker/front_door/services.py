@@ -7,12 +7,12 @@ from typing import Any
 
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.consume.consuming import Consuming
-from shardmq.broker.front_door.consume.rewinding import Rewinding
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
@@ -21,10 +21,7 @@ from shardmq.broker.shared.logins import Logins
 
 @dataclass(slots=True)
 class Services:
-    """The services of one front door, handed to each of its connections.
-
-    They are the `TopologyLinks` of topology, too (topology/steps.py).
-    """
+    """The services of one front door, handed to each of its connections."""
 
     config: BrokerConfig  # replaced when the process is told to reload
     incarnation: int
@@ -36,7 +33,7 @@ class Services:
     alarms: Alarms
     publishing: Publishing
     consuming: Consuming
-    rewinding: Rewinding
+    steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
 
     @property

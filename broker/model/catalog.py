@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from shardmq.broker.model import policies
@@ -22,7 +22,6 @@ from shardmq.broker.model.changes import (
     AnyChange,
     BindingDelete,
     BindingPut,
-    Change,
     ExchangeDelete,
     ExchangePut,
     ParameterDelete,
@@ -101,7 +100,6 @@ class Vhost:
             yield from bindings.values()
 
     def bindings_from(self, exchange: str) -> Collection[BindingPut]:
-        """Return the bindings from an exchange."""
         return self._from.get(exchange, {}).values()
 
     def bindings_to(self, kind: str, destination: str) -> Collection[BindingPut]:
@@ -109,7 +107,6 @@ class Vhost:
         return self._to.get((kind, destination), {}).values()
 
     def count_from(self, exchange: str) -> int:
-        """Count the bindings from an exchange."""
         return len(self._from.get(exchange, ()))
 
     def bindings_by_key(self, exchange: str) -> Mapping[BindingKey, BindingPut]:
@@ -117,7 +114,6 @@ class Vhost:
         return self._from.get(exchange, {})
 
     def has_binding(self, binding: BindingPut | BindingDelete) -> bool:
-        """Return whether the binding exists."""
         bindings = self._from.get(binding.source)
         return bindings is not None and binding_key(binding) in bindings
 
@@ -181,7 +177,6 @@ class Vhost:
         return policies.queue_arguments(queue.arguments, self.policies_of(queue).definition)
 
     def exchange_arguments(self, exchange: ExchangePut) -> dict[str, Any]:
-        """Return an exchange's effective arguments."""
         if not self.policies:
             return exchange.arguments
         return policies.exchange_arguments(
@@ -300,7 +295,6 @@ class Vhost:
         self.table = self.table.with_bindings(source, kind, destination, new)
 
     def delete_binding(self, gone: BindingDelete) -> None:
-        """Delete a binding."""
         key = binding_key(gone)
         if key not in self._from.get(gone.source, {}):
             return
@@ -319,12 +313,6 @@ def _take_out(index: dict[_End, dict[BindingKey, BindingPut]], end: _End, key: B
     del bindings[key]
     if not bindings:
         del index[end]
-
-
-class State(NamedTuple):
-    """All that is in a catalog, comparable, for tests and checks."""
-
-    things: dict[Any, Change]
 
 
 class Catalog:
@@ -347,33 +335,20 @@ class Catalog:
         self.permissions = Permissions(self.vhosts)
         self.index = QueueIndex()
 
-    @classmethod
-    def rebuilt(cls, version: int, changes: Iterable[AnyChange]) -> Catalog:
-        """Make the copy that a snapshot describes."""
-        catalog = cls()
-        for change in changes:
-            catalog.apply(change)
-        catalog.version = version
-        return catalog
-
     # -- look-ups
 
     def vhost(self, name: str) -> Vhost | None:
-        """Return the vhost of this name."""
         return self.vhosts.get(name)
 
     def exchange(self, vhost: str, name: str) -> ExchangePut | None:
-        """Return the exchange of this name."""
         found = self.vhosts.get(vhost)
         return found.exchanges.get(name) if found else None
 
     def queue(self, vhost: str, name: str) -> QueuePut | None:
-        """Return the queue of this name."""
         found = self.vhosts.get(vhost)
         return found.queues.get(name) if found else None
 
     def queue_by_id(self, id: int) -> QueuePut | None:
-        """Return the queue with this id."""
         return self.index.get(id)
 
     def queues_of(self, owner: str) -> list[QueuePut]:
@@ -404,24 +379,10 @@ class Catalog:
         return value if type(value) is int and value >= 0 else None
 
     def vhost_limit(self, vhost: str, key: str) -> int | None:
-        """Return a limit of a vhost, or None."""
         return self.limit(vhost, VHOST_LIMITS, "limits", key)
 
     def user_limit(self, user: str, key: str) -> int | None:
-        """Return a limit of a user, or None."""
         return self.limit("", USER_LIMITS, user, key)
-
-    def has_topic_permissions(self, user: str, vhost: str) -> bool:
-        """Return whether the user has a topic permission for any exchange of the vhost."""
-        return self.permissions.has_topic(user, vhost)
-
-    def may_enter(self, user: str, vhost: str) -> bool:
-        """Return whether the user may open a connection to the vhost."""
-        return self.permissions.may_enter(user, vhost)
-
-    def may_all(self, user: str, vhost: str, name: str) -> bool:
-        """Return whether the user may configure, write and read the thing of this name."""
-        return self.permissions.may_all(user, vhost, name)
 
     # -- changes
 
@@ -459,14 +420,6 @@ class Catalog:
         made.extend(self.permissions.puts.values())
         made.extend(self.permissions.topic_puts)
         return made
-
-    def state(self) -> State:
-        """Return everything, whatever the order it came in."""
-        things: dict[Any, Change] = {}
-        for change in self.changes():
-            identity = binding_key(change) if isinstance(change, BindingPut) else _identity(change)
-            things[type(change).__name__, getattr(change, "vhost", ""), identity] = change
-        return State(things)
 
     def _vhost_put(self, put: VhostPut) -> None:
         vhost = self.vhosts.get(put.name)
@@ -571,13 +524,3 @@ _APPLY: Final[dict[type, Callable[[Catalog, Any], None]]] = {
     ParameterPut: Catalog._parameter_put,
     ParameterDelete: Catalog._parameter_delete,
 }
-
-
-def _identity(change: AnyChange) -> Any:
-    if isinstance(change, PermissionPut):
-        return change.user
-    if isinstance(change, TopicPermissionPut):
-        return (change.user, change.exchange)
-    if isinstance(change, ParameterPut):
-        return (change.component, change.name)
-    return change.name  # type: ignore[union-attr]  # bindings and deletes do not come here

@@ -82,7 +82,6 @@ def topic_refused(right: str, vhost: str, exchange: str, key: str, user: str) ->
 
 
 def no_queue(vhost: str, name: str) -> Refusal:
-    """Make the refusal for a queue that does not exist."""
     return Refusal(NOT_FOUND, f"no {named('queue', name, vhost)}")
 
 
@@ -92,7 +91,6 @@ def not_purged(queue: QueuePut, why: str) -> Refusal:
 
 
 def no_exchange(vhost: str, name: str) -> Refusal:
-    """Make the refusal for an exchange that does not exist."""
     return Refusal(NOT_FOUND, f"no {named('exchange', name, vhost)}")
 
 
@@ -131,7 +129,6 @@ def is_hidden_queue(name: str) -> bool:
 
 
 def check_not_default(exchange: str) -> None:
-    """Refuse an operation on the default exchange."""
     if not exchange:
         raise Refusal(ACCESS_REFUSED, "operation not permitted on the default exchange")
 
@@ -196,7 +193,6 @@ def check_channel_limits(
 
 
 def check_new_exchange(vhost: str, name: str, type: str, arguments: dict[str, Any]) -> None:
-    """Refuse an exchange that cannot exist."""
     check_new_name("exchange", name)
     check_exchange_type(type)
     thing = named("exchange", name, vhost)
@@ -238,7 +234,6 @@ def check_keeping_bind(
 
 
 def check_exchange_type(type: str) -> None:
-    """Refuse a type that no exchange has."""
     if type not in TYPES:
         raise Refusal(COMMAND_INVALID, f"unknown exchange type '{type}'")
 
@@ -280,7 +275,6 @@ def takes_any_binding(exchange_type: str, arguments: dict[str, Any]) -> bool:
 
 
 def check_binding(exchange_type: str, key: str, arguments: dict[str, Any]) -> None:
-    """Refuse a binding that an exchange of this type cannot have."""
     fault = weight_fault(exchange_type, key)
     if fault is not None:
         raise Refusal(PRECONDITION_FAILED, fault)

@@ -83,12 +83,10 @@ def matches(user: UserPut | None, password: str) -> bool:
 
 
 def encode(password: str, salt: bytes, algorithm: str = DEFAULT_ALGORITHM) -> str:
-    """Hash a new password."""
     return base64.b64encode(salt + HASHES[algorithm].digest(salt, password.encode())).decode()
 
 
 def is_base64(password_hash: str) -> bool:
-    """Return whether the text can be a hash."""
     try:
         base64.b64decode(password_hash, validate=True)
     except ValueError:

@@ -36,12 +36,10 @@ class Permissions:
 
     @property
     def puts(self) -> dict[tuple[str, str], PermissionPut]:
-        """All permissions by vhost and user."""
         return {key: rights.put for key, rights in self._rights.items()}
 
     @property
     def topic_puts(self) -> list[TopicPermissionPut]:
-        """All topic permissions."""
         return [
             rights.put for of_user in self._topic_rights.values() for rights in of_user.values()
         ]
@@ -81,7 +79,6 @@ class Permissions:
             self._rights[put.vhost, put.user] = _Rights(put)
 
     def delete(self, gone: PermissionDelete) -> None:
-        """Delete a permission."""
         self._rights.pop((gone.vhost, gone.user), None)
 
     def put_topic(self, put: TopicPermissionPut) -> None:
@@ -91,7 +88,6 @@ class Permissions:
             of_user[put.exchange] = _TopicRights(put)
 
     def delete_topic(self, gone: TopicPermissionDelete) -> None:
-        """Delete a topic permission."""
         of_user = self._topic_rights.get((gone.vhost, gone.user), {})
         if gone.exchange is None:
             of_user.clear()
@@ -101,11 +97,9 @@ class Permissions:
             self._topic_rights.pop((gone.vhost, gone.user), None)
 
     def forget_vhost(self, vhost: str) -> None:
-        """Delete all permissions in a vhost."""
         self._forget(0, vhost)
 
     def forget_user(self, user: str) -> None:
-        """Delete all permissions of a user."""
         self._forget(1, user)
 
     def _forget(self, part: int, name: str) -> None:

@@ -112,7 +112,6 @@ class Policies:
 
 
 def queue_kind(arguments: Mapping[str, Any]) -> str:
-    """Return the type of a queue with these arguments."""
     kind = arguments.get("x-queue-type", CLASSIC)
     return kind if isinstance(kind, str) else CLASSIC
 

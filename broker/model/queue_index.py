@@ -25,11 +25,9 @@ class QueueIndex:
         self._arguments: dict[str, dict[str, Any]] = {}
 
     def get(self, id: int) -> QueuePut | None:
-        """Return the queue with this id."""
         return self._by_id.get(id)
 
     def all(self) -> Iterable[QueuePut]:
-        """Return every queue."""
         return self._by_id.values()
 
     def count_on(self, shard: int) -> int:
@@ -45,14 +43,12 @@ class QueueIndex:
         return list(self._by_owner)
 
     def add(self, put: QueuePut) -> None:
-        """Index a queue that is new."""
         self._by_id[put.id] = put
         self._on[put.shard] += 1
         if put.owner:
             self._by_owner.setdefault(put.owner, {})[put.id] = put
 
     def remove(self, queue: QueuePut) -> None:
-        """Forget a queue."""
         if self._by_id.get(queue.id) is queue:
             del self._by_id[queue.id]
             self._on[queue.shard] -= 1

@@ -28,62 +28,43 @@ AGE: Final = re.compile(r"[0-9]+[YMDhms]")
 
 
 def anything(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept every value."""
     return ""
 
 
 def boolean(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept true and false."""
     return "" if isinstance(value, bool) else unacceptable(value)
 
 
 def string(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept a string."""
     return "" if isinstance(value, str) else unacceptable(value)
 
 
-def integer(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept an integer."""
-    return "" if type(value) is int else not_integer(value)
+def whole(
+    least: int | None = None, most: int | None = None, over: str = "max_value_exceeded"
+) -> Check:
+    """Make a check that accepts an integer from `least` (0 or 1; None: any) to `most`.
 
+    `over` is RabbitMQ's word for a number above `most`.
+    """
 
-def non_negative(value: Any, _: Mapping[str, Any]) -> str:
-    """Accept an integer from 0 on."""
-    if type(value) is not int:
-        return not_integer(value)
-    return f"{{value_negative,{value}}}" if value < 0 else ""
-
-
-def positive(value: Any, arguments: Mapping[str, Any]) -> str:
-    """Accept an integer from 1 on."""
-    return non_negative(value, arguments) or ("{value_zero,0}" if value == 0 else "")
-
-
-def duration(value: Any, arguments: Mapping[str, Any]) -> str:
-    """Accept a number of milliseconds from 0 up to ten years."""
-    wrong = non_negative(value, arguments)
-    return wrong or (f"{{value_too_large,{value}}}" if value > EXPIRY_MS_MAX else "")
-
-
-def expiry(value: Any, arguments: Mapping[str, Any]) -> str:
-    """Accept a number of milliseconds from 1 up to ten years."""
-    return positive(value, arguments) or duration(value, arguments)
-
-
-def priority(value: Any, arguments: Mapping[str, Any]) -> str:
-    """Accept a priority of messages."""
-    wrong = non_negative(value, arguments)
-    return wrong or (f"{{max_value_exceeded,{value}}}" if value > PRIORITY_MAX else "")
-
-
-def positive_up_to(most: int) -> Check:
-    """Make a check that accepts an integer from 1 to `most`."""
-
-    def check(value: Any, arguments: Mapping[str, Any]) -> str:
-        wrong = positive(value, arguments)
-        return wrong or (f"{{max_value_exceeded,{value}}}" if value > most else "")
+    def check(value: Any, _: Mapping[str, Any]) -> str:
+        if type(value) is not int:
+            return not_integer(value)
+        if least is not None and value < 0:
+            return f"{{value_negative,{value}}}"
+        if least == 1 and value == 0:
+            return "{value_zero,0}"
+        return f"{{{over},{value}}}" if most is not None and value > most else ""
 
     return check
+
+
+integer: Final = whole()
+non_negative: Final = whole(0)
+positive: Final = whole(1)
+duration: Final = whole(0, EXPIRY_MS_MAX, "value_too_large")
+expiry: Final = whole(1, EXPIRY_MS_MAX, "value_too_large")
+priority: Final = whole(0, PRIORITY_MAX)
 
 
 def word(words: Iterable[str], wrong: str) -> Check:
@@ -113,12 +94,10 @@ def max_age(value: Any, arguments: Mapping[str, Any]) -> str:
 
 
 def not_integer(value: Any) -> str:
-    """Say that the value is not an integer."""
     return f'"expected integer, got {type_name(value)}"'
 
 
 def unacceptable(value: Any) -> str:
-    """Say that the value has the wrong type."""
     return f"{{unacceptable_type,{type_name(value)}}}"
 
 
@@ -126,12 +105,10 @@ def unacceptable(value: Any) -> str:
 
 
 def any_setting(value: Any) -> str:
-    """Accept every value."""
     return ""
 
 
 def flag(value: Any) -> str:
-    """Accept true and false."""
     return "" if isinstance(value, bool) else "is not a valid boolean"
 
 

@@ -185,6 +185,13 @@ def exchange_fault(type: str, arguments: Arguments) -> str | None:
     return None
 
 
+def hash_facts(properties: Any) -> dict[str, Any]:
+    """Return those of a message's properties that a hash may be of, by name, if they are set."""
+    return {
+        name: value for name in HASH_PROPERTIES if (value := getattr(properties, name)) is not None
+    }
+
+
 def weight_fault(type: str, key: str) -> str | None:
     """Return why a binding to an exchange of this type cannot have this key, or None.
 

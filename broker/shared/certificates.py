@@ -211,7 +211,8 @@ def _element(der: bytes, at: int) -> tuple[int, int, int]:
 def login_name(certificate: PeerCertificate, tls: Tls) -> str:
     """Return the user that EXTERNAL logs in, or "" if the certificate has no such name."""
     if tls.login_from == "common_name":
-        return ",".join(value for name, value in _subject(certificate) if name == "commonName")
+        pairs = (pair for level in certificate.get("subject", ()) for pair in level)
+        return ",".join(value for name, value in pairs if name == "commonName")
     if tls.login_from == "subject_alternative_name":
         wanted = ALTERNATIVE_NAMES[tls.san_type]
         names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == wanted]
@@ -229,10 +230,6 @@ def distinguished_name(certificate: PeerCertificate, of: str = "subject") -> str
         for level in certificate.get(of, ())
     ]
     return ",".join(reversed(levels))
-
-
-def _subject(certificate: PeerCertificate) -> list[tuple[str, str]]:
-    return [pair for level in certificate.get("subject", ()) for pair in level]
 
 
 def _escaped(value: str) -> str:

@@ -4,6 +4,10 @@ They travel on a unix stream at RUNTIME_DIR/control.sock. Each is a u32 length (
 most CONTROL_BYTES_MAX) and msgpack of one struct below. The end of the stream says that the other
 process is gone: the controller deletes the exclusive queues of a front door's connections; a front
 door keeps serving from its copy and connects again.
+
+These messages have the WIRE_VERSION of shardd/wire/messages.py: a change that old processes misread
+needs a new one. The first message of a front door says its version. A controller of another version
+answers with OtherVersion and ends the stream.
 """
 
 from __future__ import annotations
@@ -27,10 +31,12 @@ class ControlMessage(msgspec.Struct, tag_field="t", array_like=True, frozen=True
 class DoorHello(ControlMessage, tag="door-hello", frozen=True):
     """First on the stream.
 
-    `version` is that of the catalog that the door already holds in `boot` (0: nothing). Answered by
-    a Snapshot or, where the controller can, by the Changes since that version.
+    All wire versions share the tag and the fields up to `pid`. `version` is that of the catalog
+    that the door already holds in `boot` (0: nothing). Answered by a Snapshot or, where the
+    controller can, by the Changes since that version.
     """
 
+    wire_version: int
     door: int
     incarnation: int
     pid: int
@@ -108,14 +114,14 @@ class ConsumeTerms(msgspec.Struct, array_like=True, frozen=True):
     `owner`, `channel` and `tag` are for listings.
     """
 
-    group: str
-    assignment: str
-    exclusive: bool
-    priority: int
-    affinity: bool
-    owner: str
-    channel: int
-    tag: str
+    group: str = ""
+    assignment: str = "group"
+    exclusive: bool = False
+    priority: int = 0
+    affinity: bool = False
+    owner: str = ""
+    channel: int = 0
+    tag: str = ""
 
 
 class Fenced(ControlMessage, tag="fenced", frozen=True):
@@ -145,7 +151,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     exchanges: list[tuple[str, str, int, int]] = []
 
 
-class SeatName(msgspec.Struct, array_like=True, frozen=True):
+class AssignmentName(msgspec.Struct, array_like=True, frozen=True):
     """A place at a shard queue, which is named by its id.
 
     Places but the first (0) are for consumers with key affinity.
@@ -158,7 +164,7 @@ class SeatName(msgspec.Struct, array_like=True, frozen=True):
 class ConsumerHere(msgspec.Struct, array_like=True, frozen=True):
     """A consumer of a virtual queue as its front door sees it.
 
-    `left`: its client cancelled it, and it still holds seats.
+    `left`: its client cancelled it, and it still holds assignments.
     """
 
     number: int
@@ -166,7 +172,7 @@ class ConsumerHere(msgspec.Struct, array_like=True, frozen=True):
     exchange: str
     terms: ConsumeTerms
     left: bool
-    seats: list[SeatName]
+    assignments: list[AssignmentName]
 
 
 class ConsumersHere(ControlMessage, tag="consumers", frozen=True):
@@ -181,34 +187,34 @@ class ConsumersHere(ControlMessage, tag="consumers", frozen=True):
 class ConsumerLeave(ControlMessage, tag="consumer-", frozen=True):
     """A consumer was cancelled, or its channel is gone.
 
-    Each seat that it still has follows with SeatGivenUp.
+    Each assignment that it still has follows with AssignmentGivenUp.
     """
 
     number: int
 
 
-class SeatGivenUp(ControlMessage, tag="seat-", frozen=True):
+class AssignmentGivenUp(ControlMessage, tag="seat-", frozen=True):
     """A consumer is stopped at a shard queue, and what it held is settled or requeued.
 
     This is also said when the queue is deleted.
     """
 
     number: int
-    seat: SeatName
+    assignment: AssignmentName
 
 
-class SeatPassed(ControlMessage, tag="seat>", frozen=True):
+class MarkPassed(ControlMessage, tag="seat>", frozen=True):
     """A consumer has settled all messages below `offset` at a shard queue.
 
     `offset` is not below the mark that the consumer was given.
     """
 
     number: int
-    seat: SeatName
+    assignment: AssignmentName
     offset: int
 
 
-ConsumerNews = ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed
+ConsumerNews = ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -298,7 +304,7 @@ class ConnectionOpen(Request, tag="connection.open", frozen=True):
 class ConsumerJoin(Request, tag="consumer.join", frozen=True):
     """basic.consume on a virtual queue by consumer `number` of the door.
 
-    The seats that it gets follow in SeatOrders.
+    The assignments that it gets follow in AssignmentOrders.
     """
 
     exchange: str
@@ -415,29 +421,29 @@ class CancelConsumer(ControlMessage, tag="cancel-consumer", frozen=True):
     consumer_tag: str
 
 
-class SeatOrder(msgspec.Struct, array_like=True, frozen=True):
-    """An order to a consumer of a virtual queue about one seat.
+class AssignmentOrder(msgspec.Struct, array_like=True, frozen=True):
+    """An order to a consumer of a virtual queue about one assignment.
 
-    `kind` is "give" (consumer `number` gets the seat), "take" (it gives the seat back, answered by
-    SeatGivenUp), "bound" (its reading there gets bounds) or "close" (the virtual queue is no more,
-    which the client is told).
+    `kind` is "give" (consumer `number` gets the assignment), "take" (it gives the assignment back,
+    answered by AssignmentGivenUp), "bound" (its reading there gets bounds) or "close" (the virtual
+    queue is no more, which the client is told).
 
     With "give" and "bound", for streams: the consumer gets nothing from offset `stop` on, and
-    SeatPassed is wanted when all below `mark` is settled. With "give", `fresh` says that the shard
+    MarkPassed is wanted when all below `mark` is settled. With "give", `fresh` says that the shard
     came when its group was there already. It is then read from its beginning, even if the consumer
     began elsewhere.
     """
 
     kind: str
     number: int
-    seat: SeatName
+    assignment: AssignmentName
     stop: int | None = None
     mark: int | None = None
     fresh: bool = False
 
 
-class SeatOrders(ControlMessage, tag="seats", frozen=True):
-    orders: list[SeatOrder]
+class AssignmentOrders(ControlMessage, tag="seats", frozen=True):
+    orders: list[AssignmentOrder]
 
 
 class Fence(ControlMessage, tag="fence", frozen=True):
@@ -466,6 +472,12 @@ class Outlived(ControlMessage, tag="outlived", frozen=True):
     """
 
 
+class OtherVersion(ControlMessage, tag="other-version", frozen=True):
+    """The only answer to a DoorHello of another wire version. All versions share this message."""
+
+    wire_version: int
+
+
 class Query(ControlMessage, tag="query", frozen=True):
     """Answered by DoorReport.
 
@@ -481,6 +493,7 @@ class Query(ControlMessage, tag="query", frozen=True):
 AnyControl = (
     DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
-    | Outlived | Query
-    | ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed | SeatOrders | Fence | Fenced
+    | Outlived | OtherVersion | Query
+    | ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed | AssignmentOrders
+    | Fence | Fenced
 )  # fmt: skip

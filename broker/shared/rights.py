@@ -12,8 +12,8 @@ exchange (`TopicNeed`), a tag (`Tag`), and any permission in a vhost (`Entry`). 
 dead-letter exchange or an alternate exchange need a tag and no right to write there, as in
 RabbitMQ.
 
-To add an act: a function that yields its needs, a line in `_NEEDS`, and its row in
-tests/features/test_i_rights.py.
+To add an act: a function that yields its needs (or `_one`), a line in `_NEEDS`, and its row in
+tests/access/test_rights.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from shardmq.broker.model.changes import (
     GLOBAL,
     USER_LIMITS,
     VHOST_LIMITS,
-    ExchangePut,
     ParameterDelete,
     ParameterPut,
 )
@@ -149,7 +148,7 @@ class Entry(NamedTuple):
     vhost: str
 
     def refusal(self, catalog: Catalog, user: str) -> str:
-        allowed = catalog.may_enter(user, self.vhost) or not Tag(ADMINISTRATOR).refusal(
+        allowed = catalog.permissions.may_enter(user, self.vhost) or not Tag(ADMINISTRATOR).refusal(
             catalog, user
         )
         return "" if allowed else "User not authorised to access virtual host"
@@ -222,20 +221,13 @@ def topic_refusal(
     catalog: Catalog, user: str, vhost: str, right: TopicRight, exchange: str, keys: Iterable[str]
 ) -> str:
     """Return why one of these keys is refused, or ""."""
-    if not catalog.has_topic_permissions(user, vhost) or not _is_topic(
-        catalog.exchange(vhost, exchange)
-    ):
+    put = catalog.exchange(vhost, exchange) if catalog.permissions.has_topic(user, vhost) else None
+    if put is None or delaying.inner_type(put.type, put.arguments) != "topic":
         return ""
     for key in keys:
         if not catalog.permissions.may_topic(user, vhost, right, exchange, key):
             return checks.topic_refused(right, vhost, exchange, key, user)
     return ""
-
-
-def _is_topic(exchange: ExchangePut | None) -> bool:
-    return (
-        exchange is not None and delaying.inner_type(exchange.type, exchange.arguments) == "topic"
-    )
 
 
 # -- what each act needs ---------------------------------------------------------------------------
@@ -259,10 +251,6 @@ def _exchange_declare(catalog: Catalog, act: ExchangeDeclare) -> Iterator[AnyNee
             yield Need("write", "exchange", act.vhost, target)
 
 
-def _exchange_remove(catalog: Catalog, act: ExchangeRemove) -> Iterator[AnyNeed]:
-    yield Need("configure", "exchange", act.vhost, act.name)
-
-
 def _queue_declare(catalog: Catalog, act: QueueDeclare) -> Iterator[AnyNeed]:
     name = checks.clean_name(act.name)
     yield Need("configure", "queue", act.vhost, name or SERVER_NAMED)
@@ -270,10 +258,6 @@ def _queue_declare(catalog: Catalog, act: QueueDeclare) -> Iterator[AnyNeed]:
     if isinstance(target, str) and catalog.queue(act.vhost, name) is None:
         yield Need("read", "queue", act.vhost, name or SERVER_NAMED)
         yield Need("write", "exchange", act.vhost, target)
-
-
-def _queue_remove(catalog: Catalog, act: QueueRemove) -> Iterator[AnyNeed]:
-    yield Need("configure", "queue", act.vhost, act.name)
 
 
 def _bind(catalog: Catalog, act: Bind | Unbind) -> Iterator[AnyNeed]:
@@ -285,14 +269,6 @@ def _bind(catalog: Catalog, act: Bind | Unbind) -> Iterator[AnyNeed]:
     yield TopicNeed("read", act.vhost, act.source, act.routing_key)
 
 
-def _read(catalog: Catalog, act: Read) -> Iterator[AnyNeed]:
-    yield Need("read", "queue", act.vhost, act.name)
-
-
-def _configure(catalog: Catalog, act: Configure) -> Iterator[AnyNeed]:
-    yield Need("configure", "queue", act.vhost, act.name)
-
-
 def _parameter(catalog: Catalog, act: ParameterPut | ParameterDelete) -> Iterator[AnyNeed]:
     if act.vhost == "" and act.component == GLOBAL:
         yield Tag(GLOBAL_TAGS.get(act.name, POLICYMAKER))
@@ -302,15 +278,20 @@ def _parameter(catalog: Catalog, act: ParameterPut | ParameterDelete) -> Iterato
         yield Entry(act.vhost)
 
 
+def _one(right: Right, kind: str) -> Callable[[Catalog, Any], Iterator[AnyNeed]]:
+    """Return the rule of an act that needs one right to the thing that it names."""
+    return lambda catalog, act: iter((Need(right, kind, act.vhost, act.name),))
+
+
 _NEEDS: Final[dict[type, Callable[[Catalog, Any], Iterator[AnyNeed]]]] = {
     ExchangeDeclare: _exchange_declare,
-    ExchangeRemove: _exchange_remove,
+    ExchangeRemove: _one("configure", "exchange"),
     QueueDeclare: _queue_declare,
-    QueueRemove: _queue_remove,
+    QueueRemove: _one("configure", "queue"),
     Bind: _bind,
     Unbind: _bind,
-    Read: _read,
-    Configure: _configure,
+    Read: _one("read", "queue"),
+    Configure: _one("configure", "queue"),
     ParameterPut: _parameter,
     ParameterDelete: _parameter,
 }

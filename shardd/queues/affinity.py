@@ -98,7 +98,7 @@ class Keys:
                     del self._holders[key]
 
 
-class Dealt(NamedTuple):
+class Deal(NamedTuple):
     """The result of a deal: the ordinals of the messages that each consumer gets."""
 
     parts: dict[Consumer, list[int]]
@@ -111,7 +111,7 @@ def deal(
     takers: Sequence[Consumer],
     keys: Keys,
     bytes_max: int,
-) -> Dealt:
+) -> Deal:
     """Choose a consumer for each message.
 
     `takers` are the consumers with room, in round-robin order. A key that no consumer has goes to
@@ -149,10 +149,10 @@ def deal(
         # share in one piece.
         owner[message.key] = consumer
         parts.setdefault(consumer, []).append(at)
-    return Dealt(parts, last)
+    return Deal(parts, last)
 
 
-class Looked:
+class HeadMessages:
     """Messages from the head of the queue: their entries, their sizes and their stored bytes."""
 
     def __init__(self, entries: array[int], blob: bytes, sizes: array[int]) -> None:
@@ -162,7 +162,7 @@ class Looked:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def left(self, dealt: Dealt) -> array[int]:
+    def left(self, dealt: Deal) -> array[int]:
         """Return the entries of the messages that stay in the queue, in order."""
         left = set(range(len(self))).difference(*dealt.parts.values())
         return array("Q", [self.entries[at] for at in sorted(left)])
@@ -183,28 +183,30 @@ class Looked:
         )
 
 
-def looked_at(
-    look: Callable[[int], tuple[array[int], bytes, array[int]]],
+def deal_from_head(
+    peek: Callable[[int], tuple[array[int], bytes, array[int]]],
     takers: Sequence[Consumer],
     keys: Keys,
     bytes_max: int,
-) -> tuple[Looked, Dealt]:
+) -> tuple[HeadMessages, Deal]:
     """Deal messages from the head of the queue; search further if the first messages must all wait.
 
-    `look(most)` returns the entries at the head of the queue, their stored bytes and their sizes.
+    `peek(most)` returns the entries at the head of the queue, their stored bytes and their sizes.
     """
     most = min(
         LOOK_MESSAGES, LOOK_FIRST + sum(min(taker.room(), LOOK_MESSAGES) for taker in takers)
     )
     while True:
-        looked = Looked(*look(most))
-        dealt = deal(looked.messages, takers, keys, bytes_max)
-        if dealt.parts or most == LOOK_MESSAGES or len(looked) < most:
-            return looked, dealt
+        head = HeadMessages(*peek(most))
+        dealt = deal(head.messages, takers, keys, bytes_max)
+        if dealt.parts or most == LOOK_MESSAGES or len(head) < most:
+            return head, dealt
         most = LOOK_MESSAGES
 
 
-def alike(looked: Looked, part: Iterable[int], mark: Callable[[int], int]) -> Iterator[list[int]]:
+def alike(
+    head: HeadMessages, part: Iterable[int], mark: Callable[[int], int]
+) -> Iterator[list[int]]:
     """Divide `part` into runs of neighbours with the same mark.
 
     A mark is 0 for messages that are not redelivered. In a queue that counts returns it tells how
@@ -212,7 +214,7 @@ def alike(looked: Looked, part: Iterable[int], mark: Callable[[int], int]) -> It
     """
     run: list[int] = []
     for at in part:
-        if run and mark(looked.entries[at]) != mark(looked.entries[run[0]]):
+        if run and mark(head.entries[at]) != mark(head.entries[run[0]]):
             yield run
             run = []
         run.append(at)

@@ -1,7 +1,7 @@
 """Keep the messages of a queue in order, and let messages go by age and limits.
 
 Most messages are ready, by priority. Other messages are kept back until other queues have settled
-older ones (behind.py), rest before they are ready again (resting.py), or depart to a dead-letter
+older ones (held_back.py), rest before they are ready again (resting.py), or depart to a dead-letter
 exchange (departures.py). Messages that were taken out are counted until they are settled or put
 back. dispatch.py knows which consumer has them.
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from shardmq.shardd.queues.behind import Behind
 from shardmq.shardd.queues.departures import Departures
 from shardmq.shardd.queues.entry import ENDLESS, EXPIRY, HAS_BCC, OWN_LETTERS, PLACE, Facts
+from shardmq.shardd.queues.held_back import HeldBack
 from shardmq.shardd.queues.limits import EXPIRED, MAXLEN, REFUSED, Limits
-from shardmq.shardd.queues.ready import Ready, judge, marked, merged
+from shardmq.shardd.queues.order import Ready, judge, marked, merged
 from shardmq.shardd.queues.resting import Resting
 from shardmq.shardd.queues.rules import rules_of
 from shardmq.shardd.queues.store import SIZES_BYTES, STEP_MESSAGES, Arrival, Store, bytes_of
@@ -55,11 +55,11 @@ class Backlog:
     """
 
     __slots__ = (
-        "behind",
         "counters",
         "departures",
         "durable",
         "facts",
+        "held_back",
         "hides",
         "id",
         "is_watched",
@@ -93,7 +93,7 @@ class Backlog:
         self.levels = [Ready() for _ in range(limits.max_priority + 1)]
         self.facts: Facts | None = None  # None until a message has a fact
         self.resting: Resting | None = None  # None while no message rests
-        self.behind = Behind() if limits.held else None
+        self.held_back = HeldBack() if limits.held else None
         self._decide()
 
     # -- what is there -----------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Backlog:
     @property
     def kept_back(self) -> int:
         """Return how many messages wait because other queues must settle older ones first."""
-        return self.behind.count if self.behind is not None else 0
+        return self.held_back.count if self.held_back is not None else 0
 
     @property
     def letters_differ(self) -> bool:
@@ -129,7 +129,7 @@ class Backlog:
         self.rules = rules_of(self.limits)
         # An arrival without facts is taken in as one piece if no rule needs to look at its
         # messages.
-        self.takes_all = self.rules.takes_all and self.behind is None
+        self.takes_all = self.rules.takes_all and self.held_back is None
         self._decide_who_watches()
 
     def _decide_who_watches(self) -> None:
@@ -150,14 +150,14 @@ class Backlog:
             for priority, part in self._by_priority(entries).items():
                 self.levels[priority].push_many(part)
         self.limits = limits
-        if limits.held != (self.behind is not None):
-            behind, self.behind = self.behind, Behind() if limits.held else None
+        if limits.held != (self.held_back is not None):
+            held_back, self.held_back = self.held_back, HeldBack() if limits.held else None
             # Messages that were kept back become ready, behind the others of their priority.
-            if behind is not None:
-                for priority, level in behind.levels.items():
+            if held_back is not None:
+                for priority, level in held_back.levels.items():
                     self.levels[min(priority, len(self.levels) - 1)].merge(level.take_all())
-                self.ready_count += behind.count
-                self.ready_bytes += behind.bytes
+                self.ready_count += held_back.count
+                self.ready_bytes += held_back.bytes
         self._decide()
         self.enforce()
 
@@ -183,7 +183,7 @@ class Backlog:
         """
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
-        facts, behind = self.facts, self.behind
+        facts, held_back = self.facts, self.held_back
         if chosen is None and arrival.facts is None and not facts:
             entries = arrival.entries
             if self.takes_all:
@@ -191,13 +191,13 @@ class Backlog:
                 self.ready_count += len(entries)
                 self.ready_bytes += arrival.body_bytes
                 return False
-            if behind is not None and not self.rules.looks_at_each:
-                behind.bytes += arrival.body_bytes
-                behind.add(0, entries)
+            if held_back is not None and not self.rules.looks_at_each:
+                held_back.bytes += arrival.body_bytes
+                held_back.add(0, entries)
                 return False
         size = arrival.body_bytes - lost_bytes
-        if behind is not None:
-            behind.bytes += size
+        if held_back is not None:
+            held_back.bytes += size
         else:
             self.ready_bytes += size
         if facts is None:
@@ -211,8 +211,8 @@ class Backlog:
         kept, parts = judge(entries, said, times, now, ttl, len(self.levels) - 1)
         facts.add_many(entries, kept)
         for priority, part in parts:
-            if behind is not None:
-                behind.add(priority, part)
+            if held_back is not None:
+                held_back.add(priority, part)
                 continue
             self.levels[priority].push_many(part)
             self.ready_count += len(part)
@@ -225,7 +225,7 @@ class Backlog:
         """
         if self.facts is not None and self.facts.crowded():
             heads = [level.first() for level in self.levels if len(level)]
-            heads += self.behind.heads() if self.behind is not None else []
+            heads += self.held_back.heads() if self.held_back is not None else []
             places = [entry & PLACE for entry in (*heads, *held())]
             self.facts.trim(min(places, default=PLACE & ((1 << 64) - 1)))
 
@@ -403,15 +403,15 @@ class Backlog:
 
     def forget_facts(self) -> None:
         """Forget all facts if the queue holds no message any more."""
-        if not self.ready_count and not self.unacked_count and self.behind is None:
+        if not self.ready_count and not self.unacked_count and self.held_back is None:
             self.facts = None
 
     def take_all(self) -> list[array[int]]:
         """Take all messages that are ready or kept back; return their entries."""
         self.ready_count = self.ready_bytes = 0
-        kept_back = self.behind.entries() if self.behind is not None else []
-        if self.behind is not None:
-            self.behind = Behind()
+        kept_back = self.held_back.entries() if self.held_back is not None else []
+        if self.held_back is not None:
+            self.held_back = HeldBack()
         return [*(level.take_all() for level in self.levels), *kept_back]
 
     def purge_first(self, count: int) -> int:
@@ -428,7 +428,7 @@ class Backlog:
     def entries(self, held: Iterable[int]) -> array[int]:
         """Return all entries in order. Entries in `held` are marked as delivered before."""
         found = marked(array("Q", sorted(held)))
-        kept_back = self.behind.entries() if self.behind is not None else []
+        kept_back = self.held_back.entries() if self.held_back is not None else []
         for entries in [*(level.peek(len(level)) for level in self.levels), *kept_back]:
             found = merged(entries, found)
         return found

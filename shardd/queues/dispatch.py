@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
-from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, looked_at
+from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, deal_from_head
 from shardmq.shardd.queues.allotment import Allotment
 from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.entry import ENDLESS, REDELIVERED
 from shardmq.shardd.queues.log_order import LEEWAY, TURN_BYTES, LogOrder, OrderedQueue
-from shardmq.shardd.queues.ready import Ready, same_mark, total
+from shardmq.shardd.queues.order import Ready, same_mark, total
 from shardmq.shardd.queues.store import STEP_MESSAGES
 from shardmq.shardd.queues.unacked import Getter
 
@@ -226,24 +226,24 @@ class Dispatch:
         """
         backlog = self.backlog
 
-        def look(most: int) -> tuple[array[int], bytes, array[int]]:
+        def peek(most: int) -> tuple[array[int], bytes, array[int]]:
             block = level.peek(most)
             if backlog.facts:
                 block = backlog.facts.before_old(block, now - 1)
             blob, sizes = backlog.store.read(block, LOOK_BYTES)
             return block[: len(sizes)], blob, sizes
 
-        looked, dealt = looked_at(look, takers, keys, bytes_max)
+        head, dealt = deal_from_head(peek, takers, keys, bytes_max)
         if not dealt.parts:
             return 0
-        level.drop(len(looked))
-        level.merge(looked.left(dealt))
+        level.drop(len(head))
+        level.merge(head.left(dealt))
         given = 0
         for taker, part in dealt.parts.items():
-            for run in alike(looked, part, self._mark):
-                entries, sizes, blob = looked.pieces(run)
+            for run in alike(head, part, self._mark):
+                entries, sizes, blob = head.pieces(run)
                 if not taker.no_ack:
-                    keys.take(taker, entries, looked.keys(run))
+                    keys.take(taker, entries, head.keys(run))
                 backlog.ready_count -= len(run)
                 self._hand_over(taker, entries, sizes, blob, outlet)
                 given += len(blob)

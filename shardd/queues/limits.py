@@ -51,7 +51,7 @@ class Limits(NamedTuple):
     # After the consumer timeout the channel is closed, instead of requeueing the message.
     timeout_closes: bool = False
     retry: Retry | None = None  # messages that come back rest first
-    held: bool = False  # messages that arrive from now on are kept back, see behind.py
+    held: bool = False  # messages that arrive from now on are kept back, see held_back.py
 
     @property
     def bounded(self) -> bool:

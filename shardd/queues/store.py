@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, Protocol
 
-from shardmq.shardd.queues.ready import total
+from shardmq.shardd.queues.order import total
 
 # The most entries that are handed out or let go in one step.
 STEP_MESSAGES: Final = 8192

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from shardmq.shardd.queues.ready import total
+from shardmq.shardd.queues.order import total
 
 # Settled items at the front are cut off when there are more than this many, and when they are more
 # than half of all items.

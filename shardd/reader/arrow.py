@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from shardmq.shardd.store.format import columns as c
-from shardmq.shardd.store.format.arrays import Arrays
-from shardmq.shardd.store.format.columns import Columns
+from shardmq.shardd.store.format.columns import Arrays, Columns
 
 BITS = {
     "offset": c.OFFSET,

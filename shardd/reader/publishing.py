@@ -16,7 +16,7 @@ from shardmq.shardd.reader.door import Closed, Outcome, Session, Unavailable
 from shardmq.shardd.reader.publishes import Column, Publishes
 from shardmq.shardd.reader.scanning import Refused
 from shardmq.shardd.store.format.columns import PROPERTY_COLUMNS
-from shardmq.shardd.wire.reading import Answer, Publish
+from shardmq.shardd.wire.reader_protocol import Answer, Publish
 
 # The bytes of frames that are made at a time, while earlier frames are on their way.
 FRAMES_BYTES = 1 << 20

@@ -15,13 +15,12 @@ from shardmq.shardd.reader.pace import Pace
 from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.errors import Corrupt, FormatTooNew
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.format.columns import Columns
-from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.format.columns import Columns, Filter
 from shardmq.shardd.store.streams.scan import Places, Truncated, find
 from shardmq.shardd.store.streams.scan import Scan as StreamScan
 from shardmq.shardd.wire import gaps
 from shardmq.shardd.wire.board import BoardView, Range, path_of
-from shardmq.shardd.wire.reading import LENGTH, Answer, Find, Scan
+from shardmq.shardd.wire.reader_protocol import LENGTH, Answer, Find, Scan
 
 # A batch is small enough to stay in the cache of a core from the writing of its columns to its
 # sending.
@@ -65,7 +64,7 @@ class Streams:
         Raise Refused if the shard has not published the range yet.
         """
         with self._lock:
-            found = self._boards[shard].look(queue_id) if shard < len(self._boards) else None
+            found = self._boards[shard].range_of(queue_id) if shard < len(self._boards) else None
         if found is None:
             raise Refused(
                 Answer(503, "unavailable", f"shard {shard} has not said yet what the stream holds")

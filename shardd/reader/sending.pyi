@@ -1,5 +1,5 @@
 from shardmq.shardd.reader.ipc import BatchHead
-from shardmq.shardd.store.format.arrays import Arrays, Sink
+from shardmq.shardd.store.format.columns import Arrays, Sink
 
 class Sender(Sink):
     def __init__(

@@ -20,7 +20,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memcpy, memset, strerror
 
-from shardmq.shardd.store.format.arrays cimport BUFFERS_MAX, NODES_MAX, Arrays, Buffer, Node, Sink
+from shardmq.shardd.store.format.columns cimport BUFFERS_MAX, NODES_MAX, Arrays, Buffer, Node, Sink
 from shardmq.shardd.store.format.layout cimport put32, put64
 
 cdef extern from "<sys/uio.h>" nogil:

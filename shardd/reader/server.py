@@ -23,7 +23,7 @@ from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.streams.scan import Truncated
 from shardmq.shardd.wire.memory import collect_seldom, keep_warm
 from shardmq.shardd.wire.precedence import messages_first
-from shardmq.shardd.wire.reading import (
+from shardmq.shardd.wire.reader_protocol import (
     BODY_BYTES_MAX,
     DIRECT,
     DONE,

@@ -133,7 +133,7 @@ class BoardView:
         self._numbers: memoryview | None = None
         self._slots: dict[int, int] = {}
 
-    def look(self, queue: int) -> Range | None:
+    def range_of(self, queue: int) -> Range | None:
         """Return the range of a stream, or None if the board does not have the stream."""
         if not self._open():
             return None

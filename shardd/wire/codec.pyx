@@ -317,3 +317,35 @@ cdef list deliveries(const uint8_t *message, size_t end, object view):
                       flags >> 1 & TIMES_MAX, (flags & HIDES) != 0))
         at += (size + 7) & ~<size_t> 7
     return found
+
+
+# -- histograms ----------------------------------------------------------------------------------------
+
+cdef enum:
+    TALLY_CLASSES = 65  # 0 and 1; then up to 2^k, for k from 1 to 64
+
+
+cdef class Tally:
+    """Counts integers from 0 on, below 2^64, by classes of powers of two (histogram.py).
+
+    Each batch is counted. In Python this costs 5 % of the instructions of a batch of one message.
+    """
+
+    cdef uint64_t[TALLY_CLASSES] classes
+    cdef readonly object sum
+
+    def __cinit__(self):
+        self.sum = 0
+
+    def add(self, value):
+        cdef uint64_t left = value, k = 0
+        left -= left > 0
+        while left:
+            left >>= 1
+            k += 1
+        self.classes[k] += 1
+        self.sum += value
+
+    @property
+    def counts(self):
+        return [self.classes[k] for k in range(TALLY_CLASSES)]

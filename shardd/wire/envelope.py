@@ -58,7 +58,7 @@ def size_of(message: Parts) -> int:
 
 
 class WireError(Exception):
-    """The other process speaks another version, or sent a message that cannot be read."""
+    """The other process sent a message that cannot be read."""
 
 
 class Header(NamedTuple):
@@ -69,6 +69,19 @@ class Header(NamedTuple):
     incarnation: int
     epoch: int
     shard: int
+
+
+class OtherVersion(WireError):
+    """A message is of another wire version. `head` is its header, which all versions share."""
+
+    def __init__(self, version: int, head: Header) -> None:
+        who = "the controller" if head.peer == CONTROLLER else f"front door {head.peer}"
+        super().__init__(
+            f"a message between {who} and shard {head.shard} is of wire version {version}, "
+            f"this process speaks {WIRE_VERSION}: restart all of one release"
+        )
+        self.version = version
+        self.head = head
 
 
 _new_tuple = tuple.__new__  # does what Header(...) does, without a Python function in between
@@ -89,26 +102,14 @@ def sender(peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
 def read(message: Buffer) -> Header:
     """Return the header of a message.
 
-    Raises WireError if the message is too short, or if its wire version is another.
+    Raises WireError if the message is too short, and OtherVersion if its wire version is another.
     """
     if len(message) < HEADER_BYTES:
         raise WireError(f"{len(message)} bytes are no message")
+    head: Header = _new_tuple(Header, _HEADER_READ.unpack_from(message))
     if message[1] != WIRE_VERSION:
-        raise WireError(
-            f"{_other_version(message)}, this process speaks {WIRE_VERSION}: "
-            "restart all of one release"
-        )
-    return _new_tuple(Header, _HEADER_READ.unpack_from(message))
-
-
-def _other_version(message: Buffer) -> str:
-    """Name the two processes between which a message of another version goes.
-
-    All versions have the numbers of the two processes at the same place.
-    """
-    _, _, peer, _, _, shard = _HEADER.unpack_from(message)
-    who = "the controller" if peer == CONTROLLER else f"front door {peer}"
-    return f"a message between {who} and shard {shard} is of wire version {message[1]}"
+        raise OtherVersion(message[1], head)
+    return head
 
 
 def readdressed(publish: bytes, epoch: int, batch: int) -> bytes:

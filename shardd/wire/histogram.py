@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardmq.shardd.wire.tally import Tally
+from shardmq.shardd.wire.codec import Tally
 
 SUM = "sum"
 

@@ -6,14 +6,20 @@ that the threads of ZeroMQ cost for each message. The socket carries the bell, a
 the other process is gone. A lane that cannot be made is no error: then all messages go through
 ZeroMQ.
 
-"The long way" below means ZeroMQ.
-
 Messages stay in order across both ways. A writer that finds no room writes a switch marker into the
-ring. From then on the writer sends the long way, until the reader has taken all messages that were
-in the ring. Then the writer sends a LANE message the long way, which says that the ring goes on. A
-reader that gets any message the long way first takes the messages in the ring up to the switch
-marker. Behind a switch marker the reader leaves the ring alone until the LANE message. Both
-directions begin as if behind a switch marker.
+ring. From then on the writer sends by ZeroMQ, until the reader has taken all messages that were in
+the ring. Then the writer sends a RING message by ZeroMQ, which says that the ring goes on. A reader
+that gets any other message by ZeroMQ first takes the messages in the ring up to the switch marker.
+Behind a switch marker the reader leaves the ring alone until the RING message. Both directions
+begin as if behind a switch marker.
+
+Why ZeroMQ carries what a ring has no room for, instead of a list of messages that wait for room:
+that list would hold data, and no bound that fits the ring is right for it. One message may have
+512 MiB (message_bytes_max), and each client of a front door may have CONNECTION_WINDOW_BYTES of
+deliveries on their way: with 50 clients that read 200 messages of 10 KB each, the ring of their
+deliveries was full 17 times (with one client it was never full). A large message would have to be
+cut and put together again, and a reader that has made room would have to ring the bell of the
+writer. The switch marker and the RING message are less than that.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ import msgspec
 
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire.envelope import Message, Parts
-from shardmq.shardd.wire.messages import LANE
+from shardmq.shardd.wire.messages import RING
 from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 
 # Bytes of messages under way in one direction. Memory that is never used is never touched. The ring
@@ -74,7 +80,7 @@ class NoLane(Exception):
 class Lane:
     """One end of a lane.
 
-    `who` is what the header of the LANE messages says. `far` sends a message the long way.
+    `who` is what the header of the RING messages says. `send_by_zmq` sends a message by ZeroMQ.
 
     A front door uses the ring only after the shard has rung the bell, because the shard may be
     unable to take the offer. The reader looks at large messages where they lie in the ring: it must
@@ -86,7 +92,7 @@ class Lane:
         bell: socket.socket,
         memory: mmap.mmap,
         who: tuple[int, int, int, int],
-        far: Callable[[bytes], object],
+        send_by_zmq: Callable[[bytes], object],
         *,
         at_shard: bool,
         ring_bytes: int = RING_BYTES,
@@ -94,35 +100,35 @@ class Lane:
         to_shard = (_CONTROL_TO_SHARD, _RINGS_AT, ring_bytes)
         to_door = (_CONTROL_TO_DOOR, _RINGS_AT + ring_bytes, ring_bytes)
         out, in_ = (to_door, to_shard) if at_shard else (to_shard, to_door)
-        self.turned = 0  # how often the ring had no room
+        self.times_full = 0  # how often the ring had no room
         self._memory = memory
         self._out_at = out[0]
         self.fd = bell.fileno()
         self._bell = bell
-        self._far = far
-        self._goes_on = envelope.header(LANE, *who)
+        self._send_by_zmq = send_by_zmq
+        self._goes_on = envelope.header(RING, *who)
         self._writer = Writer(memory, *out, self.fd)
         self._reader = Reader(memory, *in_, True)
-        self._met = at_shard
-        self._near = False  # whether messages are sent through the ring
-        self._listening = False  # whether the ring is read
+        self._is_accepted = at_shard  # the shard has taken the offer
+        self._writes_ring = False
+        self._reads_ring = False
         if at_shard:
             bell.send(b"\0")
 
     def send(self, message: Parts) -> None:
-        if self._near:
+        if self._writes_ring:
             writer = self._writer
             if writer.put(message) if isinstance(message, bytes) else writer.put_parts(message):
                 return
-            writer.turn()
-            self._near = False
-            self.turned += 1
-        elif self._met and self._writer.empty():
-            self._far(self._goes_on)
-            self._near = True
+            writer.put_switch()
+            self._writes_ring = False
+            self.times_full += 1
+        elif self._is_accepted and self._writer.empty():
+            self._send_by_zmq(self._goes_on)
+            self._writes_ring = True
             self.send(message)
             return
-        self._far(joined(message))
+        self._send_by_zmq(joined(message))
 
     def waiting_bytes(self) -> int:
         """Return the bytes in the ring that the other end has not taken.
@@ -134,15 +140,16 @@ class Lane:
         )
         return max(0, int(tail - head))
 
-    def came_far(self, kind: int) -> list[Message]:
-        """Note that a message of this kind came the long way.
+    def came_by_zmq(self, kind: int) -> list[Message]:
+        """Note that a message of this kind came by ZeroMQ.
 
-        Returns the messages of the ring that must be taken in before it.
+        Returns the messages of the ring that must be taken in before it: before a RING there are
+        none, and those behind it are returned. The lane must be told also after its end, because
+        the last messages of a process that is gone may still arrive by ZeroMQ.
         """
-        if kind != LANE:
-            return self.take(ALL)
-        self._listening = True
-        return []
+        if kind == RING:
+            self._reads_ring = True
+        return self.take(ALL)
 
     def take(self, most: int) -> list[Message]:
         """Return the next messages of the ring, at most `most`.
@@ -150,10 +157,10 @@ class Lane:
         The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
         damaged.
         """
-        if not self._listening:
+        if not self._reads_ring:
             return []
-        messages, turned = self._reader.take(most)
-        self._listening = not turned
+        messages, switched = self._reader.take(most)
+        self._reads_ring = not switched
         return messages
 
     def let_go(self) -> None:
@@ -162,7 +169,7 @@ class Lane:
 
     def sleep(self) -> bool:
         """Return whether there is nothing to take; if so, the bell rings when there is."""
-        return not self._listening or self._reader.sleep()
+        return not self._reads_ring or self._reader.sleep()
 
     def hear(self) -> bool:
         """Take in the bell; return False if the other process is gone.
@@ -170,12 +177,12 @@ class Lane:
         The messages that the other process has written can still be taken.
         """
         try:
-            self._met = bool(self._bell.recv(1))
+            self._is_accepted = bool(self._bell.recv(1))
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return self._met
+        return self._is_accepted
 
     def close(self) -> None:
         self._bell.close()
@@ -201,7 +208,9 @@ def listen(runtime_dir: object, shard: int) -> socket.socket:
     return listener
 
 
-def offer(runtime_dir: object, shard: int, what: Offer, far: Callable[[bytes], object]) -> Lane:
+def offer(
+    runtime_dir: object, shard: int, what: Offer, send_by_zmq: Callable[[bytes], object]
+) -> Lane:
     """Offer a lane to a shard, and return the end of the front door.
 
     Raises NoLane if nobody listens there, or if there is no memory or descriptor for the lane.
@@ -220,7 +229,8 @@ def offer(runtime_dir: object, shard: int, what: Offer, far: Callable[[bytes], o
     except OSError as error:
         bell.close()
         raise NoLane(str(error)) from error
-    return Lane(bell, memory, (what.peer, what.incarnation, what.epoch, shard), far, at_shard=False)
+    who = (what.peer, what.incarnation, what.epoch, shard)
+    return Lane(bell, memory, who, send_by_zmq, at_shard=False)
 
 
 def accept(listener: socket.socket) -> tuple[Offer, socket.socket, mmap.mmap] | None:

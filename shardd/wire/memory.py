@@ -55,7 +55,7 @@ class AfterBursts:
     def __init__(self) -> None:
         self._seen = self._given_back = 0
 
-    def look(self, version: int) -> None:
+    def give_back_if_over(self, version: int) -> None:
         """Give memory back if a burst of changes is over; `version` counts all changes so far."""
         if version == self._seen and version - self._given_back >= BURST_CHANGES:
             self._given_back = version

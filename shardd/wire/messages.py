@@ -10,7 +10,10 @@ A ZeroMQ message is one part. Its first 16 bytes are the same for all messages:
     12  u32  shard       number of the shard
 
 The receiver drops a message whose incarnation or epoch is not the one it knows: the message is
-stale.
+stale. It also drops a message of another WIRE_VERSION, and logs that once for each process that
+sends one. All versions share this header and Join. A shard answers the Join of another version with
+a Hello of its own version, and the controller answers such a Hello with Join, so that both sides
+log which versions have met.
 
 Behind the header the hot kinds (PUBLISH, DELIVER, SETTLE, CONFIRMED, CREDIT) are binary and little
 endian: codec.pyx draws PUBLISH and DELIVER, envelope.py draws the others. A CONTROL message is
@@ -37,7 +40,7 @@ SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
 CONFIRMED = 4
 CREDIT = 5  # both ways: bytes that the sender has taken in
 CONTROL = 6  # both ways: one struct below
-LANE = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
+RING = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
 
 # Flags in the channel of confirm numbers in CONFIRMED. KNOWN: some queue had the message before,
 # from the same producer. ALTERED: the queue had another message with that sequence.

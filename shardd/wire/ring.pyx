@@ -1,17 +1,19 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""A ring of messages in memory that two processes share: one writes, one reads, nobody waits for a lock.
+"""Move messages from one process to another through a ring in shared memory, without locks.
 
-    byte 0 of `place`    u64 tail    written by the writer: where it goes on
-         64              u64 head    written by the reader
-        128              u32 asleep  1: the reader sleeps and wants the bell; taken back by who rings it
+    byte 0 of `place`    u64 tail    where the writer goes on; the writer sets it
+         64              u64 head    where the reader goes on; the reader sets it
+        128              u32 asleep  1: the reader sleeps and wants the bell; who rings it sets 0
     `start` .. + `size`  entries:    u32 bytes  u32 kind  the message, zeros to 8
 
-Tail and head only rise; an entry lies at its position modulo `size`, in one piece. Where it would not fit before the
-end a SKIP leads to the start; so it does when the reader has taken everything: the first pages, which the caches
-know, are used again and again, and a ring that never fills touches only them. A TURN says that what follows comes
-another way (lane.py). The bell is one byte into a socket, sent only to a reader that sleeps.
+Tail and head only rise. An entry lies at its position modulo `size`, in one piece. If an entry would
+not fit before the end of the ring, a SKIP leads to the start. A SKIP also leads to the start when
+the reader has taken everything, so that a ring that never fills touches only its first pages, which
+stay in the caches. A SWITCH says that the next messages come by ZeroMQ (lane.py). The bell is one
+byte into a socket, sent only to a reader that sleeps.
 
-A large message may be put in from several places, and be looked at where it lies: its bytes are copied once.
+The writer can gather a large message from several buffers, and the reader can look at it where it
+lies in the ring. So its bytes are copied once.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -43,14 +45,16 @@ cdef enum:
     ENTRY = 8
     MESSAGE = 1
     SKIP = 2
-    TURN = 3
-    # A reader that has taken everything leads the writer back to the start from here on, if there is then room, before
-    # it has taken the skip, for some small messages and a few as large as the largest since the last time: a reader that
-    # wakes late must not send them the long way.
+    SWITCH = 3
+    # When the reader has taken everything, the writer goes back to the start if it is beyond this
+    # position. It does so only if there is room for some small messages, and for a few as large as
+    # the largest since the last time, before the reader takes the SKIP. Otherwise a reader that
+    # wakes late would send them by ZeroMQ.
     BACK_AT = 64 << 10
     SMALL_ONES = 16 << 10
     LARGE_ONES = 5
-    # Messages of at least this much are looked at in the ring: a smaller one is sooner copied than a view is made.
+    # The reader looks at messages of at least this size in the ring. To copy a smaller message is
+    # cheaper than to make a view of it.
     VIEW_BYTES_MIN = 16 << 10
 
 CONTROL_BYTES = 192
@@ -77,7 +81,7 @@ cdef class _End:
 
 
 cdef class Writer(_End):
-    """`bell`: descriptor of the socket whose other end the reader hears."""
+    """The end that writes. `bell` is the socket whose other end the reader listens to."""
 
     cdef uint64_t _at
     cdef uint64_t _largest
@@ -99,7 +103,7 @@ cdef class Writer(_End):
             ring_bell(self._bell)
 
     def put(self, bytes message not None):
-        """Whether there was room, beside that for a turn."""
+        """Put a message into the ring; return False if there is no room beside that for a SWITCH."""
         cdef uint64_t length = PyBytes_GET_SIZE(message)
         cdef uint8_t *to = self._room_for(length)
         if to == NULL:
@@ -110,7 +114,7 @@ cdef class Writer(_End):
         return True
 
     def put_parts(self, list parts not None):
-        """As put(), of one message whose bytes lie in several buffers."""
+        """Do the same as put() for one message whose bytes lie in several buffers."""
         cdef Py_buffer view
         cdef uint64_t length = 0, left
         cdef uint8_t *to
@@ -135,7 +139,10 @@ cdef class Writer(_End):
         return True
 
     cdef inline uint8_t *_room_for(self, uint64_t length) noexcept:
-        """Where a message of that length goes, its entry begun; NULL: there is no room beside that for a turn."""
+        """Begin an entry, and return where its message goes.
+
+        Returns NULL if there is no room beside that for a SWITCH.
+        """
         cdef uint64_t need = ENTRY + (length + 7) // 8 * 8
         cdef uint64_t offset = self._at % self._size
         cdef uint64_t head = seen(self._head)
@@ -154,23 +161,26 @@ cdef class Writer(_End):
         self._entry(self._at, <uint32_t> length, MESSAGE)
         return self._data + self._at % self._size + ENTRY
 
-    def turn(self):
-        """What follows does not come through here, until all that is here is taken."""
-        self._entry(self._at, 0, TURN)
+    def put_switch(self):
+        """Tell the reader that the next messages come by ZeroMQ, until it has taken all that is in the ring."""
+        self._entry(self._at, 0, SWITCH)
         self._at += ENTRY
         self._publish()
 
     def empty(self):
-        """Whether the reader has taken everything."""
+        """Return whether the reader has taken everything."""
         return seen(self._head) == self._at
 
 
 cdef class Reader(_End):
-    """`views`: large messages are views into the ring, good until let_go() or the next take()."""
+    """The end that reads. With `views`, large messages are views into the ring.
+
+    A view is valid until let_go() or the next take().
+    """
 
     cdef uint64_t _at
     cdef bint _views
-    cdef bint _holds  # the writer does not know yet that what was taken last is done with
+    cdef bint _holds  # the messages that were taken last still take up room in the ring
     cdef object _whole  # a view of the ring
 
     def __init__(self, memory, size_t place, size_t start, size_t size, bint views=False):
@@ -179,20 +189,23 @@ cdef class Reader(_End):
         self._whole = memoryview(memory)[start:start + size].toreadonly()
 
     def let_go(self):
-        """The messages taken last are done with: their place in the ring is the writer's again."""
+        """Give the room of the messages that were taken last back to the writer."""
         if self._holds:
             self._holds = False
             show(self._head, self._at)
 
     def take(self, int most):
-        """(messages, turned): at most so many; nothing behind a turn. ValueError: what is there is no ring's."""
+        """Return (messages, switched): at most `most` messages, and none behind a SWITCH.
+
+        Raises ValueError if the ring is damaged.
+        """
         cdef list messages = []
         cdef uint64_t tail = seen(self._tail)
         cdef uint64_t offset, left
         cdef uint32_t length, kind
-        cdef bint turned = False
+        cdef bint switched = False
         self.let_go()
-        while self._at != tail and most and not turned:
+        while self._at != tail and most and not switched:
             offset = self._at % self._size
             left = min(self._size - offset, tail - self._at)
             memcpy(&length, self._data + offset, 4)
@@ -207,19 +220,19 @@ cdef class Reader(_End):
                 most -= 1
             elif kind == SKIP:
                 self._at += self._size - offset
-                if not self._holds:  # most of the ring, perhaps: free before what lies behind it is done with
+                if not self._holds:  # the room may be most of the ring: do not wait for let_go()
                     show(self._head, self._at)
-            elif kind == TURN:
+            elif kind == SWITCH:
                 self._at += ENTRY
-                turned = True
+                switched = True
             else:
                 raise ValueError(f"no entry of a ring at {self._at}: {length} bytes of kind {kind}")
         if not self._holds:
             show(self._head, self._at)
-        return messages, turned
+        return messages, switched
 
     def sleep(self):
-        """Before the reader sleeps: whether it may; the next message rings the bell then."""
+        """Return whether the reader may sleep. If so, the next message rings the bell."""
         swap(self._asleep, 1)
         if seen(self._tail) != self._at:
             swap(self._asleep, 0)

@@ -87,22 +87,20 @@ class Connection:
         events, self._events = self._events or await self._receive(), []
         came = events.count(DELIVERED)
         for event in events:
-            if isinstance(event, Confirmed):
-                self._confirm(event)
+            if not isinstance(event, Confirmed):
+                continue
+            # The broker confirms in order: all publishes below the highest tag are confirmed.
+            further = event.multiple or event.tag > self.confirmed
+            count = event.tag - self.confirmed if further else 0
+            self.confirmed = max(self.confirmed, event.tag)
+            if event.stored:
+                self._counts.confirmed += count
+            else:
+                self._counts.refused += count
         self._counts.consumed += came
         self.last_delivery += came
         self._counts.has_moved()
         return came
-
-    def _confirm(self, event: Confirmed) -> None:
-        # The broker confirms in order, so all publishes below the highest tag are confirmed.
-        further = event.multiple or event.tag > self.confirmed
-        count = event.tag - self.confirmed if further else 0
-        self.confirmed = max(self.confirmed, event.tag)
-        if event.stored:
-            self._counts.confirmed += count
-        else:
-            self._counts.refused += count
 
     async def _receive(self) -> list[Event]:
         data = await self._reader.read(READ_BYTES)

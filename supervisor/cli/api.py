@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode
@@ -41,7 +42,8 @@ DEFAULT_USER = "guest"
 DATA_DIRS = (Path("./data"), Path("/var/lib/shardmq"))
 LOCAL_SOCKET = "shardctl.sock"  # The controller binds a socket of this name.
 LOCAL_URL = "http://localhost"
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+# The addresses at which a listener that is bound to every address is reached from this host.
+HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 Vhost = Annotated[str, typer.Option("--vhost", "-p", help="Virtual host.")]
 
@@ -85,33 +87,23 @@ class Api:
 
     def has(self, *path: str) -> bool:
         """Return whether the broker has something at a path."""
-        try:
-            self._reply("GET", path, None)
-        except urllib.error.HTTPError as error:
-            if error.code == NOT_FOUND:
-                return False
-            fail(self._refusal(error, _json(error)), REFUSED)
-        return True
+        status, said = self._call("GET", path)
+        if status >= 400 and status != NOT_FOUND:
+            fail(self._refusal(status, said), REFUSED)
+        return status != NOT_FOUND
 
     def health(self, *path: str) -> tuple[bool, dict[str, Any]]:
         """Return whether a health check is passed, and its report."""
-        try:
-            return True, self._reply("GET", ("health", "checks", *path), None) or {}
-        except urllib.error.HTTPError as error:
-            said = _json(error)
-            if error.code == 503 and isinstance(said, dict):
-                return False, said
-            fail(self._refusal(error, said), REFUSED)
+        status, said = self._call("GET", ("health", "checks", *path))
+        if status >= 400 and not (status == 503 and isinstance(said, dict)):
+            fail(self._refusal(status, said), REFUSED)
+        return status < 400, said or {}
 
     def accepts(self) -> bool:
         """Return whether the password is right, even if the user has no permission for the API."""
-        try:
-            self._reply("GET", ("whoami",), None)
-        except urllib.error.HTTPError as error:
-            said = _json(error)
-            reason = said.get("reason") if isinstance(said, dict) else None
-            return error.code == 401 and reason not in (None, LOGIN_FAILED)
-        return True
+        status, said = self._call("GET", ("whoami",))
+        reason = said.get("reason") if isinstance(said, dict) else None
+        return status < 400 or (status == 401 and reason not in (None, LOGIN_FAILED))
 
     def put(self, *path: str, body: dict[str, Any] | None = None) -> None:
         """Create or change the object at a path."""
@@ -139,28 +131,24 @@ class Api:
         query: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Any:
-        try:
-            return self._reply(method, path, body, query, headers)
-        except urllib.error.HTTPError as error:
-            refusal = self._refusal(error, _json(error))
-            if error.code != NOT_FOUND:
-                fail(refusal, REFUSED)
-            status = NO_USER if path[0] in ("users", "user-limits") else DATA
-            fail(f"{thing} does not exist" if thing else refusal, status)
+        status, said = self._call(method, path, body, query, headers)
+        if status < 400:
+            return said
+        refusal = self._refusal(status, said)
+        if status != NOT_FOUND:
+            fail(refusal, REFUSED)
+        exit_status = NO_USER if path[0] in ("users", "user-limits") else DATA
+        fail(f"{thing} does not exist" if thing else refusal, exit_status)
 
-    def _reply(
+    def _call(
         self,
         method: str,
         path: tuple[str, ...],
-        body: Any,
+        body: Any = None,
         query: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Any:
-        """Return the JSON of the response.
-
-        Raises:
-            HTTPError: The broker refuses the request.
-        """
+    ) -> tuple[int, Any]:
+        """Return the status of the response and its JSON, or None in place of other content."""
         asked = self.endpoint.socket or self.endpoint.url
         parts = [self.endpoint.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)]
         target = "/".join(parts) + (f"?{urlencode(query)}" if query else "")
@@ -176,29 +164,34 @@ class Api:
         try:
             request = urllib.request.Request(target, data, sent | (headers or {}), method=method)
             opener = urllib.request.build_opener(*handlers)
-            with opener.open(request, timeout=self.timeout_s) as reply:
-                text = reply.read()
-                _show_warnings(reply.headers.get_all("Warning", ()))
-        except urllib.error.HTTPError:
-            raise
+            try:
+                reply = opener.open(request, timeout=self.timeout_s)
+            except urllib.error.HTTPError as error:
+                reply = error
+            with reply:
+                status, text = reply.status, reply.read()
+                if status < 400:
+                    _show_warnings(reply.headers.get_all("Warning", ()))
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(error, TimeoutError) or isinstance(reason, TimeoutError):
                 fail(f"{asked} does not answer within {self.timeout_s:g} s", UNREACHABLE)
             fail(f"no broker reachable at {asked}: {reason}", UNREACHABLE)
         try:
-            return json.loads(text) if text else None
+            return status, json.loads(text) if text else None
         except ValueError:
-            fail(f"{asked} does not answer like a broker")
+            if status < 400:
+                fail(f"{asked} does not answer like a broker")
+            return status, None
 
-    def _refusal(self, error: urllib.error.HTTPError, said: Any) -> str:
+    def _refusal(self, status: int, said: Any) -> str:
         if isinstance(said, dict):
             reason = str(said.get("reason") or said.get("error"))
         else:
-            reason = error.reason
-        if error.code == 401:  # The password is wrong, or the user lacks a tag.
+            reason = http.client.responses.get(status, "")
+        if status == 401:  # The password is wrong, or the user lacks a tag.
             return f"user {self.user} is not accepted: {reason}"
-        return f"refused ({error.code}): {reason}"
+        return f"refused ({status}): {reason}"
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -218,12 +211,7 @@ class _UnixHandler(urllib.request.HTTPHandler):
         self._path = path
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        path = self._path
-
-        def connection(host: str, **options: Any) -> _UnixConnection:
-            return _UnixConnection(path, host, **options)
-
-        return self.do_open(connection, request)
+        return self.do_open(partial(_UnixConnection, self._path), request)
 
 
 def check_exists(api: Api, username: str = "", vhost: str = "") -> None:
@@ -263,7 +251,7 @@ def connect(
             endpoint = Endpoint(LOCAL_URL, local)
         else:
             host, _, port = str(found.get("http", "127.0.0.1:15672")).rpartition(":")
-            endpoint = Endpoint(f"http://{EVERYWHERE.get(host, host)}:{port}")
+            endpoint = Endpoint(_url(host.strip("[]"), port))
     return Api(endpoint, user or DEFAULT_USER, password, timeout)
 
 
@@ -273,8 +261,12 @@ def http_url(api: Api) -> str:
     found = next((one for one in listeners if one["protocol"] == "http"), None)
     if found is None:
         fail("the broker has no HTTP listener")
-    host = f"[{found['ip_address']}]" if ":" in found["ip_address"] else found["ip_address"]
-    return f"http://{EVERYWHERE.get(host, host)}:{found['port']}"
+    return _url(found["ip_address"], found["port"])
+
+
+def _url(host: str, port: str) -> str:
+    host = HERE.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def running(data_dir: Path | None) -> dict[str, Any] | None:
@@ -350,10 +342,3 @@ def warn(text: str) -> None:
     A warning holds names that clients chose, and a terminal must act on none of them.
     """
     typer.echo(f"warning: {escaped(str(text))}", err=True)
-
-
-def _json(error: urllib.error.HTTPError) -> Any:
-    try:
-        return json.loads(error.read())
-    except (OSError, ValueError):
-        return None

@@ -6,8 +6,9 @@ The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STA
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
@@ -53,7 +54,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 UsageError.exit_code = USAGE
 
 
-class Start(TyperCommand):
+class StartCommand(TyperCommand):
     """The command `start`.
 
     Its status for wrong usage is the one with which the broker refuses a setting, so that a wrong
@@ -68,118 +69,57 @@ class Start(TyperCommand):
             raise
 
 
-COMMANDS = (
-    processes.start,
-    processes.stop,
-    processes.shutdown,
-    processes.status,
-    node.ping,
-    node.version,
-    node.report,
-    node.cluster_status,
-    node.environment,
-    node.set_cluster_name,
-    node.await_startup,
-    node.wait,
-    node.set_log_level,
-    node.set_vm_memory_high_watermark,
-    node.set_disk_free_limit,
-    node.force_gc,
-    node.rotate_logs,
-    node.await_online_nodes,
-    node.list_feature_flags,
-    node.enable_feature_flag,
-    node.list_deprecated_features,
-    top.top,
-    perf.perf,
-    queues.list_queues,
-    queues.list_virtual_queues,
-    queues.list_shard_owners,
-    queues.list_stream_tracking,
-    queues.reset_offset,
-    streams.add_super_stream,
-    streams.delete_super_stream,
-    queues.list_exchanges,
-    queues.list_bindings,
-    queues.list_unresponsive_queues,
-    queues.create_queue,
-    queues.delete_queue,
-    queues.purge_queue,
-    queues.pause_queue,
-    queues.resume_queue,
-    queues.create_exchange,
-    queues.delete_exchange,
-    connections.list_connections,
-    connections.list_channels,
-    connections.list_consumers,
-    connections.close_connection,
-    connections.close_all_connections,
-    connections.close_all_user_connections,
-    users.add_vhost,
-    users.update_vhost_metadata,
-    users.trace_on,
-    users.trace_off,
-    users.enable_vhost_deletion_protection,
-    users.disable_vhost_deletion_protection,
-    users.delete_vhost,
-    users.restart_vhost,
-    users.list_vhosts,
-    users.set_vhost_tags,
-    users.add_user,
-    users.authenticate_user,
-    users.hash_password,
-    users.change_password,
-    users.clear_password,
-    users.set_user_tags,
-    users.list_users,
-    users.delete_user,
-    users.set_permissions,
-    users.set_permissions_globally,
-    permissions.clear_permissions,
-    permissions.list_permissions,
-    permissions.list_user_permissions,
-    permissions.set_topic_permissions,
-    permissions.clear_topic_permissions,
-    permissions.list_topic_permissions,
-    permissions.list_user_topic_permissions,
-    permissions.set_vhost_limits,
-    permissions.clear_vhost_limits,
-    permissions.list_vhost_limits,
-    permissions.set_user_limits,
-    permissions.clear_user_limits,
-    permissions.list_user_limits,
-    policies.set_policy,
-    policies.clear_policy,
-    policies.list_policies,
-    policies.list_policies_that_match,
-    policies.set_operator_policy,
-    policies.clear_operator_policy,
-    policies.list_operator_policies,
-    policies.set_parameter,
-    policies.clear_parameter,
-    policies.list_parameters,
-    policies.set_global_parameter,
-    policies.clear_global_parameter,
-    policies.list_global_parameters,
-    definitions.export_definitions,
-    definitions.import_definitions,
-)
-
-
-# The headings of --help by the module of the command.
-PANELS = {
-    "processes": "The broker",
-    "node": "The broker",
-    "top": "The broker",
-    "perf": "The broker",
-    "queues": "Queues, exchanges, bindings",
-    "streams": "Queues, exchanges, bindings",
-    "connections": "Clients",
-    "users": "Users and virtual hosts",
-    "permissions": "Permissions and limits",
-    "policies": "Policies and parameters",
-    "definitions": "Definitions",
-}
+# The commands by their headings in --help.
+PANELS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
+    "The broker": (
+        processes.start, processes.stop, processes.shutdown, processes.status, node.ping,
+        node.version, node.report, node.cluster_status, node.environment, node.set_cluster_name,
+        node.await_startup, node.wait, node.set_log_level, node.set_vm_memory_high_watermark,
+        node.set_disk_free_limit, node.force_gc, node.rotate_logs, node.await_online_nodes,
+        node.list_feature_flags, node.enable_feature_flag, node.list_deprecated_features, top.top,
+        perf.perf,
+    ),
+    "Queues, exchanges, bindings": (
+        queues.list_queues, queues.list_virtual_queues, queues.list_shard_owners,
+        queues.list_stream_tracking, queues.reset_offset, streams.add_super_stream,
+        streams.delete_super_stream, queues.list_exchanges, queues.list_bindings,
+        queues.list_unresponsive_queues, queues.create_queue, queues.delete_queue,
+        queues.purge_queue, queues.pause_queue, queues.resume_queue, queues.create_exchange,
+        queues.delete_exchange,
+    ),
+    "Clients": (
+        connections.list_connections, connections.list_channels, connections.list_consumers,
+        connections.close_connection, connections.close_all_connections,
+        connections.close_all_user_connections,
+    ),
+    "Users and virtual hosts": (
+        users.add_vhost, users.update_vhost_metadata, users.trace_on, users.trace_off,
+        users.enable_vhost_deletion_protection, users.disable_vhost_deletion_protection,
+        users.delete_vhost, users.restart_vhost, users.list_vhosts, users.set_vhost_tags,
+        users.add_user, users.authenticate_user, users.hash_password, users.change_password,
+        users.clear_password, users.set_user_tags, users.list_users, users.delete_user,
+        users.set_permissions, users.set_permissions_globally,
+    ),
+    "Permissions and limits": (
+        permissions.clear_permissions, permissions.list_permissions,
+        permissions.list_user_permissions, permissions.set_topic_permissions,
+        permissions.clear_topic_permissions, permissions.list_topic_permissions,
+        permissions.list_user_topic_permissions, permissions.set_vhost_limits,
+        permissions.clear_vhost_limits, permissions.list_vhost_limits, permissions.set_user_limits,
+        permissions.clear_user_limits, permissions.list_user_limits,
+    ),
+    "Policies and parameters": (
+        policies.set_policy, policies.clear_policy, policies.list_policies,
+        policies.list_policies_that_match, policies.set_operator_policy,
+        policies.clear_operator_policy, policies.list_operator_policies, policies.set_parameter,
+        policies.clear_parameter, policies.list_parameters, policies.set_global_parameter,
+        policies.clear_global_parameter, policies.list_global_parameters,
+    ),
+    "Definitions": (
+        definitions.export_definitions, definitions.import_definitions,
+    ),
+}  # fmt: skip
+COMMANDS = tuple(command for commands in PANELS.values() for command in commands)
 
 
 def _show_version(wanted: bool) -> None:
@@ -194,25 +134,20 @@ def _show_version(wanted: bool) -> None:
     raise typer.Exit
 
 
+EARLY = "As after the command."
+
+
 @app.callback()
 def options(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True)
     ] = False,
-    vhost: Annotated[
-        str | None, typer.Option("--vhost", "-p", help="As after the command.")
-    ] = None,
-    quiet: Annotated[
-        bool | None, typer.Option("--quiet", "-q", help="As after the command.")
-    ] = None,
-    silent: Annotated[
-        bool | None, typer.Option("--silent", "-s", help="As after the command.")
-    ] = None,
-    formatter: Annotated[str | None, typer.Option(help="As after the command.")] = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", "-t", help="As after the command.")
-    ] = None,
+    vhost: Annotated[str | None, typer.Option("--vhost", "-p", help=EARLY)] = None,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help=EARLY)] = None,
+    silent: Annotated[bool | None, typer.Option("--silent", "-s", help=EARLY)] = None,
+    formatter: Annotated[str | None, typer.Option(help=EARLY)] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", "-t", help=EARLY)] = None,
     node: Annotated[
         str | None,
         typer.Option("--node", "-n", help="Accepted for rabbitmqctl's scripts; without effect."),
@@ -232,13 +167,11 @@ def options(
     context.default_map["diagnostics"] = dict.fromkeys(diagnostics.COMMANDS, given)
 
 
-for command in COMMANDS:
-    # typer would name the command list-queues.
-    panel, kind = (
-        PANELS[command.__module__.rpartition(".")[2]],
-        Start if command is processes.start else None,
-    )
-    app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
+for panel, commands in PANELS.items():
+    for command in commands:
+        kind = StartCommand if command is processes.start else None
+        # typer would name the command list-queues.
+        app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
 unsupported_commands.add_to(app)
 app.add_typer(diagnostics.app, name="diagnostics")
 app.add_typer(routes.route, name="route")

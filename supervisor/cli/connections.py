@@ -64,9 +64,7 @@ def close_connection(
 def close_all_connections(
     api: Api,
     reason: Reason = "Closed via shardctl",
-    vhost: Annotated[
-        str, typer.Option("--vhost", "-p", help="The connections of this vhost.")
-    ] = "",
+    vhost: str = typer.Option("", "--vhost", "-p", help="The connections of this vhost."),
     every: Annotated[bool, typer.Option("--global", help="The connections of all vhosts.")] = False,
     limit: Limit = 0,
 ) -> None:

@@ -47,13 +47,11 @@ def export_definitions(
     api: Api,
     file: Annotated[str, typer.Argument(metavar="FILE", help="- is standard output.")],
     vhost: OneVhost = "",
-    reader: Annotated[
-        Broker,
-        typer.Option(
-            "--for",
-            help="The broker that reads the file. rabbitmq: leave out hashes that it cannot read.",
-        ),
-    ] = Broker.SHARDMQ,
+    reader: Broker = typer.Option(
+        Broker.SHARDMQ,
+        "--for",
+        help="The broker that reads the file. rabbitmq: leave out hashes that it cannot read.",
+    ),
 ) -> None:
     """Write all definitions to a file.
 
@@ -102,9 +100,7 @@ def leave_out_hashes(document: dict[str, Any]) -> list[str]:
 
 def import_definitions(
     api: Api,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="- or no FILE is standard input.")
-    ] = STREAM,
+    file: str = typer.Argument(STREAM, metavar="FILE", help="- or no FILE is standard input."),
     vhost: OneVhost = "",
 ) -> None:
     """Add the definitions of a file. Objects that exist already stay as they are."""

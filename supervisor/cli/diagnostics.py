@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from shardmq.supervisor.cli import log, node, processes, unsupported_commands
-from shardmq.supervisor.cli.api import FAILED, Api, Rows, fail
+from shardmq.supervisor.cli.api import FAILED, HERE, Api, Rows, fail
 from shardmq.supervisor.cli.command import Command, bound
 
 Port = Annotated[int, typer.Argument(metavar="PORT")]
@@ -22,8 +22,6 @@ Protocol = Annotated[
 ]
 CONNECT_TIMEOUT_S = 5.0
 STATUSES = "Exit status of the checks: 0 passed, 1 failed, 64 usage, 69 no broker reachable."
-# The addresses at which a listener that is bound to every address is reached from this host.
-HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 app = typer.Typer(
     no_args_is_help=True, help="Probes, for scripts and orchestrators.", epilog=STATUSES

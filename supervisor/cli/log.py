@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,9 +20,7 @@ POLL_INTERVAL_S = 0.5
 
 def log_tail(
     api: Api,
-    number: Annotated[
-        int, typer.Option("--number", "-N", min=1, max=LINES_MAX, help="Lines.")
-    ] = 10,
+    number: int = typer.Option(10, "--number", "-N", min=1, max=LINES_MAX, help="Lines."),
 ) -> None:
     """Show the last lines of the log of all processes."""
     for row in api.get("logs")[-number:]:
@@ -31,9 +29,9 @@ def log_tail(
 
 def log_tail_stream(
     api: Api,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", help="Seconds. Default: until Ctrl-C.")
-    ] = None,
+    duration: float | None = typer.Option(
+        None, "--duration", "-d", help="Seconds. Default: until Ctrl-C."
+    ),
 ) -> None:
     """Show what is logged from now on, until Ctrl-C."""
     end = None if duration is None else time.monotonic() + duration

@@ -196,12 +196,9 @@ def await_startup(
 
 
 def wait(
-    pid_file: Annotated[
-        str,
-        typer.Argument(
-            metavar="PIDFILE", help="Accepted for rabbitmqctl's scripts; without effect."
-        ),
-    ] = "",
+    pid_file: str = typer.Argument(
+        "", metavar="PIDFILE", help="Accepted for rabbitmqctl's scripts; without effect."
+    ),
     data_dir: DataDir = None,
     timeout: Annotated[float, typer.Option("--timeout", "-t", help="Seconds.")] = 300,
 ) -> None:

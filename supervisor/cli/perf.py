@@ -11,7 +11,7 @@ import asyncio
 import signal
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 import typer
@@ -20,7 +20,7 @@ from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Received
 from shardmq.supervisor.cli import scenarios as played
 from shardmq.supervisor.cli.amqp import READ_BYTES, Connection, Counts, Lost
-from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
+from shardmq.supervisor.cli.api import FAILED, HERE, UNREACHABLE, USAGE, Api, Rows, fail
 
 BURST_BYTES = 64 << 10  # The size of the publishes in one write.
 # Publishers wait at this number of messages that are not consumed yet, so that the rate is that of
@@ -29,8 +29,6 @@ BACKLOG_MESSAGES_MAX = 50_000
 HANDSHAKE_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 10.0  # The time for the last messages to arrive.
 TRANSIENT, PERSISTENT = b"\x10\x00\x01", b"\x10\x00\x02"  # The property delivery_mode alone.
-# The addresses at which a listener that is bound to every address is reached from this host.
-HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
@@ -51,53 +49,34 @@ class Load:
 
 def perf(
     api: Api,
-    uri: Annotated[
-        str,
-        typer.Option(help="amqp://user:password@host:port/vhost. Default: this host."),
-    ] = "",
-    producers: Annotated[
-        int, typer.Option("--producers", "-x", min=0, help="Connections that publish.")
-    ] = 1,
-    consumers: Annotated[
-        int, typer.Option("--consumers", "-y", min=0, help="Connections that consume.")
-    ] = 1,
-    size: Annotated[int, typer.Option("--size", min=0, max=1 << 20, help="Bytes of a body.")] = 16,
-    queue: Annotated[
-        str, typer.Option("--queue", help="Name of the queue. Several get a number.")
-    ] = "shardctl-perf",
-    queues: Annotated[int, typer.Option(min=1, max=1000, help="Number of queues.")] = 1,
-    persistent: Annotated[bool, typer.Option(help="Durable queues, persistent messages.")] = False,
-    confirm: Annotated[
-        int,
-        typer.Option(
-            "--confirm", "-c", min=0, help="Unconfirmed messages at most. 0: no confirms."
-        ),
-    ] = 0,
-    rate: Annotated[
-        int, typer.Option("--rate", "-r", min=0, help="Messages per second of each producer.")
-    ] = 0,
-    auto_ack: Annotated[bool, typer.Option(help="Consumers do not acknowledge.")] = False,
-    prefetch: Annotated[
-        int, typer.Option("--prefetch", min=0, max=65535, help="0: no limit.")
-    ] = 1000,
-    seconds: Annotated[
-        float, typer.Option("--time", "-z", min=0.1, help="Seconds to publish.")
-    ] = 10.0,
-    keep: Annotated[bool, typer.Option(help="Leave the queues, and what is in them.")] = False,
-    scenarios: Annotated[
-        str, typer.Option(help="Run scenarios of bench/ instead: all, small, rpc ...")
-    ] = "",
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=URL: another broker to measure by turns (scenarios)."),
-    ] = None,
-    runs: Annotated[
-        int, typer.Option(min=1, help="Runs of each scenario. The medians are shown.")
-    ] = 3,
-    quick: Annotated[bool, typer.Option(help="Run each scenario once, for a second.")] = False,
-    output: Annotated[
-        str, typer.Option(help="JSON file of the scenarios, with table and charts beside it.")
-    ] = "",
+    uri: str = typer.Option("", help="amqp://user:password@host:port/vhost. Default: this host."),
+    producers: int = typer.Option(1, "--producers", "-x", min=0, help="Connections that publish."),
+    consumers: int = typer.Option(1, "--consumers", "-y", min=0, help="Connections that consume."),
+    size: int = typer.Option(16, "--size", min=0, max=1 << 20, help="Bytes of a body."),
+    queue: str = typer.Option(
+        "shardctl-perf", "--queue", help="Name of the queue. Several get a number."
+    ),
+    queues: int = typer.Option(1, min=1, max=1000, help="Number of queues."),
+    persistent: bool = typer.Option(False, help="Durable queues, persistent messages."),
+    confirm: int = typer.Option(
+        0, "--confirm", "-c", min=0, help="Unconfirmed messages at most. 0: no confirms."
+    ),
+    rate: int = typer.Option(
+        0, "--rate", "-r", min=0, help="Messages per second of each producer."
+    ),
+    auto_ack: bool = typer.Option(False, help="Consumers do not acknowledge."),
+    prefetch: int = typer.Option(1000, "--prefetch", min=0, max=65535, help="0: no limit."),
+    seconds: float = typer.Option(10.0, "--time", "-z", min=0.1, help="Seconds to publish."),
+    keep: bool = typer.Option(False, help="Leave the queues, and what is in them."),
+    scenarios: str = typer.Option("", help="Run scenarios of bench/ instead: all, small, rpc ..."),
+    peer: list[str] | None = typer.Option(
+        None, help="NAME=URL: another broker to measure by turns (scenarios)."
+    ),
+    runs: int = typer.Option(3, min=1, help="Runs of each scenario. The medians are shown."),
+    quick: bool = typer.Option(False, help="Run each scenario once, for a second."),
+    output: str = typer.Option(
+        "", help="JSON file of the scenarios, with table and charts beside it."
+    ),
 ) -> Rows:
     """Publish and consume as fast as one process can, and print the rates."""
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
@@ -125,7 +104,7 @@ def perf(
     return Rows([row], list(row))
 
 
-class Target(NamedTuple):
+class LoadTarget(NamedTuple):
     """The broker that gets the load."""
 
     host: str
@@ -144,24 +123,24 @@ class Target(NamedTuple):
         return f"amqp://{user}:{password}@{host}:{self.port}/{vhost}"
 
 
-def _target(uri: str, api: Api) -> Target:
+def _target(uri: str, api: Api) -> LoadTarget:
     if uri:
         parts = urlsplit(uri)
         if parts.scheme != "amqp" or not parts.hostname:
             fail(f"--uri: not amqp://...: {uri}", USAGE)
         vhost = unquote(parts.path[1:]) if len(parts.path) > 1 else "/"
         login = unquote(parts.username or "guest"), unquote(parts.password or "guest")
-        return Target(parts.hostname, parts.port or 5672, *login, vhost)
+        return LoadTarget(parts.hostname, parts.port or 5672, *login, vhost)
     found = next(
         (one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None
     )
     if found is None:
         fail("the broker has no AMQP listener; use --uri")
     host = HERE.get(found["ip_address"], found["ip_address"])
-    return Target(host, found["port"], api.user, api.password, "/")
+    return LoadTarget(host, found["port"], api.user, api.password, "/")
 
 
-async def _run(target: Target, load: Load, keep: bool) -> tuple[Counts, float]:
+async def _run(target: LoadTarget, load: Load, keep: bool) -> tuple[Counts, float]:
     counts = Counts()
     connections: list[Connection] = []
     if (task := asyncio.current_task()) is not None:

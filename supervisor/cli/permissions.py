@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from shardmq.supervisor.cli.api import Api, Rows, Vhost, check_exists, json_argument
+from shardmq.supervisor.cli.users import Username
 
-Username = Annotated[str, typer.Argument(metavar="USERNAME")]
 Global = Annotated[bool, typer.Option("--global", help="All of them.")]
 
 

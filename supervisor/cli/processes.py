@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from shardmq.supervisor.cli.api import (
 )
 from shardmq.supervisor.cli.command import DataDir, Formatter
 from shardmq.supervisor.cli.show import check_formatter, show
+from shardmq.supervisor.config import FLAGS
 
 STOP_POLL_S = 0.05
 # The columns that fit on a terminal. `--formatter json` shows all that the broker reports.
@@ -35,62 +37,35 @@ SHARD_COLUMNS = [
 SOURCE_ROOT = Path(__file__).absolute().parents[3]
 
 
-def start(
-    config: Annotated[str | None, typer.Option(help="Settings file (TOML).")] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="Directory of messages and definitions.")
-    ] = None,
-    runtime_dir: Annotated[
-        str | None, typer.Option(help="Directory of the sockets between the processes.")
-    ] = None,
-    bind: Annotated[
-        str | None, typer.Option(help="Addresses to listen at, separated by commas; * is all.")
-    ] = None,
-    amqp_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
-    http_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
-    metrics_port: Annotated[str | None, typer.Option(help="0: any free one.")] = None,
-    amqps_port: Annotated[
-        str | None, typer.Option(help="With a certificate. 0: any free one.")
-    ] = None,
-    https_port: Annotated[
-        str | None, typer.Option(help="With a certificate. 0: any free one.")
-    ] = None,
-    tls_cert: Annotated[
-        str | None, typer.Option(help="Certificate chain, PEM. It opens the ports for TLS.")
-    ] = None,
-    tls_key: Annotated[
-        str | None,
-        typer.Option(help="Key of the certificate, PEM, unless the same file holds both."),
-    ] = None,
-    tls_ca: Annotated[
-        str | None, typer.Option(help="Certificates that may sign those of clients, PEM.")
-    ] = None,
-    tls_verify: Annotated[
-        str | None, typer.Option(help="none or peer: ask clients for certificates.")
-    ] = None,
-    shards: Annotated[
-        str | None, typer.Option(help="A number, or auto: one for each core.")
-    ] = None,
-    front_doors: Annotated[
-        str | None, typer.Option(help="Number of processes that speak AMQP.")
-    ] = None,
-    durability: Annotated[str | None, typer.Option(help="fsync or page-cache.")] = None,
-    load_definitions: Annotated[
-        str | None, typer.Option(help="JSON file, loaded at each start.")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto, text, json or journal.")] = None,
-) -> None:
+def start(**given: str | None) -> None:
     """Run the broker in the foreground until Ctrl-C or SIGTERM.
 
     Flags win over the settings file.
     """
-    flags = {name: value for name, value in locals().items() if value is not None}
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    arguments = [
+        f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
+    ]
     # The supervisor replaces this process, so that a signal reaches the broker.
     os.execve(
         sys.executable, module_command("shardmq.supervisor", *arguments), module_environment()
     )
+
+
+_OPTIONS = [
+    inspect.Parameter(
+        flag.removeprefix("--").replace("-", "_"),
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[str | None, typer.Option(help=text)],
+        default=None,
+    )
+    for flag, text in (
+        ("--config", "Settings file (TOML)."),
+        *((flag, text) for flag, (*_, text) in FLAGS.items()),
+    )
+]
+# typer reads the signature and the annotations.
+start.__signature__ = inspect.Signature(_OPTIONS)  # type: ignore[attr-defined]
+start.__annotations__ = {option.name: option.annotation for option in _OPTIONS}
 
 
 def stop(

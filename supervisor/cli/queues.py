@@ -15,6 +15,8 @@ Columns = Annotated[
         help="Columns to show, such as name. An unknown column is refused with a list of all."
     ),
 ]
+Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
+Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 RABBITMQ_NAMES = {
     "source_name": "source",
@@ -142,13 +144,9 @@ def reset_offset(
 
 def delete_queue(
     api: Api,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    if_empty: Annotated[
-        bool, typer.Option("--if-empty", "-e", help="Only if it has no messages.")
-    ] = False,
-    if_unused: Annotated[
-        bool, typer.Option("--if-unused", "-u", help="Only if it has no consumers.")
-    ] = False,
+    queue: Queue,
+    if_empty: bool = typer.Option(False, "--if-empty", "-e", help="Only if it has no messages."),
+    if_unused: bool = typer.Option(False, "--if-unused", "-u", help="Only if it has no consumers."),
     vhost: Vhost = "/",
 ) -> None:
     """Delete a queue and the messages in it."""
@@ -161,9 +159,7 @@ def delete_queue(
     api.delete("queues", vhost, queue, thing=thing, **conditions)
 
 
-def purge_queue(
-    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
-) -> None:
+def purge_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Delete the ready messages of a queue."""
     thing = f"queue '{queue}' in vhost '{vhost}'"
     api.delete("queues", vhost, queue, "contents", thing=thing)
@@ -179,22 +175,20 @@ def list_unresponsive_queues(api: Api, columns: Columns = None, vhost: Vhost = "
 
 def create_queue(
     api: Api,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    queue: Queue,
     durable: Annotated[bool, typer.Option(help="Keep it over a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="Delete it with its last consumer.")] = False,
     expires: Annotated[int | None, typer.Option(help=QUEUE["x-expires"])] = None,
     max_length: Annotated[int | None, typer.Option(help=QUEUE["x-max-length"])] = None,
     message_ttl: Annotated[int | None, typer.Option(help=QUEUE["x-message-ttl"])] = None,
     delivery_limit: Annotated[int | None, typer.Option(help=QUEUE["x-delivery-limit"])] = None,
-    reject_on_overflow: Annotated[
-        bool, typer.Option(help="Refuse new messages instead of dropping old ones.")
-    ] = False,
-    dead_letter_exchange: Annotated[
-        str | None, typer.Option(help=QUEUE["x-dead-letter-exchange"])
-    ] = None,
-    dead_letter_routing_key: Annotated[
-        str | None, typer.Option(help=QUEUE["x-dead-letter-routing-key"])
-    ] = None,
+    reject_on_overflow: bool = typer.Option(
+        False, help="Refuse new messages instead of dropping old ones."
+    ),
+    dead_letter_exchange: str | None = typer.Option(None, help=QUEUE["x-dead-letter-exchange"]),
+    dead_letter_routing_key: str | None = typer.Option(
+        None, help=QUEUE["x-dead-letter-routing-key"]
+    ),
     vhost: Vhost = "/",
 ) -> None:
     """Create a queue."""
@@ -224,13 +218,11 @@ def create_exchange(
             metavar="TYPE", help="direct, fanout, topic, headers, x-consistent-hash ..."
         ),
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Name,
     durable: Annotated[bool, typer.Option(help="Keep it over a restart.")] = True,
     auto_delete: Annotated[bool, typer.Option(help="Delete it with its last binding.")] = False,
     internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
-    alternate_exchange: Annotated[
-        str | None, typer.Option(help=EXCHANGE["alternate-exchange"])
-    ] = None,
+    alternate_exchange: str | None = typer.Option(None, help=EXCHANGE["alternate-exchange"]),
     vhost: Vhost = "/",
 ) -> None:
     """Create an exchange."""
@@ -245,23 +237,17 @@ def create_exchange(
     api.put("exchanges", vhost, name, body=body)
 
 
-def delete_exchange(
-    api: Api, name: Annotated[str, typer.Argument(metavar="NAME")], vhost: Vhost = "/"
-) -> None:
+def delete_exchange(api: Api, name: Name, vhost: Vhost = "/") -> None:
     """Delete an exchange and its bindings."""
     api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
 
 
-def pause_queue(
-    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
-) -> None:
+def pause_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Pause a queue: it accepts messages and delivers none until it is resumed."""
     api.put("queues", vhost, queue, "pause")
 
 
-def resume_queue(
-    api: Api, queue: Annotated[str, typer.Argument(metavar="QUEUE")], vhost: Vhost = "/"
-) -> None:
+def resume_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:
     """Resume a paused queue, which delivers its messages again."""
     api.put("queues", vhost, queue, "resume")
 

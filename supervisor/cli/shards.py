@@ -58,9 +58,7 @@ def set_number(
     exchange: Exchange,
     number: Number,
     vhost: Vhost = "/",
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Return when the change is complete.")
-    ] = False,
+    wait: bool = typer.Option(False, "--wait", help="Return when the change is complete."),
 ) -> None:
     """Change the number of shard queues, however the exchange became a stream exchange.
 

@@ -27,24 +27,17 @@ Ignored = "Accepted for rabbitmq-streams' scripts; there is one host."
 def add_super_stream(
     api: Api,
     name: Name,
-    partitions: Annotated[
-        int | None, typer.Option(min=1, help=f"Number of streams. Default: {PARTITIONS}.")
-    ] = None,
-    binding_keys: Annotated[
-        str | None,
-        typer.Option(
-            "--binding-keys", "--routing-keys", help="Comma separated: a stream for each key."
-        ),
-    ] = None,
-    max_length_bytes: Annotated[
-        str | None, typer.Option(help="Of each stream, such as 20gb.")
-    ] = None,
-    max_age: Annotated[
-        str | None, typer.Option(help="Such as PT10M30S or P5DT8H; or as x-max-age: 7D.")
-    ] = None,
-    stream_max_segment_size_bytes: Annotated[
-        str | None, typer.Option(help="Such as 500mb.")
-    ] = None,
+    partitions: int | None = typer.Option(
+        None, min=1, help=f"Number of streams. Default: {PARTITIONS}."
+    ),
+    binding_keys: str | None = typer.Option(
+        None, "--binding-keys", "--routing-keys", help="Comma separated: a stream for each key."
+    ),
+    max_length_bytes: str | None = typer.Option(None, help="Of each stream, such as 20gb."),
+    max_age: str | None = typer.Option(
+        None, help="Such as PT10M30S or P5DT8H; or as x-max-age: 7D."
+    ),
+    stream_max_segment_size_bytes: str | None = typer.Option(None, help="Such as 500mb."),
     leader_locator: Annotated[str | None, typer.Option(help=Ignored)] = None,
     initial_cluster_size: Annotated[int | None, typer.Option(help=Ignored)] = None,
     vhost: Vhost = "/",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from typing import Annotated
 
 import typer
 from rich.console import Console, Group
@@ -52,12 +51,10 @@ class Rates:
 
 def top(
     api: Api,
-    interval: Annotated[
-        float, typer.Option("--interval", "-d", min=0.2, help="Seconds between two polls.")
-    ] = 2.0,
-    count: Annotated[
-        int, typer.Option("--count", "-c", min=0, help="Number of polls. 0: until Ctrl-C.")
-    ] = 0,
+    interval: float = typer.Option(
+        2.0, "--interval", "-d", min=0.2, help="Seconds between two polls."
+    ),
+    count: int = typer.Option(0, "--count", "-c", min=0, help="Number of polls. 0: until Ctrl-C."),
 ) -> None:
     """Watch rates, processes, shards and the fullest queues.
 

@@ -30,6 +30,10 @@ Tags = Annotated[
     str, typer.Option(help="Comma separated: administrator, monitoring, management ...")
 ]
 
+Username = Annotated[str, typer.Argument(metavar="USERNAME")]
+VhostName = Annotated[str, typer.Argument(metavar="VHOST")]
+TagList = Annotated[list[str] | None, typer.Argument(metavar="TAG", help="Default: no tags.")]
+
 RABBITMQ_HASHING = "rabbit_password_hashing_sha256"
 SALT_BYTES = 4  # The size that RabbitMQ uses.
 Configure = Annotated[
@@ -57,7 +61,7 @@ QueueType = Annotated[
 
 def add_vhost(
     api: Api,
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    vhost: VhostName,
     description: Description = None,
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
@@ -71,7 +75,7 @@ def add_vhost(
 
 def update_vhost_metadata(
     api: Api,
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
+    vhost: VhostName,
     description: Description = None,
     tags: VhostTags = None,
     default_queue_type: QueueType = None,
@@ -102,21 +106,17 @@ def _metadata(
     return {name: value for name, value in options.items() if value is not None}
 
 
-def enable_vhost_deletion_protection(
-    api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]
-) -> None:
+def enable_vhost_deletion_protection(api: Api, vhost: VhostName) -> None:
     """Keep a virtual host from being deleted."""
     api.post("vhosts", vhost, "deletion", "protection", body={}, thing=f"vhost '{vhost}'")
 
 
-def disable_vhost_deletion_protection(
-    api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]
-) -> None:
+def disable_vhost_deletion_protection(api: Api, vhost: VhostName) -> None:
     """Let a virtual host be deleted."""
     api.delete("vhosts", vhost, "deletion", "protection", thing=f"vhost '{vhost}'")
 
 
-def delete_vhost(api: Api, vhost: Annotated[str, typer.Argument(metavar="VHOST")]) -> None:
+def delete_vhost(api: Api, vhost: VhostName) -> None:
     """Delete a virtual host with all queues and messages in it."""
     api.delete("vhosts", vhost, thing=f"vhost '{vhost}'")
 
@@ -134,12 +134,12 @@ def list_vhosts(api: Api, columns: Columns = None) -> Rows:
 
 def add_user(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    username: Username,
     new_password: NewPassword = None,
     tags: Tags = "",
-    pre_hashed_password: Annotated[
-        str, typer.Option(help="Hash by hash_password, instead of a password.")
-    ] = "",
+    pre_hashed_password: str = typer.Option(
+        "", help="Hash by hash_password, instead of a password."
+    ),
 ) -> None:
     """Create a user. set_permissions gives permissions."""
     if api.has("users", username):
@@ -153,10 +153,8 @@ def add_user(
 
 def authenticate_user(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    given: Annotated[
-        str | None, typer.Argument(metavar="PASSWORD", help="Default: shardctl asks for it.")
-    ] = None,
+    username: Username,
+    given: NewPassword = None,
 ) -> None:
     """Check the password of a user. The exit status is 0 or 65."""
     endpoint = Endpoint(http_url(api)) if api.endpoint.socket else api.endpoint
@@ -180,7 +178,7 @@ def hash_password(
 
 def change_password(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    username: Username,
     new_password: NewPassword = None,
 ) -> None:
     """Set the password of a user. The tags stay."""
@@ -190,7 +188,7 @@ def change_password(
     )
 
 
-def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
+def clear_password(api: Api, username: Username) -> None:
     """Remove the password of a user, so that no login by password succeeds. The tags stay."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put("users", username, body={"password_hash": "", "tags": found["tags"]})
@@ -198,10 +196,8 @@ def clear_password(api: Api, username: Annotated[str, typer.Argument(metavar="US
 
 def set_user_tags(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
-    tags: Annotated[
-        list[str] | None, typer.Argument(metavar="TAG", help="Default: no tags.")
-    ] = None,
+    username: Username,
+    tags: TagList = None,
 ) -> None:
     """Set the tags of a user. The password stays."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
@@ -215,14 +211,14 @@ def list_users(api: Api) -> Rows:
     return Rows([{"user": row["name"], "tags": row["tags"]} for row in rows], ["user", "tags"])
 
 
-def delete_user(api: Api, username: Annotated[str, typer.Argument(metavar="USERNAME")]) -> None:
+def delete_user(api: Api, username: Username) -> None:
     """Delete a user and close the connections of the user."""
     api.delete("users", username, thing=f"user '{username}'")
 
 
 def set_permissions(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    username: Username,
     configure: Configure,
     write: Write,
     read: Read,
@@ -236,7 +232,7 @@ def set_permissions(
 
 def set_permissions_globally(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    username: Username,
     configure: Configure,
     write: Write,
     read: Read,
@@ -248,10 +244,8 @@ def set_permissions_globally(
 
 def set_vhost_tags(
     api: Api,
-    vhost: Annotated[str, typer.Argument(metavar="VHOST")],
-    tags: Annotated[
-        list[str] | None, typer.Argument(metavar="TAG", help="Default: no tags.")
-    ] = None,
+    vhost: VhostName,
+    tags: TagList = None,
 ) -> None:
     """Set the tags of a virtual host."""
     _change(api, vhost, {"tags": ",".join(tags or [])})

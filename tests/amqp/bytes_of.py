@@ -39,7 +39,10 @@ def shake_hands(connection: Connection, channels: int = 0, frame_max: int = 1310
 
 
 def received(connection: Connection, data: bytes, again: bool = False) -> list[Event]:
-    """All events of the bytes; a caller that lets everybody in. `again`: what was kept comes before them once more."""
+    """Return all events of the bytes; every login is accepted.
+
+    With `again`, events that were kept come once more before the others.
+    """
     events = []
     unread = bytes(connection.unread) if again else b""
     connection.receive_data(unread + data, len(unread))
@@ -57,7 +60,10 @@ def received(connection: Connection, data: bytes, again: bool = False) -> list[E
 
 
 def facts(events: list[Event]) -> list[object]:
-    """Events such that the same bytes cut elsewhere compare equal: each message and settle alone."""
+    """Return the events in a form that does not depend on where the bytes were cut.
+
+    Each message and each settle stands alone.
+    """
     found: list[object] = []
     for event in events:
         if isinstance(event, Publishes):

@@ -122,7 +122,8 @@ def test_what_is_wrong_has_its_code_and_words(data: bytes, code: int, text: str)
         (method(1, commands.Connection.Close(200, "", 0, 0)), (10, 50)),
         (method(0, commands.Connection.TuneOk(1, 131072, 0)), (10, 31)),
         (method(0, commands.Basic.Qos()), (60, 10)),
-        (publish(1, content=b"x")[0] + method(1, commands.Basic.Qos()), (60, 40)),  # what waits for its content
+        # what waits for its content
+        (publish(1, content=b"x")[0] + method(1, commands.Basic.Qos()), (60, 40)),
         (publish(1, content=b"x")[1], (0, 0)),
     ],
 )

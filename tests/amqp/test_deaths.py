@@ -1,4 +1,7 @@
-"""x-death is what RabbitMQ's rule says, whatever headers the message came with; the rest of it is not touched."""
+"""x-death follows RabbitMQ's rule, whatever headers the message came with.
+
+The rest of the message is not touched.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def test_tables_of_brokers_that_did_not_count_are_counted_together() -> None:
     assert [(t["queue"], t.get("count")) for t in said["x-death"]] == [("a", 4), ("b", 1)]
 
 
-def test_the_first_death_has_its_facts_in_the_order_that_rabbitmq_writes_and_later_ones_sorted() -> None:
+def test_the_first_death_has_its_facts_in_rabbitmqs_order_and_later_ones_sorted() -> None:
     first = deaths.record(b"", "5", deaths.Death("q", "expired", 1, "e", "k"), without_cc=False)
     facts = ["count", "reason", "queue", "time", "exchange", "routing-keys", "original-expiration"]
     assert list(decode_table(first.headers)["x-death"][0]) == facts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.broker.amqp.delayed_release import released
+from shardmq.broker.amqp.contents import released
 from shardmq.broker.amqp.methods import decode_table
 from tests.reference import delayed_release as reference
 

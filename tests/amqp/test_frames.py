@@ -245,7 +245,10 @@ def test_a_name_that_is_no_short_string_is_not_put_in() -> None:
 
 @given(st.binary(min_size=1, max_size=80))
 def test_properties_that_are_none_stay_as_they_are(props: bytes) -> None:
-    """They were refused, or will be, by who knows the words; whatever they are is not read past its end."""
+    """Others refuse such properties.
+
+    Here they must only not be read past their end.
+    """
     buffer = b"\x01e\x01k\x00" + props
     table = frames.row(0, 5, 1, 5, len(props), 0, 0, frames.facts(props))
     made = frames.stamped(buffer, table, 7)

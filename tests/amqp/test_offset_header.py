@@ -13,8 +13,7 @@ from pamqp import header
 from pamqp.commands import Basic
 
 from shardmq.broker.amqp import properties
-from shardmq.broker.amqp.contents import split
-from shardmq.broker.amqp.offset_header import numbered
+from shardmq.broker.amqp.contents import numbered, split
 
 NAME = b"x-stream-offset"
 HEADERS: st.SearchStrategy[dict[str, Any] | None] = st.none() | st.dictionaries(

@@ -112,7 +112,10 @@ def test_a_client_may_close_in_every_state_that_has_begun(state: ConnectionState
 
 @pytest.mark.parametrize("state", ChannelState)
 def test_no_state_of_a_channel_is_a_trap(state: ChannelState) -> None:
-    """From each the client can come to an open channel, saying only what is allowed, and our close-ok."""
+    """A client can always get to an open channel.
+
+    It needs only methods that are allowed, and our close-ok.
+    """
     reached, edge = {state}, [state]
     while edge:
         at = edge.pop()

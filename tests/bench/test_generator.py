@@ -1,4 +1,7 @@
-"""What the load generator promises about frames it did not make itself. Compiles it; needs no broker."""
+"""The load generator counts frames that it did not make itself.
+
+The tests compile it, and need no broker.
+"""
 
 from __future__ import annotations
 

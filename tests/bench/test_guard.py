@@ -1,7 +1,7 @@
 """Test the guard of instruction counts.
 
-More instructions than the tolerance allows are a failure; fewer are reported. Another compiler gets a larger tolerance.
-With another version of Python, counts that include Python are not compared.
+More instructions than the tolerance allows are a failure; fewer are reported. Another compiler gets
+a larger tolerance. With another version of Python, counts that include Python are not compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A table and charts of a result: who reads them learns who is ahead; nothing that was not measured is drawn."""
+"""The table and the charts of a result show who is ahead, and draw only measured figures."""
 
 from __future__ import annotations
 

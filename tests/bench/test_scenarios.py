@@ -1,4 +1,4 @@
-"""Every workload is one that the generator understands, and every figure that is shown is one that a run can give."""
+"""The generator understands every workload, and a run can give every figure that is shown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def generator() -> Path:
 def test_the_generator_takes_the_options_of_every_scenario(generator: Path, scenario: Scenario, is_peer: bool) -> None:
     options = scenario.words(scenario.count_of(is_peer))
     done = subprocess.run([str(generator), "--url", "amqp://127.0.0.1:0/", *options], capture_output=True, check=False)
-    assert done.returncode == 1, done.stderr  # no broker there; 2 would be an option it does not take
+    # no broker there; 2 would be an option it does not take
+    assert done.returncode == 1, done.stderr
     assert b"cannot connect" in done.stderr
 
 

@@ -19,7 +19,8 @@ DOCUMENTS = [path for path in FILES if path.endswith(".md") and not path.startsw
 WIDE = {"CHANGELOG.md"}  # this list only gets shorter
 COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
-# A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for any.
+# A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for
+# any.
 FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pyi|h|c|js|toml))`")
 # Files that a reader writes.
 NOT_OURS = {"NAME.py", "jobs/NAME.py"}
@@ -43,3 +44,9 @@ def test_files_in_backticks_are_there(document: str) -> None:
     named = set(FILE.findall((ROOT / document).read_text())) - NOT_OURS
     there = [f"/{path}" for path in FILES]
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
+def test_the_table_of_tests_names_each_folder_of_tests() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "tests" / "README.md").read_text(), re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert named == sorted(folders - {"support"})

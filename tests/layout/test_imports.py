@@ -1,7 +1,8 @@
 """Check imports that import contracts cannot see.
 
-A compiled module imports only C, CPython, Cython, its own folder, the declarations at the top of its package, and
-modules of another folder that are made for it. Those declarations import nothing but C and each other.
+A compiled module imports only C, CPython, Cython, its own folder, the declarations at the top of
+its package, and modules of another folder that are made for it. Those declarations import nothing
+but C and each other.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
 # Structures and inline functions that several folders of a package share.
 SHARED = [path for package in ("broker", "shardd") for path in (ROOT / "shardmq" / package).glob("*.pxd")]
 # The reader sends the arrays of the store's columns from where they lie.
-MADE_FOR = {"shardmq.shardd.reader": {"shardmq.shardd.store.format.arrays", "shardmq.shardd.store.format.layout"}}
+MADE_FOR = {"shardmq.shardd.reader": {"shardmq.shardd.store.format.columns", "shardmq.shardd.store.format.layout"}}
 OPTIONS = "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
 
 
@@ -48,7 +49,8 @@ def test_compiled_modules_begin_with_the_agreed_options(path: Path) -> None:
     assert path.read_text().splitlines()[0] == OPTIONS
 
 
-# The folders of the repository lie at the top of its path; only what lies in `shardmq` is installed.
+# The folders of the repository lie at the top of its path; only what lies in `shardmq` is
+# installed.
 UNINSTALLED = re.compile(r"^\s*(?:from|c?import) (?:broker|shardd|supervisor)(?:[.\s]|$)", re.MULTILINE)
 
 

@@ -1,8 +1,17 @@
-"""The list of feature rows that have a test says what the marks and parameter ids of the tests say."""
+"""The list of tested rows follows the marks of the tests, and nothing else names rows."""
 
 from __future__ import annotations
 
-from tests.rows import report, rows_named, rows_of
+import io
+import re
+import tokenize
+from pathlib import Path
+
+from tests.rows import report, rows_of
+
+TESTS = Path(__file__).parents[1]
+ROW = re.compile(r"(?<![\w.%/-])[A-N]\d{1,2}(?:\.\d{1,2})?(?![\w.%/-])")
+ONLY_ROWS = re.compile(rf"""["']{ROW.pattern}( {ROW.pattern})*["']""")
 
 TABLE = """
 | # | Feature | R | Exact observable behaviour |
@@ -18,12 +27,6 @@ def test_rows_are_the_lines_that_begin_with_an_id() -> None:
     assert rows_of(TABLE) == {"A1.1": "Protocol header", "A1.2": "connection.start", "D3": "streams"}
 
 
-def test_a_test_names_rows_by_its_marks_and_by_the_ids_among_its_parameters() -> None:
-    assert rows_named("tests/x.py::test_one", ["A1.1"]) == {"A1.1"}
-    assert rows_named("tests/x.py::test_two[A1.2 both mechanisms-D3]", []) == {"A1.2", "D3"}
-    assert rows_named("tests/A1.1/x.py::test_three[a1.1]", []) == set()
-
-
 def test_the_report_counts_by_section_and_names_each_row_without_a_test() -> None:
     assert report(rows_of(TABLE), {"A1.2": ["tests/x.py::test_two"]}) == [
         "A1: 1 of 2 rows tested",
@@ -32,3 +35,31 @@ def test_the_report_counts_by_section_and_names_each_row_without_a_test() -> Non
         "    untested D3     streams",
         "all: 1 of 3 rows tested, 2 untested",
     ]
+
+
+def rows_in_prose(text: str) -> list[str]:
+    """Return the comments and strings of Python code that name rows.
+
+    Strings of rows alone are left out: marks have them.
+    """
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    prose = [token.string for token in tokens if token.type in (tokenize.COMMENT, tokenize.STRING)]
+    return [each for each in prose if ROW.search(each) and not ONLY_ROWS.fullmatch(each)]
+
+
+def test_marks_alone_name_rows() -> None:
+    files = set(TESTS.rglob("*.py")) - {Path(__file__), TESTS / "rows.py"}
+    assert len(files) > 300
+    found = {path.relative_to(TESTS): rows for path in files if (rows := rows_in_prose(path.read_text()))}
+    assert found == {}
+
+
+def test_the_rule_would_notice() -> None:
+    code = '''
+@pytest.mark.row("A1.2", 'D3')
+@pytest.mark.parametrize("x", [proving("C2.1 C10", "first", 1), pytest.param(2, id="C3 second")])
+def test_one(x):
+    """Section C2 of the table."""
+    check("/A1/C3.4.5-E6")  # row D3, not x.D3
+'''
+    assert rows_in_prose(code) == ['"C3 second"', '"""Section C2 of the table."""', "# row D3, not x.D3"]

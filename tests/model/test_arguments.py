@@ -24,7 +24,10 @@ from shardmq.shardd.queues.stream import Retention, retention_of
 from shardmq.supervisor.cli import arguments as shardctl
 from shardmq.supervisor.cli import queues as queue_commands
 from tests.arguments import DOCUMENT, PAGE, ROOT, SHARDCTL, files
-from tests.management.conftest import Api, api  # noqa: F401 # a fixture
+from tests.http_api import conftest
+from tests.http_api.conftest import Api
+
+api = conftest.api
 
 NAME, KEY = "x-max-unacked", "max-unacked"
 NEW = Argument(
@@ -127,7 +130,7 @@ def test_an_added_argument_is_in_all_files_that_are_made_of_the_table(added: Tab
     assert f'"{NAME}"' in made[PAGE] and f'"{KEY}"' in made[PAGE]
 
 
-async def test_an_added_argument_is_known_over_http(added: Table, api: Api) -> None:  # noqa: F811
+async def test_an_added_argument_is_known_over_http(added: Table, api: Api) -> None:
     status, said = await api.call("PUT", "/api/queues/%2F/q", {"arguments": {NAME: -1}})
     assert (status, said["reason"]) == (400, f"invalid arg '{NAME}' for {THING}: {{value_negative,-1}}")
     assert (await api.call("PUT", "/api/queues/%2F/q", {"arguments": {NAME: 9}}))[0] == 201

@@ -1,4 +1,4 @@
-"""The catalog: copies that apply the same changes are equal, rights hold at once, deletes leave nothing."""
+"""Copies that apply the same changes are equal, rights hold at once, and deletes leave nothing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shardmq.broker.model.changes import (
     UserPut,
     VhostPut,
 )
+from tests.support.catalogs import rebuilt, state
 from tests.support.changes import any_change, bindings
 
 
@@ -30,19 +31,19 @@ def catalog_of(*changes: AnyChange) -> Catalog:
 @given(st.lists(any_change(), max_size=60))
 def test_a_catalog_rebuilt_from_its_changes_is_equal(history: list[AnyChange]) -> None:
     catalog = catalog_of(VhostPut("/"), *history)
-    copy = Catalog.rebuilt(catalog.version, catalog.changes())
-    assert copy.state() == catalog.state()
+    copy = rebuilt(catalog.version, catalog.changes())
+    assert state(copy) == state(catalog)
     assert copy.version == catalog.version
 
 
 @given(st.lists(any_change(), max_size=60), st.integers(0, 60))
 def test_a_door_that_joins_late_ends_up_equal(history: list[AnyChange], joins_at: int) -> None:
     early = catalog_of(VhostPut("/"), *history[:joins_at])
-    late = Catalog.rebuilt(early.version, early.changes())
+    late = rebuilt(early.version, early.changes())
     for change in history[joins_at:]:
         early.apply(change)
         late.apply(change)
-    assert late.state() == early.state()
+    assert state(late) == state(early)
     assert late.version == early.version
 
 
@@ -51,7 +52,7 @@ def test_changes_applied_together_are_those_applied_one_by_one(history: list[Any
     history = [VhostPut("/"), *history]
     one_by_one, together = catalog_of(*history), Catalog()
     together.apply_all(history)
-    assert together.state() == one_by_one.state()
+    assert state(together) == state(one_by_one)
     assert together.version == one_by_one.version
     for name, vhost in together.vhosts.items():
         for exchange in vhost.exchanges:

@@ -82,7 +82,8 @@ def test_the_first_row_since_a_time_is_found_in_few_files(tmp_path: Path, monkey
     monkeypatch.setattr(pq, "ParquetFile", lambda name: opened.append(name) or parquet_file(name))
     for offset in (0, 1, 9, 10, 317, 639):
         opened.clear()
-        assert written.archive.find(("orders", 0), "one", offset, 1000) == offset  # row n was stored in millisecond n
+        # row n was stored in millisecond n
+        assert written.archive.find(("orders", 0), "one", offset, 1000) == offset
         assert len(opened) <= 8
     assert written.archive.find(("orders", 0), "one", 640, 1000) is None
     assert written.archive.find(("orders", 0), "one", 317, 317) is None

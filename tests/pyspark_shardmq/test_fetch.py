@@ -58,7 +58,7 @@ def test_no_call_of_the_kernel_takes_in_a_whole_batch(
     assert max(asked) <= fetch.RECEIVE_BYTES_MAX < sum(map(len, found)) / 4
 
 
-# -- errors that are not tried again -------------------------------------------------------------------------------
+# -- errors that are not tried again ---------------------------------------------------------------
 
 
 class Answering:

@@ -11,7 +11,8 @@ import pytest
 
 from pyspark_shardmq.jobs import analytics, archive, backfill, command, process, replay
 
-pytestmark = [pytest.mark.minutes, pytest.mark.timeout(400)]  # Spark starts slowly on a busy machine
+# Spark starts slowly on a busy machine
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(400)]
 
 if TYPE_CHECKING:
     from tests.support.fake_streams import FakeStreams

@@ -1,4 +1,7 @@
-"""Each row is read once, between two triggers none is skipped or repeated, and losses are reported."""
+"""Each row is read once.
+
+Between two triggers no row is skipped or repeated, and losses are reported.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,7 @@ def test_a_query_that_is_to_end_reads_nothing_that_came_later() -> None:
     assert at_most(now, target) == target
 
 
-# -- the first positions ---------------------------------------------------------------------------------------
+# -- the first positions ---------------------------------------------------------------------------
 
 
 def test_a_start_is_what_was_said_and_else_the_default() -> None:
@@ -166,7 +169,7 @@ def test_a_start_by_time_is_the_first_row_not_older() -> None:
     assert [position.next for position in some.values()] == [6, 4]
 
 
-# -- losses ------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def test_rows_that_retention_took_are_an_error_that_says_which() -> None:

@@ -1,4 +1,7 @@
-"""The progress of a job has the numbers of the query, whatever Spark forgets meanwhile, without a JVM."""
+"""The progress of a job has the numbers of the query, whatever Spark forgets.
+
+These tests need no JVM.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A filter that is pushed down keeps every wanted row, and is exact if Spark does not filter again."""
+"""A pushed-down filter keeps every wanted row, and is exact if Spark does not filter again."""
 
 from __future__ import annotations
 

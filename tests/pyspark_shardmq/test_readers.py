@@ -96,7 +96,7 @@ def cold(streams: FakeStreams, archived: Callable[[str], str]) -> str:
     return path
 
 
-# -- the archive -------------------------------------------------------------------------------------------
+# -- the archive -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_archived_rows_of_a_shard_that_went_are_read_too(url: str, streams: Fake
     assert running.checkpoint is not None and set(decode(running.checkpoint)) == {("orders", 0)}
 
 
-# -- names -------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("read", [batch, lambda url, **options: Stream(url, **options).run()])
@@ -209,7 +209,7 @@ def test_a_pattern_without_a_match_is_an_error_in_a_batch(url: str, streams: Fak
         batch(url, subscribePattern="none.*")
 
 
-# -- fewer shards ------------------------------------------------------------------------------------------
+# -- fewer shards ----------------------------------------------------------------------------------
 
 
 def test_a_query_goes_on_when_shards_go_that_it_had_read(url: str, streams: FakeStreams) -> None:
@@ -266,7 +266,7 @@ def test_a_shard_that_goes_between_plan_and_scan_is_a_loss_that_may_be_allowed(u
             assert values(reader, tasks) == list(range(0, 20, 2))
 
 
-# -- damage ------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [{}, {"filter.routingKey": "#"}, {"columns": "value"}])
@@ -314,7 +314,7 @@ def test_damage_is_a_loss_beside_an_archive_too(url: str, streams: FakeStreams, 
     assert kept == [n for n in range(450) if n not in range(440, 444)]
 
 
-# -- ends and starts ---------------------------------------------------------------------------------------
+# -- ends and starts -------------------------------------------------------------------------------
 
 
 def test_an_end_before_its_start_is_an_error_that_names_the_shard(url: str, streams: FakeStreams) -> None:

@@ -14,7 +14,8 @@ from pyspark_shardmq.jobs.command import STARTS_SLOWLY
 from tests.pyspark_shardmq.conftest import ROOT
 from tests.support.real_broker import RealBroker
 
-pytestmark = [pytest.mark.minutes, pytest.mark.timeout(600)]  # Spark starts slowly on a busy machine
+# Spark starts slowly on a busy machine
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(600)]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -31,11 +32,13 @@ def run(cell: str, names: dict[str, Any]) -> str:
     return shown.getvalue()
 
 
+@pytest.mark.broker
 def test_the_session_of_the_readme_shows_what_it_says(spark: Any, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     try:
         play(spark, tmp_path / "once")
-    except Exception as error:  # a Python worker has ten seconds to start, and no setting makes this longer
+    # a Python worker has ten seconds to start, and no setting makes this longer
+    except Exception as error:
         if STARTS_SLOWLY not in str(error):
             raise
         play(spark, tmp_path / "again")

@@ -54,7 +54,8 @@ def test_names_are_shown_as_they_are_whatever_they_hold(queue: str, keys: list[t
 
 @pytest.mark.parametrize("count", [1, 7, report.TITLED_MAX + 1])
 def test_a_window_lies_where_its_time_is_and_one_without_rows_is_a_gap(count: int) -> None:
-    there = [n for n in range(count + 2) if n not in (count - 1, count)]  # two windows before the last one have no rows
+    # two windows before the last one have no rows
+    there = [n for n in range(count + 2) if n not in (count - 1, count)]
     windows = [(BEGIN + timedelta(seconds=10 * n), float(n + 1)) for n in there]
     page = Page(report.plot(windows, 10.0))
     width = report.PLOT_WIDTH / (there[-1] - there[0] + 1)

@@ -1,4 +1,4 @@
-"""Each row of Spark is published and confirmed once, however often a task, epoch or request repeats."""
+"""Each row is published and confirmed once, however often a task, epoch or request repeats."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def test_a_batch_with_a_name_may_be_run_again(spark: Any, url: str, streams: Fak
 
 
 def test_what_is_stored_and_what_was_known_is_said(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
-    """Check a line of JSON for each write: the second has 50 new rows, of the third it is not known."""
+    """Check the line of JSON for each write.
+
+    The second write has 50 new rows; nothing is known of the third.
+    """
     metrics = tmp_path / "metrics"
     more: dict[str, Any] = {"metricsPath": str(metrics)}
     for rows in (100, 150):

@@ -122,7 +122,7 @@ def flat(epochs: list[list[int]]) -> list[int]:
     return [number for epoch in epochs for number in epoch]
 
 
-# -- streams -----------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 class Query:
@@ -186,7 +186,7 @@ def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
 
 
 def test_what_a_query_has_finished_is_reported_under_its_group(url: str, streams: FakeStreams) -> None:
-    """Check that the query goes on, that the next report makes up for it, and that it is logged once."""
+    """The query goes on, the next report makes up for the lost one, and the loss is logged once."""
     pytest.importorskip("pyspark")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 

@@ -25,7 +25,8 @@ from pyspark_shardmq.jobs.command import start
 from tests.pyspark_shardmq.conftest import ROOT
 from tests.support.real_broker import RealBroker, wait_until
 
-pytestmark = [pytest.mark.minutes, pytest.mark.timeout(1200)]  # Spark starts slowly on a busy machine
+# Spark starts slowly on a busy machine
+pytestmark = [pytest.mark.minutes, pytest.mark.timeout(1200)]
 
 WAIT_S = 300
 LARGE_BYTES = 10 << 20
@@ -105,7 +106,7 @@ def taken(broker: RealBroker, queue: str) -> list[tuple[Any, pika.BasicPropertie
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Give a function that starts a job beside the test; kill what is left of the jobs at the end."""
+    """Give a function that starts a job beside the test; kill the jobs that are left at the end."""
     begun = []
 
     def begin_one(job: str, *words: str) -> subprocess.Popen[bytes]:
@@ -123,7 +124,7 @@ def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def children(pid: int) -> list[int]:
-    """Return all descendants of a process: Spark's JVM and the Python workers, in any process group."""
+    """Return all descendants of a process: Spark's JVM and the Python workers."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended

@@ -64,7 +64,10 @@ def publish(queue: Queue, facts: list[int], first: int) -> None:
 
 
 def costs(queue: Queue, store: Store, fact: Callable[[], int], waiting: int) -> dict[str, int]:
-    """Of messages that are published, handed out, requeued one by one, and let go, where `waiting` are there."""
+    """Return the steps for messages in a queue with `waiting` others.
+
+    The messages are published, handed out, requeued one by one, and let go.
+    """
     publish(queue, [fact() for _ in range(waiting)], 1)
     more = [fact() for _ in range(MORE)]
     found = {"publish": steps(lambda: publish(queue, more, 1 + waiting))}
@@ -80,7 +83,8 @@ def costs(queue: Queue, store: Store, fact: Callable[[], int], waiting: int) -> 
     found["requeue"] = steps(lambda: [queue.requeue(array("Q", [entry]), SIZE) for entry in held])
     before = queue.backlog.ready_count
     gone = steps(lambda: queue.backlog.expire(2 * HOUR_MS, MORE))
-    expired = before - queue.backlog.ready_count  # some more than asked for: a step takes what it finds
+    # some more than asked for: a step takes what it finds
+    expired = before - queue.backlog.ready_count
     if expired:
         found["expire"] = gone * MORE // expired
     return found
@@ -107,5 +111,6 @@ def test_a_message_costs_as_many_steps_in_a_deep_queue_as_in_a_flat_one(kind: st
         return costs(made(1, store, limits_of(arguments.get(kind, {}))), store, fact, waiting)  # type: ignore[arg-type]
 
     few, many = of(FEW), of(MANY)
-    # What is done once in a while (forgetting what is past) may fall into the one and not into the other.
+    # What is done once in a while (forgetting what is past) may fall into the one and not into the
+    # other.
     assert all(many[what] <= 1.5 * few[what] + 50 for what in few), (few, many)

@@ -61,7 +61,7 @@ class Both:
     def report(self, allotment: Allotment) -> None:
         self.reports.append(allotment.report)
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def publish(self, a: int, b: int) -> None:
         messages = []
@@ -155,7 +155,7 @@ class Both:
             consumer.allotment.allow(None, False)
 
     def settle(self, a: int, b: int) -> None:
-        """Settle a range of the deliveries of one consumer, some of which may be settled already."""
+        """Settle a range of the deliveries of one consumer; some may be settled already."""
         holding = [pair for pair in self.pairs if pair[1].held]
         if not holding:
             return
@@ -203,7 +203,8 @@ class Both:
     def depart(self, a: int, b: int) -> None:
         """Hand over some departing messages.
 
-        The messages come back in their old order, or they arrive: all of them, or all but those that were not taken.
+        The messages come back in their old order, or they arrive: all of them, or all but those
+        that were not taken.
         """
         departures = self.queue.backlog.departures
         if departures is None or not departures.waits:
@@ -218,7 +219,7 @@ class Both:
         self.store.settle(1, departures.take_off(1, left), True)
         self.model.departed[len(left) : len(entries)] = []
 
-    # -- the same -------------------------------------------------------------------------------------
+    # -- the same ----------------------------------------------------------------------------------
 
     def compare(self) -> None:
         queue, model = self.queue, self.model
@@ -301,7 +302,10 @@ def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple
 def test_windows_hold_back_but_lose_and_double_nothing(
     steps: list[tuple[str, int, int]], rooms: list[int], bytes_max: int
 ) -> None:
-    """Narrow windows and passes: who gets what is free, the order of each consumer and the bounds are not."""
+    """Windows and passes are narrow.
+
+    Any consumer may get a message, but the order of each and the bounds hold.
+    """
     both = Both({})
     queue = both.queue
     windows = [Window(room) for room in rooms]

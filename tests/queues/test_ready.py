@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import ready
+from shardmq.shardd.queues import order
 from tests.reference import ready as reference
 
-# Of a chunk in ready.pyx; a queue of more than four has chunks that are packed.
+# Of a chunk in order.pyx; a queue of more than four has chunks that are packed.
 CHUNK_ENTRIES = 4096
 STEPS = st.lists(
     st.tuples(
@@ -26,7 +26,10 @@ PUSHED = {"push": 0, "push chunk": CHUNK_ENTRIES - 20, "push deep": 5 * CHUNK_EN
 
 
 def some_entries(pick: random.Random, last: int, count: int) -> array[int]:
-    """Ascending from behind `last`: at equal distances, at any, or over the whole range; now and then redelivered."""
+    """Draw ascending entries behind `last`, some of them redelivered.
+
+    Their distances are equal, or any, or spread over the whole range.
+    """
     spread = pick.choice([1, 1, 9, 1 << 10, 1 << 24, 1 << 36])
     marks = pick.choice([0, 1, pick.random()])
     entries = array("Q")
@@ -40,7 +43,7 @@ def some_entries(pick: random.Random, last: int, count: int) -> array[int]:
 @given(STEPS, st.integers(0, 1 << 20))
 def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str, int]], seed: int) -> None:
     pick = random.Random(seed)
-    both = (ready.Ready(), reference.Ready())
+    both = (order.Ready(), reference.Ready())
     out: list[int] = []
     last = 1 << 32
     for step, count in steps:
@@ -72,10 +75,10 @@ def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str,
 
 @pytest.mark.parametrize(("distance", "bytes_each"), [(1, 0.3), (60, 3.5), (5000, 3.5)])
 def test_a_deep_backlog_costs_little_memory(distance: int, bytes_each: float) -> None:
-    """Messages of one size one behind the other; of sizes that differ, alone and between those of other queues."""
+    """Messages have one size or different sizes, alone or between those of other queues."""
     pick = random.Random(distance)
     count = 1_000_000
-    queue = ready.Ready()
+    queue = order.Ready()
     last, entries = 1 << 32, array("Q")
     for _ in range(count):
         last += 16 * pick.randint(max(1, distance // 2), distance)
@@ -91,8 +94,8 @@ def test_a_deep_backlog_costs_little_memory(distance: int, bytes_each: float) ->
 def test_marks_are_the_plain_ones(values: list[int], start: int) -> None:
     entries = array("Q", values)
     start %= len(entries)
-    assert ready.marked(entries) == reference.marked(entries)
-    assert ready.same_mark(entries, start) == reference.same_mark(entries, start)
+    assert order.marked(entries) == reference.marked(entries)
+    assert order.same_mark(entries, start) == reference.same_mark(entries, start)
 
 
 @given(st.sets(st.integers(0, 200)), st.randoms())
@@ -100,12 +103,12 @@ def test_two_lists_merge_as_the_plain_ones(places: set[int], pick: random.Random
     both = (array("Q"), array("Q"))
     for place in sorted(places):
         pick.choice(both).append(place << 4 | pick.getrandbits(1))
-    assert ready.merged(*both) == reference.merged(*both)
+    assert order.merged(*both) == reference.merged(*both)
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=40))
 def test_sums_do_not_wrap(values: list[int]) -> None:
-    assert ready.total(array("I", values)) == reference.total(array("I", values))
+    assert order.total(array("I", values)) == reference.total(array("I", values))
 
 
 TIMES = st.integers(0, 100) | st.integers(1 << 40, 1 << 45)
@@ -133,18 +136,18 @@ def test_new_messages_are_judged_as_the_slow_way_does(
     entries = array("Q", [16 * i + i % 2 for i in range(1, len(said) + 1)])
     facts = array("Q", [priority << 56 | expiry for priority, expiry, _ in said]) if with_facts else None
     times = array("Q", [published for _, _, published in said]) if with_times else None
-    kept, parts = ready.judge(entries, facts, times, now, ttl, levels)
+    kept, parts = order.judge(entries, facts, times, now, ttl, levels)
     assert (kept, parts) == reference.judge(entries, facts, times, now, ttl, levels)
-    assert ready.runs(entries, kept, before) == reference.runs(entries, kept, before)
+    assert order.runs(entries, kept, before) == reference.runs(entries, kept, before)
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
     one, two = array("Q", [16]), array("Q", [16, 32])
     for call in (
-        lambda: ready.judge(two, one, None, 0, None, 0),
-        lambda: ready.judge(two, None, one, 0, None, 0),
-        lambda: ready.judge(two, None, None, 0, None, 256),
-        lambda: ready.runs(two, one, None),
+        lambda: order.judge(two, one, None, 0, None, 0),
+        lambda: order.judge(two, None, one, 0, None, 0),
+        lambda: order.judge(two, None, None, 0, None, 256),
+        lambda: order.runs(two, one, None),
     ):
         with pytest.raises(ValueError):
             call()

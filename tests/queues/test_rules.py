@@ -1,4 +1,7 @@
-"""Which rules a queue has is decided when it is declared; a rule that is added is asked, whoever forgot about it."""
+"""The rules of a queue are chosen when it is declared.
+
+A rule that is added is asked for everywhere.
+"""
 
 from __future__ import annotations
 

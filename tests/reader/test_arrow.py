@@ -1,4 +1,4 @@
-"""The Arrow side of the reader: the schema is what was promised; rows that are published are the frames pamqp reads."""
+"""The schema is the promised one, and pamqp reads the frames of published rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardmq.shardd.reader import publishing
 from shardmq.shardd.reader.arrow import TYPES, schema_of
 from shardmq.shardd.reader.publishing import framed, publishes_of, read
 from shardmq.shardd.reader.scanning import Refused
-from shardmq.shardd.wire.reading import COLUMNS, Publish
+from shardmq.shardd.wire.reader_protocol import COLUMNS, Publish
 from tests.reader.rows import random_values
 from tests.reference.columns import PROPERTIES, encode_props
 

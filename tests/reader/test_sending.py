@@ -1,4 +1,4 @@
-"""Batches leave whole and in order, whatever the socket takes at a time, or it is said that they do not."""
+"""Batches leave whole and in order, however little the socket takes, or the call fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.format.columns import Columns
 from shardmq.shardd.store.streams import StreamLog
 from shardmq.shardd.store.streams.scan import Scan
-from shardmq.shardd.wire.reading import LENGTH
+from shardmq.shardd.wire.reader_protocol import LENGTH
 from tests.reference.record import Record, encode_message
 
 TIME_OUT_S = 60

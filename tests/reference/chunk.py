@@ -1,4 +1,4 @@
-"""Chunks of a stream as shardd/store/format/chunk.pyx makes and reads them, in plain Python: slow and obvious."""
+"""Make and read chunks of a stream as shardd/store/format/chunk.pyx does, in plain Python."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ class Chunk:
 
 
 def make_chunks(records: list[Record], offset: int, filters: list[int] | None = None) -> list[Chunk]:
-    """As few as can be, none with more than MESSAGES_BYTES but of one message, none of records IN_SEQUENCE and not."""
+    """Make as few chunks as possible.
+
+    A chunk has at most MESSAGES_BYTES, unless it has one message, and does not mix records that are
+    IN_SEQUENCE with others.
+    """
     groups: list[list[tuple[bytes, int, int]]] = []
     in_sequence: list[bool] = []
     ordinal = 0
@@ -97,7 +101,10 @@ def split_first(data: bytes) -> bytes:
 def contents(
     data: bytes, start: int, stop: int, salt: int, offset: int
 ) -> tuple[list[Chunk], int, list[tuple[int, int]]]:
-    """Return the intact chunks of data[start:stop], the end of the last one, and the (from, to) of damage."""
+    """Return the intact chunks of data[start:stop], the end of the last one, and the damage.
+
+    Damage is given as pairs (from, to).
+    """
     chunks: list[Chunk] = []
     holes = []
     at = end = start

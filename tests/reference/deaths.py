@@ -49,7 +49,10 @@ def headers_after(
 
 
 def grouped(tables: list[Any]) -> list[Any]:
-    """Those of one queue and reason are one, with their number as count unless the first has one; one alone is left."""
+    """Join the entries of each queue and reason.
+
+    Their number becomes the count, unless the first has a count. An entry that is alone stays.
+    """
     if len(tables) == 1:
         return tables
     kept: list[Any] = []

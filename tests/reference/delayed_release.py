@@ -1,4 +1,7 @@
-"""broker/amqp/delayed_release.pyx in plain, slow, obvious Python: headers decoded, the delay negated, encoded again."""
+"""The delayed messages of broker/amqp/contents.pyx in plain, slow, obvious Python.
+
+Headers are decoded, the delay is negated, and they are encoded again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""shardd/queues/due.pyx in plain, slow, obvious Python: first what is due first, then what was published first."""
+"""The entries of shardd/queues/order.pyx that are due, in plain Python.
+
+Entries come by their times, then in the order of publishing.
+"""
 
 from __future__ import annotations
 

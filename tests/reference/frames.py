@@ -26,11 +26,14 @@ class Stopped(Exception):
         self.needed = needed
 
 
-# -- publishes ----------------------------------------------------------------------------------------------------
+# -- publishes -------------------------------------------------------------------------------------
 
 
 def facts(props: bytes) -> Facts:
-    """(ttl_ms, delivery_mode, priority, flags); only BAD_PROPERTIES counts when it is among the flags."""
+    """Return (ttl_ms, delivery_mode, priority, flags).
+
+    If BAD_PROPERTIES is among the flags, only this flag counts.
+    """
     ttl, mode, priority, flags = NONE, 0, 0xFF, 0
     if len(props) < 2:
         return ttl, mode, priority, BAD_PROPERTIES
@@ -81,7 +84,11 @@ def facts(props: bytes) -> Facts:
 
 
 def _is_publish_line(payload: bytes) -> bool:
-    """u16 60 | u16 40 | u16 ticket | u8 n, exchange | u8 m, key | u8 bits, the second of which is not set."""
+    """Return whether these are the bytes of a basic.publish that is not immediate.
+
+    u16 60 | u16 40 | u16 ticket | u8 n, exchange | u8 m, key | u8 bits, the second of which is not
+    set.
+    """
     if len(payload) < 9:
         return False
     key = 7 + payload[6]
@@ -168,7 +175,7 @@ def scan(
     return at, b"".join(rows), len(rows), FULL, 0
 
 
-# -- settles ----------------------------------------------------------------------------------------------------------
+# -- settles ---------------------------------------------------------------------------------------
 
 
 def settles(data: bytes, at: int, end: int) -> tuple[int, int, list[tuple[int, int, int, bool]]]:
@@ -203,7 +210,7 @@ def _joined(found: list[tuple[int, int, int, bool]]) -> list[tuple[int, int, int
     return ranges
 
 
-# -- binds ------------------------------------------------------------------------------------------------------------
+# -- binds -----------------------------------------------------------------------------------------
 
 
 def binds(data: bytes, at: int, end: int, states: bytes) -> tuple[int, int, list[tuple[str, str, str]], bool]:
@@ -234,11 +241,14 @@ def binds(data: bytes, at: int, end: int, states: bytes) -> tuple[int, int, list
     return at, number, found, bool(nowait)
 
 
-# -- stored messages --------------------------------------------------------------------------------------------------
+# -- stored messages -------------------------------------------------------------------------------
 
 
 def read_stored(message: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """(exchange, key, props, body); what is behind them is another's. ValueError when they are not all there."""
+    """Return (exchange, key, props, body).
+
+    Bytes behind them belong to another message. Raises ValueError when some are missing.
+    """
     return next(_each(message, 1))
 
 

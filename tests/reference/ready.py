@@ -1,4 +1,4 @@
-"""shardd/queues/ready.pyx in plain, slow, obvious Python: entries in order, and a way back to their place."""
+"""shardd/queues/order.pyx in plain Python: entries in order, and a way back to their places."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Read and make records in plain, slow and obvious Python.
 
-shardd/store/format/record.pyx and scanning.pyx read the same records. Tests use this module to make records.
+shardd/store/format/record.pyx and scanning.pyx read the same records. Tests use this module to make
+records.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Record:
         return (0 if self.priority == 255 else self.priority) << 56 | expires
 
     def recovered_fact(self) -> int:
-        """Of one with a ttl of 0 only its time: it is too old, or waits at an exchange until then."""
+        """Return the fact of a recovered record, which for a ttl of 0 is only its time.
+
+        Such a message is too old, or waits at an exchange until then.
+        """
         return self.timestamp if self.ttl_ms == 0 else self.fact()
 
 

@@ -1,4 +1,4 @@
-"""What shardd/store/format/compaction_copy.pyx does, in plain Python: slow, obvious."""
+"""What shardd/store/format/scanning.pyx does for compaction, in plain Python: slow, obvious."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def survivors(
 ) -> tuple[list[Record], list[tuple[int, int]]]:
     """Return the records of the messages that are still needed, and the moves of these messages.
 
-    `data` are the bytes of a segment, read from `start` on. The moves have the old and the new place of each message,
-    in order, when the new records begin at `room_before`.
+    `data` are the bytes of a segment, read from `start` on. The moves have the old and the new
+    place of each message, in order, when the new records begin at `room_before`.
     """
     left: list[tuple[tuple[object, ...], int, bytes]] = []
     at = start

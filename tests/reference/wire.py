@@ -1,4 +1,4 @@
-"""shardd/wire/packer.pyx and codec.pyx in plain, slow, obvious Python: what a batch of publishes must come out as."""
+"""shardd/wire/packer.pyx and codec.pyx in plain Python: the result of packing publishes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def read_of(facts: list[Facts]) -> tuple[bytes, bytes]:
-    """Return the bytes as a client sends them, and the table that the AMQP library makes of them."""
+    """Return the bytes that a client sends, and the AMQP library's table of them."""
     buffer = bytearray()
     rows = []
     for fact in facts:

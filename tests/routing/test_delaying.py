@@ -1,4 +1,4 @@
-"""An exchange that delays is its inner type to all that does not wait, and one place to all that does."""
+"""An exchange that delays is one place for all that waits, and its inner type for the rest."""
 
 from __future__ import annotations
 

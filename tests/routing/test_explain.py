@@ -12,6 +12,7 @@ from shardmq.broker.model.changes import AnyChange, BindingPut, ExchangePut, Par
 from shardmq.broker.routing import Message, NoSuchExchange, route_message
 from shardmq.broker.routing.explain import explain, ring
 from shardmq.broker.routing.matching import Target
+from tests.support.catalogs import rebuilt
 from tests.support.changes import any_change
 
 HASH = "x-consistent-hash"
@@ -21,7 +22,7 @@ def vhost_of(*changes: AnyChange) -> Vhost:
     catalog = Catalog()
     for change in (VhostPut("/"), *changes):
         catalog.apply(change)
-    return catalog.vhosts.get("/") or Catalog.rebuilt(0, [VhostPut("/")]).vhosts["/"]
+    return catalog.vhosts.get("/") or rebuilt(0, [VhostPut("/")]).vhosts["/"]
 
 
 def hash_exchange(weights: list[str], type: str = HASH, **arguments: str) -> Vhost:

@@ -1,4 +1,4 @@
-"""One destination for each message: fair, stable, and the same in plain Python and in the packer."""
+"""Each message has one destination: fair, stable, and the same in Python and in the packer."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ from shardmq.broker.routing.spreading import (
     weight_fault,
 )
 from shardmq.shardd.wire import routes
+from tests.support.catalogs import rebuilt
 
 KEYS = 20_000
-# Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and Hilferty).
+# Chi-square over n - 1 degrees of freedom stays below this but once in a million (Wilson and
+# Hilferty).
 Z = 4.75
 
 
@@ -200,7 +202,7 @@ def test_every_copy_of_the_catalog_routes_alike(order: list[int]) -> None:
     changes = catalog.changes()
     bindings = [change for change in changes if isinstance(change, BindingPut)]
     others = [change for change in changes if not isinstance(change, BindingPut)]
-    copy = Catalog.rebuilt(0, [*others, *(bindings[i] for i in order)])
+    copy = rebuilt(0, [*others, *(bindings[i] for i in order)])
     assert routed(copy) == routed(catalog)
 
 

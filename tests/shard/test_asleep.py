@@ -1,4 +1,7 @@
-"""A queue that sleeps has no turn when messages arrive, and nobody can tell: it has no consumer, limit or clock."""
+"""A sleeping queue has no turn when messages arrive, and no client can tell.
+
+It has no consumer, no limit and no clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A call of the disk that takes too long is told once, and once when it is over; whoever asks later hears of it too."""
+"""A slow call of the disk is told once, and once more when it is over.
+
+Those who ask later hear of it too.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Bench:
     def after(self, seconds: float) -> list[str]:
         self.now += seconds
         self.told.clear()
-        self.watch.look()
+        self.watch.check()
         return self.told
 
 

@@ -1,4 +1,7 @@
-"""Large messages are looked at where they lie: in the ring, in the store's write buffer. What leaves is what came."""
+"""Large messages are read where they lie: in the ring or in the store's write buffer.
+
+They leave unchanged.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Bench:
         self.shard.receive(envelope.control(peer, 5, EPOCH, 0, what), 1000)
 
     def publish(self, body: bytes) -> None:
-        """As from a ring: a view that means something else as soon as the shard has looked at it."""
+        """Publish from a view that changes as soon as the shard has read it, as a ring's does."""
         packer = packing.Packer(1)
         stored = len(body).to_bytes(4, "little") + bytes(4) + b"\0\1q" + body
         packer.add_stored(0, [QUEUE], stored, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)

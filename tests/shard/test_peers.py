@@ -14,7 +14,7 @@ from shardmq.shardd.peers import (
     WAITING,
     BatchMissing,
     BatchState,
-    Held,
+    HeldBatch,
     Peer,
 )
 from shardmq.shardd.wire import envelope
@@ -33,8 +33,8 @@ def new_peer() -> Peer:
     return Peer(0, 5, "peer-0", 7, 0)
 
 
-def in_state(state: BatchState) -> Held:
-    held = Held(1)
+def in_state(state: BatchState) -> HeldBatch:
+    held = HeldBatch(1)
     if state is WAITING:
         held.wait_for(3)
     elif state is CONFIRMABLE:

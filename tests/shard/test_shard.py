@@ -61,10 +61,10 @@ class Bench:
         self.tell(m.Attach(50, 1, consumer, 9, 1, "tag", **fields))
 
     def sync(self) -> None:
-        sync = self.shard.begin_sync()
+        sync = self.shard.syncs.begin()
         assert sync is not None
         sync.run()
-        self.shard.sync_ended()
+        self.shard.syncs.end()
 
     def turn(self, peer: int = 0) -> list[Any]:
         return [read(joined(o.message)) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
@@ -84,13 +84,13 @@ def read(message: bytes) -> Any:
 def test_nothing_is_confirmed_before_a_sync_that_began_after_it() -> None:
     bench = Bench()
     bench.publish()
-    first = bench.shard.begin_sync()
+    first = bench.shard.syncs.begin()
     assert first is not None
     assert not bench.turn()
     bench.publish()
     bench.publish(sync=False)
     first.run()
-    bench.shard.sync_ended()
+    bench.shard.syncs.end()
     assert bench.turn() == [("confirmed", 1, [])]
     assert not bench.turn()
     bench.sync()
@@ -189,7 +189,7 @@ def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed(
 AUTO = m.QueueSpec(2, "/", "auto", False, auto_delete=True)
 
 
-def test_who_lets_go_of_consumers_hears_which_queues_go_with_them_and_they_are_counted_no_more() -> None:
+def test_who_lets_go_of_consumers_hears_which_queues_go_and_they_are_counted_no_more() -> None:
     bench = Bench()
     more = [m.QueueSpec(number, "/", f"auto{number}", False, auto_delete=True) for number in (3, 4)]
     bench.tell(m.CreateQueues(1, [AUTO, *more]), m.CONTROLLER, 3)
@@ -215,7 +215,10 @@ def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer(
 
 
 def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_looked() -> None:
-    """Its consumers were another process's; the controller comes and leaves as one that takes nothing."""
+    """Its consumers were of another process.
+
+    The controller comes and leaves as a consumer that takes nothing.
+    """
     for somebody in (False, True):
         bench = Bench()
         bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
@@ -326,13 +329,13 @@ def test_files_of_vhosts_without_queues_here_go() -> None:
 def test_a_vhost_dropped_and_made_again_during_a_sync_keeps_what_came_after() -> None:
     bench = Bench()
     bench.publish()
-    sync = bench.shard.begin_sync()
+    sync = bench.shard.syncs.begin()
     assert sync is not None
     bench.tell(m.DropVhost(1, "/"), m.CONTROLLER, 3)
     bench.tell(m.CreateQueues(2, [m.QueueSpec(1, "/", "q", True)]), m.CONTROLLER, 3)
     bench.publish()
     sync.run()
-    bench.shard.sync_ended()
+    bench.shard.syncs.end()
     bench.attach()
     assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
 
@@ -372,7 +375,7 @@ def test_a_full_disk_at_a_sync_delays_confirms_and_loses_none() -> None:
     bench = Bench()
     bench.publish()
     bench.store.full = True
-    assert bench.shard.begin_sync() is None
+    assert bench.shard.syncs.begin() is None
     assert bench.turn()[0] == m.Alarm("low on disk")
     bench.store.full = False
     bench.sync()
@@ -653,9 +656,9 @@ def test_a_sync_without_room_for_all_stores_confirms_nothing() -> None:
     bench.sync()
     assert bench.turn() == [m.Alarm(m.LOW_ON_DISK)]
     store.raises["begin_sync"] = NoRoom()
-    assert bench.shard.begin_sync() is None
+    assert bench.shard.syncs.begin() is None
     assert bench.turn() == [], "the sync that it waits for has not ended well"
-    bench.shard.begin_sync()
+    bench.shard.syncs.begin()
     assert bench.turn() == [("confirmed", 1, [])]
 
 

@@ -1,4 +1,7 @@
-"""Merging and removing files goes on beside everything else: in turn, within its budget, also when nobody is idle."""
+"""Merging and removing files goes on beside everything else, within its budget.
+
+It also goes on when the shard is never idle.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ EPOCH = 7
 SEGMENT_BYTES = 4096
 SECOND_MS = 1000
 SEGMENTS = 100
-# What is kept takes two segments' worth; then two spares, the open one, the one before it, and their companions.
+# What is kept takes two segments' worth; then two spares, the open one, the one before it, and
+# their companions.
 SMALL_BYTES = 8 * SEGMENT_BYTES
 TURNS_MAX = 80
 
@@ -76,7 +80,8 @@ def test_what_publishes_write_pays_too_so_that_a_busy_shard_keeps_up() -> None:
     store = FakeStore(*[FakeStep(RECLAIM_BYTES_PER_S) for _ in range(100)])
     upkeep, now, begun = Upkeep(), 0, 0
     while now < 10 * SECOND_MS:
-        store.written_bytes += RECLAIM_BYTES_PER_S * 4 // SECOND_MS  # four times what time alone would pay for
+        # four times what time alone would pay for
+        store.written_bytes += RECLAIM_BYTES_PER_S * 4 // SECOND_MS
         if upkeep.begin([store], now):
             begun += 1
             upkeep.end([store], now)
@@ -138,16 +143,16 @@ class Bench:
     def turn(self) -> None:
         """As the loop does it, an eighth of a second later."""
         self.now += SECOND_MS // 8
-        self.shard.want_sync()
-        sync = self.shard.begin_sync()
-        step = self.shard.begin_reclaim(self.now)
+        self.shard.syncs.want()
+        sync = self.shard.syncs.begin()
+        step = self.shard.syncs.begin_reclaim(self.now)
         for job in (step, sync):
             if job is not None:
                 job.run()
         if sync is not None:
-            self.shard.sync_ended()
+            self.shard.syncs.end()
         if step is not None:
-            self.shard.reclaim_ended(self.now)
+            self.shard.syncs.end_reclaim(self.now)
         self.shard.turn_end(self.now)
 
     def bodies(self) -> list[bytes]:
@@ -218,12 +223,12 @@ def test_a_dropped_vhost_goes_when_neither_a_sync_nor_a_step_has_its_files() -> 
     bench.tell(m.Purge(1, 2))
     bench.turn()
     bench.now += 10 * SECOND_MS
-    step = bench.shard.begin_reclaim(bench.now)
+    step = bench.shard.syncs.begin_reclaim(bench.now)
     assert step is not None
     bench.tell(m.DropVhost(1, "/"), m.CONTROLLER)
     assert bench.home.files.names
     step.run()
-    bench.shard.reclaim_ended(bench.now)
+    bench.shard.syncs.end_reclaim(bench.now)
     assert not bench.home.files.names
 
 

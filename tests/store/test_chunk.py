@@ -1,4 +1,4 @@
-"""The compiled loops over chunks do what the plain Python in tests/reference does, on good and on broken bytes."""
+"""The compiled loops over chunks do what tests/reference does, on good and broken bytes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ def opened(files: FaultyFiles, directory: str = "d") -> SegmentStore:
 
 
 def merge_all(store: SegmentStore) -> None:
-    """Until there is nothing to do, with what the owner owes it: the sync after which the old files go."""
+    """Merge until there is nothing to do.
+
+    Do also the sync after which the old files go.
+    """
     while (job := store.begin_reclaim()) is not None:
         job.run()
         store.finish_reclaim(job)
@@ -163,7 +166,10 @@ def test_a_merged_segment_of_which_nothing_is_needed_leaves_no_file() -> None:
 
 
 def in_two(store: SegmentStore) -> tuple[array[int], list[int]]:
-    """Entries, of which few are left in each segment; positions in segment 2, of which the first one is left."""
+    """Return entries of which few are left in each segment.
+
+    Return also positions in segment 2, whose first entry is left.
+    """
     entries = array("Q", [store.append(one(8 * number + 1))[0].entries[0] for number in range(64)])
     sync(store)
     second = [entry for entry in entries if entry >> 32 == 2]
@@ -517,7 +523,7 @@ def test_a_merge_that_is_still_running_does_not_hold_up_the_end() -> None:
     assert job.path not in again.names
 
 
-def test_what_was_merged_and_then_settled_does_not_come_back_though_its_first_file_is_still_there() -> None:
+def test_what_was_merged_and_then_settled_does_not_come_back_from_its_first_file() -> None:
     files = FaultyFiles()
     store = opened(files)
     kept = nearly_empty(store, 20)

@@ -1,7 +1,7 @@
 """Test that damage in a stream is reported once, with the offsets that it costs.
 
-The first process that meets the damage reports it. A missing file is reported too, and is never taken for a segment
-that retention has deleted.
+The first process that meets the damage reports it. A missing file is reported too, and is never
+taken for a segment that retention has deleted.
 """
 
 from __future__ import annotations
@@ -214,7 +214,10 @@ def test_a_message_file_that_is_gone_since_a_clean_stop_is_told(tmp_path: Path) 
 
 
 def killed(files: FaultyFiles, batches: int = 40) -> tuple[FaultyFiles, array[int]]:
-    """Return the files of a process that was killed a second after its last message, and the entries."""
+    """Return the files of a process that was killed a second after its last message.
+
+    Return also the entries.
+    """
     store = SegmentStore("d", files=files, segment_bytes=4096)
     store.recover([QUEUE])
     entries: array[int] = array("Q")

@@ -1,4 +1,4 @@
-"""A disk that is full, broken, torn or written by a later version: what is refused, what goes on, what is told."""
+"""Test a disk that is full, broken, torn or written by a later version."""
 
 from __future__ import annotations
 

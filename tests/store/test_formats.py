@@ -1,4 +1,7 @@
-"""What a former version wrote is read by this one; what a later version wrote is refused by name and left as it was."""
+"""Files of a former version are read.
+
+Files of a later version are refused by name and left as they were.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Test a disk that something else has filled, by bytes or by inodes, at any moment.
 
-A batch is refused as a whole, and everything else goes on. Stores and streams start and stop on the full disk, and go
-on when there is room again.
+A batch is refused as a whole, and everything else goes on. Stores and streams start and stop on the
+full disk, and go on when there is room again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the index of a segment says: to the byte what a scan of the segment's file finds, whoever made it."""
+"""The index of a segment has, to the byte, what a scan of the segment's file finds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def opened(files: FaultyFiles, segment_bytes: int = SEGMENT_BYTES) -> SegmentSto
 
 
 def play(store: SegmentStore, history: list[list[Record] | str]) -> set[int]:
-    """Carry out the steps. Return the numbers of the segments with messages that were not settled."""
+    """Carry out the steps; return the numbers of the segments with unsettled messages."""
     arrivals: list[record.Arrival] = []
     for step in history:
         if step == "flush":
@@ -77,7 +77,10 @@ def play(store: SegmentStore, history: list[list[Record] | str]) -> set[int]:
 
 
 def indexes(files: FaultyFiles) -> Iterator[tuple[int, bytes | None, bytes | None]]:
-    """Yield (number, its index, the right index) of each segment; the last is None where none is worth writing."""
+    """Yield (number, index, right index) of each segment.
+
+    The last is None where no index is worth writing.
+    """
     for name, inode in sorted(files.names.items()):
         if name.startswith("d/msgs."):
             header = decode_header(inode.data)

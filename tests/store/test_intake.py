@@ -1,4 +1,4 @@
-"""What a batch has for a stream, and what its messages are found by, is what the plain reference finds."""
+"""The compiled reading of a batch for a stream finds what the plain reference finds."""
 
 from __future__ import annotations
 

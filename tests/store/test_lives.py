@@ -1,6 +1,7 @@
 """Whatever becomes of its disk: what a store was to make last is there, in order, once, undamaged.
 
-Thousands of random lives in each run, from another seed each time; `make torture` plays as many as one likes.
+Thousands of random lives in each run, from another seed each time; `make torture` plays as many as
+one likes.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_these_lives_find_a_recovery_that_believes_what_lies_behind_a_gap() -> N
         assert found_by(lives.power_cuts, "is lost")
 
 
-# -- the table beside a dict ----------------------------------------------------------------------------------
+# -- the table beside a dict -----------------------------------------------------------------------
 
 SAMPLES = 4  # of the first and of the last messages of a producer in a queue bodies are compared
 NAMES = st.sampled_from([b"p", b"q" * 255])
@@ -182,7 +182,7 @@ def test_other_messages_under_known_numbers_are_told_as_far_as_numbers_are_remem
     assert (others.known, others.altered) == (list(range(100)), [0, 1, 2, 3, 96, 97, 98, 99])
 
 
-# -- by hand --------------------------------------------------------------------------------------------------
+# -- by hand ---------------------------------------------------------------------------------------
 
 
 def open_store(files: FaultyFiles) -> SegmentStore:

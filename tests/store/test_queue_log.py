@@ -1,4 +1,7 @@
-"""Segments of a stream that go are out of the way at once and removed when somebody comes to it, also after a crash."""
+"""Old segments of a stream are out of the way at once.
+
+They are removed when somebody comes to the stream, also after a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled loops do what the plain Python in tests/reference does, on good and on broken bytes."""
+"""The compiled loops do what the plain Python in tests/reference does, also on broken bytes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,8 @@ def test_garbage_is_no_record(garbage: bytes, salt: int) -> None:
 
 
 def test_a_search_for_good_records_ends_when_bodies_pretend_to_be_records() -> None:
-    # Each of these begins a plausible record that reaches to the end of the segment; none has the right crc.
+    # Each of these begins a plausible record that reaches to the end of the segment; none has the
+    # right crc.
     fake = bytearray()
     size = 1 << 18
     while len(fake) < size:

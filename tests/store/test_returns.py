@@ -1,4 +1,7 @@
-"""How often a message came back outlives the process, merged segments and torn writes, and costs no room for ever."""
+"""The number of returns of a message outlives the process, merges and torn writes.
+
+It costs no room for ever.
+"""
 
 from __future__ import annotations
 

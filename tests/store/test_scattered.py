@@ -1,4 +1,4 @@
-"""Messages read in no order are those that were asked for, in the order in which they were asked for."""
+"""Messages that are read in any order come in the order in which they were asked for."""
 
 from __future__ import annotations
 

@@ -248,7 +248,10 @@ def test_the_real_disk_serves_too(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("end", ["stop", "kill", "index"])
 def test_a_queue_is_told_again_what_marks_its_messages_have(end: str) -> None:
-    """4 and 8 of a record's flags; of queues whose messages with them are all settled it does not matter."""
+    """The marks are the flags 4 and 8 of a record.
+
+    Queues whose marked messages are all settled need none.
+    """
     files = FaultyFiles()
     store = opened(files, (1, 2, 3))
     message = (encode_message(b"x", b"", b"k"),)

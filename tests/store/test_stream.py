@@ -1,4 +1,7 @@
-"""A stream log does what a list does, whatever the order of appends, reads, syncs, retention, stops and crashes."""
+"""A stream log does what a list does.
+
+Appends, reads, syncs, retention, stops and crashes come in any order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream on a disk that is full, broken or damaged: what is refused, what goes on, what is told, what is skipped."""
+"""Test a stream on a disk that is full, broken or damaged."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ def test_after_a_failed_write_or_sync_nothing_more_is_promised(call: str, times:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans())
 def test_a_damaged_chunk_is_skipped_told_and_costs_no_other_offset(seed: int, clean: bool) -> None:
-    """At rest or under a running log. After a crash the last chunk of all has nothing that speaks for it."""
+    """The log is at rest or running.
+
+    After a crash nothing proves that the last chunk was whole.
+    """
     pick = random.Random(seed)
     files = FaultyFiles(seed)
     log = filled(files, 40, 60, segment_bytes=pick.choice([4096, 1 << 20]))

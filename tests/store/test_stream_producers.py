@@ -1,8 +1,9 @@
-"""Test that a stream has each message of a producer once, whatever is repeated and whatever ends meanwhile.
+"""Test that a stream has each message of a producer once, whatever is repeated.
 
-A model that knows who sent what lives beside the log through retention, clean stops, kills and power cuts. A producer
-sends in order. After an end it repeats messages from some message on, at the latest the first one without a confirm.
-Then no message that would be dropped as a repetition may be missing, and no message may be stored twice.
+A model that knows who sent what lives beside the log through retention, clean stops, kills and
+power cuts. A producer sends in order. After an end it repeats messages from some message on, at the
+latest the first one without a confirm. Then no message that would be dropped as a repetition may be
+missing, and no message may be stored twice.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Life:
         self.seen: dict[int, tuple[bytes, int]] = {}  # by offset, what retention may have let go of
         self.gone: dict[bytes, int] = {}  # let go of
         self.may_go = 0  # retention may have let go of what comes before
-        self.unknown_below = 0  # what comes before counts as not stored: a power cut took the beginning
+        # what comes before counts as not stored: a power cut took the beginning
+        self.unknown_below = 0
         self.job: SyncJob[UnderSync] | None = None
         self.promises: list[int] = []
         self.repeated = 0
@@ -64,7 +66,7 @@ class Life:
         for _ in range(steps):
             self.random.choice(acts)()
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def publish(self) -> None:
         producer = self.random.choice(self.producers)
@@ -141,7 +143,7 @@ class Life:
             offset = some.next_offset
         return found
 
-    # -- ends ------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def stop_cleanly(self) -> None:
         if self.job is not None:

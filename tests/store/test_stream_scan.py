@@ -1,4 +1,7 @@
-"""A scan beside the writer gives what the log itself gives, as columns: whatever was sealed, damaged or let go."""
+"""A scan beside the writer gives what the log gives, as columns.
+
+Segments may be sealed, damaged or let go meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,7 @@ from shardmq.shardd.reader.ipc import END, batch_head
 from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import OsFiles
-from shardmq.shardd.store.format.columns import OFFSET, VALUE, Columns
-from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.format.columns import OFFSET, VALUE, Columns, Filter
 from shardmq.shardd.store.streams import StreamLog
 from shardmq.shardd.store.streams import scan as stream_scan
 from shardmq.shardd.store.streams.queue_log import QueueLog, QueueRange
@@ -66,7 +68,10 @@ class Stream:
         self.rows: list[dict[str, object]] = []
 
     def append(self, count: int, body_bytes_max: int = 200) -> None:
-        """Append a batch, many of whose messages have one length. Its time is not before that of earlier batches."""
+        """Append a batch with many messages of one length.
+
+        Its time is not before the times of earlier batches.
+        """
         messages, timestamp = [], T0 + len(self.rows)
         like_the_one_before = False
         for _ in range(count):
@@ -262,7 +267,10 @@ def test_a_file_that_ends_within_a_chunk_is_corrupt_behind_what_is_there(tmp_pat
 
 
 def test_a_scan_reads_all_of_a_segment_that_is_sealed_under_it(tmp_path: Path) -> None:
-    """It was longer before; and what a scan reads at once may end within the header of a chunk near its end."""
+    """The segment was longer before.
+
+    One read of a scan may end within the header of a chunk near the end.
+    """
     for ahead in range(0, 128, 8):
         stream = Stream(tmp_path / str(ahead), 6, segment_bytes=1 << 18)
         path = Path(stream.directory) / file_name("log", 0)

@@ -1,4 +1,7 @@
-"""What is left of a segment is copied as the plain reference copies it, and every moved message is found again."""
+"""The rest of a segment is copied as the plain reference copies it.
+
+Every moved message is found again.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.store.format.compaction_copy import (
+from shardmq.shardd.store.format.scanning import (
     Survivors,
     moved_again,
     moved_entries,
     moved_pairs,
+    scan,
 )
-from shardmq.shardd.store.format.scanning import scan
 from tests.reference.record import Record, decode_record, encode_message
 from tests.reference.survivors import survivors
 
@@ -34,7 +37,10 @@ records = st.builds(
 
 @st.composite
 def segments(draw: st.DrawFn) -> tuple[bytes, set[tuple[int, int]], int, set[int] | None]:
-    """Draw the bytes of a segment, what is settled of it, up to where nothing is needed, and the known queues."""
+    """Draw the bytes of a segment, the settled messages, and the known queues.
+
+    Draw also the position up to which nothing is needed.
+    """
     data = bytes(HEADER_BYTES) + b"".join(record.encode() for record in draw(st.lists(records, max_size=12)))
     settled, at = set(), HEADER_BYTES
     while (found := decode_record(data, at)) is not None:

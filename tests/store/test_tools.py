@@ -1,4 +1,4 @@
-"""What the tools say about the files of a stopped broker, what they rescue, and that they keep off a running one."""
+"""Test the tools for files of a stopped broker; they keep off a running one."""
 
 from __future__ import annotations
 

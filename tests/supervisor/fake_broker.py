@@ -1,4 +1,4 @@
-"""`python -m shardmq.supervisor` over fake children: python -m tests.supervisor.fake_broker JOURNAL [flags]."""
+"""A supervisor over fake children: python -m tests.supervisor.fake_broker JOURNAL [flags]."""
 
 from __future__ import annotations
 

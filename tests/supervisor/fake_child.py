@@ -1,8 +1,11 @@
-"""A child that keeps its part of the bargain, or on demand does not. Its section: {name, journal, does}.
+"""A child that does its part, or on demand does not.
 
-`does`: "well", "exits N", "hangs" (never ready), "recovers" (never ready, says how far it is), "falls silent" (ready,
-asks to be watched, says no more), "will not stop" (ignores SIGTERM). What happens is appended to the journal, one line
-per event; with each SIGHUP "reloaded" and what its section now has as `says`.
+Its section is {name, journal, does}.
+
+`does`: "well", "exits N", "hangs" (never ready), "recovers" (never ready, says how far it is),
+"falls silent" (ready, asks to be watched, says no more), "will not stop" (ignores SIGTERM). What
+happens is appended to the journal, one line per event; with each SIGHUP "reloaded" and what its
+section now has as `says`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A data directory that a later version has written is refused by name, with exit status 2, and nothing is touched."""
+"""A data directory of a later version is refused by name, and nothing is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is logged is found again: in the journal by its fields, as JSON line by line; the level can be changed.
+"""Log lines are found again: in the journal by fields, as JSON line by line.
+
+The level can be changed.
 
 Whatever somebody chose for a name, one event is one line in every format.
 """
@@ -29,7 +31,10 @@ def record(message: str, *args: str, level: int = logging.WARNING) -> logging.Lo
 
 
 def fields_of(data: bytes) -> dict[str, str]:
-    """Return the fields of an entry in the journal's native protocol, parsed as systemd documents it."""
+    """Return the fields of an entry in the journal's native protocol.
+
+    It is parsed as systemd documents it.
+    """
     found = {}
     while data:
         head, _, rest = data.partition(b"\n")
@@ -105,10 +110,11 @@ def test_loggers_are_named_without_the_name_of_the_package(form: str) -> None:
     assert "broker.client" in line and "shardmq" not in line
 
 
-# -- what clients name ---------------------------------------------------------------------------------------
+# -- what clients name -----------------------------------------------------------------------------
 
 ANYTHING = st.text(st.characters())  # lone surrogates, too: names are read leniently in places
-# Line ends of any kind, ESC and other C0 and C1 characters, line and paragraph separators, changes of direction.
+# Line ends of any kind, ESC and other control characters, line and paragraph separators, changes of
+# direction.
 HOSTILE = st.text(
     st.sampled_from("a\n\r\x1b\x00\x07\x7f\x85\x9b\u2028\u2029\u202e\u2066\u200f\ufeff\ud800\t\x0b\x0c\x1c")
 )
@@ -116,7 +122,10 @@ NAMES = ANYTHING | HOSTILE
 
 
 def said(name: str, fault: str | None) -> logging.LogRecord:
-    """Return an event with a name that a client chose; with `fault` it has an exception with this text."""
+    """Return an event with a name that a client chose.
+
+    With `fault` the event has an exception with this text.
+    """
     exc_info = None
     if fault is not None:
         try:
@@ -154,7 +163,7 @@ def written(handler: logging.Handler, event: logging.LogRecord) -> bytes:
 
 
 def is_one_line(line: bytes) -> bool:
-    """Return whether this is one line without control characters of terminals, pagers or editors."""
+    """Return whether the text is one line without control characters of terminals or pagers."""
     text = line.decode("utf-8")
     return text.endswith("\n") and not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text[:-1])
 

@@ -35,7 +35,7 @@ def test_each_front_door_is_told_its_own_socket_and_the_controller_those_for_ope
     assert plans[0].fds == (5, 6)
 
 
-def test_tls_comes_with_a_certificate_and_brings_a_socket_for_each_front_door_and_one_for_operators() -> None:
+def test_a_certificate_brings_a_tls_socket_for_each_front_door_and_one_for_operators() -> None:
     sockets = Listening(((10,), (11,)), (5,), (6,), "127.0.0.1:15672", amqps_fds=((20,), (21,)), https_fds=(7,))
     settings = Settings(front_doors=FrontDoors(count=2), tls=Tls(cert="c.pem"))
     controller, _, *doors = children(settings, 1, "/run/x", "b", sockets)

@@ -1,4 +1,4 @@
-"""The supervisor as a process of its own: signals, standard output, exit status, and what outlives it."""
+"""Test the supervisor as a process: signals, standard output, exit status, survivors."""
 
 from __future__ import annotations
 

@@ -39,7 +39,10 @@ def test_all_keys_that_are_named_exist() -> None:
 
 
 def test_the_documented_file_marks_those_that_can_change() -> None:
-    """With (r) in the comment over a key, and over those behind it without a comment of their own."""
+    """A key is marked by (r) in the comment over it.
+
+    The mark also holds for the keys behind it that have no comment.
+    """
     marked, table, comment, after_key = set[str](), "", "", False
     for line in DOCUMENTED.read_text().splitlines():
         if line.startswith("["):

@@ -1,4 +1,4 @@
-"""Where the broker listens: every address of the host, those that are named, or what systemd has opened."""
+"""The broker listens at every address, at those that are named, or on systemd's sockets."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def test_a_port_that_is_taken_at_the_second_address_is_named_and_nothing_stays_o
 
 
 def activation(monkeypatch: pytest.MonkeyPatch, names: str, *given: socket.socket) -> None:
-    """As systemd does it: the sockets from descriptor 3 on. Here: from where a run of free numbers is."""
+    """Pass sockets as systemd does, from descriptor 3 on.
+
+    Here they begin where a run of free numbers is.
+    """
     first = max(sock.fileno() for sock in given) + 100
     for at, sock in enumerate(given):
         os.dup2(sock.fileno(), first + at)
@@ -107,7 +110,8 @@ def test_what_systemd_has_opened_is_used_and_the_rest_is_bound(
         assert where["amqp"] == [f"127.0.0.1:{amqp.getsockname()[1]}"]
         assert where["http"] == [f"127.0.0.1:{http.getsockname()[1]}"]
         assert where["metrics"][0].startswith("127.0.0.1:")
-        assert sockets.listening().amqp_fds[0] == sockets.listening().amqp_fds[1]  # both doors share it
+        # both doors share it
+        assert sockets.listening().amqp_fds[0] == sockets.listening().amqp_fds[1]
         assert not os.get_inheritable(sockets.amqp[0][0].fileno())
 
 

@@ -1,4 +1,4 @@
-"""The whole of it with fake children: order, restart, giving up, draining, and starts that are refused."""
+"""Test the supervisor with fake children: order, restart, giving up, draining, refusals."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Broker:
 
 
 @pytest.mark.row("N4")
-async def test_shards_wait_for_the_controller_and_front_doors_for_a_shard_and_draining_is_the_reverse(
+async def test_shards_wait_for_the_controller_front_doors_for_a_shard_and_draining_is_the_reverse(
     tmp_path: Path,
 ) -> None:
     broker = Broker(tmp_path)
@@ -151,7 +151,7 @@ async def test_a_killed_child_comes_back_and_is_counted(tmp_path: Path) -> None:
     assert await broker.stop() == 0
 
 
-async def test_the_reader_is_started_when_it_is_called_and_again_when_it_died_with_a_call_unanswered(
+async def test_the_reader_is_started_for_a_call_and_again_when_it_died_before_its_answer(
     tmp_path: Path,
 ) -> None:
     broker = Broker(tmp_path, reader=True)
@@ -439,7 +439,8 @@ def test_a_lock_left_by_a_dead_broker_is_taken_over(tmp_path: Path) -> None:
 def test_children_of_a_dead_broker_are_waited_for(tmp_path: Path) -> None:
     draining = DataDirectory(tmp_path)
     draining.open()
-    os.pwrite(draining.lock_fd, b"4194304999\n", 0)  # the supervisor is gone, a child still holds the lock
+    # the supervisor is gone, a child still holds the lock
+    os.pwrite(draining.lock_fd, b"4194304999\n", 0)
     with pytest.raises(ConfigError, match="in use by the broker with pid 4194304999"):
         DataDirectory(tmp_path).open(wait_s=0)
     draining.close()

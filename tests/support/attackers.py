@@ -1,9 +1,9 @@
 """Clients that take all that a broker lets them take, and how long others wait meanwhile.
 
-An attack is a set-up on a connection and bytes that are written again and again, as fast as the broker
-takes them, or a way of connecting that is repeated. `waits_under` runs one beside two ordinary clients:
-a victim that publishes one persistent message at a time, with a confirm, to a queue that it consumes, and
-a newcomer that connects and declares a queue.
+An attack is a set-up on a connection and bytes that are written again and again, as fast as the
+broker takes them, or a way of connecting that is repeated. `waits_under` runs one beside two
+ordinary clients: a victim that publishes one persistent message at a time, with a confirm, to a
+queue that it consumes, and a newcomer that connects and declares a queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Attack:
-    """`queue` is the attacker's own; `prepare` gives more methods to be said first, `data` what is repeated."""
+    """An attack over one channel.
+
+    `queue` is the attacker's own; `prepare` gives methods to send first, `data` is sent again and
+    again.
+    """
 
     data: Callable[[str, random.Random], bytes]
     durable: bool = False
@@ -224,7 +228,10 @@ class Waits:
 
 
 def waits_under(kind: str, port: int, *, attackers: int, seconds: float, patience_s: float) -> tuple[Waits, Waits]:
-    """Return how long the victim and the newcomer waited. Raises queue.Empty when one got nothing done in time."""
+    """Return how long the victim and the newcomer waited.
+
+    Raises queue.Empty when one of them got nothing done in time.
+    """
     until = time.monotonic() + BEGIN_S + seconds
     running = [
         multiprocessing.Process(target=_attack, args=(port, kind, number, until), daemon=True)

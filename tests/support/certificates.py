@@ -33,7 +33,10 @@ class Authority:
     def make(
         self, file: str, subject: str, *, hosts: tuple[str, ...] = (), emails: tuple[str, ...] = (), password: str = ""
     ) -> Path:
-        """Certificate and key in one PEM file; `subject` like "O=Example,CN=alice", the least specific first."""
+        """Return a certificate and its key in one PEM file.
+
+        `subject` is like "O=Example,CN=alice", with the least specific part first.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [_host(host) for host in hosts]
         names += [x509.RFC822Name(email) for email in emails]

@@ -1,4 +1,7 @@
-"""Clients for the crash tests: a publisher that never waits with its next publish, and what a process serves."""
+"""Clients for the crash tests.
+
+A publisher never waits with its next publish.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ STUCK_S = 0.3
 
 
 class Publishing:
-    """Numbers as bodies. `at_once` publishes are always on their way; each is answered; the slowest is kept."""
+    """A publisher of numbers, with `at_once` publishes on their way at any time.
+
+    Each publish is answered; the longest wait is kept.
+    """
 
     def __init__(self, channel: AbstractChannel, queue: str, at_once: int = 50, padding: int = 0) -> None:
         self.confirmed: list[bytes] = []
@@ -60,7 +66,10 @@ class Publishing:
             task.cancel()
 
     async def finish(self) -> None:
-        """Stop publishing; raise any error of a publish except a nack. A publish without answer is a TimeoutError."""
+        """Stop publishing; raise any error of a publish except a nack.
+
+        A publish without an answer is a TimeoutError.
+        """
         self._going = False
         await asyncio.wait_for(asyncio.gather(*self._tasks), PATIENCE_S)
 

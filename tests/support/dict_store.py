@@ -1,4 +1,7 @@
-"""A store in a dict: what queues and shards need of one, and a count of everything that must not be settled twice."""
+"""A store in a dict, for tests of queues and shards.
+
+It counts everything that must not be settled twice.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ class DictStore:
         return b"".join(blobs), array("I", [int.from_bytes(blob[:4], "little") for blob in blobs])
 
     def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
-        """Many that need not be whole end in places that depend on nothing the caller could know."""
+        """Read the entries; if the answer need not be whole, it may have fewer of them.
+
+        It ends at a place that the caller cannot know.
+        """
         together = len(entries) if whole or len(entries) <= LOOK_WHOLE_MAX else 1 + entries[0] // 16 % len(entries)
         return self.read(entries[:together], bytes_max)
 

@@ -1,4 +1,7 @@
-"""Front doors and shards as the authority sees them, in memory: they answer at once, or when told to."""
+"""Front doors and shards in memory, as the authority sees them.
+
+They answer at once, or when they are told to.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,17 @@ from typing import Any
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange
 from shardmq.shardd.wire import messages as wire
+from tests.support.catalogs import rebuilt
 
 
 class FakeDoors:
-    """One front door with a copy of the catalog. `hold` keeps it from applying until `apply_all`."""
+    """One front door with a copy of the catalog.
+
+    With `hold` it applies changes only in `apply_all`.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
-        self.copy = Catalog.rebuilt(catalog.version, catalog.changes())
+        self.copy = rebuilt(catalog.version, catalog.changes())
         self.hold = False
         self.closed: list[tuple[str, int, str]] = []
         self.told: list[list[AnyChange]] = []
@@ -54,7 +61,10 @@ class FakeDoors:
 
 
 class FakeShards:
-    """Shards that know only which queues they were given. `answer` may be replaced; `hold` keeps replies back."""
+    """Shards that know only their queues.
+
+    `answer` may be replaced; `hold` keeps replies back.
+    """
 
     def __init__(self, count: int = 2) -> None:
         self.count = count

@@ -1,4 +1,7 @@
-"""A front door's publishing without sockets: its shards are a packer, its client writes down what it is to do."""
+"""A front door's publishing without sockets.
+
+A packer stands for the shards, and the client writes down what it is to do.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ class Channel:
 
 
 class Publisher:
-    """A client with three channels, the second of which wants confirms; it carries out what publishing asks for."""
+    """A client with three channels that carries out what publishing asks for.
+
+    The second channel wants confirms.
+    """
 
     id = 9
     user = "guest"
@@ -109,7 +115,7 @@ class Publisher:
 
     def publish(self, event: Publishes, is_over: Callable[[], bool] = lambda: False, now_ms: int = NOW_MS) -> Published:
         """Publish as much of the event as the slice lets."""
-        published = self.publishing.publish(self, self.channels, event, now_ms, is_over)
+        published = self.publishing.publish(self, self.route_cache, self.channels, event, now_ms, is_over)
         self.carry_out(published)
         return published
 

@@ -1,6 +1,9 @@
-"""The broker's HTTP of streams and Arrow, in memory: what the Spark connector talks to, with faults on order.
+"""The broker's HTTP of streams and Arrow, in memory, with faults on order.
 
-Streams are lists of rows; published rows are kept by queue, once for each producer and sequence, as queues do it.
+The Spark connector talks to it.
+
+Streams are lists of rows; published rows are kept by queue, once for each producer and sequence, as
+queues do it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ class Shard:
 
 
 class FakeStreams:
-    """faults: how many of the next requests to a path holding that text end without an answer, or in its middle."""
+    """A fake of the HTTP API for streams.
+
+    `faults` says how many of the next requests to a path with a text end without an answer, or in
+    its middle.
+    """
 
     def __init__(self) -> None:
         self.streams: dict[str, list[Shard]] = {}
@@ -48,7 +55,8 @@ class FakeStreams:
         self.duplicates = 0
         self.groups: dict[tuple[str, str], dict[int, tuple[str, int]]] = {}  # by stream and group
         self.faults: dict[str, int] = {}
-        self.damaged: list[tuple[int, int]] = []  # offsets [from, to) of any shard that no scan gives
+        # offsets [from, to) of any shard that no scan gives
+        self.damaged: list[tuple[int, int]] = []
         self.requests: list[str] = []
         self.lock = threading.Lock()
 

@@ -1,8 +1,8 @@
 """Simulate a disk in memory that loses unsynced bytes, tears writes, is full, breaks, or hangs.
 
-The disk is a `Files` for the tests of the store. Names and contents are kept apart, as on a real disk. Names last in
-the order they were changed: some first part of the changes since the last directory sync survives a power cut. Contents
-last sector by sector in any combination.
+The disk is a `Files` for the tests of the store. Names and contents are kept apart, as on a real
+disk. Names last in the order they were changed: some first part of the changes since the last
+directory sync survives a power cut. Contents last sector by sector in any combination.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class FaultyFiles:
         self.sector_bytes = sector_bytes
         self.names: dict[str, Inode] = {}
         self.stable_names: dict[str, Inode] = {}
-        self.changes: list[dict[str, Inode]] = []  # names after each change since the last directory sync
+        # names after each change since the last directory sync
+        self.changes: list[dict[str, Inode]] = []
         self.handles: dict[int, Inode] = {}
         self.next_handle = 3
         self.calls: list[str] = []
@@ -74,7 +75,7 @@ class FaultyFiles:
         self.sync_lies = False
         self.hang: dict[str, Hang] = {}  # the next call of that name
 
-    # -- faults ---------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -104,7 +105,8 @@ class FaultyFiles:
     def restarted(self, *, power_cut: bool) -> FaultyFiles:
         """Return the files that the next process finds.
 
-        After a mere crash all bytes are there. After a power cut synced bytes are there, and some of the rest.
+        After a mere crash all bytes are there. After a power cut synced bytes are there, and some
+        of the rest.
         """
         after = FaultyFiles(self.random.randrange(1 << 30), self.sector_bytes)
         names = self.names
@@ -128,7 +130,7 @@ class FaultyFiles:
                 data[at : at + len(part)] = part
         return data
 
-    # -- Files ----------------------------------------------------------------------------------------
+    # -- Files -------------------------------------------------------------------------------------
 
     def _renamed(self) -> None:
         self.changes.append(dict(self.names))

@@ -1,4 +1,4 @@
-"""Store directories that stay in the repository, one for each format there ever was, and what is to be found in them.
+"""Store directories that stay in the repository, one for each format, and their contents.
 
     python -m tests.support.golden_store v1|v2 DIR      makes one with the present program
 
@@ -32,7 +32,10 @@ class FixedSalts(OsFiles):
 
 
 def record(number: int) -> bytes:
-    """Of two messages each; every third to both queues, every fourth with a ttl, every fifth with a priority."""
+    """Return a record of two messages.
+
+    Every third goes to both queues, every fourth has a ttl, every fifth a priority.
+    """
     messages = tuple(
         encode_message(b"%03d" % number * 60, b"ex", b"key.%d.%d" % (number, part), b"\x80\0\x0atext/plain")
         for part in range(2)
@@ -58,7 +61,10 @@ def make_v1(directory: str) -> dict[str, list[int]]:
 
 
 def make_v2(directory: str) -> dict[str, list[int]]:
-    """Five segments of which three are merged, one of these still there as after a power cut; acks of the merged."""
+    """Make five segments, three of them merged, and acks of the merged ones.
+
+    One merged segment is still there, as after a power cut.
+    """
     store, live = filled(directory, 40)
     for queue in QUEUES:
         store.settle(queue, array("Q", [entry for entry in live[queue] if left_out(entry)]), True)

@@ -1,4 +1,4 @@
-"""Stream directories that stay in the repository, one for each format there ever was, and what is to be found in them.
+"""Stream directories that stay in the repository, one for each format, and their contents.
 
     python -m tests.support.golden_stream v1 DIR      makes one with the present program
 
@@ -28,7 +28,10 @@ def batch(number: int) -> Record:
 
 
 def make_v1(directory: str) -> dict[str, object]:
-    """Sealed segments with an index and, as after a crash, one without; the oldest let go of; named positions."""
+    """Make sealed segments, one of them without an index as after a crash.
+
+    The oldest are let go of, and positions have names.
+    """
     log = StreamLog(directory, files=FixedSalts(), segment_bytes=SEGMENT_BYTES)
     log.recover()
     for number in range(30):

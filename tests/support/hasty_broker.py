@@ -1,7 +1,9 @@
-"""A broker that is broken on purpose: its shards confirm at once and put on disk only what a second has gathered.
+"""A broker that is broken on purpose.
 
-`python -m tests.support.hasty_broker FLAGS` takes the flags of `python -m shardmq.supervisor FLAGS`. If the crash tests
-do not catch it, they are no crash tests.
+Its shards confirm at once and write to disk what a second has gathered.
+
+`python -m tests.support.hasty_broker FLAGS` takes the flags of `python -m shardmq.supervisor
+FLAGS`. If the crash tests do not catch it, they are no crash tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""What was published, confirmed, delivered and acknowledged, and what must be true of it whatever was killed meanwhile.
+"""Messages that were published, confirmed, delivered and acknowledged.
 
-A body is `key:number:checksum`: numbers count up per key (one publisher each), so order and foreign bytes show.
+The checks here must hold whatever was killed meanwhile.
+
+A body is `key:number:checksum`: numbers count up per key (one publisher each), so order and foreign
+bytes show.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class History:
         with self._lock:
             self.acked.add((key, number))
 
-    # -- what must be true -----------------------------------------------------------------------------------
+    # -- what must be true -------------------------------------------------------------------------
 
     def missing(self) -> set[tuple[str, int]]:
         """Return the messages that are confirmed and not (yet) delivered."""
@@ -71,7 +74,10 @@ class History:
         assert not foreign, f"delivered but never published: {foreign[:5]}"
 
     def check_order_per_key(self) -> None:
-        """First deliveries come in the order of publishing; what is marked as redelivered may come again, later."""
+        """Check that first deliveries come in the order of publishing.
+
+        Messages marked as redelivered may come again later.
+        """
         for key, seen in self.delivered.items():
             fresh = [number for number, redelivered in seen if not redelivered]
             assert fresh == sorted(fresh), f"key {key}: out of order at {_first_fall(fresh)}"
@@ -79,7 +85,8 @@ class History:
     def check_repeats_are_marked(self, confirms_lost: bool = False) -> None:
         """Check that a second delivery is marked as redelivered.
 
-        With lost confirms there is no check, because a publisher may have published a message twice.
+        With lost confirms there is no check, because a publisher may have published a message
+        twice.
         """
         if confirms_lost:
             return

@@ -1,7 +1,10 @@
-"""Clients that keep a broker busy while its processes are killed, and tell a ledger everything they are told.
+"""Clients that keep a broker busy while its processes are killed.
 
-Each is a thread with a connection of its own that comes back when it is lost. Publishers never repeat a message and
-begin a new key with each connection, so a repeat, or a change of order, is the broker's.
+They tell a ledger everything that they are told.
+
+Each is a thread with a connection of its own that comes back when it is lost. Publishers never
+repeat a message and begin a new key with each connection, so a repeat, or a change of order, is the
+broker's.
 """
 
 from __future__ import annotations
@@ -181,7 +184,10 @@ class Worker:
         return not self._may_work.is_set()
 
     def _rests(self) -> bool:
-        """Its consumers are far behind: they are to meet what is killed, not a backlog of minutes."""
+        """Return whether its consumers are far behind.
+
+        They are to meet kills, not a backlog of minutes.
+        """
         return max(map(self.ledger.waiting, self.queues)) > BACKLOG_MAX
 
     def stop(self) -> None:
@@ -209,7 +215,10 @@ class Worker:
 
 
 class Publisher(Worker):
-    """Persistent messages with confirms, a window of them at a time. `queues`: all that one message reaches."""
+    """A publisher of persistent messages with confirms, a window of them at a time.
+
+    `queues` are all that one message reaches.
+    """
 
     def __init__(
         self, name: str, port: int, ledger: Ledger, seed: str, exchange: str, key: str, queues: tuple[str, ...],
@@ -278,7 +287,10 @@ class Publisher(Worker):
 
 
 class Transactor(Worker):
-    """Transactions over several queues: what a commit-ok was said for counts as confirmed, on each queue."""
+    """A client with transactions over several queues.
+
+    Messages of a commit with commit-ok count as confirmed, on each queue.
+    """
 
     def __init__(self, name: str, port: int, ledger: Ledger, seed: str, queues: tuple[str, ...]) -> None:
         super().__init__(name, port, ledger, seed)
@@ -302,7 +314,10 @@ class Transactor(Worker):
             client.close()
 
     def _commit(self, client: LoadClient) -> bool:
-        """Publish and commit a transaction; return False if it was refused, which closes the channel."""
+        """Publish and commit a transaction.
+
+        Return False if it was refused, which closes the channel.
+        """
         numbers: dict[str, list[int]] = {}
         for queue in self.queues:
             key = f"{self.name}.{self.sessions}.{queue}"
@@ -332,8 +347,10 @@ class ConsumerClient(LoadClient):
     """Its deliveries, in order, while it also asks for other things."""
 
     def __init__(self, port: int) -> None:
-        self.deliveries: deque[tuple[int, bool, bytes, float]] = deque()  # tag, redelivered, body, not before
-        # Deliveries wait in buffers on their way. What comes behind an answer was handed out after the question.
+        # tag, redelivered, body, not before
+        self.deliveries: deque[tuple[int, bool, bytes, float]] = deque()
+        # Deliveries wait in buffers on their way. What comes behind an answer was handed out after
+        # the question.
         self.since = time.monotonic()
         self._left = 0
         self._head = (0, False)
@@ -361,7 +378,10 @@ class ConsumerClient(LoadClient):
             raise Complaint(f"{said!r:.200} among deliveries")
 
     def expect_message(self) -> bool:
-        """Wait for the answer to a basic.get; return whether it is a message, which is then among `deliveries`."""
+        """Wait for the answer to a basic.get; return whether it is a message.
+
+        The message is then among `deliveries`.
+        """
         before = len(self.deliveries)
         while len(self.deliveries) == before:
             kind, payload = self.next_frame()
@@ -390,9 +410,9 @@ class ConsumerClient(LoadClient):
 class Consumer(Worker):
     """A worker that acknowledges in groups, sometimes cumulatively.
 
-    The worker asks the shard of the queue whether the acks have arrived: a passive declare is handled behind them.
-    `away_s` is how long it stays away between visits, so that its queue fills meanwhile. `gives_back` is the share of
-    its messages that it rejects with requeue.
+    The worker asks the shard of the queue whether the acks have arrived: a passive declare is
+    handled behind them. `away_s` is how long it stays away between visits, so that its queue fills
+    meanwhile. `gives_back` is the share of its messages that it rejects with requeue.
     """
 
     def __init__(
@@ -469,7 +489,10 @@ class Getter(Consumer):
 
 
 class Declarer(Worker):
-    """Declares, binds and deletes durable queues, and comes and goes with queues that must go with it."""
+    """A client that declares, binds and deletes durable queues.
+
+    It also comes and goes with queues that must go with it.
+    """
 
     def __init__(self, name: str, port: int, ledger: Ledger, seed: str) -> None:
         super().__init__(name, port, ledger, seed)

@@ -89,7 +89,7 @@ class Load:
             worker.start()
 
     def rest(self) -> None:
-        """Stop publishing, wait until all messages are delivered and acknowledged, and check the result."""
+        """Stop publishing, wait until all messages are acknowledged, and check the result."""
         pausing = [*self.publishers, self.declarer]
         for worker in pausing:
             worker.pause()
@@ -99,7 +99,8 @@ class Load:
         with contextlib.suppress(AssertionError):  # the check says what is missing
             self._until(lambda: not self.ledger.missing(), "all confirmed messages")
         self.ledger.check_all()
-        # Asked of the shards, so that what was acknowledged and what was given back is all settled there.
+        # Asked of the shards, so that what was acknowledged and what was given back is all settled
+        # there.
         self._until(lambda: _depths(self.broker.port) == dict.fromkeys(ALL_QUEUES, 0), "empty queues")
         _check_topology(self.broker, self.declarer)
         for consumer in self.consumers:
@@ -160,7 +161,7 @@ def _queue_names(broker: RealBroker) -> set[str]:
 
 
 def _check_topology(broker: RealBroker, declarer: Declarer) -> None:
-    """Check that declared queues are there, and that queues that were deleted or went with a connection are not."""
+    """Check that declared queues exist, and deleted and exclusive ones do not."""
     names: set[str] = set()
 
     def settled() -> bool:
@@ -180,7 +181,10 @@ def _check_topology(broker: RealBroker, declarer: Declarer) -> None:
 
 @contextlib.contextmanager
 def started(directory: Path, command: tuple[str, ...] | None = None) -> Iterator[RealBroker]:
-    """Two shards and two front doors; ended cleanly, or at once after a failure. Their files are looked at then."""
+    """Start two shards and two front doors.
+
+    They end cleanly, or at once after a failure. Then their files are checked.
+    """
     settings = directory / "broker.toml"
     settings.write_text(SETTINGS)
     more = {} if command is None else {"command": command}
@@ -206,7 +210,10 @@ class Rounds:
         self.load = Load(broker, self.ledger, str(seed), quiet_s)
 
     def run(self, rounds: int, rest_each: int = REST_EACH) -> dict[str, int]:
-        """Run the rounds; return the counts of the ledger. An AssertionError has all that explains it."""
+        """Run the rounds; return the counts of the ledger.
+
+        An AssertionError has all that explains it.
+        """
         try:
             for number in range(1, rounds + 1):
                 self._wait(self.random.choice([0.1, 0.3, 0.3, 0.6, 0.6, 1.0, 1.5, 4.5]))

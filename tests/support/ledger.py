@@ -1,14 +1,17 @@
-"""What clients were told over many rounds of kills, and what must be true of it. Complaints are found as it is told.
+"""What clients were told over many rounds of kills, and what must be true of it.
 
-A key names one channel's publishes, numbered from 1 (bodies as in history.py). A message may go to several queues: what
-is said of deliveries holds for each. Times are of one clock, in seconds.
+Complaints are found as it is told.
+
+A key names one channel's publishes, numbered from 1 (bodies as in history.py). A message may go to
+several queues: what is said of deliveries holds for each. Times are of one clock, in seconds.
 
 - A publish is answered once: by an ack or by a nack, never both.
 - What was confirmed is delivered.
 - No body is damaged, foreign, or in a queue it was not sent to.
 - What is delivered as new comes in the order of publishing, and nothing comes twice as new.
-- The order falls back only where something was killed or the consumer left: no more often than that.
-- What was acknowledged, and known to be so to the broker, comes again only if a shard died before it was on disk.
+- The order falls back only where something was killed or the consumer left, and no more often.
+- What was acknowledged, and known to be so to the broker, comes again only if a shard died before
+  it was on disk.
 """
 
 from __future__ import annotations
@@ -80,10 +83,13 @@ class Ledger:
         with self._lock:
             self._complain(text)
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------
 
     def may_fall(self, queue: str) -> None:
-        """Its consumers are several, or give messages back: only damage, loss and unmarked repeats are looked for."""
+        """Expect no order in a queue, whose consumers are several or give messages back.
+
+        Only damage, loss and unmarked repeats are faults there.
+        """
         self._unordered.add(queue)
 
     def was_published(self, key: str, queues: tuple[str, ...]) -> int:
@@ -111,7 +117,10 @@ class Ledger:
                         self._waiting.subtract(self._published[key].queues)
 
     def was_killed(self, now: float, *, shards: bool) -> None:
-        """Note that a process was killed a moment after `now`; with `shards` a shard was among the killed processes."""
+        """Note that a process was killed a moment after `now`.
+
+        With `shards` a shard was among the killed processes.
+        """
         with self._lock:
             self.deaths += 1
             if shards:
@@ -133,7 +142,9 @@ class Ledger:
         return key, number
 
     def was_settled(self, queue: str, known: Iterable[tuple[str, int, float]], now: float) -> None:
-        """Note acknowledged messages: key, number, and a time before which the message was not handed out.
+        """Note acknowledged messages: key, number, and a time.
+
+        The message was not handed out before that time.
 
         The shard of the queue has answered a request that came behind the acknowledgement.
         """
@@ -147,7 +158,7 @@ class Ledger:
         """About how many messages it still has to deliver."""
         return self._waiting[queue]
 
-    # -- what must be true -----------------------------------------------------------------------------------
+    # -- what must be true -------------------------------------------------------------------------
 
     def _check_delivery(self, queue: str, key: str, number: int, redelivered: bool, now: float, since: float) -> None:
         published = self._published.get(key)
@@ -158,7 +169,8 @@ class Ledger:
             self._complain(f"{queue}: {key}:{number} was delivered, but sent to {published.queues}")
         arrived = self._arrived[queue, key]
         arrived.grow(number)
-        # Of several consumers one may look late at what it was given before another was given it again, and settled it.
+        # Of several consumers one may look late at what it was given before another was given it
+        # again, and settled it.
         before = arrived.seen[number] if queue not in self._unordered else arrived.seen[number] & NEW
         if before and not redelivered:
             self._complain(f"{queue}: {key}:{number} was delivered again without a mark")
@@ -182,9 +194,10 @@ class Ledger:
         arrived.last = number
 
     def _check_settled(self, queue: str, key: str, arrived: Arrived, number: int, now: float) -> None:
-        """Complain of a message that came again after its acknowledgement, unless a kill explains it.
+        """Complain of a message that came again after its ack, unless a kill explains it.
 
-        The kill must be between the delivery and the time when the acknowledgement was surely on disk.
+        The kill must be between the delivery and the time when the acknowledgement was surely on
+        disk.
         """
         first, last = arrived.handed_out_at[number], arrived.settled_at[number] + ACK_LASTS_S
         at = bisect_left(self.kills, first)
@@ -195,7 +208,10 @@ class Ledger:
             )
 
     def missing(self) -> list[str]:
-        """Return the messages that are confirmed and not (yet) delivered, by queue and key: how many, and the first."""
+        """Return the confirmed messages that were not delivered (yet), by queue and key.
+
+        Each has the number of them and the first.
+        """
         found = []
         with self._lock:
             for key, published in self._published.items():

@@ -1,4 +1,7 @@
-"""What a queue owes, in lists: slow and obvious. Windows of connections are left out: all have room."""
+"""A model of a queue, in lists: slow and obvious.
+
+Windows of connections are left out: all have room.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,14 @@ class ModelQueue:
         self.let_go = 0
         self.acked = 0
         self.resting: list[Message] = []
-        self.departed: list[tuple[int, str]] = []  # (message, reason) of those that wait for their copies to last
-        # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer, used, waits)
+        # (message, reason) of those that wait for their copies to last
+        self.departed: list[tuple[int, str]] = []
+        # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer,
+        # used, waits)
         self.given: list[tuple[int, int, bool, int]] = []
         self.reports: list[tuple[int, int, bool]] = []
-        self.times_given: dict[int, int] = {}  # how often what was given had come back, if that is counted
+        # how often what was given had come back, if that is counted
+        self.times_given: dict[int, int] = {}
 
     @property
     def counts_returns(self) -> bool:
@@ -70,7 +76,7 @@ class ModelQueue:
     def _sort(self) -> None:
         self.ready.sort(key=lambda message: (-message.priority, message.id))
 
-    # -- in --------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def publish(self, messages: list[Message], now: int) -> list[int]:
         """Which of them are refused."""
@@ -105,7 +111,7 @@ class ModelQueue:
         held = sum(each.size for each in self.ready[capacity:])
         return limits.max_bytes is not None and held + message.size > limits.max_bytes
 
-    # -- out -------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     def _active(self) -> list[ModelConsumer]:
         return self.consumers[:1] if self.limits.single_active else self.consumers
@@ -159,7 +165,7 @@ class ModelQueue:
         self.expire(now)
         return self.ready.pop(0) if self.ready else None
 
-    # -- back ------------------------------------------------------------------------------------------
+    # -- back --------------------------------------------------------------------------------------
 
     def ack(self, messages: list[Message]) -> None:
         self.acked += len(messages)
@@ -174,7 +180,8 @@ class ModelQueue:
             self.departed.append((message.id, reason))
 
     def requeue(self, messages: list[Message]) -> None:
-        for message in sorted(messages, key=lambda each: each.id):  # handed out by priority, they go back by age
+        # handed out by priority, they go back by age
+        for message in sorted(messages, key=lambda each: each.id):
             message.redelivered = True
             message.returns += self.counts_returns
             if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
@@ -188,7 +195,8 @@ class ModelQueue:
     def _wake(self, now: int) -> None:
         """Wake the messages whose rest is over.
 
-        A message rests for its time, and at most a sixteenth longer: until a multiple of that sixteenth.
+        A message rests for its time, and at most a sixteenth longer: until a multiple of that
+        sixteenth.
         """
         for message in self.resting:
             if message.due is None and self.limits.retry is not None:
@@ -204,7 +212,7 @@ class ModelQueue:
         self.ready += messages
         self._sort()
 
-    # -- limits ----------------------------------------------------------------------------------------
+    # -- limits ------------------------------------------------------------------------------------
 
     def expire(self, now: int) -> None:
         """At the head of each priority only."""
@@ -234,7 +242,7 @@ class ModelQueue:
         self.limits = limits
         self._enforce()
 
-    # -- consumers -------------------------------------------------------------------------------------
+    # -- consumers ---------------------------------------------------------------------------------
 
     def refuses(self, exclusive: bool) -> bool:
         if exclusive and (self.consumers or self.limits.single_active):

@@ -1,8 +1,11 @@
-"""Play random lives of a store whose messages have producers and sequences, beside a plain record of who sent what.
+"""Random lives of a store whose messages have producers and sequences.
 
-A producer sends in order. After a crash it repeats messages in order, from some message on, at the latest the first one
-without a confirm. Then no message that would be dropped as a repetition may be missing (no loss). Whatever was
-confirmed would be dropped (no second copy), also when it was consumed and its segment is long gone.
+A plain record of all sent messages stands beside it.
+
+A producer sends in order. After a crash it repeats messages in order, from some message on, at the
+latest the first one without a confirm. Then no message that would be dropped as a repetition may be
+missing (no loss). Whatever was confirmed would be dropped (no second copy), also when it was
+consumed and its segment is long gone.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ def place_of(stored: bytes) -> tuple[bytes, int]:
 @dataclass
 class Producer:
     name: bytes
-    sent: list[tuple[int, tuple[int, ...], bytes]] = field(default_factory=list)  # sequence, queues, message
+    # sequence, queues, message
+    sent: list[tuple[int, tuple[int, ...], bytes]] = field(default_factory=list)
     at: int = 0  # of `sent`, what goes next
     confirmed: int = 0  # so many of `sent`
 
@@ -79,10 +83,10 @@ class Lives:
         for _ in range(steps):
             self.random.choice(acts)()
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def records_of(self, producer: Producer) -> tuple[list[Record], int]:
-        """Return records of the producer's next messages, old or new, and how far the producer is then."""
+        """Return records of the producer's next messages, old or new, and its new place."""
         records: list[Record] = []
         at = producer.at
         for _ in range(self.random.choice([1, 1, 3])):
@@ -187,7 +191,7 @@ class Lives:
             job, self.reclaim = self.reclaim, None
             self.store.finish_reclaim(job)
 
-    # -- ends ------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def stop_cleanly(self) -> None:
         if self.job is not None:
@@ -200,7 +204,10 @@ class Lives:
         assert self.highest == before
 
     def end(self, *, power_cut: bool, lossless: bool) -> None:
-        """End the process without a clean stop, and start another one. `lossless`: all written bytes are there."""
+        """End the process without a clean stop, and start another one.
+
+        With `lossless` all written bytes are there.
+        """
         self.files = self.files.restarted(power_cut=power_cut)
         self.power_failed = self.power_failed or not lossless
         self.job = self.reclaim = None
@@ -233,7 +240,10 @@ class Lives:
                         assert high is not None and number <= high, f"{(queue_id, producer.name, number)} is forgotten"
 
     def finish(self) -> None:
-        """Everything unconfirmed is repeated: then everything that was ever sent is there, or was consumed."""
+        """Repeat everything that is unconfirmed.
+
+        Then everything that was ever sent is there, or was consumed.
+        """
         for producer in self.producers:
             producer.at = producer.confirmed
             while producer.at < len(producer.sent):

@@ -6,7 +6,7 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pamqp import base, body, commands, frame, header
 
@@ -67,7 +67,10 @@ class RawClient:
         self.sock.sendall(data)
 
     def send_what_is_taken(self, data: bytes, seconds: float = 1.0) -> int:
-        """Send until the broker takes no more for a while, the time is over, or it hangs up; return the bytes sent."""
+        """Send until the broker takes no more for a while, the time is over, or it hangs up.
+
+        Return the number of bytes sent.
+        """
         self.sock.settimeout(0.2)
         sent, end = 0, time.monotonic() + seconds
         view = memoryview(data)
@@ -109,7 +112,10 @@ class RawClient:
         return self.expect(answer)
 
     def read(self) -> tuple[int, object] | None:
-        """Return the channel and the content of the next frame that is no heartbeat; None at the end of the stream."""
+        """Return the channel and the content of the next frame that is no heartbeat.
+
+        Return None at the end of the stream.
+        """
         data = self.read_frame()
         if data is None:
             return None
@@ -117,7 +123,10 @@ class RawClient:
         return channel, what
 
     def read_frame(self) -> bytes | None:
-        """Return the bytes of the next frame that is no heartbeat; None at the end of the stream."""
+        """Return the bytes of the next frame that is no heartbeat.
+
+        Return None at the end of the stream.
+        """
         while True:
             if len(self._buffer) >= 7:
                 size = 8 + struct.unpack_from(">I", self._buffer, 3)[0]
@@ -158,14 +167,19 @@ class RawClient:
         raise AssertionError(f"expected {kind.__name__}, got the end of the stream")
 
     def expect_close(self, code: int, text: str) -> tuple[int, int]:
-        """connection.close with this code, its text beginning thus; answered. Gives the class and method named."""
+        """Expect connection.close with this code and this beginning of its text; answer it.
+
+        Return the class and method that it names.
+        """
         said = self.expect(commands.Connection.Close)
         assert (said.reply_code, said.reply_text[: len(text)]) == (code, text)
         self.send(method(0, commands.Connection.CloseOk()))
         return said.class_id, said.method_id
 
     def expect_channel_close(self, channel: int, code: int, text: str) -> tuple[int, int]:
-        """Expect that the broker closes the channel; return the class and the method that the close names.
+        """Expect that the broker closes the channel.
+
+        Return the class and the method that the close names.
 
         The channel may be opened again afterwards.
         """
@@ -178,3 +192,21 @@ class RawClient:
         """Wait until the broker hangs up, whatever it sends before."""
         while self.read() is not None:
             pass
+
+
+def declare(client: RawClient, name: str, **how: Any) -> None:
+    client.ask(1, commands.Queue.Declare(queue=name, **{"exclusive": True, **how}), commands.Queue.DeclareOk)
+
+
+def got(client: RawClient, queue: str, channel: int = 1) -> bytes:
+    """Return the body of the next message, which counts as acknowledged at once."""
+    client.ask(channel, commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetOk)
+    return client.content()
+
+
+def is_empty(client: RawClient, queue: str, channel: int = 1) -> bool:
+    return bool(client.ask(channel, commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetEmpty))
+
+
+def delivered(client: RawClient) -> tuple[commands.Basic.Deliver, bytes]:
+    return client.expect(commands.Basic.Deliver), client.content()

@@ -1,7 +1,8 @@
 """Readers of streams from the client's side to the log, with lists in place of sockets.
 
-The decisions are the broker's own: a front door's (consumers, grants, links), the controller's (groups), the shards'.
-What a client got, settled and gave back is written down beside them in `Ledger`, which knows no position and no grant.
+The decisions are the broker's own: a front door's (consumers, grants, links), the controller's
+(groups), the shards'. What a client got, settled and gave back is written down beside them in
+`Ledger`, which knows no position and no grant.
 """
 
 from __future__ import annotations
@@ -18,13 +19,22 @@ from typing import Any, NamedTuple
 
 from pamqp import commands
 
-from shardmq.broker.controller.groups.groups import Groups, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.groups import groups as controller_groups
+from shardmq.broker.controller.groups.groups import GroupOrder, Groups, VirtualQueueName
 from shardmq.broker.front_door.connection.channel import Channel
 from shardmq.broker.front_door.consume.consumers import Assignment, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming, check_consume
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.changes import QueuePut
-from shardmq.broker.shared.control import Answer, ConsumerJoin, ConsumerLeave, SeatGivenUp, SeatName, SeatOrder
+from shardmq.broker.shared.control import (
+    Answer,
+    AssignmentGivenUp,
+    AssignmentName,
+    AssignmentOrder,
+    ConsumerJoin,
+    ConsumerLeave,
+    ConsumeTerms,
+)
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -32,7 +42,7 @@ from shardmq.shardd.wire import packer as packing
 from shardmq.shardd.wire.lane import joined
 from tests.support.dict_store import DictHome
 
-NAME = Name("/", "streams")
+NAME = VirtualQueueName("/", "streams")
 MESSAGE = struct.pack("<II", 0, 2) + b"\0\0\0\0"
 TURNS_MAX = 20_000
 DOOR = 5  # its incarnation
@@ -113,8 +123,8 @@ class Links(ShardLinks):
 class Got(NamedTuple):
     """A delivery.
 
-    `name` is the tag of its consumer, or its group. `who` is the number of the consumer, `part` that of its assignment
-    at the shard.
+    `name` is the tag of its consumer, or its group. `who` is the number of the consumer, `part`
+    that of its assignment at the shard.
     """
 
     tag: int
@@ -130,7 +140,8 @@ class Ledger:
     """What clients know. `got` and `uncommitted` are by client and channel."""
 
     def __init__(self) -> None:
-        self.settled: dict[tuple[int, str], set[int]] = defaultdict(set)  # offsets, by stream and name
+        # offsets, by stream and name
+        self.settled: dict[tuple[int, str], set[int]] = defaultdict(set)
         self.got: dict[tuple[int, int], dict[int, Got]] = defaultdict(dict)  # by tag
         self.uncommitted: dict[tuple[int, int], list[tuple[str, list[Got]]]] = defaultdict(list)
 
@@ -167,7 +178,7 @@ class World:
         self.consuming = Consuming(self.links, controller, SimpleNamespace(now=0.0))
         self.groups = Groups(lambda many: 0)
         self.groups.begin()
-        self.orders: deque[Order] = deque()
+        self.orders: deque[GroupOrder] = deque()
         self.catalog: Any = SimpleNamespace(queue_by_id=lambda id: self.queue(id - 1) if 0 < id <= shards else None)
         self.channels: dict[tuple[int, int], Channel] = {}
         self.clients: dict[int, Any] = {}
@@ -183,7 +194,7 @@ class World:
             self.start(at)
         self.rest()
 
-    # -- processes -------------------------------------------------------------------------------------
+    # -- processes ---------------------------------------------------------------------------------
 
     @staticmethod
     def queue(at: int) -> QueuePut:
@@ -200,7 +211,10 @@ class World:
         self.links.join(at)
 
     def kill(self, at: int) -> None:
-        """Kill the shard: what it has sent may be received or not, what is on its way to it is lost."""
+        """Kill the shard.
+
+        Messages that it sent may be received or not; messages on their way to it are lost.
+        """
         if self.shards[at] is None:
             return
         self.deaths += 1
@@ -221,11 +235,11 @@ class World:
             return
         for _ in range(min(most, len(sent))):
             shard.receive(sent.popleft(), 1000)
-        shard.want_sync()
-        sync = shard.begin_sync()
+        shard.syncs.want()
+        sync = shard.syncs.begin()
         if sync is not None:
             sync.run()
-            shard.sync_ended()
+            shard.syncs.end()
         for outgoing in shard.turn_end(1000):
             if outgoing.endpoint != "controller":
                 self.heard[at].append(bytes(joined(outgoing.message)))
@@ -234,7 +248,7 @@ class World:
         heard = self.heard[at]
         for _ in range(min(most, len(heard))):
             message = heard.popleft()
-            self.loop.act(lambda: self.links.inbox.take_far(message))  # noqa: B023 # at once
+            self.loop.act(lambda: self.links.inbox.take_by_zmq(message))  # noqa: B023 # at once
         self.passes()
 
     def passes(self) -> None:
@@ -242,7 +256,9 @@ class World:
         self.loop.passes(3)
         while self.orders:
             order = self.orders.popleft()
-            said = SeatOrder(order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh)
+            said = AssignmentOrder(
+                order.kind, order.consumer.number, AssignmentName(*order.assignment), *order.bounds, order.fresh
+            )
             self.loop.act(lambda: self.consuming.groups.obey([said], self.catalog))  # noqa: B023 # at once
             self.loop.passes(3)
         self.links.flush()
@@ -267,7 +283,7 @@ class World:
                 return
         raise AssertionError("they never come to rest")
 
-    # -- what links tell -------------------------------------------------------------------------------
+    # -- what links tell ---------------------------------------------------------------------------
 
     def delivery(self, at: int, section: Any) -> None:
         number, count, blob = section[2], section[5], section[6]
@@ -288,15 +304,18 @@ class World:
         return int(consumer.number if consumer.group is None else consumer.group.number)
 
     def check_limit(self, consumer: Any) -> None:
-        """Check that a consumer has no more than its prefetch. Messages of dead shards do not count."""
+        """Check that a consumer has no more than its prefetch.
+
+        Messages of dead shards do not count.
+        """
         number = self.who(consumer)
         assert self.outstanding(number) <= self.prefetches[number], "more unacknowledged than the prefetch"
 
     def outstanding(self, number: int) -> int:
         """Count the deliveries that this consumer has not settled.
 
-        Deliveries that have gone back by themselves do not count: those of a dead process of a shard, and those of a
-        seat that was given to another consumer.
+        Deliveries that have gone back by themselves do not count: those of a dead process of a
+        shard, and those of an assignment that was given to another consumer.
         """
         return sum(
             got.who == number
@@ -310,7 +329,7 @@ class World:
         self.consuming.away(shard)
 
     def restarted(self, shard: int) -> None:
-        self.consuming.restarted(shard)
+        self.consuming.restarted(shard, self.consuming.cancelled)
 
     def told(self, shard: int, what: wire.Control) -> None:
         if isinstance(what, wire.CreditReport):
@@ -323,24 +342,27 @@ class World:
     def received(self) -> None: ...
     def own_deliveries(self) -> None: ...
 
-    # -- the controller --------------------------------------------------------------------------------
+    # -- the controller ----------------------------------------------------------------------------
 
     def said(self, what: Any) -> None:
         if isinstance(what, ConsumerLeave):
-            self.orders += self.groups.leave(Member(0, DOOR, what.number))
-        elif isinstance(what, SeatGivenUp):
-            self.orders += self.groups.gave_up(Member(0, DOOR, what.number), Seat(*_seat(what.seat)))
+            self.orders += self.groups.leave(controller_groups.GroupConsumer(0, DOOR, what.number))
+        elif isinstance(what, AssignmentGivenUp):
+            self.orders += self.groups.gave_up(
+                controller_groups.GroupConsumer(0, DOOR, what.number),
+                controller_groups.Assignment(*_assignment(what.assignment)),
+            )
 
     def ask(self, asked: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]:
         said = asked.terms
-        terms = Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
+        terms = ConsumeTerms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
         queues = range(1, len(self.shards) + 1)
-        self.orders += self.groups.join(Member(0, DOOR, asked.number), NAME, terms, queues)
+        self.orders += self.groups.join(controller_groups.GroupConsumer(0, DOOR, asked.number), NAME, terms, queues)
         answer: asyncio.Future[Answer] = self.loop.create_future()
         answer.set_result(Answer(1))
         return answer
 
-    # -- clients ---------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def channel(self, client: int, number: int, prefetch: int) -> Channel:
         """Return the open channel of that number; open it when there is none."""
@@ -351,7 +373,7 @@ class World:
                 self.clients[client] = SimpleNamespace(
                     id=client,
                     session=SimpleNamespace(owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072),
-                    send=lambda channel, frame: None,
+                    answer=lambda channel, reply: None,
                     write_delivery=lambda data, shard, size: None,
                 )
             found = self.channels[key] = Channel(self.clients[client], number)
@@ -359,7 +381,10 @@ class World:
         return found
 
     def run(self, key: tuple[int, int], work: Coroutine[Any, Any, Any]) -> None:
-        """Run what a client asked for. What it asks for next on the same channel comes behind the answer."""
+        """Run what a client asked for.
+
+        What it asks for next on the same channel comes behind the answer.
+        """
         self.tasks.append((key, self.loop.create_task(work)))
         self.passes()
 
@@ -456,7 +481,7 @@ class World:
         assert data is not None
         shard.receive(data, 1000)
 
-    # -- what must be true -----------------------------------------------------------------------------
+    # -- what must be true -------------------------------------------------------------------------
 
     def end_of_log(self, at: int) -> int:
         shard = self.shards[at]
@@ -509,5 +534,5 @@ class World:
         self.loop.close()
 
 
-def _seat(said: SeatName) -> tuple[int, int]:
+def _assignment(said: AssignmentName) -> tuple[int, int]:
     return said.queue, said.place

@@ -1,4 +1,7 @@
-"""A whole broker of this source tree in processes of its own, on free ports, with a data directory that outlives it."""
+"""A whole broker of this source tree in processes of its own, on free ports.
+
+Its data directory outlives it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,12 @@ SOURCE = Path(__file__).resolve().parents[2]
 
 
 class RealBroker:
-    """Started at once; `stop` asserts a clean end. Kinds of process: controller, shard, front-door."""
+    """A broker that starts at once.
+
+    `stop` asserts a clean end. The kinds of processes are controller, shard and front-door.
+    """
+
+    may_start = True  # false while a test runs that is not marked `broker`
 
     def __init__(
         self,
@@ -44,6 +52,7 @@ class RealBroker:
         self.start()
 
     def start(self) -> None:
+        assert self.may_start, "mark the test: @pytest.mark.broker"
         self.log_path = self.data_dir.with_name(self.data_dir.name + ".log")
         command = [sys.executable, "-m", *self._command, "--data-dir", str(self.data_dir)]
         ports = ["--amqp-port", str(self._port), "--http-port", "0", "--metrics-port", "0"]
@@ -79,7 +88,7 @@ class RealBroker:
         for _ in process.stdout:
             pass
 
-    # -- what it is --------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------
 
     @property
     def host(self) -> str:
@@ -108,7 +117,7 @@ class RealBroker:
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
 
-    # -- what is done to it --------------------------------------------------------------------------------
+    # -- what is done to it ------------------------------------------------------------------------
 
     def kill(self, kind: str, index: int = 0) -> None:
         """kill -9 one process and wait until another one of its kind is ready."""
@@ -168,8 +177,8 @@ def is_running(pid: int) -> bool:
 def wait_until(happened: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
     """Wait until `happened` returns true.
 
-    `happened` may fail on what is not there yet: a file that is just being replaced, a port that is not open, a row
-    that is not listed.
+    `happened` may fail on what is not there yet: a file that is just being replaced, a port that is
+    not open, a row that is not listed.
     """
     end = time.monotonic() + within_s
     at_last: Exception | None = None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from shardmq.shardd.peers import APPENDING, CONFIRMABLE, Held, Outgoing, Refused
+from shardmq.shardd.peers import APPENDING, CONFIRMABLE, HeldBatch, Outgoing, Refused
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.errors import DiskFull, StoreFailed
 from shardmq.shardd.store.format.record import Arrival
@@ -30,6 +30,7 @@ from shardmq.shardd.store.streams.queue_log import QueueLog
 from shardmq.shardd.store.sync import SyncJob
 from shardmq.shardd.stores import Sync
 from shardmq.shardd.sync_threads import Syncer
+from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
@@ -131,7 +132,8 @@ class Known:
     published: dict[int, set[int]] = field(default_factory=_by_queue)
     owed: dict[int, set[int]] = field(default_factory=_by_queue)
     settled: dict[int, set[int]] = field(default_factory=_by_queue)
-    repeated: set[int] = field(default_factory=set)  # sent by a producer that says its place: maybe more than once
+    # sent by a producer that says its place: maybe more than once
+    repeated: set[int] = field(default_factory=set)
     last: int = 0
     confirms: int = 0  # messages confirmed
     sequences: dict[int, int] = field(default_factory=lambda: dict.fromkeys(DOORS, 0))
@@ -139,7 +141,8 @@ class Known:
     for_good: dict[int, set[int]] = field(default_factory=_by_queue)  # settled, and synced
     # Of a reader of each stream, since they were last synced.
     positions: dict[int, list[int]] = field(default_factory=lambda: {queue: [-1] for queue in STREAMS})
-    stopped_with: dict[int, list[tuple[int, bool]]] | None = None  # by queue, when the last life stopped cleanly
+    # by queue, when the last life stopped cleanly
+    stopped_with: dict[int, list[tuple[int, bool]]] | None = None
 
 
 @dataclass
@@ -185,9 +188,10 @@ class Life:
         self.settled = _by_queue()  # in this life
         self.now = 1000
         self.fleeting = False
-        self.held: dict[int, dict[int, int]] = {queue: {} for queue in VHOST_OF}  # delivery number: message
+        # delivery number: message
+        self.held: dict[int, dict[int, int]] = {queue: {} for queue in VHOST_OF}
 
-    # -- as the loop of server.py ----------------------------------------------------------------------
+    # -- as the loop of server.py ------------------------------------------------------------------
 
     def receive(self, message: bytes) -> None:
         with contextlib.suppress(envelope.WireError):
@@ -217,23 +221,23 @@ class Life:
 
     def begin_sync(self) -> None:
         if self.sync_under_way is None:
-            self.sync_under_way = self.shard.begin_sync()
+            self.sync_under_way = self.shard.syncs.begin()
 
     def end_sync(self) -> None:
         if self.sync_under_way is not None:
             sync, self.sync_under_way = self.sync_under_way, None
             _syncer().run(sync)
-            self.shard.sync_ended()
+            self.shard.syncs.end()
 
     def begin_settled_sync(self) -> None:
         if self.settled_sync_under_way is None:
-            self.settled_sync_under_way = self.shard.begin_settled_sync()
+            self.settled_sync_under_way = self.shard.syncs.begin_settled()
 
     def end_settled_sync(self) -> None:
         if self.settled_sync_under_way is not None:
             sync, self.settled_sync_under_way = self.settled_sync_under_way, None
             _syncer().run(sync)
-            self.shard.settled_sync_ended()
+            self.shard.syncs.end_settled()
 
     def break_off(self, error: Exception) -> None:
         self.known.broken_off.append(repr(error))
@@ -245,7 +249,7 @@ class Life:
     def stop(self) -> None:
         for _ in range(2):
             self.end_sync()
-            self.shard.want_sync()
+            self.shard.syncs.want()
             self.begin_sync()
         self.end_sync()
         self.hear_all(self.shard.answers())
@@ -254,7 +258,7 @@ class Life:
         self.shard.close()
         self.known.stopped_with = contents
 
-    # -- acts ------------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def play(self, acts: int) -> None:
         of = [self.publish] * 6 + [self.turn] * 2 + [self.settle] * 4 + [self.begin_sync, self.end_sync] * 2
@@ -329,7 +333,7 @@ class Life:
 
     def tick(self) -> None:
         self.now += 1000
-        self.shard.want_sync()
+        self.shard.syncs.want()
 
     def second(self) -> None:
         """Let a second pass, with its syncs: what was settled before it does not come back."""
@@ -360,11 +364,11 @@ class Life:
         """Begin a step, or run and end the one that was begun."""
         if self.step is None:
             self.now += 1000
-            self.step = self.shard.begin_reclaim(self.now)
+            self.step = self.shard.syncs.begin_reclaim(self.now)
         else:
             step, self.step = self.step, None
             _syncer().run(step)
-            self.shard.reclaim_ended(self.now)
+            self.shard.syncs.end_reclaim(self.now)
 
     def come_or_go(self) -> None:
         """Declare a stream, or delete it."""
@@ -374,7 +378,7 @@ class Life:
         else:
             self.tell(m.CONTROLLER, m.DeleteQueue(1, FLEETING))
 
-    # -- what is said ----------------------------------------------------------------------------------
+    # -- what is said ------------------------------------------------------------------------------
 
     def hear_all(self, outgoing: list[Outgoing]) -> None:
         for endpoint, message in outgoing:
@@ -402,7 +406,7 @@ class Life:
                     if queue in STREAMS or one.persistent:
                         self.known.owed[queue].add(one.message)
 
-    # -- what must be there ----------------------------------------------------------------------------
+    # -- what must be there ------------------------------------------------------------------------
 
     def contents(self, queue_id: int) -> list[tuple[int, bool]]:
         """Each message, and whether it was handed out before."""
@@ -417,7 +421,8 @@ class Life:
 
     def check(self) -> None:
         """Compare with what is known, at the begin of a life, whatever the end of the last."""
-        # Taken first: where reading fails below, this life breaks off, and the next does not follow a clean stop.
+        # Taken first: where reading fails below, this life breaks off, and the next does not follow
+        # a clean stop.
         stopped_with, self.known.stopped_with = self.known.stopped_with, None
         contents = {queue: self.contents(queue) for queue in VHOST_OF}
         if stopped_with is not None:
@@ -499,10 +504,10 @@ def live(life: Life, acts: int, what: str) -> None:
         life.break_off(error)
 
 
-# -- broken on purpose ---------------------------------------------------------------------------------------
+# -- broken on purpose -----------------------------------------------------------------------------
 
 
-class _ConfirmableAtOnce(Held):
+class _ConfirmableAtOnce(HeldBatch):
     """Nothing is waited for unless somebody says so."""
 
     __slots__ = ()
@@ -546,19 +551,22 @@ def _syncs_names_alone(job: SyncJob[Any]) -> None:
 
 
 def _syncs_no_names(job: SyncJob[Any]) -> None:
-    job.with_directory = job.with_directory and job.handles is not None  # only what is settled has none
+    # only what is settled has none
+    job.with_directory = job.with_directory and job.handles is not None
     _make_last(job)
 
 
 _break_off, _run, _make_last = Shard.break_off, SyncJob.run, SyncJob._make_last
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "a batch is confirmable before its append": lambda: mock.patch("shardmq.shardd.peers.Held", _ConfirmableAtOnce),
+    "a batch is confirmable before its append": lambda: mock.patch(
+        "shardmq.shardd.peers.HeldBatch", _ConfirmableAtOnce
+    ),
     "a batch that is dropped is not refused": lambda: mock.patch("shardmq.shardd.shard._all_of", lambda *_: []),
     "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
     "only errors of the disk fail a sync": lambda: mock.patch.object(SyncJob, "run", _knows_only_errors_of_the_disk),
-    "what is settled is never synced": lambda: mock.patch.object(Shard, "begin_settled_sync", lambda shard: None),
+    "what is settled is never synced": lambda: mock.patch.object(Syncs, "begin_settled", lambda syncs: None),
     "what is settled is in files that are not synced": lambda: mock.patch.object(
         SyncJob, "_make_last", _syncs_names_alone
     ),

@@ -1,8 +1,8 @@
 """A broker whose disk can be made sick while it runs: `python -m tests.support.sick_broker FLAGS`.
 
-What is wrong is said by files in the directory that SHARDMQ_TEST_FAULTS names, called shard-0.sync (or write, read,
-allocate, open ...; shard-all.sync: of every shard): "hang" (until the file goes), the name of an errno ("EIO"), or
-seconds that each call takes ("0.05").
+What is wrong is said by files in the directory that SHARDMQ_TEST_FAULTS names, called shard-0.sync
+(or write, read, allocate, open ...; shard-all.sync: of every shard): "hang" (until the file goes),
+the name of an errno ("EIO"), or seconds that each call takes ("0.05").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardmq.shardd import server
+from shardmq.shardd import disk_home
 from shardmq.shardd.__main__ import main as shard_main
 from shardmq.shardd.store.files import OsFiles
 from shardmq.supervisor.__main__ import main as supervisor_main
@@ -99,6 +99,6 @@ if __name__ == "__main__":
     if sys.argv[-1].startswith("fd:"):  # settings come by a descriptor: this is a child
         at = int(sys.argv[-1].removeprefix("fd:"))
         SickFiles.shard = json.loads(os.pread(at, 1 << 20, 0))["shard"]
-        server.OsFiles = SickFiles  # type: ignore[misc]
+        disk_home.OsFiles = SickFiles  # type: ignore[misc]
         sys.exit(shard_main())
     sys.exit(supervisor_main(planner=plan))

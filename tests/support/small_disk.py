@@ -1,4 +1,7 @@
-"""Disks that are full: small file systems of their own, and calls that are refused where none can be mounted."""
+"""Disks that are full.
+
+They are small file systems, or calls that are refused where none can be mounted.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def take_all_inodes(directory: Path) -> Callable[[], None]:
 
 
 class RefusingDisk:
-    """While `error` is an errno, the calls by which definitions take room fail with it. Blocks that a file has stay."""
+    """A disk whose calls that take room fail while `error` is an errno.
+
+    The blocks that a file has stay.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.error = 0

@@ -1,9 +1,10 @@
-"""Random lives of a SegmentStore beside a slow, obvious model, and the checks of what must be there afterwards.
+"""Random lives of a SegmentStore beside a slow, obvious model, and checks of the files.
 
-What a store owes: a message is *owed* to a queue once a sync that began after its append has ended, until it is
-settled. After a clean stop exactly what was live is there, in order, flags and all. After a crash of the process what
-was flushed and not settled is there. After a power cut what is owed is there. Never: a foreign message, a second copy,
-another order. A full disk costs the appends it refuses and nothing else.
+What a store owes: a message is *owed* to a queue once a sync that began after its append has ended,
+until it is settled. After a clean stop exactly what was live is there, in order, flags and all.
+After a crash of the process what was flushed and not settled is there. After a power cut what is
+owed is there. Never: a foreign message, a second copy, another order. A full disk costs the appends
+it refuses and nothing else.
 
 What lives there are, and how they end, is in store_lives.py.
 """
@@ -66,7 +67,8 @@ class History:
         self.job_promises: list[tuple[Queue, list[bytes]]] = []
         self.reclaim: ReclaimJob | None = None
         self.settled_job: SyncJob[list[int]] | None = None
-        self.taken: set[str] = set()  # message files that somebody has removed while the store was down
+        # message files that somebody has removed while the store was down
+        self.taken: set[str] = set()
         self.steps: list[str] = []
         self.store = self.new_store()
         self.store.recover(self.durable())
@@ -100,7 +102,7 @@ class History:
             self.steps.append(act.__name__)
             act()
 
-    # -- acts -----------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def record(self) -> Record:
         pick = self.random
@@ -264,7 +266,7 @@ class History:
         job, self.settled_job = self.settled_job, None
         self.store.finish_settled_sync(job)
 
-    # -- ends -----------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def end_sync(self) -> None:
         if self.job is not None:
@@ -284,7 +286,8 @@ class History:
         before = self.flagged()
         self.start_again(power_cut=self.random.random() < 0.5)
         after = self.flagged()
-        if self.recovery_cut and after != before:  # the word of the clean stop may have gone with the first try
+        # the word of the clean stop may have gone with the first try
+        if self.recovery_cut and after != before:
             before = {queue_id: [(message, 1) for message, _ in live] for queue_id, live in before.items()}
         assert after == before
         assert set(self.store.damage) <= damage, "a clean stop breaks nothing"
@@ -293,7 +296,10 @@ class History:
         return int(self.reclaim is not None and self.reclaim.merged is not None)
 
     def flagged(self) -> dict[int, list[tuple[bytes, int]]]:
-        """Messages in order with their flags. Where they lie may change from one life to the next."""
+        """Return the messages in order with their flags.
+
+        Their places may change from one life to the next.
+        """
         return {
             queue_id: [(message, entry & 15) for message, entry in queue.live.items()]
             for queue_id, queue in self.queues.items()
@@ -324,7 +330,10 @@ class History:
             queue.flushed = set(queue.live)
 
     def recover(self) -> dict[int, Arrival]:
-        """Recover the store. Some recoveries are cut off: the next one finds what the first would have found."""
+        """Recover the store.
+
+        Some recoveries are cut off: the next one finds what the first would have found.
+        """
         self.recovery_cut = False
         if self.random.random() < RECOVERIES_CUT:
             self.files.cut_after = self.random.choice([0, 1, 2, 4, 8])

@@ -1,8 +1,8 @@
 """Play a store through random lives of several kinds, each a function of its seed alone.
 
-Some stores are broken on purpose: if the lives do not catch these, the lives prove nothing. The disk (faulty_files.py)
-loses unsynced bytes sector by sector, of 512 bytes or of 4 KiB, in any combination. It tears writes at any byte, is
-full, breaks or hangs at any call, and flips bits.
+Some stores are broken on purpose: if the lives do not catch these, the lives prove nothing. The
+disk (faulty_files.py) loses unsynced bytes sector by sector, of 512 bytes or of 4 KiB, in any
+combination. It tears writes at any byte, is full, breaks or hangs at any call, and flips bits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def power_cuts(seed: int, store_class: type[SegmentStore] = SegmentStore) -> Non
 
 
 def failing_calls(seed: int) -> None:
-    """Let the n-th call of a kind fail, once or until there is room again or the process has ended."""
+    """Let the n-th call of a kind fail.
+
+    It fails once, until there is room again, or until the process has ended.
+    """
     history = History(seed)
     pick = history.random
     for _ in range(2):
@@ -68,7 +71,10 @@ def failing_calls(seed: int) -> None:
 
 
 def hanging_syncs(seed: int) -> None:
-    """While a sync hangs, appends, reads and settles go on, nothing is promised; then it ends, or the power does."""
+    """Let a sync hang while appends, reads and settles go on and nothing is promised.
+
+    Then the sync ends, or the power does.
+    """
     history = History(seed)
     for _ in range(3):
         history.play(10)
@@ -122,7 +128,10 @@ def _hang(
 
 
 def flipped_bits(seed: int) -> None:
-    """Somewhere in a file of messages, while the process is down: what is lost lay there, nothing damaged comes."""
+    """Flip bits in a file of messages while the process is down.
+
+    Only messages that lay there are lost, and nothing damaged comes.
+    """
     history = History(seed)
     history.play(60)
     history.end_sync()
@@ -134,7 +143,8 @@ def flipped_bits(seed: int) -> None:
         return
     try:
         history.start_again(power_cut=False)
-    except Corrupt:  # met while reading: the process ends, and the next finds all but what is damaged
+    # met while reading: the process ends, and the next finds all but what is damaged
+    except Corrupt:
         history.start_again(power_cut=False)
     number = int(name.rpartition(".")[2])
     for queue_id, queue in history.queues.items():
@@ -147,8 +157,8 @@ def flipped_bits(seed: int) -> None:
 def bits_flipped_before_merging(seed: int) -> None:
     """Flip a bit while the process lives and merges.
 
-    No merge copies damaged messages, and none loses them silently. Nobody reads meanwhile, because messages that were
-    found good once are not checked again.
+    No merge copies damaged messages, and none loses them silently. Nobody reads meanwhile, because
+    messages that were found good once are not checked again.
     """
     history = History(seed)
     history.play(60)
@@ -202,7 +212,7 @@ def files_taken(seed: int, store_class: type[SegmentStore] = SegmentStore) -> No
 
 
 def listed(history: History) -> list[int]:
-    """Numbers of the message files there that the list on the disk names, and that no other file speaks for."""
+    """Return the message files that the list on the disk names and no other file proves."""
     files = history.files
     reader = Reader(files, DIRECTORY, False)
     numbers = Manifest(files, DIRECTORY).read(read_file(files, f"{DIRECTORY}/{MANIFEST}"))
@@ -288,7 +298,7 @@ LIVES: dict[Callable[[int], None], int] = {
 }
 
 
-# -- broken on purpose ---------------------------------------------------------------------------------------
+# -- broken on purpose -----------------------------------------------------------------------------
 
 
 class ConfirmsBeforeSync(SegmentStore):

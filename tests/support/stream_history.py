@@ -1,9 +1,10 @@
-"""Random lives of a StreamLog beside a slow, obvious model, and the checks of what must be there afterwards.
+"""Random lives of a StreamLog beside a slow, obvious model, and checks of the files.
 
-The model is a list: the message of each offset that was ever given. What a log owes: offsets count up without a gap; a
-committed message is found under its offset until retention lets go of the segment it is in, and no reader is ever
-shown another one there, whatever happens in between; what was committed outlives a power cut at any call. Readers keep
-nothing but an offset and go on while messages are appended, segments go and the power fails.
+The model is a list: the message of each offset that was ever given. What a log owes: offsets count
+up without a gap; a committed message is found under its offset until retention lets go of the
+segment it is in, and no reader is ever shown another one there, whatever happens in between; what
+was committed outlives a power cut at any call. Readers keep nothing but an offset and go on while
+messages are appended, segments go and the power fails.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Model:
     values: list[bytes] = field(default_factory=list)  # filter value of each, b"": none
     first: int = 0  # what is before may be gone
     committed: int = 0
-    positions: dict[bytes, list[int]] = field(default_factory=dict)  # all that were stored, the last counts
+    # all that were stored, the last counts
+    positions: dict[bytes, list[int]] = field(default_factory=dict)
 
 
 class StreamHistory:
@@ -69,7 +71,7 @@ class StreamHistory:
             act()
             self.check_bounds()
 
-    # -- acts -----------------------------------------------------------------------------------------
+    # -- acts --------------------------------------------------------------------------------------
 
     def append(self) -> None:
         pick = self.random
@@ -218,7 +220,7 @@ class StreamHistory:
             assert log.committed_offset == self.model.committed, "only what is on stable storage is shown"
         assert log.first_offset <= log.last_chunk_offset <= log.committed_offset
 
-    # -- ends -----------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def end_sync(self) -> None:
         if self.job is not None:

@@ -1,8 +1,10 @@
-"""A virtual queue under load: numbers per key go in, members of its consumer group come, go and die; what must be true.
+"""A virtual queue under load, with consumers that come, go and die.
 
-`Ledger` knows the rules: of one key each number comes for the first time in order, without gaps, whoever gets it, and
-of its copies at most one does not say that it comes again (unless its publish was not confirmed and was done again).
-At the end nothing lacks.
+Numbers per key go in; the ledger says what must be true.
+
+`Ledger` knows the rules: of one key each number comes for the first time in order, without gaps,
+whoever gets it, and of its copies at most one does not say that it comes again (unless its publish
+was not confirmed and was done again). At the end nothing lacks.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Ledger:
         elif number <= last:
             self.repeats += 1
         if not redelivered:
-            # The copy that was sent first may be looked at last: the client of a consumer that was given up is slow.
+            # The copy that was sent first may be looked at last: the client of a consumer that was
+            # given up is slow.
             if (key, number) in self._fresh and (key, number) not in self.doubtful:
                 self.wrong.append(f"{who}: {key} {number} came again, as if for the first time")
             self._fresh.add((key, number))
@@ -65,7 +68,10 @@ class Ledger:
 
 
 class Publisher:
-    """One key: a number is published when the one before is confirmed; one that was not is published again."""
+    """A publisher of one key.
+
+    It publishes a number when the one before is confirmed; an unconfirmed one is published again.
+    """
 
     def __init__(self, broker: RealBroker, exchange: str, key: str, ledger: Ledger) -> None:
         self._broker, self._exchange, self._key, self._ledger = broker, exchange, key, ledger
@@ -176,7 +182,10 @@ class Member:
                 await message.ack()
 
     async def leave(self, how: str) -> None:
-        """By basic.cancel (and the rest when all is acknowledged), by closing, or like a cable that is cut."""
+        """Leave by basic.cancel, by closing, or like a cable that is cut.
+
+        After basic.cancel the rest follows when all is acknowledged.
+        """
         self._has_left = how != "cancel"
         with contextlib.suppress(*LOST):
             if how == "cancel":
@@ -194,7 +203,7 @@ class Member:
 
 
 def owners(broker: RealBroker, name: str) -> tuple[list[int], Counter[str], int]:
-    """Consumers of each shard, shards of each consumer, and how many are on their way to another."""
+    """Return the consumers of each shard, the shards of each consumer, and the moving shards."""
     request = urllib.request.Request(f"http://{broker.http}/api/virtual-queues/%2F/{name}")
     request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -207,8 +216,8 @@ def owners(broker: RealBroker, name: str) -> tuple[list[int], Counter[str], int]
 async def balanced(broker: RealBroker, name: str, members: set[str], within_s: float, shared: bool = False) -> float:
     """Wait until each shard has one owner among the members and loads differ by at most one.
 
-    With `shared` there may be more members than shards, and each member has one shard. Return the seconds until the
-    request whose answer showed this.
+    With `shared` there may be more members than shards, and each member has one shard. Return the
+    seconds until the request whose answer showed this.
     """
     began = time.monotonic()
     said: Any = None

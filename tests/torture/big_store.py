@@ -1,7 +1,10 @@
-"""A store of ten million messages, made and opened in processes of their own: one can be killed, the other measured.
+"""A store of ten million messages, made and opened in processes of their own.
+
+One process can be killed, the other measured.
 
 python -m tests.torture.big_store fill DIR clean|kill      "kill": says "filled" and waits for it
-python -m tests.torture.big_store open DIR                 JSON: messages, seconds, bytes of memory added
+python -m tests.torture.big_store open DIR                 JSON: messages, seconds, bytes of memory
+added
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Ordinary clients beside ten attackers of each kind: 99 of 100 messages are there and confirmed in time.
+"""Ordinary clients are served beside ten attackers of each kind.
 
-Give it a machine that does nothing else. What a newcomer waits is printed, too: it has seven round trips.
+99 of 100 of their messages arrive and are confirmed in time.
+
+Give it a machine that does nothing else. What a newcomer waits is printed, too: it has seven round
+trips.
 """
 
 from __future__ import annotations

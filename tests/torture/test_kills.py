@@ -1,4 +1,7 @@
-"""The broker's promises through many rounds of kill -9, under load, with one ledger over all of them."""
+"""The broker keeps its promises through many rounds of kill -9 under load.
+
+One ledger covers all rounds.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from tests.support.real_broker import SOURCE
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 
 
+@pytest.mark.broker
 def test_every_promise_holds_through_rounds_of_kills(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     seed, rounds = request.config.option.seed, request.config.option.rounds
     print(f"to play the same kills: make torture ARGS='--seed {seed} --rounds {rounds} -k rounds'")

@@ -57,7 +57,8 @@ def test_ten_million_messages_are_back_in_seconds(stop: str, tmp_path: Path) -> 
         assert found["seconds"] < OPEN_SECONDS_MAX[stop]
         assert memory < MEMORY_BYTES_MAX
     finally:
-        for path in Path(directory).iterdir():  # more than a gigabyte: not to be kept with the last three runs
+        # more than a gigabyte: not to be kept with the last three runs
+        for path in Path(directory).iterdir():
             path.unlink()
 
 

@@ -1,4 +1,7 @@
-"""What the page is made of: nothing that turns data into markup, nothing from elsewhere; all of it is shipped."""
+"""The page has nothing that turns data into markup, and nothing from elsewhere.
+
+All of it is shipped.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import pytest
 from setuptools.dist import Distribution
 
 from shardmq.broker.controller.management import page
-from tests.management.conftest import Api, api  # noqa: F401 # a fixture
+from tests.http_api import conftest
+from tests.http_api.conftest import Api
+
+api = conftest.api
 
 ROOT = Path(__file__).parents[2]
 FILES = page.read_files()
@@ -55,7 +61,7 @@ def test_files_stay_small() -> None:
     assert sum(len(file.body) for file in FILES.values()) < 200_000
 
 
-async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:  # noqa: F811
+async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:
     api.login = None
     for name, file in [("", FILES[page.INDEX]), *FILES.items()]:
         status, body = await api.call("GET", page.BASE + name)
@@ -70,7 +76,7 @@ async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:  # 
         assert api.headers["Referrer-Policy"] == "no-referrer"
 
 
-async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:  # noqa: F811
+async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:
     await api.call("GET", page.BASE + "app.js")
     assert api.headers["Cache-Control"] == "no-cache"
     etag = api.headers["ETag"]
@@ -83,12 +89,12 @@ async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:  #
 @pytest.mark.parametrize(
     "path", ["../app.py", "%2e%2e/app.py", "..%2f..%2fmanagement%2fapp.py", "/etc/passwd", "views", "x.js"]
 )
-async def test_only_the_pages_files_are_served(api: Api, path: str) -> None:  # noqa: F811
+async def test_only_the_pages_files_are_served(api: Api, path: str) -> None:
     status, found = await api.call("GET", page.BASE + path)
     assert (status, found["error"]) == (404, "Object Not Found")
 
 
-async def test_a_browser_is_led_to_the_page_and_others_are_told_where_it_is(api: Api) -> None:  # noqa: F811
+async def test_a_browser_is_led_to_the_page_and_others_are_told_where_it_is(api: Api) -> None:
     api.login = None
     html = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     assert (await api.call("GET", "/", headers=html, allow_redirects=False))[0] == 302

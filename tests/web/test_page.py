@@ -1,7 +1,7 @@
 """Test the page in a real browser with a real broker.
 
-The page works by mouse, by keyboard, on a phone and in the dark. Names and messages that others have written are shown
-as text and never run.
+The page works by mouse, by keyboard, on a phone and in the dark. Names and messages that others
+have written are shown as text and never run.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def browser() -> Iterator[Browser]:
 class Visit:
     """The browser of one person.
 
-    Closing it checks what must always hold: nothing was requested from another host, no script failed, nothing was
-    refused by the page's own policy, and no foreign script ran.
+    Closing it checks what must always hold: nothing was requested from another host, no script
+    failed, nothing was refused by the page's own policy, and no foreign script ran.
     """
 
     def __init__(self, browser: Browser, broker: RealBroker, **how: Any) -> None:
@@ -139,7 +139,7 @@ def titled(page: Page, text: str) -> None:
     expect(page.locator("h1")).to_have_text(text)
 
 
-# -- what people do ----------------------------------------------------------------------------------------
+# -- what people do --------------------------------------------------------------------------------
 
 
 def test_who_logs_in_stays_until_the_tab_ends_or_they_leave(visit: Visit) -> None:
@@ -353,7 +353,7 @@ def test_logs_of_all_processes_come_as_they_are_said(visit: Visit, broker: RealB
     expect(page.locator(".log li").filter(has_text="<i>nobody</i>").first).to_be_visible()
 
 
-# -- whoever they are, wherever they are -------------------------------------------------------------------
+# -- whoever they are, wherever they are -----------------------------------------------------------
 
 
 def test_markup_in_names_and_messages_stays_text(visit: Visit, broker: RealBroker) -> None:
@@ -424,9 +424,11 @@ def test_everything_is_reached_by_the_keyboard(visit: Visit, broker: RealBroker)
     expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
     press("Enter")
     expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "descending")
-    expect(page.locator("tbody th").first).to_contain_text("sharding: orders")  # the list has come in the new order
+    # the list has come in the new order
+    expect(page.locator("tbody th").first).to_contain_text("sharding: orders")
     walk_to(page, "first")
-    ask(broker, "DELETE", "queues/%2F/second")  # stands before: what follows moves up when the list is asked for anew
+    # stands before: what follows moves up when the list is asked for anew
+    ask(broker, "DELETE", "queues/%2F/second")
     expect(page.locator("tbody th", has_text="second")).to_have_count(0, timeout=WAIT_MS)
     wait_until(lambda: focused(page) == "first", "the focus to be where it was")
     press("Enter")

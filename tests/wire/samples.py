@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import get_args
 
+from shardmq.broker.shared.control import AnyControl
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import packer as packing
@@ -122,9 +124,13 @@ def binary() -> dict[str, bytes]:
 
 
 def golden() -> dict[str, str]:
-    """Return the bytes of all samples in hex, by name."""
+    """Return the bytes of all samples in hex.
+
+    Return also, by name, the fields of what front doors and the controller say.
+    """
     control = {type(what).__name__: envelope.control(1, 2, 3, 4, what).hex() for what in CONTROL}
-    return control | {name: message.hex() for name, message in binary().items()}
+    stream = {f"stream {kind.__name__}": " ".join(kind.__struct_fields__) for kind in get_args(AnyControl)}
+    return control | {name: message.hex() for name, message in binary().items()} | stream
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The board: whoever looks sees where a stream begins and ends, as it was said last, through lives of the shard."""
+"""The board shows where a stream begins and ends, through all lives of the shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_who_looks_sees_what_was_put_last(tmp_path: Path) -> None:
             expected[queue] = Range(first, first + rng.randrange(1000))
             shard.put(queue, *expected[queue])
         looked = rng.randrange(1, 61)
-        assert view.look(looked) == expected.get(looked)
+        assert view.range_of(looked) == expected.get(looked)
 
 
 def test_nothing_is_seen_before_it_is_shown_and_the_old_board_until_the_new_one_is(tmp_path: Path) -> None:
@@ -36,14 +36,14 @@ def test_nothing_is_seen_before_it_is_shown_and_the_old_board_until_the_new_one_
     view = BoardView(path)
     first = Board(path)
     first.put(1, 0, 5)
-    assert view.look(1) is None
+    assert view.range_of(1) is None
     first.show()
-    assert view.look(1) == Range(0, 5)
+    assert view.range_of(1) == Range(0, 5)
     second = Board(path)
     second.put(2, 0, 7)
-    assert (view.look(1), view.look(2)) == (Range(0, 5), None)
+    assert (view.range_of(1), view.range_of(2)) == (Range(0, 5), None)
     second.show()
-    assert (view.look(1), view.look(2)) == (None, Range(0, 7))
+    assert (view.range_of(1), view.range_of(2)) == (None, Range(0, 7))
 
 
 def test_streams_beyond_the_bound_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +53,10 @@ def test_streams_beyond_the_bound_are_left_out(tmp_path: Path, monkeypatch: pyte
     shard.show()
     for queue in range(1, 6):
         shard.put(queue, 0, queue)
-    assert [view.look(queue) for queue in range(1, 6)] == [Range(0, 1), Range(0, 2), Range(0, 3), None, None]
+    assert [view.range_of(queue) for queue in range(1, 6)] == [Range(0, 1), Range(0, 2), Range(0, 3), None, None]
     shard.remove(2)
     shard.put(5, 0, 5)
-    assert view.look(5) == Range(0, 5)
+    assert view.range_of(5) == Range(0, 5)
 
 
 def test_a_slot_without_room_on_the_disk_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ def test_a_slot_without_room_on_the_disk_is_never_written_to(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     shard.put(7, 0, 5)
-    assert view.look(7) is None and os.stat(path).st_blocks == 0
+    assert view.range_of(7) is None and os.stat(path).st_blocks == 0
     monkeypatch.setattr(os, "posix_fallocate", real)
     shard.put(7, 0, 6)
-    assert view.look(7) == (0, 6)
+    assert view.range_of(7) == (0, 6)
 
 
 def test_a_board_that_cannot_be_made_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,4 +93,4 @@ def test_a_board_that_cannot_be_made_leaves_the_one_before_it(tmp_path: Path, mo
     after = Board(path)
     after.put(7, 2, 9)
     after.show()
-    assert BoardView(path).look(7) == (0, 5)
+    assert BoardView(path).range_of(7) == (0, 5)

@@ -1,4 +1,4 @@
-"""What a front door packs is what a shard reads: nothing lost or invented, the order of channel and queue kept."""
+"""A shard reads what a front door packs, in the order of each channel and queue."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
         assert (read.batch, read.messages) == (8, len(expected))
         assert weight == sum(REFERENCE_BYTES * (len(one[3]) - 1) for one in expected)
         assert read.weight == len(message) + weight  # both sides of a window count the same
-        assert len(read.records) - 8 < pending - weight <= len(read.records)  # the last may want its padding
+        # the last may want its padding
+        assert len(read.records) - 8 < pending - weight <= len(read.records)
         assert read.needs_sync == any(persistent for _, _, persistent, *_ in expected)
         found = []
         for stamp, ttl, priority, flags, ids, inner, _ in reference.records_of(bytes(read.records)):

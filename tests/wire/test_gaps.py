@@ -1,4 +1,4 @@
-"""Places of damage on their way from the reader to a shard: each once, a few at a time, never more than are allowed."""
+"""Places of damage go from the reader to a shard: each once, and a few at a time."""
 
 from __future__ import annotations
 

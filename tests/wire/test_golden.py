@@ -1,7 +1,10 @@
-"""The bytes of every message are those of its WIRE_VERSION: processes of two releases must not misread each other.
+"""The bytes of every message are those of its WIRE_VERSION.
 
-A change that breaks this test needs a new WIRE_VERSION and new golden bytes, unless the present version has never been
-released: then it needs new golden bytes only (tests/wire/samples.py writes them).
+Processes of two releases must not misread each other.
+
+A change that breaks this test needs a new WIRE_VERSION and new golden bytes, unless the present
+version has never been released: then it needs new golden bytes only (tests/wire/samples.py writes
+them).
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from typing import get_args
 
 import pytest
 
+from shardmq.broker.shared.control import AnyControl
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
-from tests.wire.samples import CONTROL, binary
+from tests.wire.samples import CONTROL, binary, golden
 
 GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "golden" / f"v{wire.WIRE_VERSION}.json").read_text())
 
@@ -33,3 +37,9 @@ def test_binary_messages_keep_their_bytes(name: str) -> None:
 
 def test_every_control_message_has_golden_bytes() -> None:
     assert {type(what) for what in CONTROL} == set(get_args(wire.Control))
+
+
+def test_messages_between_front_doors_and_the_controller_keep_their_fields() -> None:
+    names = [f"stream {kind.__name__}" for kind in get_args(AnyControl)]
+    assert [name for name in GOLDEN if name.startswith("stream ")] == names
+    assert {name: GOLDEN[name] for name in names} == {name: golden()[name] for name in names}

@@ -1,4 +1,4 @@
-"""A histogram says the same as the values themselves would, to whoever reads it as Prometheus does."""
+"""A histogram says to Prometheus what the values themselves would say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Publishes to a queue whose consumer is at this front door are left to the caller, run by run; all others packed."""
+"""Publishes to a queue with a consumer at this front door are left to the caller.
+
+They come run by run; all others are packed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ring: what one end puts the other takes, in order, whole and once; the bell is rung for sleepers only."""
+"""One end of a ring takes what the other puts: in order, whole and once.
+
+The bell is rung for sleepers only.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, 200)),
         st.tuples(st.just("take"), st.integers(1, 5)),
-        st.tuples(st.just("turn"), st.just(0)),
+        st.tuples(st.just("switch"), st.just(0)),
         st.tuples(st.just("sleep"), st.just(0)),
     ),
     max_size=200,
@@ -59,24 +62,25 @@ STEPS = st.lists(
 @given(size=st.sampled_from([64, 128, 256, 1024]), steps=STEPS)
 def test_a_ring_is_a_bounded_queue(size: int, steps: list[tuple[str, int]]) -> None:
     pair = Pair(size)
-    model: deque[bytes | None] = deque()  # None: a turn
-    turned = asleep = False
+    model: deque[bytes | None] = deque()  # None: a switch
+    switched = asleep = False
     made = 0
     try:
         for step, number in steps:
-            if step == "put" and not turned:
+            if step == "put" and not switched:
                 made += 1
                 message = bytes([made % 256]) * number
                 if pair.writer.put(message):
                     model.append(message)
                     assert pair.bells() == asleep
                     asleep = False
-                else:  # an empty ring has room for what fills less than half of it, wherever it goes on
+                # an empty ring has room for what fills less than half of it, wherever it goes on
+                else:
                     assert model or number + 7 + 16 > size // 2
-            elif step == "turn" and not turned:
-                pair.writer.turn()
+            elif step == "switch" and not switched:
+                pair.writer.put_switch()
                 model.append(None)
-                turned = True
+                switched = True
                 assert pair.bells() == asleep
                 asleep = False
             elif step == "take":
@@ -91,7 +95,7 @@ def test_a_ring_is_a_bounded_queue(size: int, steps: list[tuple[str, int]]) -> N
                     assert not model
                 if not model:
                     assert pair.writer.empty()
-                    turned = False
+                    switched = False
             elif step == "sleep":
                 asleep = pair.reader.sleep()
                 assert asleep == (not model)

@@ -1,4 +1,4 @@
-"""Publishes to an exchange that chooses one queue for each key: packed without a route learnt for each."""
+"""An exchange that chooses one queue per key is packed without a cached route per key."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def test_the_last_of_very_many_is_chosen_like_the_first(count: int) -> None:
 
 
 def best_for(seed: int) -> int:
-    """Return the hash that draws the highest number with this seed, by inverting the mixing steps."""
+    """Return the hash that draws the highest number with this seed.
+
+    The mixing steps are inverted for that.
+    """
     bits = 2**64 - 1
     bits ^= bits >> 33
     for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
@@ -286,7 +289,10 @@ SENT = st.tuples(
 
 
 def frames_of(sent: list[Sent]) -> tuple[bytes, bytes]:
-    """Return a read of publishes to `spread`, and its table; each body has the number of its message."""
+    """Return a read of publishes to `spread`, and its table.
+
+    Each body has the number of its message.
+    """
     buffer, table = bytearray(), b""
     for number, (key, ttl, mode, priority, size) in enumerate(sent):
         line = line_of(b"spread", key)
@@ -302,7 +308,10 @@ def frames_of(sent: list[Sent]) -> tuple[bytes, bytes]:
 def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
     sent: list[Sent], confirms: bool, times: int
 ) -> None:
-    """Also when batches are kept while others are packed, and when a group is longer than a record may grow."""
+    """Batches are kept while others are packed.
+
+    Groups may be longer than a record may grow.
+    """
     routes, packing = Routes(7), packer.Packer(2)
     assert routes.learn_spread(b"spread", MODULUS, MEMBERS)
     buffer, table = frames_of(sent)
@@ -341,7 +350,8 @@ from tests.wire.test_spread import frames_of, line_of
 
 routes, packing = Routes(7), Packer(2)
 assert routes.learn_spread(b"spread", MODULUS, [(1, 0, i % 2, i, True) for i in range(8)])
-few, many = (frames_of([(b"%d" % i, 0xFFFFFFFF, 2, 0xFF, size) for i in range(1200)]) for size in (0, 4000))
+facts = (0xFFFFFFFF, 2, 0xFF)
+few, many = (frames_of([(b"%d" % i, *facts, size) for i in range(1200)]) for size in (0, 4000))
 packing.pack(routes, *few, 0, 9, 0, 1000)
 before = [(packing.pending(shard), packing.messages(shard)) for shard in (0, 1)]
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -73,7 +73,7 @@ def put_permission(inputs: Inputs, change: PermissionPut, owner: str) -> Decisio
 
 
 def delete_permission(inputs: Inputs, change: PermissionDelete, owner: str) -> Decision:
-    if not inputs.catalog.may_enter(change.user, change.vhost):
+    if not inputs.catalog.permissions.may_enter(change.user, change.vhost):
         raise Refusal(
             NOT_FOUND, f"no permissions of user '{change.user}' in vhost '{change.vhost}'"
         )
@@ -88,7 +88,7 @@ def put_topic_permission(inputs: Inputs, change: TopicPermissionPut, owner: str)
 
 
 def delete_topic_permission(inputs: Inputs, change: TopicPermissionDelete, owner: str) -> Decision:
-    if not inputs.catalog.has_topic_permissions(change.user, change.vhost):
+    if not inputs.catalog.permissions.has_topic(change.user, change.vhost):
         raise Refusal(
             NOT_FOUND, f"no topic permissions of user '{change.user}' in vhost '{change.vhost}'"
         )

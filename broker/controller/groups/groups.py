@@ -1,20 +1,21 @@
 """Virtual queues: which consumer reads which shard of a stream exchange.
 
-A *member* is one consumer of a virtual queue. Members that name the same group share its shards,
-and each shard has one holder. Only the members with the highest priority in the group get shards,
-and their numbers of shards differ by one at most; members with lower priority stand by. A change
-moves as few shards as this allows.
+Consumers of a virtual queue that name the same group share its shards, and each shard has one
+holder. Only the consumers with the highest priority in the group get shards, and their numbers of
+shards differ by one at most; consumers with lower priority stand by. A change moves as few shards
+as this allows.
 
 A shard moves in two steps, so that messages of one key never overtake each other. Its holder is
-told to give it up (TAKE). The next member is told to have it (GIVE) when the holder has said that
+told to give it up (TAKE). The next consumer is told to have it (GIVE) when the holder has said that
 it gave the shard up: its consumer there is stopped, and what it held is settled or requeued. So
 `assigned` (who is to have a shard) is balanced at once, and `held` (who has it) follows.
 
-If members ask for key affinity, and there are more of them than shards, several members share a
-shard. Such a shard has several *seats*, and the shard queue itself keeps each key with one member.
+If consumers ask for key affinity, and there are more of them than shards, several consumers share a
+shard. Such a shard has several assignments, and the shard queue itself keeps each key with one
+consumer.
 
-If the shards are streams and their number has changed, the holder of a seat may be bound to stop at
-an offset until the group has crossed the change (`cuts.py`).
+If the shards are streams and their number has changed, the holder of an assignment may be bound to
+stop at an offset until the group has crossed the change (`cuts.py`).
 
 Nothing here sends anything: each method returns orders, which `memberships.py` sends.
 """
@@ -26,41 +27,30 @@ from functools import partial
 from typing import NamedTuple
 
 from shardmq.broker.controller.resharding.cuts import FREE, Bounds, Crossing, Move
+from shardmq.broker.shared.control import ConsumeTerms
 
 GROUP, RANDOM, LEAST = "group", "random", "least"
 
 GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
-class Member(NamedTuple):
-    """A consumer. Its front door uses each `number` once in the life of its process."""
+class GroupConsumer(NamedTuple):
+    """A consumer of a virtual queue.
+
+    Its front door uses each `number` once in the life of its process.
+    """
 
     door: int
     incarnation: int
     number: int
 
 
-class Name(NamedTuple):
-    """The name of a virtual queue."""
-
+class VirtualQueueName(NamedTuple):
     vhost: str
     exchange: str
 
 
-class Terms(NamedTuple):
-    """The wishes of a member; the connection (`owner`), channel and tag are for listings."""
-
-    group: str = ""
-    assignment: str = GROUP
-    exclusive: bool = False
-    priority: int = 0
-    affinity: bool = False
-    owner: str = ""
-    channel: int = 0
-    tag: str = ""
-
-
-class Seat(NamedTuple):
+class Assignment(NamedTuple):
     """A place for a consumer at a shard queue, which is named by its id.
 
     Places other than 0 are for consumers with key affinity.
@@ -70,17 +60,18 @@ class Seat(NamedTuple):
     place: int = 0
 
 
-class Order(NamedTuple):
-    """An order to the front door of `member`.
+class GroupOrder(NamedTuple):
+    """An order to the front door of `consumer`.
 
-    kind: GIVE or TAKE a seat, BOUND how far it is read, or CLOSE because the virtual queue is gone.
+    kind: GIVE or TAKE an assignment, BOUND how far it is read, or CLOSE because the virtual queue
+    is gone.
     bounds: with GIVE and BOUND.
     fresh: with GIVE, the shard came when the group was there already.
     """
 
     kind: str
-    member: Member
-    seat: Seat = Seat(0)
+    consumer: GroupConsumer
+    assignment: Assignment = Assignment(0)
     bounds: Bounds = FREE
     fresh: bool = False
 
@@ -90,11 +81,11 @@ class InUse(Exception):
 
 
 class Group:
-    """The members of one group of one virtual queue.
+    """The consumers of one group of one virtual queue.
 
     begun: until then nothing is given or taken.
     moves: the changes of the number of shards, if those are streams.
-    members: in the order of arrival.
+    consumers: in the order of arrival.
     """
 
     def __init__(
@@ -104,166 +95,176 @@ class Group:
         self.begun = begun
         self.moves = moves
         self.crossing = Crossing()
-        self.members: dict[Member, Terms] = {}
-        self.assigned: dict[Seat, Member] = {}
-        self.held: dict[Seat, Member] = {}
-        self._asked_back: set[Seat] = set()
-        self._fresh: set[int] = set()  # shards that came when the group had members
-        self._bounds: dict[Seat, Bounds] = {}  # what the holders were told
+        self.consumers: dict[GroupConsumer, ConsumeTerms] = {}
+        self.assigned: dict[Assignment, GroupConsumer] = {}
+        self.held: dict[Assignment, GroupConsumer] = {}
+        self._asked_back: set[Assignment] = set()
+        self._fresh: set[int] = set()  # shards that came when the group had consumers
+        self._bounds: dict[Assignment, Bounds] = {}  # what the holders were told
 
-    def join(self, member: Member, terms: Terms) -> list[Order]:
-        self.members.setdefault(member, terms)
+    def join(self, consumer: GroupConsumer, terms: ConsumeTerms) -> list[GroupOrder]:
+        self.consumers.setdefault(consumer, terms)
         return self.plan()
 
-    def restore(self, member: Member, terms: Terms | None, held: Iterable[Seat]) -> list[Order]:
-        """Take a member and its seats as its front door reports them after a start.
+    def restore(
+        self, consumer: GroupConsumer, terms: ConsumeTerms | None, held: Iterable[Assignment]
+    ) -> list[GroupOrder]:
+        """Take a consumer and its assignments as its front door reports them after a start.
 
-        `terms` is None for a member that has left and has not given up its seats yet.
+        `terms` is None for a consumer that has left and has not given up its assignments yet.
         """
         if terms is not None:
-            self.members[member] = terms
+            self.consumers[consumer] = terms
         orders = []
-        for seat in held:
-            if self.held.setdefault(seat, member) != member:
-                orders.append(Order(TAKE, member, seat))  # its front door has reported too late
+        for assignment in held:
+            if self.held.setdefault(assignment, consumer) != consumer:
+                # Its front door has reported too late.
+                orders.append(GroupOrder(TAKE, consumer, assignment))
             elif terms is not None:
-                self.assigned.setdefault(seat, member)
+                self.assigned.setdefault(assignment, consumer)
         return orders + self.plan()
 
-    def leave(self, member: Member) -> list[Order]:
-        """End a membership; the seats stay until they are given up or others need them."""
-        return self.plan() if self.members.pop(member, None) is not None else []
+    def leave(self, consumer: GroupConsumer) -> list[GroupOrder]:
+        """End a membership; the assignments stay until they are given up or others need them."""
+        return self.plan() if self.consumers.pop(consumer, None) is not None else []
 
-    def gave_up(self, member: Member, seat: Seat) -> list[Order]:
-        if self.held.get(seat) != member:
+    def gave_up(self, consumer: GroupConsumer, assignment: Assignment) -> list[GroupOrder]:
+        if self.held.get(assignment) != consumer:
             return []
-        self._let_go(seat)
+        self._let_go(assignment)
         return self.plan()
 
-    def _let_go(self, seat: Seat) -> None:
-        del self.held[seat]
-        self._asked_back.discard(seat)
-        self._bounds.pop(seat, None)
+    def _let_go(self, assignment: Assignment) -> None:
+        del self.held[assignment]
+        self._asked_back.discard(assignment)
+        self._bounds.pop(assignment, None)
 
-    def gone(self, member: Member) -> list[Order]:
-        """End a membership and take all its seats as given up."""
-        self.members.pop(member, None)
-        for seat in [seat for seat, holder in self.held.items() if holder == member]:
-            self._let_go(seat)
+    def gone(self, consumer: GroupConsumer) -> list[GroupOrder]:
+        """End a membership and take all its assignments as given up."""
+        self.consumers.pop(consumer, None)
+        for assignment in [
+            assignment for assignment, holder in self.held.items() if holder == consumer
+        ]:
+            self._let_go(assignment)
         return self.plan()
 
-    def reshard(self, shards: Sequence[int]) -> list[Order]:
-        if self.members:
+    def reshard(self, shards: Sequence[int]) -> list[GroupOrder]:
+        if self.consumers:
             self._fresh |= set(shards).difference(self.shards)
         self.shards = tuple(shards)
         return self.plan()
 
-    def cross(self, moves: tuple[Move, ...]) -> list[Order]:
+    def cross(self, moves: tuple[Move, ...]) -> list[GroupOrder]:
         """Take the changes of the number of shards that there are now."""
         self.moves = moves
         self.crossing.open(moves, self.shards)  # forgets changes that are not there any more
         return self._bound()
 
-    def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
-        """Note that a member has settled all below this offset of the stream at its seat."""
-        if self.held.get(seat) != member:
+    def passed(
+        self, consumer: GroupConsumer, assignment: Assignment, offset: int
+    ) -> list[GroupOrder]:
+        """Note that a consumer has settled all below this offset of a stream."""
+        if self.held.get(assignment) != consumer:
             return []
-        self.crossing.passed(seat.queue, offset)
+        self.crossing.passed(assignment.queue, offset)
         return self._bound()
 
     def open(self) -> list[Move]:
         """Return the changes that the group has not crossed."""
         return self.crossing.open(self.moves, self.shards) if self.moves else []
 
-    def give_up(self, numbers: Iterable[int]) -> list[Order]:
-        """Give up the order of keys over these changes."""
+    def give_up(self, numbers: Iterable[int]) -> list[GroupOrder]:
         self.crossing.given_up.update(numbers)
         return self._bound()
 
     @property
     def is_empty(self) -> bool:
-        return not self.members and not self.held
+        return not self.consumers and not self.held
 
-    def active(self) -> list[Member]:
-        """Return the members that are to have shards, by arrival; the others stand by."""
-        highest = max((terms.priority for terms in self.members.values()), default=0)
-        return [member for member, terms in self.members.items() if terms.priority == highest]
+    def active(self) -> list[GroupConsumer]:
+        """Return the consumers that are to have shards, by arrival; the others stand by."""
+        highest = max((terms.priority for terms in self.consumers.values()), default=0)
+        return [consumer for consumer, terms in self.consumers.items() if terms.priority == highest]
 
-    def plan(self) -> list[Order]:
-        """Assign all seats anew, and return the orders that can be given now."""
+    def plan(self) -> list[GroupOrder]:
+        """Decide anew who is to have what, and return the orders that can be given now."""
         if not self.begun:
             return []
         active = self.active()
-        seats = self._seats(active)
-        self.assigned = assign(seats, active, self.assigned)
+        assignments = [Assignment(queue) for queue in self.shards]
+        if assignments and all(self.consumers[consumer].affinity for consumer in active):
+            for more in range(len(active) - len(assignments)):
+                row, at = divmod(more, len(self.shards))
+                assignments.append(Assignment(self.shards[at], row + 1))
+        self.assigned = assign(assignments, active, self.assigned)
         orders = []
-        for seat, holder in self.held.items():
-            wanted = self.assigned.get(seat)
-            # A member that has left keeps a seat that nobody else is to have: then what it has not
-            # settled need not be delivered again.
-            stays = wanted == holder or (wanted is None and seat in seats)
-            if not stays and seat not in self._asked_back:
-                self._asked_back.add(seat)
-                orders.append(Order(TAKE, holder, seat))
-        for seat, member in self.assigned.items():
-            if seat not in self.held:
-                self.held[seat] = member
-                self._bounds[seat] = self.crossing.bounds(self.open(), seat.queue)
+        for assignment, holder in self.held.items():
+            wanted = self.assigned.get(assignment)
+            # A consumer that has left keeps an assignment that nobody else is to have: then what it
+            # has not settled need not be delivered again.
+            stays = wanted == holder or (wanted is None and assignment in assignments)
+            if not stays and assignment not in self._asked_back:
+                self._asked_back.add(assignment)
+                orders.append(GroupOrder(TAKE, holder, assignment))
+        for assignment, consumer in self.assigned.items():
+            if assignment not in self.held:
+                self.held[assignment] = consumer
+                self._bounds[assignment] = self.crossing.bounds(self.open(), assignment.queue)
                 orders.append(
-                    Order(GIVE, member, seat, self._bounds[seat], seat.queue in self._fresh)
+                    GroupOrder(
+                        GIVE,
+                        consumer,
+                        assignment,
+                        self._bounds[assignment],
+                        assignment.queue in self._fresh,
+                    )
                 )
         return orders + self._bound()
 
-    def _bound(self) -> list[Order]:
+    def _bound(self) -> list[GroupOrder]:
         """Return orders for holders whose bounds have changed or are not known since a start."""
         if not self.moves or not self.begun:
             return []
         open, orders = self.open(), []
-        for seat, holder in self.held.items():
-            bounds = self.crossing.bounds(open, seat.queue)
-            if self._bounds.get(seat) != bounds:
-                self._bounds[seat] = bounds
-                orders.append(Order(BOUND, holder, seat, bounds))
+        for assignment, holder in self.held.items():
+            bounds = self.crossing.bounds(open, assignment.queue)
+            if self._bounds.get(assignment) != bounds:
+                self._bounds[assignment] = bounds
+                orders.append(GroupOrder(BOUND, holder, assignment, bounds))
         return orders
-
-    def _seats(self, active: list[Member]) -> list[Seat]:
-        seats = [Seat(queue) for queue in self.shards]
-        shared = seats and all(self.members[member].affinity for member in active)
-        for more in range(len(active) - len(seats) if shared else 0):
-            row, at = divmod(more, len(self.shards))
-            seats.append(Seat(self.shards[at], row + 1))
-        return seats
 
 
 def assign(
-    seats: Sequence[Seat], members: Sequence[Member], before: dict[Seat, Member]
-) -> dict[Seat, Member]:
-    """Assign a member to each seat; without members no seat is assigned.
+    assignments: Sequence[Assignment],
+    consumers: Sequence[GroupConsumer],
+    before: dict[Assignment, GroupConsumer],
+) -> dict[Assignment, GroupConsumer]:
+    """Return who is to have each assignment; nobody, without consumers.
 
-    The numbers of seats differ by one at most, and as few seats as this allows get another member
-    than `before`.
+    The numbers of assignments differ by one at most, and as few assignments as this allows get
+    another consumer than `before`.
     """
-    if not members:
+    if not consumers:
         return {}
-    own: dict[Member, list[Seat]] = {member: [] for member in members}
-    free: list[Seat] = []
-    for seat in seats:
-        own.get(before.get(seat, _NOBODY), free).append(seat)
-    fewest, more = divmod(len(seats), len(members))
-    # The larger shares go to the members with most seats: each of them keeps one that would move.
-    by_load = sorted(members, key=lambda member: -len(own[member]))
-    shares = {member: fewest + (at < more) for at, member in enumerate(by_load)}
-    for member, mine in own.items():
-        free += mine[shares[member] :]
-        del mine[shares[member] :]
+    own: dict[GroupConsumer, list[Assignment]] = {consumer: [] for consumer in consumers}
+    free: list[Assignment] = []
+    for assignment in assignments:
+        own.get(before.get(assignment, _NOBODY), free).append(assignment)
+    fewest, more = divmod(len(assignments), len(consumers))
+    # The larger shares go to the consumers with most assignments: each keeps one that would move.
+    by_load = sorted(consumers, key=lambda consumer: -len(own[consumer]))
+    shares = {consumer: fewest + (at < more) for at, consumer in enumerate(by_load)}
+    for consumer, mine in own.items():
+        free += mine[shares[consumer] :]
+        del mine[shares[consumer] :]
     free.reverse()
-    for member, mine in own.items():
-        while len(mine) < shares[member]:
+    for consumer, mine in own.items():
+        while len(mine) < shares[consumer]:
             mine.append(free.pop())
-    return {seat: member for member, mine in own.items() for seat in mine}
+    return {assignment: consumer for consumer, mine in own.items() for assignment in mine}
 
 
-_NOBODY = Member(-1, 0, 0)
+_NOBODY = GroupConsumer(-1, 0, 0)
 
 
 class VirtualQueue:
@@ -278,13 +279,12 @@ class VirtualQueue:
         self.begun = begun
         self.moves = moves
         self.groups: dict[str, Group] = {}
-        self.fixed: dict[Member, tuple[Terms, Seat]] = {}
+        self.fixed: dict[GroupConsumer, tuple[ConsumeTerms, Assignment]] = {}
 
-    def terms(self) -> dict[Member, Terms]:
-        """Return the terms of all consumers."""
-        found = {member: terms for member, (terms, _) in self.fixed.items()}
+    def terms(self) -> dict[GroupConsumer, ConsumeTerms]:
+        found = {consumer: terms for consumer, (terms, _) in self.fixed.items()}
         for group in self.groups.values():
-            found |= group.members
+            found |= group.consumers
         return found
 
     def held(self) -> int:
@@ -294,24 +294,26 @@ class VirtualQueue:
     def loads(self) -> dict[int, int]:
         """Return the number of consumers of each shard, by the id of its queue."""
         loads = dict.fromkeys(self.shards, 0)
-        seats = [seat for _, seat in self.fixed.values()]
+        assignments = [assignment for _, assignment in self.fixed.values()]
         for group in self.groups.values():
-            seats += group.assigned
-        for seat in seats:
-            if seat.queue in loads:
-                loads[seat.queue] += 1
+            assignments += group.assigned
+        for assignment in assignments:
+            if assignment.queue in loads:
+                loads[assignment.queue] += 1
         return loads
 
-    def fix(self, member: Member, terms: Terms, choose: Callable[[int], int]) -> Seat:
+    def fix(
+        self, consumer: GroupConsumer, terms: ConsumeTerms, choose: Callable[[int], int]
+    ) -> Assignment:
         """Give a consumer one shard for good: a random one, or the first with fewest consumers."""
         if terms.assignment == RANDOM:
             queue = self.shards[choose(len(self.shards))]
         else:
             loads = self.loads()
             queue = min(self.shards, key=loads.__getitem__)
-        seat = Seat(queue)
-        self.fixed[member] = (terms, seat)
-        return seat
+        assignment = Assignment(queue)
+        self.fixed[consumer] = (terms, assignment)
+        return assignment
 
     def group(self, name: str) -> Group:
         found = self.groups.get(name)
@@ -334,10 +336,10 @@ class Groups:
         """Prepare; `choose(n)` returns one of 0 to n - 1."""
         self._choose = choose
         self._begun = False
-        self.queues: dict[Name, VirtualQueue] = {}
-        self._names: dict[Member, Name] = {}
+        self.queues: dict[VirtualQueueName, VirtualQueue] = {}
+        self._names: dict[GroupConsumer, VirtualQueueName] = {}
 
-    def begin(self) -> list[Order]:
+    def begin(self) -> list[GroupOrder]:
         """Begin to assign shards: all front doors have said what their consumers hold."""
         self._begun = True
         orders = []
@@ -348,72 +350,81 @@ class Groups:
                 orders += group.plan()
         return orders
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[VirtualQueueName]:
         return list(self.queues)
 
     def join(
         self,
-        member: Member,
-        name: Name,
-        terms: Terms,
+        consumer: GroupConsumer,
+        name: VirtualQueueName,
+        terms: ConsumeTerms,
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
-    ) -> list[Order]:
+    ) -> list[GroupOrder]:
         """Take a new consumer. Raises InUse.
 
-        A front door that has not heard the answer asks again for the same member.
+        A front door that has not heard the answer asks again for the same consumer.
         """
         queue = self._queue(name, shards, moves)
         known = queue.terms()
-        if member in known:
+        if consumer in known:
             return []
         if any(each.exclusive for each in known.values()) or (terms.exclusive and known):
             self._tidy(name)
             raise InUse
-        self._names[member] = name
+        self._names[consumer] = name
         if terms.assignment != GROUP:
-            return [Order(GIVE, member, queue.fix(member, terms, self._choose))]
-        return queue.group(terms.group).join(member, terms)
+            return [GroupOrder(GIVE, consumer, queue.fix(consumer, terms, self._choose))]
+        return queue.group(terms.group).join(consumer, terms)
 
     def restore(
         self,
-        member: Member,
-        name: Name,
-        terms: Terms,
+        consumer: GroupConsumer,
+        name: VirtualQueueName,
+        terms: ConsumeTerms,
         left: bool,
-        held: Iterable[Seat],
+        held: Iterable[Assignment],
         shards: Sequence[int],
         moves: tuple[Move, ...] = (),
-    ) -> list[Order]:
+    ) -> list[GroupOrder]:
         """Take a consumer as its front door reports it after a start.
 
         If the virtual queue has no shards any more, its consumers are closed.
         """
-        self._names[member] = name
-        orders = self._restored(self._queue(name, shards, moves), member, terms, left, list(held))
+        self._names[consumer] = name
+        orders = self._restored(self._queue(name, shards, moves), consumer, terms, left, list(held))
         return orders if shards else orders + self.reshard(name, shards)
 
     def _restored(
-        self, queue: VirtualQueue, member: Member, terms: Terms, left: bool, held: list[Seat]
-    ) -> list[Order]:
+        self,
+        queue: VirtualQueue,
+        consumer: GroupConsumer,
+        terms: ConsumeTerms,
+        left: bool,
+        held: list[Assignment],
+    ) -> list[GroupOrder]:
         if terms.assignment == GROUP:
-            return queue.group(terms.group).restore(member, None if left else terms, held)
+            return queue.group(terms.group).restore(consumer, None if left else terms, held)
         if held and not left:
-            queue.fixed[member] = (terms, held[0])
+            queue.fixed[consumer] = (terms, held[0])
         elif not left and queue.shards:
-            return [Order(GIVE, member, queue.fix(member, terms, self._choose))]
+            return [GroupOrder(GIVE, consumer, queue.fix(consumer, terms, self._choose))]
         return []
 
-    def leave(self, member: Member) -> list[Order]:
-        return self._of(member, lambda group: group.leave(member))
+    def leave(self, consumer: GroupConsumer) -> list[GroupOrder]:
+        return self._of(consumer, lambda group: group.leave(consumer))
 
-    def gave_up(self, member: Member, seat: Seat) -> list[Order]:
-        return self._of(member, lambda group: group.gave_up(member, seat), stays=True)
+    def gave_up(self, consumer: GroupConsumer, assignment: Assignment) -> list[GroupOrder]:
+        return self._of(consumer, lambda group: group.gave_up(consumer, assignment), stays=True)
 
-    def passed(self, member: Member, seat: Seat, offset: int) -> list[Order]:
-        return self._of(member, lambda group: group.passed(member, seat, offset), stays=True)
+    def passed(
+        self, consumer: GroupConsumer, assignment: Assignment, offset: int
+    ) -> list[GroupOrder]:
+        return self._of(
+            consumer, lambda group: group.passed(consumer, assignment, offset), stays=True
+        )
 
-    def cross(self, name: Name, moves: tuple[Move, ...]) -> list[Order]:
+    def cross(self, name: VirtualQueueName, moves: tuple[Move, ...]) -> list[GroupOrder]:
         """Take the changes of the number of shards that there are now."""
         queue = self.queues.get(name)
         if queue is None or queue.moves == moves:
@@ -421,7 +432,9 @@ class Groups:
         queue.moves = moves
         return [order for group in queue.groups.values() for order in group.cross(moves)]
 
-    def overdue(self, name: Name, now: float, wait_ms: int) -> tuple[list[str], list[Order]]:
+    def overdue(
+        self, name: VirtualQueueName, now: float, wait_ms: int
+    ) -> tuple[list[str], list[GroupOrder]]:
         """Have groups give up the order over changes they have waited for longer than `wait_ms`.
 
         Returns their names, and the orders.
@@ -433,17 +446,17 @@ class Groups:
                 orders += group.give_up(numbers)
         return given_up, orders
 
-    def gone(self, members: Iterable[Member]) -> list[Order]:
-        """End memberships, and take all their seats as given up."""
-        orders: list[Order] = []
-        for member in members:
-            orders += self._of(member, partial(Group.gone, member=member))
+    def gone(self, consumers: Iterable[GroupConsumer]) -> list[GroupOrder]:
+        """End memberships, and take all their assignments as given up."""
+        orders: list[GroupOrder] = []
+        for consumer in consumers:
+            orders += self._of(consumer, partial(Group.gone, consumer=consumer))
         return orders
 
-    def of_door(self, door: int) -> list[Member]:
-        return [member for member in self._names if member.door == door]
+    def of_door(self, door: int) -> list[GroupConsumer]:
+        return [consumer for consumer in self._names if consumer.door == door]
 
-    def reshard(self, name: Name, shards: Sequence[int]) -> list[Order]:
+    def reshard(self, name: VirtualQueueName, shards: Sequence[int]) -> list[GroupOrder]:
         """Take the ids of the shard queues that there are now.
 
         Without any there is no virtual queue, and its consumers are closed.
@@ -453,56 +466,58 @@ class Groups:
             return []
         queue.shards = tuple(shards)
         if not shards:
-            members = list(queue.terms())
+            consumers = list(queue.terms())
             del self.queues[name]
-            for member in [member for member, known in self._names.items() if known == name]:
-                del self._names[member]
-            return [Order(CLOSE, member) for member in members]
-        stranded = [member for member, (_, seat) in queue.fixed.items() if seat.queue not in shards]
-        for member in stranded:
-            del queue.fixed[member], self._names[member]
-        orders = [Order(CLOSE, member) for member in stranded]
+            for consumer in [consumer for consumer, known in self._names.items() if known == name]:
+                del self._names[consumer]
+            return [GroupOrder(CLOSE, consumer) for consumer in consumers]
+        stranded = [
+            consumer
+            for consumer, (_, assignment) in queue.fixed.items()
+            if assignment.queue not in shards
+        ]
+        for consumer in stranded:
+            del queue.fixed[consumer], self._names[consumer]
+        orders = [GroupOrder(CLOSE, consumer) for consumer in stranded]
         for group in queue.groups.values():
             orders += group.reshard(shards)
         return orders
 
     # -- helpers
 
-    def _queue(self, name: Name, shards: Sequence[int], moves: tuple[Move, ...]) -> VirtualQueue:
+    def _queue(
+        self, name: VirtualQueueName, shards: Sequence[int], moves: tuple[Move, ...]
+    ) -> VirtualQueue:
         found = self.queues.get(name)
         if found is None:
             found = self.queues[name] = VirtualQueue(shards, self._begun, moves)
         return found
 
     def _of(
-        self, member: Member, act: Callable[[Group], list[Order]], stays: bool = False
-    ) -> list[Order]:
-        """Call `act` with the groups of the member's virtual queue, and forget what is empty.
+        self, consumer: GroupConsumer, act: Callable[[Group], list[GroupOrder]], stays: bool = False
+    ) -> list[GroupOrder]:
+        """Call `act` with the groups of the consumer's virtual queue, and forget what is empty.
 
-        `stays` is false when the member leaves: then it loses the shard that it had for good.
+        `stays` is false when the consumer leaves: then it loses the shard that it had for good.
         """
-        name = self._names.get(member)
+        name = self._names.get(consumer)
         if name is None:
             return []
         queue = self.queues[name]
         if not stays:
-            queue.fixed.pop(member, None)
-        orders: list[Order] = []
+            queue.fixed.pop(consumer, None)
+        orders: list[GroupOrder] = []
         for group in queue.groups.values():
             orders += act(group)
-        self._forget(member, queue)
+        if consumer not in queue.fixed and not any(
+            consumer in group.consumers or consumer in group.held.values()
+            for group in queue.groups.values()
+        ):
+            self._names.pop(consumer, None)
         self._tidy(name)
         return orders
 
-    def _forget(self, member: Member, queue: VirtualQueue) -> None:
-        here = member in queue.fixed or any(
-            member in group.members or member in group.held.values()
-            for group in queue.groups.values()
-        )
-        if not here:
-            self._names.pop(member, None)
-
-    def _tidy(self, name: Name) -> None:
+    def _tidy(self, name: VirtualQueueName) -> None:
         queue = self.queues[name]
         queue.groups = {key: group for key, group in queue.groups.items() if not group.is_empty}
         if queue.is_empty:

@@ -1,9 +1,9 @@
 """Carries news of the consumers of virtual queues to `Groups`, and its orders to front doors.
 
-A front door that has ended still counts as the holder of its seats until each shard has put back
-what it held there. A question that is asked of the shard behind `FrontDoorGone` is answered then.
-After a start of the controller nothing moves until every front door has said what its consumers
-hold, or RETURN_S_MAX have passed.
+A front door that has ended still counts as the holder of its assignments until each shard has put
+back what it held there. A question that is asked of the shard behind `FrontDoorGone` is answered
+then. After a start of the controller nothing moves until every front door has said what its
+consumers hold, or RETURN_S_MAX have passed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ import logging
 import random
 from asyncio import Future
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
-from shardmq.broker.controller.groups.groups import Groups, InUse, Member, Name, Order, Seat, Terms
+from shardmq.broker.controller.groups.groups import (
+    Assignment,
+    GroupConsumer,
+    GroupOrder,
+    Groups,
+    InUse,
+    VirtualQueueName,
+)
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut, QueuePut
 from shardmq.broker.shared.control import (
     Ask,
+    AssignmentGivenUp,
+    AssignmentName,
+    AssignmentOrder,
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
     ConsumerNews,
     ConsumersHere,
-    ConsumeTerms,
-    SeatGivenUp,
-    SeatName,
-    SeatOrder,
-    SeatPassed,
+    MarkPassed,
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
@@ -47,22 +55,10 @@ NOT_FOUND = 404
 AnswerTo = Callable[[int, str, dict[str, Any]], None]
 
 
-class FrontDoors(Protocol):
-    """The methods of the links to the front doors that are used here."""
-
-    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None: ...
-
-
-class Shards(Protocol):
-    """The methods of the links to the shards that are used here."""
-
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> Future[Any]: ...
-
-
 class Memberships:
     """The consumers of virtual queues at all front doors."""
 
-    def __init__(self, catalog: Catalog, links: FrontDoors, shards: Shards, doors: int) -> None:
+    def __init__(self, catalog: Catalog, links: DoorLinks, shards: ShardLinks, doors: int) -> None:
         """Prepare for so many front doors, numbered from 0."""
         self._catalog = catalog
         self._links = links
@@ -98,7 +94,7 @@ class Memberships:
         """Answer a ConsumerJoin or VirtualLook."""
         what = ask.what
         if isinstance(what, VirtualLook):
-            queue = self.groups.queues.get(Name(what.vhost, what.exchange))
+            queue = self.groups.queues.get(VirtualQueueName(what.vhost, what.exchange))
             answer(
                 0,
                 "",
@@ -109,16 +105,16 @@ class Memberships:
             )
         elif isinstance(what, ConsumerJoin):
             door, incarnation, _ = ask.owner.split(".")
-            self._join(Member(int(door), int(incarnation), what.number), what, answer)
+            self._join(GroupConsumer(int(door), int(incarnation), what.number), what, answer)
 
-    def _join(self, member: Member, asked: ConsumerJoin, answer: AnswerTo) -> None:
-        name = Name(asked.vhost, asked.exchange)
+    def _join(self, consumer: GroupConsumer, asked: ConsumerJoin, answer: AnswerTo) -> None:
+        name = VirtualQueueName(asked.vhost, asked.exchange)
         shards = self._shard_queues(name)
         if not shards:
             answer(NOT_FOUND, f"no queue '{name.exchange}' in vhost '{name.vhost}'", {})
             return
         try:
-            orders = self.groups.join(member, name, _terms(asked.terms), shards, self._moves(name))
+            orders = self.groups.join(consumer, name, asked.terms, shards, self._moves(name))
         except InUse:
             answer(
                 ACCESS_REFUSED,
@@ -134,24 +130,28 @@ class Memberships:
             case ConsumersHere():
                 self._here(door, incarnation, news.consumers)
             case ConsumerLeave():
-                self._carry_out(self.groups.leave(Member(door, incarnation, news.number)))
-            case SeatGivenUp():
+                self._carry_out(self.groups.leave(GroupConsumer(door, incarnation, news.number)))
+            case AssignmentGivenUp():
                 self._carry_out(
-                    self.groups.gave_up(Member(door, incarnation, news.number), _seat(news.seat))
+                    self.groups.gave_up(
+                        GroupConsumer(door, incarnation, news.number), _assignment(news.assignment)
+                    )
                 )
-            case SeatPassed():
-                member = Member(door, incarnation, news.number)
-                self._carry_out(self.groups.passed(member, _seat(news.seat), news.offset))
+            case MarkPassed():
+                consumer = GroupConsumer(door, incarnation, news.number)
+                self._carry_out(
+                    self.groups.passed(consumer, _assignment(news.assignment), news.offset)
+                )
 
     def _here(self, door: int, incarnation: int, consumers: Iterable[ConsumerHere]) -> None:
         for each in consumers:
-            name = Name(each.vhost, each.exchange)
-            seats = [_seat(seat) for seat in each.seats]
-            member = Member(door, incarnation, each.number)
+            name = VirtualQueueName(each.vhost, each.exchange)
+            assignments = [_assignment(assignment) for assignment in each.assignments]
+            consumer = GroupConsumer(door, incarnation, each.number)
             shards, moves = self._shard_queues(name), self._moves(name)
             self._carry_out(
                 self.groups.restore(
-                    member, name, _terms(each.terms), each.left, seats, shards, moves
+                    consumer, name, each.terms, each.left, assignments, shards, moves
                 )
             )
         if self._awaited:
@@ -161,21 +161,32 @@ class Memberships:
                 self._begin()
 
     def door_gone(self, door: int, incarnation: int) -> None:
-        """Take the seats of a front door that has ended.
+        """Take the assignments of a front door that has ended.
 
         The caller has sent the shards the news of it.
         """
-        members = [
-            member for member in self.groups.of_door(door) if member.incarnation == incarnation
+        consumers = [
+            consumer
+            for consumer in self.groups.of_door(door)
+            if consumer.incarnation == incarnation
         ]
-        shards = sorted(self._shards_of(members))
-        for member in members:
-            self._carry_out(self.groups.leave(member))
+        queues: set[int] = set()  # shard queues at which these consumers hold assignments
+        for virtual in self.groups.queues.values():
+            for group in virtual.groups.values():
+                queues |= {
+                    assignment.queue
+                    for assignment, holder in group.held.items()
+                    if holder in consumers
+                }
+        found = map(self._catalog.queue_by_id, queues)
+        shards = sorted({queue.shard for queue in found if queue is not None})
+        for consumer in consumers:
+            self._carry_out(self.groups.leave(consumer))
         if not shards:
-            self._carry_out(self.groups.gone(members))
+            self._carry_out(self.groups.gone(consumers))
             return
-        # The question goes to the shards at which they had seats. Only the answer matters, so it is
-        # about a queue that does not exist.
+        # The question goes to the shards at which they had assignments. Only the answer matters, so
+        # it is about a queue that does not exist.
         fences = [self._shards.request(shard, lambda n: wire.Count(n, 0)) for shard in shards]
         waiting = len(fences)
 
@@ -184,19 +195,10 @@ class Memberships:
             fence.exception()  # a shard that does not answer is gone, with its consumers
             waiting -= 1
             if not waiting:
-                self._carry_out(self.groups.gone(members))
+                self._carry_out(self.groups.gone(consumers))
 
         for fence in fences:
             fence.add_done_callback(passed)
-
-    def _shards_of(self, members: Iterable[Member]) -> set[int]:
-        """Return the shard processes at which these members hold seats."""
-        wanted, queues = set(members), set()
-        for virtual in self.groups.queues.values():
-            for group in virtual.groups.values():
-                queues |= {seat.queue for seat, holder in group.held.items() if holder in wanted}
-        found = (self._catalog.queue_by_id(queue) for queue in queues)
-        return {queue.shard for queue in found if queue is not None}
 
     # -- what exists ---------------------------------------------------------------------------
 
@@ -213,7 +215,7 @@ class Memberships:
             self._carry_out(self.groups.reshard(name, self._shard_queues(name)))
             self._carry_out(self.groups.cross(name, self._moves(name)))
 
-    def _shard_queues(self, name: Name) -> tuple[int, ...]:
+    def _shard_queues(self, name: VirtualQueueName) -> tuple[int, ...]:
         """Return the ids of the shard queues that front doors know already.
 
         A queue that is deleted and declared again has another id; ids rise.
@@ -224,7 +226,7 @@ class Memberships:
         ids = (vhost.queues[queue].id for queue in vhost.shard_queues(name.exchange))
         return tuple(id for id in ids if id <= self._told)
 
-    def _moves(self, name: Name) -> tuple[cuts.Move, ...]:
+    def _moves(self, name: VirtualQueueName) -> tuple[cuts.Move, ...]:
         vhost = self._catalog.vhost(name.vhost)
         return cuts.moves(vhost.parts(name.exchange)) if vhost is not None else ()
 
@@ -251,21 +253,20 @@ class Memberships:
                 )
             self._carry_out(orders)
 
-    def _carry_out(self, orders: list[Order]) -> None:
-        by_door: dict[tuple[int, int], list[SeatOrder]] = {}
+    def _carry_out(self, orders: list[GroupOrder]) -> None:
+        by_door: dict[tuple[int, int], list[AssignmentOrder]] = {}
         for order in orders:
-            said = SeatOrder(
-                order.kind, order.member.number, SeatName(*order.seat), *order.bounds, order.fresh
+            said = AssignmentOrder(
+                order.kind,
+                order.consumer.number,
+                AssignmentName(*order.assignment),
+                *order.bounds,
+                order.fresh,
             )
-            by_door.setdefault((order.member.door, order.member.incarnation), []).append(said)
+            by_door.setdefault((order.consumer.door, order.consumer.incarnation), []).append(said)
         for (door, incarnation), said_there in by_door.items():
             self._links.give_orders(door, incarnation, said_there)
 
 
-def _terms(said: ConsumeTerms) -> Terms:
-    who = (said.owner, said.channel, said.tag)
-    return Terms(said.group, said.assignment, said.exclusive, said.priority, said.affinity, *who)
-
-
-def _seat(said: SeatName) -> Seat:
-    return Seat(said.queue, said.place)
+def _assignment(said: AssignmentName) -> Assignment:
+    return Assignment(said.queue, said.place)

@@ -14,16 +14,11 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
 from functools import partial
-from random import randrange
-from typing import Any
 
 from aiohttp import web
 
-from shardmq.broker.controller.authority import Authority
-from shardmq.broker.controller.config import ControllerConfig, HttpLimits
-from shardmq.broker.controller.groups.groups import Groups
 from shardmq.broker.controller.management import csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
 from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
@@ -31,7 +26,6 @@ from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import object_metrics, prometheus
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
-from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.management.resources import (
     bindings,
     channels,
@@ -73,13 +67,7 @@ from shardmq.broker.controller.management.responses.json_body import (
     json_response,
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
-from shardmq.broker.controller.management.responses.long_responses import Parts
-from shardmq.broker.controller.memory import MemoryWatch
-from shardmq.broker.controller.peers.links import DoorLinks
-from shardmq.broker.controller.peers.presence import Presence
-from shardmq.broker.controller.peers.shard_links import ShardLinks
-from shardmq.broker.controller.resharding.reshard_progress import ReshardProgress
-from shardmq.broker.controller.streams.ended_streams import EndedStreams
+from shardmq.broker.controller.management.responses.long_responses import ResponseBody
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
@@ -88,36 +76,13 @@ ANY_NAME = re.compile(r"\{(\w+)\}")
 LOCAL_SOCKET = "shardctl.sock"  # in the runtime directory
 SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
 
+# In the order of their routes: of two paths that fit a call the first one answers.
 RESOURCES = (
-    overview,
-    cluster,
-    login_attempts,
-    vhosts,
-    users,
-    queues,
-    explain_route,
-    resharding,
-    stream_groups,
-    streams,
-    virtual_queues,
-    exchanges,
-    bindings,
-    connections,
-    channels,
-    consumers,
-    messages,
-    policies,
-    parameters,
-    limits,
-    health,
-    garbage_collection,
-    processes,
-    shard_load,
-    logs,
-    message_sizes,
-    settings,
-    definitions,
-)
+    overview, cluster, login_attempts, vhosts, users, queues, explain_route, resharding,
+    stream_groups, streams, virtual_queues, exchanges, bindings, connections, channels, consumers,
+    messages, policies, parameters, limits, health, garbage_collection, processes, shard_load, logs,
+    message_sizes, settings, definitions,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -139,34 +104,9 @@ class Servers:
             await runner.cleanup()
 
 
-async def start(
-    authority: Authority,
-    presence: Presence,
-    shard_links: ShardLinks,
-    links: DoorLinks,
-    config_now: Callable[[], ControllerConfig],
-    tls: ssl.SSLContext | None = None,
-    groups: Groups | None = None,
-    memory: MemoryWatch | None = None,
-    reshard_progress: Mapping[tuple[str, str], ReshardProgress] | None = None,
-    ended: EndedStreams | None = None,
-) -> Servers:
-    config = config_now()
-    stats = StatsCollector(shard_links, links, hidden_queues=authority.catalog.hidden_queue_ids)
-    groups = groups or Groups(randrange)
-    context = Context(
-        authority,
-        presence,
-        shard_links,
-        links,
-        config_now,
-        stats,
-        groups,
-        memory or MemoryWatch(),
-        # The dictionary itself: it changes while the server runs.
-        resharding={} if reshard_progress is None else reshard_progress,
-        ended=ended,
-    )
+async def start(context: Context, tls: ssl.SSLContext | None = None) -> Servers:
+    """Serve on the sockets of the settings and on a Unix socket for shardctl."""
+    config = context.config
     runners = []
     for app, fds in (
         (api_app(context), config.http_fds),
@@ -181,10 +121,13 @@ async def start(
             await limited_site(context, runner, socket.socket(fileno=fd)).start()
     for fd in config.https_fds:
         await limited_site(context, runners[0], socket.socket(fileno=fd), tls).start()
-    await _serve_shardctl(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
+    await serve_shardctl(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
     # So that the first call that shows them has rates, too.
-    stats.noted += [partial(object_metrics.churn_rates, context), partial(processes.node, context)]
-    tasks = (_watch(context, runners), stats.keep_sampling())
+    context.stats.noted += [
+        partial(object_metrics.churn_rates, context),
+        partial(processes.node, context),
+    ]
+    tasks = (_watch(context, runners), context.stats.keep_sampling())
     return Servers(runners, map(asyncio.create_task, tasks))
 
 
@@ -195,21 +138,23 @@ def limited_site(
     tls: ssl.SSLContext | None = None,
 ) -> web.BaseSite:
     """Return a site that admits as many connections by this socket as the settings allow."""
-    server = runner.server
-    assert server is not None, "the runner is set up"
-
-    def limits_now() -> HttpLimits:
-        return context.config.http
-
-    def protocol() -> http_connections.AdmittingProtocol:
-        return http_connections.AdmittingProtocol(
-            context.http_connections, server, limits_now, context.long_responses.cut_off
-        )
-
-    handshakes = context.http_connections.handshakes
     return http_connections.LimitedSite(
-        runner, listening, protocol, BACKLOG, limits_now, handshakes, tls
+        runner,
+        listening,
+        context.http_connections,
+        lambda: context.config.http,
+        context.long_responses.cut_off,
+        BACKLOG,
+        tls,
     )
+
+
+async def serve_shardctl(runner: web.AppRunner, path: str) -> None:
+    """Serve a Unix socket: the broker's user and group may do everything by it, without a login."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    await web.UnixSite(runner, path, backlog=BACKLOG).start()
+    os.chmod(path, 0o660)
 
 
 async def _watch(context: Context, runners: list[web.AppRunner]) -> None:
@@ -220,14 +165,6 @@ async def _watch(context: Context, runners: list[web.AppRunner]) -> None:
             (one for server in servers for one in server.connections), context.config.http
         )
         context.long_responses.give_memory_back()
-
-
-async def _serve_shardctl(runner: web.AppRunner, path: str) -> None:
-    """Serve a Unix socket: the broker's user and group may do everything by it, without a login."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    await web.UnixSite(runner, path, backlog=BACKLOG).start()
-    os.chmod(path, 0o660)
 
 
 def api_app(context: Context) -> web.Application:
@@ -244,7 +181,7 @@ def api_app(context: Context) -> web.Application:
                     app.router.add_route("HEAD", each, answer)
                     methods[each].add("HEAD")
     for path, known in methods.items():
-        app.router.add_route("OPTIONS", path, options(known))
+        app.router.add_route("OPTIONS", path, _options(known))
     description = openapi.document(
         (route for resource in RESOURCES for route in resource.ROUTES), product_version()
     )
@@ -257,7 +194,7 @@ def api_app(context: Context) -> web.Application:
     return app
 
 
-def options(methods: Iterable[str]) -> Endpoint:
+def _options(methods: Iterable[str]) -> Endpoint:
     allow = {"Allow": ", ".join(sorted(methods))}
 
     async def answer(request: web.Request) -> web.Response:
@@ -267,32 +204,26 @@ def options(methods: Iterable[str]) -> Endpoint:
 
 
 def metrics_app(context: Context) -> web.Application:
-    async def answer(
-        request: web.Request, key: Hashable, text: Callable[[], AsyncGenerator[bytes]]
-    ) -> Answer:
-        async def made() -> Parts:
-            return Parts(prometheus.CONTENT_TYPE, text())
+    async def metrics(request: web.Request) -> Answer:
+        # Calls with the same key share a response: all that it depends on but the data.
+        key: Hashable = request.path
+        if request.path == "/metrics":
+            text: Callable[[], AsyncGenerator[bytes]] = partial(prometheus.text, context)
+        elif request.path == "/metrics/per-object":
+            text = partial(prometheus.per_object, context)
+        else:
+            # Unknown names are dropped, so that they make no other response.
+            asked = request.query.getall("family", [])
+            families = tuple(dict.fromkeys(family for family in asked if family in FAMILIES))
+            given = request.query.getall("vhost", [])
+            vhosts = frozenset(given).intersection(context.catalog.vhosts) if given else None
+            key = (request.path, families, vhosts)
+            text = partial(prometheus.detailed, context, families, vhosts)
+
+        async def made() -> ResponseBody:
+            return ResponseBody(prometheus.CONTENT_TYPE, text())
 
         return await context.long_responses.answer(request, key, made, context.config.http)
-
-    async def metrics(request: web.Request) -> Answer:
-        return await answer(request, request.path, partial(prometheus.text, context))
-
-    async def per_object(request: web.Request) -> Answer:
-        return await answer(request, request.path, partial(prometheus.per_object, context))
-
-    async def detailed(request: web.Request) -> Answer:
-        # Unknown names are dropped, so that they make no other response.
-        families = tuple(
-            dict.fromkeys(f for f in request.query.getall("family", []) if f in FAMILIES)
-        )
-        given = request.query.getall("vhost", [])
-        vhosts = frozenset(given).intersection(context.catalog.vhosts) if given else None
-        return await answer(
-            request,
-            (request.path, families, vhosts),
-            partial(prometheus.detailed, context, families, vhosts),
-        )
 
     @web.middleware
     async def host_checked(request: web.Request, handler: Endpoint) -> web.StreamResponse:
@@ -302,9 +233,8 @@ def metrics_app(context: Context) -> web.Application:
     middlewares = [context.http_connections.middleware(), json_errors, host_checked]
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
     app.on_response_prepare.append(csrf.add_headers)
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/metrics/per-object", per_object)
-    app.router.add_get("/metrics/detailed", detailed)
+    for path in ("/metrics", "/metrics/per-object", "/metrics/detailed"):
+        app.router.add_get(path, metrics)
     return app
 
 
@@ -323,11 +253,19 @@ def endpoint(context: Context, route: Route) -> Endpoint:
         if route.destroys:
             call.knows_only(route.query or (), once=True)
         if route.is_long:
-            # Calls with the same key share a response: all that it depends on but the data.
             key = (call.is_local, user.name, *user.tags, request.rel_url.raw_path_qs)
             made = partial(_parts, route, call)
             return await context.long_responses.answer(request, key, made, context.config.http)
-        response = _response(route, request, await route.handler(call))
+        found = await route.handler(call)
+        assert not isinstance(found, Listing | LazyListing | Document), f"{route.path} is long"
+        if found is None:
+            response: web.StreamResponse = web.Response(status=204)
+        elif isinstance(found, web.StreamResponse):
+            response = found
+        elif isinstance(found, dict) and request.method in ("GET", "HEAD"):
+            response = json_response(cut(found, request.query))
+        else:
+            response = json_response(found)
         for warning in call.warnings:
             response.headers.add("Warning", warning_value(warning))
         return response
@@ -335,32 +273,21 @@ def endpoint(context: Context, route: Route) -> Endpoint:
     return answer
 
 
-def _response(route: Route, request: web.Request, found: Any) -> web.StreamResponse:
-    if found is None:
-        return web.Response(status=204)
-    if isinstance(found, web.StreamResponse):
-        return found
-    assert not isinstance(found, Listing | LazyListing | Document), f"{route.path} is long"
-    if isinstance(found, dict) and request.method in ("GET", "HEAD"):
-        found = cut(found, request.query)
-    return json_response(found)
-
-
 def warning_value(text: str) -> str:
     """Return a value of the header `Warning` (RFC 7234, 5.5), its text as JSON, which is ASCII."""
     return f"299 shardmq {json.dumps(text)}"
 
 
-async def _parts(route: Route, call: Call) -> Parts:
+async def _parts(route: Route, call: Call) -> ResponseBody:
     """Return the body of a long response, to be made slice by slice."""
     found, query = await route.handler(call), call.request.query
     if isinstance(found, Document):
-        return Parts(JSON, json_object(found.parts), found.headers)
+        return ResponseBody(JSON, json_object(found.parts), found.headers)
     found = (
         await shown(found, query) if isinstance(found, Listing | LazyListing) else cut(found, query)
     )
     body = in_one_part(to_json(found)) if isinstance(found, dict) else json_list(found)
-    return Parts(JSON, body)
+    return ResponseBody(JSON, body)
 
 
 @web.middleware

@@ -233,7 +233,9 @@ class Call:
 
     def sees(self, vhost: str) -> bool:
         return (
-            self.is_local or self.has("monitoring") or self.catalog.may_enter(self.user.name, vhost)
+            self.is_local
+            or self.has("monitoring")
+            or self.catalog.permissions.may_enter(self.user.name, vhost)
         )
 
     def visible_vhosts(self) -> list[Vhost]:
@@ -253,7 +255,7 @@ class Call:
     def vhost_to_change(self) -> Vhost:
         """Return the vhost in the path, if this user may enter it: tags do not allow changes."""
         vhost = self.vhost()
-        if not self.is_local and not self.catalog.may_enter(self.user.name, vhost.name):
+        if not self.is_local and not self.catalog.permissions.may_enter(self.user.name, vhost.name):
             raise not_authorised("User not authorised to access virtual host")
         return vhost
 
@@ -299,6 +301,11 @@ class Route(NamedTuple):
     def destroys(self) -> bool:
         """True for a call that deletes or purges: it refuses unknown parameters."""
         return self.method == "DELETE" or self.query is not None
+
+
+def long_list(path: str, handler: Handler, shows: str, tag: str = "management") -> Route:
+    """Return the route of a list that may be long; `shows` names its rows in `schemas.py`."""
+    return Route("GET", path, handler, tag, is_long=True, shows=[shows])
 
 
 def check(answer: Answer) -> Answer:

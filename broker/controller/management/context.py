@@ -28,8 +28,6 @@ from shardmq.broker.shared.logins import Logins
 
 @dataclass(slots=True)
 class LoginCounts:
-    """Counts of logins by HTTP."""
-
     succeeded: int = 0
     failed: int = 0
     # By protocol, the succeeded and failed logins that an operator has reset.

@@ -16,6 +16,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -119,7 +120,6 @@ class HttpConnections:
         return True
 
     def add(self, connection: Connection, address: str) -> None:
-        """Count a connection that was admitted."""
         self._addresses[connection] = address
         self._idle_since[connection] = self._clock()
 
@@ -194,19 +194,21 @@ class LimitedSite(web.SockSite):
         self,
         runner: web.AppRunner,
         listening: socket.socket,
-        protocol: Callable[[], AdmittingProtocol],
-        backlog: int,
+        connections: HttpConnections,
         limits_now: Callable[[], HttpLimits],
-        handshakes: Handshakes,
+        cut_off: CutOff,
+        backlog: int,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         # Accepted sockets inherit both options.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS_MAX)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         super().__init__(runner, listening, backlog=backlog, ssl_context=ssl_context)
-        self._protocol = protocol
+        server = runner.server
+        assert server is not None, "the runner is set up"
+        self._protocol = partial(AdmittingProtocol, connections, server, limits_now, cut_off)
+        self._handshakes = connections.handshakes
         self._limits_now = limits_now
-        self._handshakes = handshakes
 
     async def start(self) -> None:
         await web.BaseSite.start(self)

@@ -50,7 +50,14 @@ async def user_of(context: Context, request: web.Request) -> UserPut:
             "an address or a name in listen.http_hosts"
         )
         raise _misdirected(context, request, reason)
-    if wrong := await _verdict(context, name, password, address):
+    user, now = context.catalog.users.get(name), asyncio.get_running_loop().time()
+    try:
+        wrong = context.logins.at_once(user, name, password, address, now)
+    except TakesLong:
+        wrong = await context.logins.slowly(user, name, password, address, now)
+        if name not in context.catalog.users:  # it may have been deleted meanwhile
+            wrong = wrong or WRONG
+    if wrong:
         context.http_logins.failed += 1
         if wrong not in UNSEEN:
             log.warning("login of user '%s' from %s refused: %s", name, address, wrong)
@@ -92,14 +99,3 @@ def _misdirected(context: Context, request: web.Request, reason: str) -> ApiErro
 def _is_local(request: web.Request) -> bool:
     sock = None if request.transport is None else request.transport.get_extra_info("socket")
     return sock is not None and sock.family == socket.AF_UNIX
-
-
-async def _verdict(context: Context, name: str, password: str, address: str) -> str:
-    """Return why a login is refused, "" if it is not."""
-    user, now = context.catalog.users.get(name), asyncio.get_running_loop().time()
-    try:
-        return context.logins.at_once(user, name, password, address, now)
-    except TakesLong:
-        wrong = await context.logins.slowly(user, name, password, address, now)
-        # The user may have been deleted meanwhile.
-        return wrong if wrong or name in context.catalog.users else WRONG

@@ -37,20 +37,19 @@ POLICY: Final = (
 HEADERS: Final = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 
 
-class File(NamedTuple):
+class StaticFile(NamedTuple):
     body: bytes
     type: str
     etag: str
 
 
-def read_files(folder: Path = FILES) -> dict[str, File]:
-    """Return the files by their paths below the folder."""
+def read_files(folder: Path = FILES) -> dict[str, StaticFile]:
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in TYPES:
             body = path.read_bytes()
             etag = hashlib.sha256(body).hexdigest()[:32]
-            found[path.relative_to(folder).as_posix()] = File(body, TYPES[path.suffix], etag)
+            found[path.relative_to(folder).as_posix()] = StaticFile(body, TYPES[path.suffix], etag)
     return found
 
 

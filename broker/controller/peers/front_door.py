@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from shardmq.broker.amqp import properties
+from shardmq.broker.amqp.methods import encode_table
 from shardmq.broker.amqp.properties import PROPERTIES, Properties
-from shardmq.broker.controller.peers.method_frames import encode_table
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Broken, Client, Closed, Confirmed, Event, Message
 
@@ -72,7 +72,7 @@ class NotMoved(Exception):
         self.moved = moved
 
 
-class Got(NamedTuple):
+class FetchedMessage(NamedTuple):
     """A message from a queue in which `remaining` more messages were ready."""
 
     exchange: str
@@ -144,12 +144,14 @@ class Session:
                         raise Rejected
                     return routed
 
-    async def get(self, queue: str, count: int, requeue: bool, reject: bool) -> list[Got]:
+    async def get(
+        self, queue: str, count: int, requeue: bool, reject: bool
+    ) -> list[FetchedMessage]:
         """Return up to `count` messages.
 
         They are then requeued, rejected, or (neither) acknowledged, all at once.
         """
-        messages: list[Got] = []
+        messages: list[FetchedMessage] = []
         size = tag = 0
         while len(messages) < count and size < GOT_BYTES_MAX:
             message = await self._get(queue)
@@ -171,7 +173,7 @@ class Session:
         offset: int | str,
         begin: int,
         end: int,
-    ) -> list[Got]:
+    ) -> list[FetchedMessage]:
         """Return up to `count` (1 to 65,535) messages of a stream.
 
         `offset` is that of the first one, in any form of consume's `x-stream-offset`. The stream is
@@ -191,7 +193,7 @@ class Session:
         def wait_s(at: int) -> float:
             return STREAM_LATE_S if at < end else STREAM_IDLE_S
 
-        messages: list[Got] = []
+        messages: list[FetchedMessage] = []
         if isinstance(offset, int):
             first = max(begin, offset)
         else:
@@ -311,9 +313,9 @@ class Session:
         self._writer.write(self._client.data_to_send())
 
 
-def _got(message: Message, remaining: int, read: Properties) -> Got:
+def _got(message: Message, remaining: int, read: Properties) -> FetchedMessage:
     names = (message.exchange, message.routing_key, message.redelivered)
-    return Got(*names, remaining, read, message.body)
+    return FetchedMessage(*names, remaining, read, message.body)
 
 
 def encode_properties(given: dict[str, Any]) -> bytes:

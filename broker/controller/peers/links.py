@@ -28,6 +28,9 @@ from shardmq.broker.shared.control import (
     AnyControl,
     Applied,
     Ask,
+    AssignmentGivenUp,
+    AssignmentOrder,
+    AssignmentOrders,
     CancelConsumer,
     Changes,
     CloseConnection,
@@ -41,15 +44,15 @@ from shardmq.broker.shared.control import (
     DoorReport,
     Fence,
     Fenced,
+    MarkPassed,
+    OtherVersion,
     Outlived,
     Query,
-    SeatGivenUp,
-    SeatOrder,
-    SeatOrders,
-    SeatPassed,
     Snapshot,
     SnapshotPart,
 )
+from shardmq.shardd.wire.messages import WIRE_VERSION
+from shardmq.shardd.wire.recent import RecentKeys
 
 SOCKET_NAME = "control.sock"
 SNAPSHOT_PART_CHANGES = 4096
@@ -90,7 +93,7 @@ class Handler(Protocol):
         self,
         door: int,
         incarnation: int,
-        news: ConsumersHere | ConsumerLeave | SeatGivenUp | SeatPassed,
+        news: ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed,
     ) -> None:
         """Take news of the consumers of virtual queues at a front door."""
 
@@ -160,6 +163,10 @@ class _TakenForGone(Exception):
     """A front door whose link was cut comes back: what it holds was given to others meanwhile."""
 
 
+class _Refused(Exception):
+    """A front door speaks another wire version."""
+
+
 class _Stream(asyncio.Protocol):
     """The bytes from one front door, handled in the pass of the loop that has read them."""
 
@@ -189,6 +196,9 @@ class _Stream(asyncio.Protocol):
                 "front door %s comes back after it was taken for gone; it is to begin anew", door
             )
             self.transport.write(encode(Outlived()))
+            self.transport.close()
+        except _Refused:
+            self.transport.write(encode(OtherVersion(WIRE_VERSION)))
             self.transport.close()
         finally:
             if self._door is not None:
@@ -244,6 +254,8 @@ class DoorLinks:
         self._check: asyncio.TimerHandle | None = None
         self._return: asyncio.TimerHandle | None = None
         self.streams: set[_Stream] = set()
+        self.other_versions: dict[int, int] = {}  # wire versions of refused front doors, by number
+        self._refused = RecentKeys()  # number and incarnation of front doors
 
     async def start(self, runtime_dir: Path, version: int = 0) -> None:
         """Listen. `version` is that of the catalog as it was loaded, which is in force already."""
@@ -331,11 +343,11 @@ class DoorLinks:
         if door is not None:
             door.send(CancelConsumer(owner, channel, tag))
 
-    def give_orders(self, door: int, incarnation: int, orders: list[SeatOrder]) -> None:
+    def give_orders(self, door: int, incarnation: int, orders: list[AssignmentOrder]) -> None:
         """Send orders about consumers of virtual queues, if that front door is still there."""
         found = self._doors.get(door)
         if found is not None and found.incarnation == incarnation:
-            found.send(SeatOrders(orders))
+            found.send(AssignmentOrders(orders))
 
     def set_alarm(self, reason: str) -> None:
         """Tell each front door, and those that come, the alarm of the broker; "" ends it."""
@@ -421,6 +433,10 @@ class DoorLinks:
         """Take the first message of a front door, and send it all that exists."""
         if not isinstance(message, DoorHello):
             raise ProtocolError(f"{type(message).__name__} before DoorHello")
+        if message.wire_version != WIRE_VERSION:
+            self._refuse(message)
+            raise _Refused
+        self.other_versions.pop(message.door, None)
         assert self.handler is not None
         if message.incarnation <= self._gone.get(message.door, -1):
             raise _TakenForGone(message.door)
@@ -443,6 +459,22 @@ class DoorLinks:
         self.handler.door_up(door.number, door.incarnation, message.connections)
         log.info("front door %d (pid %d) is here", door.number, door.pid)
         return door
+
+    def _refuse(self, hello: DoorHello) -> None:
+        """Note that a front door speaks another wire version. The front door tries again and again.
+
+        One line in the log is enough for each process.
+        """
+        self.other_versions[hello.door] = hello.wire_version
+        if self._refused.add((hello.door, hello.incarnation)):
+            log.error(
+                "front door %d (pid %d) speaks wire version %d, this process speaks %d: "
+                "restart all of one release",
+                hello.door,
+                hello.pid,
+                hello.wire_version,
+                WIRE_VERSION,
+            )
 
     def leave(self, door: FrontDoorLink) -> None:
         """Forget a link that has ended, if its front door has no newer one."""
@@ -480,7 +512,7 @@ class DoorLinks:
                 self.handler.connection_up(message.info)
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
-            case ConsumersHere() | ConsumerLeave() | SeatGivenUp() | SeatPassed():
+            case ConsumersHere() | ConsumerLeave() | AssignmentGivenUp() | MarkPassed():
                 self.handler.consuming(door.number, door.incarnation, message)
             case Fenced():
                 if message.number in self._fences:
@@ -548,7 +580,19 @@ def take_messages(unread: bytearray) -> list[AnyControl]:
             end = at + PREFIX.size + count
             if end > len(view):
                 break
-            messages.append(_decoder.decode(view[at + PREFIX.size : end]))
+            messages.append(_decode(view[at + PREFIX.size : end]))
             at = end
     del unread[:at]
     return messages
+
+
+def _decode(data: memoryview) -> AnyControl:
+    """Return a message. Raises MsgspecError, but not for a DoorHello of another wire version."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError:
+        match msgspec.msgpack.decode(data):
+            case ["door-hello", int(version), int(door), int(incarnation), int(pid), *_]:
+                if version != WIRE_VERSION:
+                    return DoorHello(version, door, incarnation, pid, "", 0)
+        raise

@@ -1,20 +1,17 @@
 """Exchanges, queues and bindings as the AMQP method frames that declare, bind and delete them.
 
 `definitions.amqp` keeps these frames, so any AMQP tool can read that log. They are encoded by hand,
-because twenty thousand bindings a second go through here; tests compare them with pamqp. Tables are
-encoded here too, because pamqp writes a float in 4 bytes and an integer in the smallest of six
-types, and then what comes back is not what was declared. `model/tables.py` says what a table may
-hold.
+because twenty thousand bindings a second go through here; tests compare them with pamqp.
+`model/tables.py` says what a table may hold.
 """
 
 from __future__ import annotations
 
-import datetime
 import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-from shardmq.broker.amqp.methods import decode_table
+from shardmq.broker.amqp.methods import decode_table, encode_table
 from shardmq.broker.model.changes import (
     AnyChange,
     BindingDelete,
@@ -34,7 +31,7 @@ BIND_QUEUE, UNBIND_QUEUE = 20, 50
 BIND_EXCHANGE, UNBIND_EXCHANGE = 30, 40
 
 # Bits of exchange.declare and queue.declare (0-9-1, sections 1.6.2.1 and 1.7.2.1).
-PASSIVE, DURABLE, BIT_2, BIT_3, BIT_4 = 1, 2, 4, 8, 16
+DURABLE, BIT_2, BIT_3 = 2, 4, 8
 # A bit of queue.declare that AMQP does not use: the queue is paused.
 PAUSED = 128
 
@@ -179,38 +176,3 @@ def _frame(class_id: int, method_id: int, body: bytes) -> bytes:
 def _short(text: str) -> bytes:
     data = text.encode()
     return bytes((len(data),)) + data
-
-
-def encode_table(table: dict[str, Any]) -> bytes:
-    if not table:
-        return _NO_TABLE
-    data = b"".join(_short(key) + _field(value) for key, value in table.items())
-    return _U32.pack(len(data)) + data
-
-
-def _field(value: Any) -> bytes:
-    match value:
-        case None:
-            return b"V"
-        case bool():
-            return b"t\1" if value else b"t\0"
-        case int():
-            if value >= 1 << 63:  # a timestamp beyond any calendar
-                return struct.pack(">cQ", b"T", value)
-            small = -(1 << 31) <= value < 1 << 31
-            return struct.pack(">ci", b"I", value) if small else struct.pack(">cq", b"l", value)
-        case float():
-            return struct.pack(">cd", b"d", value)
-        case str():
-            data = value.encode()
-            return b"S" + _U32.pack(len(data)) + data
-        case bytes() | bytearray():
-            return b"x" + _U32.pack(len(value)) + value
-        case list():
-            data = b"".join(map(_field, value))
-            return b"A" + _U32.pack(len(data)) + data
-        case dict():
-            return b"F" + encode_table(value)
-        case datetime.datetime():
-            return struct.pack(">cQ", b"T", int(value.timestamp()))
-    raise TypeError(f"no AMQP field for {type(value).__name__}")

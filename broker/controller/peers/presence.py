@@ -11,8 +11,6 @@ from shardmq.broker.shared.control import ConnectionInfo
 
 
 class Connected(NamedTuple):
-    """Numbers of connections."""
-
     of_vhost: int
     of_user: int
     of_all: int

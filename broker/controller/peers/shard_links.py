@@ -22,6 +22,7 @@ import zmq
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.recent import RecentKeys
 
 ANSWER_S_MAX = 15.0  # how long a shard may take to recover before declares on it fail
 STATS_S_MAX = 2.0
@@ -97,6 +98,7 @@ class ShardLinks:
         self._loop: asyncio.AbstractEventLoop | None = None  # None while it does not listen
         self._joiner: asyncio.TimerHandle | None = None
         self._watching: set[asyncio.Task[None]] = set()
+        self._refused = RecentKeys()  # number and epoch of shards of another wire version
 
     async def start(self, runtime_dir: Path) -> None:
         self._endpoint = f"ipc://{runtime_dir}/controller.sock"
@@ -222,11 +224,26 @@ class ShardLinks:
                 return
             try:
                 self._receive(self._inbox.recv(AT_ONCE))
+            except envelope.OtherVersion as error:
+                self._refuse(error)
             except envelope.WireError as error:
                 log.error("from a shard: %s", error)
             except Exception:  # one bad message must not make this process deaf to all shards
                 log.exception("a message of a shard cannot be handled")
         self._loop.call_soon(self._heard)
+
+    def _refuse(self, error: envelope.OtherVersion) -> None:
+        """Note that the process of a shard speaks another wire version, and answer it once.
+
+        The shard drops the answer and logs why.
+        """
+        head = error.head
+        if head.shard < len(self.shards) and self._refused.add((head.shard, head.epoch)):
+            log.error("from a shard: %s", error)
+            shard = self.shards[head.shard]
+            shard.ready = False
+            shard.alarm = f"speaks wire version {error.version}, the controller {wire.WIRE_VERSION}"
+            self._send(shard, wire.Join(self._endpoint))
 
     def _receive(self, data: bytes) -> None:
         head = envelope.read(data)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Protocol
 
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.requests import Drained, Restore
+from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import DRAINING, QueuePut
-from shardmq.broker.shared.control import Answer
 
 POLL_S_FIRST = 2.0
 POLL_S_MAX = 20.0  # between polls of queues in which nothing happens
@@ -23,32 +25,7 @@ POLL_S_MAX = 20.0  # between polls of queues in which nothing happens
 log = logging.getLogger(__name__)
 
 
-class Authority(Protocol):
-    """The methods of the authority that are used here."""
-
-    async def ask(self, request: Drained | Restore) -> Answer: ...
-
-
-class Shards(Protocol):
-    """The methods of the links to the shards that are used here."""
-
-    async def messages(self, queues: list[QueuePut]) -> dict[int, int]: ...
-
-
-class EndedStreams(Protocol):
-    """The methods of the list of ended streams that are used here."""
-
-    def note(self, queue: QueuePut) -> bool:
-        """Keep what must be known of a queue that goes, and return whether it may go."""
-
-
-class FrontDoors(Protocol):
-    """The methods of the links to the front doors that are used here."""
-
-    async def fence(self) -> bool: ...
-
-
-class Polls:
+class DrainPolls:
     """The results of the polls so far."""
 
     def __init__(self) -> None:
@@ -73,13 +50,13 @@ class Polls:
 
 async def run(
     catalog: Catalog,
-    shards: Shards,
-    front_doors: FrontDoors,
+    shards: ShardLinks,
+    front_doors: DoorLinks,
     authority: Authority,
     ended_streams: EndedStreams,
 ) -> None:
     """Poll the draining queues until cancelled."""
-    polls = Polls()
+    polls = DrainPolls()
     while True:
         await asyncio.sleep(polls.wait_s)
         queues = [

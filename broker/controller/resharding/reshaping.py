@@ -68,7 +68,7 @@ class Reshaped(NamedTuple):
     told: list[QueuePut]
 
 
-class Target(NamedTuple):
+class TargetQueue(NamedTuple):
     """A queue that the exchange is to have; `queue` is None if it must be made."""
 
     name: str
@@ -164,7 +164,7 @@ class Reshaping:
             ):
                 yield queue.part.index, queue
 
-    def _targets(self, room: int) -> list[Target]:
+    def _targets(self, room: int) -> list[TargetQueue]:
         targets = []
         new = 0
         for index, name in zip(self._indexes, self._names, strict=True):
@@ -176,7 +176,7 @@ class Reshaping:
             elif queue is not None and queue.owner:
                 self._note(f"'{name}' belongs to a connection and cannot be a shard")
             else:
-                targets.append(Target(name, index, queue))
+                targets.append(TargetQueue(name, index, queue))
                 new += queue is None
         return targets
 
@@ -188,7 +188,7 @@ class Reshaping:
         return names if going else coming
 
     def _hold_back(
-        self, targets: list[Target], gaining: set[str], new_queue_id: Callable[[], int]
+        self, targets: list[TargetQueue], gaining: set[str], new_queue_id: Callable[[], int]
     ) -> None:
         """Make the queues that come, and have all that gain keys hold back what arrives."""
         for target in targets:
@@ -200,7 +200,7 @@ class Reshaping:
         self._drain({target.name for target in targets} | self._bound)
 
     def _rebind(
-        self, targets: list[Target], gaining: set[str], new_queue_id: Callable[[], int]
+        self, targets: list[TargetQueue], gaining: set[str], new_queue_id: Callable[[], int]
     ) -> None:
         """Bind the queues that the exchange is to have, then unbind the others."""
         queues = [
@@ -248,7 +248,7 @@ class Reshaping:
         return new
 
     def _put_target(
-        self, target: Target, event: Event, new_queue_id: Callable[[], int]
+        self, target: TargetQueue, event: Event, new_queue_id: Callable[[], int]
     ) -> QueuePut:
         """Make the queue, or make it an active shard, and apply the event to it."""
         queue, old = target.queue, hold_of(target.queue)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-from shardmq.broker.controller.peers.shard_links import ShardSilent
+from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.peers.links import DoorLinks
+from shardmq.broker.controller.peers.shard_links import ShardLinks, ShardSilent
 from shardmq.broker.controller.requests import Closed, CutOff, Restore, Settled
 from shardmq.broker.controller.resharding import cuts, shard_sets
 from shardmq.broker.controller.resharding.reshard_progress import (
@@ -27,7 +28,6 @@ from shardmq.broker.controller.resharding.states import (
 )
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import CLOSING, QueuePut
-from shardmq.broker.shared.control import Answer
 from shardmq.shardd.wire import messages as wire
 
 POLL_S = 0.1  # between two polls of a reshard
@@ -41,31 +41,7 @@ RESHARDED = "resharded"  # the reason in x-death of messages that a deadline dea
 log = logging.getLogger(__name__)
 
 
-class Authority(Protocol):
-    """The methods of the authority that are used here."""
-
-    async def ask(self, request: Closed | CutOff | Restore | Settled) -> Answer: ...
-    async def tell_shards(self, queues: list[QueuePut]) -> list[QueuePut]: ...
-
-
-class Shards(Protocol):
-    """The methods of the links to the shards that are used here."""
-
-    def request(
-        self, shard: int, message: Callable[[int], wire.Message]
-    ) -> asyncio.Future[Any]: ...
-    def epoch(self, shard: int) -> int: ...
-
-
-class FrontDoors(Protocol):
-    """The methods of the links to the front doors that are used here."""
-
-    async def fence(self) -> bool: ...
-
-
 class ExchangeName(NamedTuple):
-    """The name of a stream exchange."""
-
     vhost: str
     exchange: str
 
@@ -77,7 +53,7 @@ class Resharding:
     """All reshards under way; `progress` is there to be read by others."""
 
     def __init__(
-        self, catalog: Catalog, authority: Authority, shards: Shards, front_doors: FrontDoors
+        self, catalog: Catalog, authority: Authority, shards: ShardLinks, front_doors: DoorLinks
     ) -> None:
         self._catalog = catalog
         self._authority = authority
@@ -110,28 +86,27 @@ class Resharding:
             for exchange in vhost.part_exchanges():
                 name = ExchangeName(vhost.name, exchange)
                 if name not in self._tasks and is_under_way(vhost.parts(exchange)):
-                    task = self._tasks[name] = asyncio.create_task(self._carry_through(name))
-                    task.add_done_callback(lambda task, name=name: self._ended(name, task))  # type: ignore[misc]
-
-    def _ended(self, name: ExchangeName, task: asyncio.Task[None]) -> None:
-        del self._tasks[name]
-        self.progress.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s", name, exc_info=error)
+                    self._tasks[name] = asyncio.create_task(self._carry_through(name))
 
     def _parts(self, name: ExchangeName) -> list[QueuePut]:
         vhost = self._catalog.vhosts.get(name.vhost)
         return vhost.parts(name.exchange) if vhost is not None else []
 
     async def _carry_through(self, name: ExchangeName) -> None:
-        while is_under_way(self._parts(name)):
-            try:
-                await self.step(name)
-            except ShardSilent as error:
-                log.warning("%s wait: %s", name, error)
-            progress = self.progress.get(name)
-            left = progress.left_in_all if progress is not None else 0
-            await asyncio.sleep(min(POLL_S_MAX, POLL_S * (1 + left / POLL_MESSAGES)))
+        try:
+            while is_under_way(self._parts(name)):
+                try:
+                    await self.step(name)
+                except ShardSilent as error:
+                    log.warning("%s wait: %s", name, error)
+                progress = self.progress.get(name)
+                left = progress.left_in_all if progress is not None else 0
+                await asyncio.sleep(min(POLL_S_MAX, POLL_S * (1 + left / POLL_MESSAGES)))
+        except Exception:  # the next look begins it again
+            log.exception("%s", name)
+        finally:
+            del self._tasks[name]
+            self.progress.pop(name, None)
 
     async def step(self, name: ExchangeName) -> None:
         """Go through the steps of one reshard as far as nothing has to be waited for."""

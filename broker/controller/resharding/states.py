@@ -109,7 +109,6 @@ def changed_by(event: Event, queues: Iterable[QueuePut]) -> list[QueuePut]:
 
 
 def queues_in(hold: int, parts: Iterable[QueuePut]) -> list[QueuePut]:
-    """Return the shard queues that are in this state."""
     return [queue for queue in parts if hold_of(queue) == hold]
 
 

@@ -9,9 +9,11 @@ as in RabbitMQ.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import asdict
 
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, bad
 from shardmq.broker.model.arguments import QUEUE_TYPES
@@ -163,7 +165,13 @@ def read(data: bytes) -> Document:
                 path = f"$.{name}[{len(items)}]"
                 items.append(msgspec.json.decode(raw, type=kind))
     except msgspec.ValidationError as error:
-        raise bad(_at(path, str(error))) from None
+        # The error of an item says its path in the item; put it behind the item's own path.
+        text = str(error)
+        if "`$" in text:
+            text = text.replace("`$", f"`{path}", 1)
+        elif path != "$":
+            text = f"{text} - at `{path}`"
+        raise bad(text) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad(f"failed_to_parse_json: {error}") from None
     except RecursionError:
@@ -172,13 +180,6 @@ def read(data: bytes) -> Document:
 
 
 _KINDS = {field.name: get_args(field.type)[0] for field in msgspec.structs.fields(Document)}
-
-
-def _at(path: str, text: str) -> str:
-    """Return the text of a msgspec error with the path in the whole document."""
-    if "`$" in text:
-        return text.replace("`$", f"`{path}", 1)
-    return text if path == "$" else f"{text} - at `{path}`"
 
 
 def stages(document: Document, vhost: str | None, hash_password: HashPassword) -> list[list[Ask]]:
@@ -190,39 +191,31 @@ def stages(document: Document, vhost: str | None, hash_password: HashPassword) -
     if vhost is None:
         made.append([_user_put(user, hash_password) for user in document.users])
         made.append([_vhost_put(v) for v in document.vhosts])
-        made.append(
-            [
-                PermissionPut(p.vhost, p.user, p.configure, p.write, p.read)
-                for p in document.permissions
-            ]
-        )
-        made.append(
-            [
-                TopicPermissionPut(p.vhost, p.user, p.exchange, p.write, p.read)
-                for p in document.topic_permissions
-            ]
-        )
+        made.append([PermissionPut(**asdict(each)) for each in document.permissions])
+        made.append([TopicPermissionPut(**asdict(each)) for each in document.topic_permissions])
         made.append(list(_limits(document)))
         made.append([ParameterPut("", GLOBAL, p.name, p.value) for p in document.global_parameters])
-    made.append(
-        [
-            _parameter(p, _vhost(p.vhost, vhost, f"parameter '{p.name}'"))
-            for p in document.parameters
-        ]
-    )
-    made.append(
-        [_policy(p, _vhost(p.vhost, vhost, f"policy '{p.name}'")) for p in document.policies]
-    )
-    made.append(
-        [_exchange(e, _vhost(e.vhost, vhost, f"exchange '{e.name}'")) for e in document.exchanges]
-    )
-    made.append([_queue(q, _vhost(q.vhost, vhost, f"queue '{q.name}'")) for q in document.queues])
-    made.append(
-        [
-            _binding(b, _vhost(b.vhost, vhost, f"binding from '{b.source}'"))
-            for b in document.bindings
-        ]
-    )
+
+    def each(
+        things: list[Any],
+        said: str,
+        make: Callable[[Any, str], Ask],
+        name: Callable[[Any], str] = attrgetter("name"),
+    ) -> None:
+        """Make requests for things in a vhost: in `vhost`, or else in the one that they name."""
+        asks: list[Ask] = []
+        for thing in things:
+            into = vhost if vhost is not None else thing.vhost
+            if into is None:
+                raise bad(f"{said} '{name(thing)}': no vhost is named")
+            asks.append(make(thing, into))
+        made.append(asks)
+
+    each(document.parameters, "parameter", _parameter)
+    each(document.policies, "policy", _policy)
+    each(document.exchanges, "exchange", _exchange)
+    each(document.queues, "queue", _queue)
+    each(document.bindings, "binding from", _binding, attrgetter("source"))
     return made
 
 
@@ -258,14 +251,6 @@ def named(ask: Ask) -> str:
 
 def refused(ask: Ask, text: str) -> str:
     return f"{text} ({named(ask)})"
-
-
-def _vhost(own: str | None, into: str | None, thing: str) -> str:
-    """Return the vhost to make a thing in: `into` if there is one, else its own."""
-    vhost = into if into is not None else own
-    if vhost is None:
-        raise bad(f"{thing}: no vhost is named")
-    return vhost
 
 
 def _user_put(user: User, hash_password: HashPassword) -> UserPut:

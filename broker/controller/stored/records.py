@@ -24,8 +24,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from shardmq.broker.controller.peers.method_frames import (
     Definition,
     decode_method,
@@ -75,7 +73,9 @@ def encode_record(change: Definition, version: int, durable: bool, queue: Any) -
     flags = DURABLE * durable | PART * (part is not None) | CUTS * bool(cuts)
     record = _CHECKED.pack(version, id, shard, flags) + names
     if part is not None:
-        record += _encode_part(part)
+        state = f"{part.state}:{part.held}" if part.held else part.state
+        texts = [text.encode() for text in (part.exchange, part.key, state)]
+        record += b"".join(bytes((len(text),)) + text for text in texts) + _INDEX.pack(part.index)
     if cuts:
         record += _COUNT.pack(len(cuts))
         record += b"".join(_CUT.pack(cut.number, cut.offset, cut.gains) for cut in cuts)
@@ -117,10 +117,7 @@ def records(data: bytes, at: int) -> Iterator[Record]:
         owner, after = _short_at(data, after)
         part = None
         if flags & PART:
-            part, after = _part_at(data, after)
-        if part is not None and flags & CUTS:
-            cuts, after = _cuts_at(data, after)
-            part = msgspec.structs.replace(part, cuts=cuts)
+            part, after = _part_at(data, after, bool(flags & CUTS))
         change = decode_method(data[after:end], vhost, queue_id, shard, owner, part)
         yield Record(end, version, flags, queue_id, change)
         at = end
@@ -164,26 +161,21 @@ def read_header(data: bytes, path: Path) -> tuple[int, int, str, int]:
     return version, last_queue_id, boot, at
 
 
-def _encode_part(part: ShardOf) -> bytes:
-    state = f"{part.state}:{part.held}" if part.held else part.state
-    texts = [text.encode() for text in (part.exchange, part.key, state)]
-    return b"".join(bytes((len(text),)) + text for text in texts) + _INDEX.pack(part.index)
-
-
-def _part_at(data: bytes, at: int) -> tuple[ShardOf, int]:
+def _part_at(data: bytes, at: int, has_cuts: bool) -> tuple[ShardOf, int]:
     exchange, at = _short_at(data, at)
     key, at = _short_at(data, at)
     text, at = _short_at(data, at)
     state, _, held = text.partition(":")
     (index,) = _INDEX.unpack_from(data, at)
-    return ShardOf(exchange, index, key, state, int(held or OPEN)), at + _INDEX.size
-
-
-def _cuts_at(data: bytes, at: int) -> tuple[tuple[Cut, ...], int]:
-    (count,) = _COUNT.unpack_from(data, at)
-    at += _COUNT.size
-    end = at + count * _CUT.size
-    return tuple(Cut(*_CUT.unpack_from(data, each)) for each in range(at, end, _CUT.size)), end
+    at += _INDEX.size
+    cuts = []
+    if has_cuts:
+        (count,) = _COUNT.unpack_from(data, at)
+        at += _COUNT.size
+        for _ in range(count):
+            cuts.append(Cut(*_CUT.unpack_from(data, at)))
+            at += _CUT.size
+    return ShardOf(exchange, index, key, state, int(held or OPEN), tuple(cuts)), at
 
 
 def _short_at(data: bytes, at: int) -> tuple[str, int]:

@@ -57,7 +57,6 @@ def free_bytes(found: os.statvfs_result) -> int:
 
 
 def has_bytes(directory: Path, size: int) -> bool:
-    """Return whether there seems to be room for a file of that size."""
     try:
         return free_bytes(os.statvfs(directory)) > size
     except OSError:

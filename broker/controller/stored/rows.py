@@ -79,12 +79,11 @@ def read_rows(name: str, path: Path) -> list[JsonChange]:
         rows = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
     except msgspec.MsgspecError as error:
         raise DefinitionsError(f"{path}: {error}") from None
-    return [_change_of(row, JSON_FILES[name], path) for row in rows]
-
-
-def _change_of(row: dict[str, Any], kind: type[JsonChange], path: Path) -> JsonChange:
-    try:
-        # The detour over builtin types checks the types of the fields.
-        return msgspec.convert(msgspec.to_builtins(kind(**row)), kind)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise DefinitionsError(f"{path}: {row}: {error}") from None
+    kind, changes = JSON_FILES[name], []
+    for row in rows:
+        try:
+            # The detour over builtin types checks the types of the fields.
+            changes.append(msgspec.convert(msgspec.to_builtins(kind(**row)), kind))
+        except (TypeError, msgspec.ValidationError) as error:
+            raise DefinitionsError(f"{path}: {row}: {error}") from None
+    return changes

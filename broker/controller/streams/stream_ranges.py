@@ -21,7 +21,7 @@ from shardmq.shardd.wire.board import BoardView, Range, path_of
 POLL_S = 0.005  # how late `wait_until` returns
 
 
-class Part(NamedTuple):
+class StreamShard(NamedTuple):
     """A stream: a queue, or a shard of a stream exchange.
 
     number: the index of the shard; 0 for a queue.
@@ -43,7 +43,7 @@ class StreamRanges:
         board = self._boards.get(queue.shard)
         if board is None:
             board = self._boards[queue.shard] = BoardView(path_of(config.runtime_dir, queue.shard))
-        return board.look(queue.id)
+        return board.range_of(queue.id)
 
     def id_of(self, config: ControllerConfig, queue: QueuePut) -> str:
         """Return an id that no other stream ever has: ids of queues are never used again."""
@@ -70,19 +70,22 @@ def exchange_of(vhost: Vhost, queue: QueuePut) -> str | None:
     return found if found in vhost.exchanges else None
 
 
-def parts_of(vhost: Vhost, name: str) -> list[Part]:
+def parts_of(vhost: Vhost, name: str) -> list[StreamShard]:
     """Return the streams that a name stands for, by index; none if it names no stream."""
     queue = vhost.queues.get(name)
     if queue is not None:
-        return [Part(0, queue)] if is_stream(queue) else []
+        return [StreamShard(0, queue)] if is_stream(queue) else []
     if name not in vhost.exchanges:
         return []
-    parts = [Part(queue.part.index, queue) for queue in vhost.parts(name) if queue.part is not None]
+    parts = [
+        StreamShard(queue.part.index, queue)
+        for queue in vhost.parts(name)
+        if queue.part is not None
+    ]
     return [part for part in parts if is_stream(part.queue)]
 
 
 def names_of(vhost: Vhost) -> list[str]:
-    """Return the names of all streams: of queues, then of exchanges."""
     queues = [queue.name for queue in vhost.queues.values() if is_stream(queue)]
     exchanges = [
         name

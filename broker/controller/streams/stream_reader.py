@@ -1,6 +1,6 @@
 """The controller's calls to the reader of streams, with one connection for each.
 
-`shardd/wire/reading.py` draws the protocol.
+`shardd/wire/reader_protocol.py` draws the protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from shardmq.shardd.wire.reading import (
+from shardmq.shardd.wire.reader_protocol import (
     DIRECT,
     DONE,
     JSON_BYTES_MAX,
@@ -35,11 +35,11 @@ _answers = msgspec.json.Decoder(Answer)
 _calls = msgspec.json.Encoder()
 
 
-class CutOff(Exception):
+class ReaderLost(Exception):
     """The reader ended before its answer was complete."""
 
 
-class Connection:
+class ReaderConnection:
     """A connection for one call: `ask`, and after status 200 to a scan `hand_over` or `parts`."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -47,7 +47,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
 
     async def ask(self, call: Call) -> Answer:
-        """Send a call and return the answer. Raises CutOff, OSError or TimeoutError."""
+        """Send a call and return the answer. Raises ReaderLost, OSError or TimeoutError."""
         await self.send(call)
         return await self.answer()
 
@@ -62,14 +62,14 @@ class Connection:
         async with asyncio.timeout(ANSWER_S_MAX):
             length = await self._length()
             if length > JSON_BYTES_MAX:
-                raise CutOff
+                raise ReaderLost
             return _answers.decode(await self._exactly(length))
 
     async def hand_over(self, client: int) -> None:
         """Have the reader write to the client's socket itself; return when all is written."""
         socket.send_fds(self._sock, [DIRECT], [client])
         if await self._exactly(len(DONE)) != DONE:
-            raise CutOff
+            raise ReaderLost
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield what the client is to get, in pieces."""
@@ -78,7 +78,7 @@ class Connection:
             while left:
                 data = await self._loop.sock_recv(self._sock, min(left, PART_BYTES_MAX))
                 if not data:
-                    raise CutOff
+                    raise ReaderLost
                 left -= len(data)
                 yield data
 
@@ -91,19 +91,19 @@ class Connection:
         while len(data) < count:
             got = await self._loop.sock_recv(self._sock, count - len(data))
             if not got:
-                raise CutOff
+                raise ReaderLost
             data += got
         return data
 
 
 @asynccontextmanager
-async def connected(runtime_dir: str) -> AsyncIterator[Connection]:
+async def connected(runtime_dir: str) -> AsyncIterator[ReaderConnection]:
     """Connect to the reader. Raises OSError when it is not there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, socket_path(runtime_dir))
-        yield Connection(sock)
+        yield ReaderConnection(sock)
     finally:
         sock.close()
 

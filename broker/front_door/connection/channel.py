@@ -17,9 +17,10 @@ from shardmq.broker.front_door.topology.pipeline import Pipeline
 
 # What a method is answered with: a method, frames that are ready, or nothing.
 Reply = base.Frame | bytes | None
-# A method of topology, or what to do. Who calls it gets nothing, or a coroutine that gives the
+# A method of topology, or what to do. Who calls it gets the reply, or a coroutine that gives the
 # reply and ends when what follows on the channel may begin.
-Work = base.Frame | Binds | Callable[[], Coroutine[None, None, Reply] | None]
+Outcome = Coroutine[None, None, Reply] | Reply
+Work = base.Frame | Binds | Callable[[], Outcome]
 
 
 class Channel:

@@ -8,21 +8,21 @@ exchange.* and queue.* methods are handled in topology/.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from pamqp import base, commands
 
 from shardmq.broker.amqp import ChannelException, ConnectionException
-from shardmq.broker.front_door.connection.channel import Channel, Reply
-from shardmq.broker.front_door.connection.session import Session
-from shardmq.broker.front_door.consume.consumers import Unsent
+from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
+from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.confirms import Answered
-from shardmq.broker.front_door.publish.effects import PublishingSession, SlicedTask
+from shardmq.broker.front_door.publish.effects import SlicedTask
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
@@ -31,7 +31,7 @@ TX_COMMIT = 20
 TX_ROLLBACK = 30
 
 
-class Caller(PublishingSession, SlicedTask, Answered, Protocol):
+class Caller(SlicedTask, Answered, Protocol):
     """The connection whose channel it is."""
 
     session: Session
@@ -39,10 +39,10 @@ class Caller(PublishingSession, SlicedTask, Answered, Protocol):
     gets: asyncio.Semaphore  # messages that the client is being got (basic.get) at once
 
     @property
-    def output(self) -> Unsent: ...
+    def output(self) -> Output: ...
 
 
-Handler = Callable[[Caller, Channel, Any], Coroutine[None, None, Reply] | Reply]
+Handler = Callable[[Caller, Channel, Any], Outcome]
 
 
 # -- basic ---------------------------------------------------------------------------------------
@@ -59,21 +59,18 @@ def _qos(caller: Caller, channel: Channel, method: commands.Basic.Qos) -> Reply:
 
 
 async def _consume(caller: Caller, channel: Channel, method: commands.Basic.Consume) -> Reply:
-    """Begin a consumer; it sends consume-ok itself, before its first delivery."""
     consuming = caller.services.consuming
     check_consume(channel.consuming, method, caller.services.config.channel_consumers_max)
     if shards := _readable_shards(caller, channel, method.queue, CONSUME):
         name = _queue_name(channel, method.queue)
-        await consuming.consume_shards(channel.consuming, method, name, shards)
-        return None
+        return await consuming.consume_shards(channel.consuming, method, name, shards)
     if method.queue == checks.REPLY_TO:
         queue = await _reply_queue(caller, channel)
         if queue is None:
             return None
     else:
         queue = _readable_queue(caller, channel, method.queue, CONSUME)
-    await consuming.consume(channel.consuming, method, queue)
-    return None
+    return await consuming.consume(channel.consuming, method, queue)
 
 
 async def _cancel(caller: Caller, channel: Channel, method: commands.Basic.Cancel) -> Reply:
@@ -138,12 +135,12 @@ def _readable_shards(
 
 async def _reply_queue(caller: Caller, channel: Channel) -> QueuePut | None:
     """Return a new queue for replies to the channel, None if it was closed meanwhile."""
-    session, controller = caller.session, caller.services.catalog_link
+    session, steps = caller.session, caller.services.steps
     try:
-        queue = await reply_queue.open_reply_queue(session, controller)
+        queue = await steps.run(reply_queue.open_reply_queue(session), session)
         if channel.is_open:
             return queue
-        await reply_queue.close_reply_queue(session, controller, queue.name)
+        await steps.run(reply_queue.close_reply_queue(session, queue.name), session)
     except checks.Refusal as refusal:
         raise methods.failure(commands.Basic.Consume, refusal) from None
     return None
@@ -186,8 +183,8 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
     publishing = caller.services.publishing
     reservation = None
     try:
-        reservation = await publishing.reserve(caller, transaction.publishes)
-        answers = await publishing.ask_duplicates(caller, transaction.publishes, caller)
+        reservation = await publishing.reserve(caller.session, transaction.publishes)
+        answers = await publishing.ask_duplicates(caller.session, transaction.publishes, caller)
     except BaseException as error:
         if reservation is not None:
             reservation.end()
@@ -195,7 +192,7 @@ async def _tx_commit(caller: Caller, channel: Channel, method: commands.Tx.Commi
             channel.consuming.put_back(transaction.drop())
         raise
     stored = await publishing.commit(
-        caller, channel, transaction.publishes, answers, reservation, caller
+        caller.session, channel, transaction.publishes, answers, reservation, caller
     )
     held = transaction.take()
     for kind, runs in held.settles:

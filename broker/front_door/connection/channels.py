@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 
 from pamqp import commands
 
 from shardmq.broker.amqp import ChannelOpenOk, ConnectionException
 from shardmq.broker.front_door import login
-from shardmq.broker.front_door.connection.channel import Channel, Reply
-from shardmq.broker.front_door.connection.session import Session
-from shardmq.broker.front_door.connection.socket import ClientSocket
+from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.work_queue import WorkQueue
 from shardmq.broker.front_door.consume.consumers import Receiver
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen
 from shardmq.shardd.wire import messages as wire
 
@@ -24,14 +22,11 @@ Releases = list[asyncio.Future[wire.Control]]
 class Channels:
     """The channels of one connection, by number."""
 
-    __slots__ = ("_services", "_session", "_socket", "_work", "by_number")
+    __slots__ = ("_services", "_session", "_work", "by_number")
 
-    def __init__(
-        self, services: Services, session: Session, socket: ClientSocket, work: WorkQueue
-    ) -> None:
+    def __init__(self, services: Services, session: Session, work: WorkQueue) -> None:
         self._services = services
         self._session = session
-        self._socket = socket
         self._work = work
         self.by_number: dict[int, Channel] = {}
 
@@ -40,14 +35,15 @@ class Channels:
         channel = self.by_number.get(number)
         return channel if channel is not None and channel.is_open else None
 
-    def open(self, client: Receiver, number: int) -> None:
-        """Open a channel for channel.open, and answer."""
+    def open(self, client: Receiver, number: int) -> Channel:
+        """Open a channel for channel.open; admit() has the answer."""
         channel = self.by_number[number] = Channel(client, number)
         self._services.counts.channels_opened += 1
-        if self._are_counted:
-            self._work.do(channel, lambda: self._open_within_limits(channel))
-        else:
-            self._socket.send(number, ChannelOpenOk())
+        return channel
+
+    def admit(self, channel: Channel) -> Outcome:
+        """Return the answer to channel.open, which the controller gives if there is a limit."""
+        return self._open_within_limits(channel) if self._are_counted else ChannelOpenOk()
 
     @property
     def _are_counted(self) -> bool:
@@ -74,17 +70,17 @@ class Channels:
         if self._session.is_open and self._are_counted:
             self._services.catalog_link.connection_up(self._session.info(len(self.by_number)))
 
-    def close(self, channel: Channel) -> Coroutine[None, None, Reply] | None:
-        """Close a channel for channel.close.
+    def close(self, channel: Channel) -> Outcome:
+        """Close a channel for channel.close, and return the answer.
 
-        Unacknowledged messages are requeued first and the answer is sent then, so that the client
-        finds the messages with what it asks next.
+        Unacknowledged messages are requeued first, so that the client finds the messages with what
+        it asks next.
         """
         released = self.end(channel)
         if released or self._are_counted:
             return self._close_behind(channel, released)
-        self._answer_close(channel)
-        return None
+        self.drop(channel)
+        return commands.Channel.CloseOk()
 
     async def _close_behind(self, channel: Channel, released: Releases) -> Reply:
         session = self._session
@@ -92,12 +88,8 @@ class Channels:
         if self._are_counted:
             ask = ChannelClose(session.vhost, len(self.by_number) - 1)
             await self._services.catalog_link.ask(ask, session.owner, session.user)
-        self._answer_close(channel)
-        return None
-
-    def _answer_close(self, channel: Channel) -> None:
-        self._socket.send(channel.number, commands.Channel.CloseOk())
         self.drop(channel)
+        return commands.Channel.CloseOk()
 
     def drop(self, channel: Channel) -> None:
         """Forget a channel that both sides have closed."""

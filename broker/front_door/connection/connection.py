@@ -35,12 +35,11 @@ from shardmq.broker.amqp import (
     things_in,
 )
 from shardmq.broker.front_door import login
-from shardmq.broker.front_door.connection.channel import Channel, Reply
+from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.channel_methods import HANDLERS
 from shardmq.broker.front_door.connection.channels import Channels, closed_by
-from shardmq.broker.front_door.connection.opening import Opening
+from shardmq.broker.front_door.connection.opening import Greeted, Greeting, Handshake, Opening
 from shardmq.broker.front_door.connection.output import Output, Stream
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.connection.socket import (
     PAUSE_ALARM,
     PAUSE_LOGIN,
@@ -48,10 +47,12 @@ from shardmq.broker.front_door.connection.socket import (
     ClientSocket,
 )
 from shardmq.broker.front_door.connection.work_queue import WorkQueue
+from shardmq.broker.front_door.consume.consumers import EndedConsumer
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.route_cache import RouteCache
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session, TlsPeer
 from shardmq.broker.front_door.topology import methods
 
 log = logging.getLogger("shardmq.broker.front_door.connection.connection")
@@ -78,8 +79,7 @@ class Registry(Protocol):
 class ClientConnection:
     """A connection of a client or the controller. `id` is used once in a front door's life.
 
-    It is the session for publishing (publish/effects.py) and the receiver for consuming
-    (consume/consumers.py).
+    It is the receiver for consuming (consume/consumers.py).
     """
 
     # More than Python keeps in an object without a dictionary beside it.
@@ -96,7 +96,7 @@ class ClientConnection:
         sock: Stream,
         peer: Peer,
         number: int,
-        tls: login.TlsPeer | None = None,
+        tls: TlsPeer | None = None,
         *,
         trusted: bool = False,
     ) -> None:
@@ -106,6 +106,7 @@ class ClientConnection:
         self.services = services
         self._registry = registry
         self.session = Session(
+            number,
             f"{config.door}.{services.incarnation}.{number}",
             peer,
             sock.getsockname(),
@@ -131,7 +132,7 @@ class ClientConnection:
             on_end=self.disconnect,
         )
         self.work = WorkQueue(services, self.session, socket, self)
-        self.channels = Channels(services, self.session, socket, self.work)
+        self.channels = Channels(services, self.session, self.work)
         # The routes this user may take, once the vhost is open.
         self.route_cache: RouteCache | None = None
         self.published = False
@@ -144,25 +145,15 @@ class ClientConnection:
         self.next_slice = socket.next_slice
         self.begin_slice, self.slice_is_over = loop.slices.begin, loop.slices.is_over
         # None when the connection is open: the two hold each other.
-        self._opening: Opening | None = Opening(self, registry.connected)
+        self._opening: Opening | None = Opening(
+            services,
+            self.session,
+            amqp,
+            connected=registry.connected,
+            disconnect=self.disconnect,
+        )
         if tls is not None:  # its first bytes may have come with the end of the TLS handshake
             loop.aio.call_soon(socket.readable)
-
-    @property
-    def user(self) -> str:
-        return self.session.user
-
-    @property
-    def vhost(self) -> str:
-        return self.session.vhost
-
-    @property
-    def name(self) -> str:
-        return self.session.name
-
-    @property
-    def frame_bytes_max(self) -> int:
-        return self.session.frame_bytes_max
 
     @property
     def output(self) -> Output:
@@ -227,9 +218,9 @@ class ClientConnection:
             self.fail(event.exception, event.channel)
         elif self._opening is not None:
             if isinstance(event, StartOk):
-                self._opening.log_in(event)
+                self._go_on_with(self._opening.log_in(event))
             elif isinstance(event, Open):
-                self._opening.open(event.vhost)
+                self._go_on_with(self._opening.open(event.vhost))
 
     def _settle(self, channel: Channel, ranges: list[tuple[int, int, int, bool]]) -> None:
         if channel.is_open:
@@ -245,7 +236,8 @@ class ClientConnection:
         event.without = event.without or busy
         self._begun = None
         published = self.services.publishing.publish(
-            self,
+            self.session,
+            self.route_cache,
             self.channels.by_number,
             event,
             time.time_ns() // 1_000_000,
@@ -295,7 +287,9 @@ class ClientConnection:
     ) -> None:
         """Publish messages that have to wait for the answer of a shard."""
         by_number = client.channels.by_number
-        await client.services.publishing.publish_deferred(client, by_number, channel, event, client)
+        await client.services.publishing.publish_deferred(
+            client.session, by_number, channel, event, client
+        )
 
     @staticmethod
     async def _publish_copy(client: ClientConnection, channel: Channel, copy: Publishes) -> None:
@@ -307,7 +301,8 @@ class ClientConnection:
         client.begin_slice()
         while channel.is_open:
             published = publishing.publish(
-                client,
+                client.session,
+                client.route_cache,
                 client.channels.by_number,
                 copy,
                 time.time_ns() // 1_000_000,
@@ -324,7 +319,8 @@ class ClientConnection:
 
     def _on_channel_method(self, number: int, method: base.Frame) -> None:
         if isinstance(method, commands.Channel.Open):
-            self.channels.open(self, number)
+            opened = self.channels.open(self, number)
+            self.work.do(opened, partial(self.channels.admit, opened))
             return
         channel = self.channels.by_number.get(number)
         if channel is None:
@@ -333,7 +329,7 @@ class ClientConnection:
             self.channels.drop(channel)
         elif isinstance(method, commands.Channel.Close):
             if channel.is_open:
-                self.work.do(channel, lambda: self.channels.close(channel))
+                self.work.do(channel, partial(self.channels.close, channel))
             else:  # both sides closed it
                 self.send(number, commands.Channel.CloseOk())
                 self.channels.drop(channel)
@@ -354,21 +350,14 @@ class ClientConnection:
             # A password does not expire: there is nothing to renew.
             self.send(0, commands.Connection.UpdateSecretOk())
 
-    def _do_method(
-        self, channel: Channel, method: base.Frame
-    ) -> Coroutine[None, None, Reply] | None:
+    def _do_method(self, channel: Channel, method: base.Frame) -> Outcome:
         if not channel.is_open:
             return None
         handler = HANDLERS.get(type(method))
         if handler is None:
             ids = method.index >> 16, method.index & 0xFFFF
             raise ConnectionException(503, "unimplemented method", *ids)
-        reply = handler(self, channel, method)
-        if isinstance(reply, Coroutine):
-            return reply
-        if reply is not None:
-            self.answer(channel.number, reply)
-        return None
+        return handler(self, channel, method)
 
     def answer(self, number: int, reply: Reply) -> None:
         """Send the reply of a method: another method, or frames that are ready."""
@@ -379,13 +368,32 @@ class ClientConnection:
 
     # -- opening and closing ---------------------------------------------------------------------
 
-    def opened(self) -> None:
-        """Take note that the session has a user and a vhost."""
-        self.session.is_open = True
-        self._opening = None
-        self.route_cache = self.services.publishing.route_cache(
-            self.session.vhost, self.session.user
-        )
+    def _go_on_with(self, handshake: Handshake) -> None:
+        """Do what the handshake asks for."""
+        if isinstance(handshake, Coroutine):
+            self.socket.pause(PAUSE_LOGIN)
+            self.work.start(self._wait_for(handshake))
+        elif isinstance(handshake, ConnectionException):
+            self.close(handshake)
+        elif handshake is Greeting.HANG_UP:
+            self.disconnect()
+        elif handshake is Greeting.TUNE:
+            self.socket.amqp.tune()
+        elif self._opening is not None:
+            self._opening.close()
+            self._opening = None
+            session = self.session
+            session.is_open = True
+            self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
+            self.send(0, commands.Connection.OpenOk())
+
+    async def _wait_for(self, handshake: Coroutine[None, None, Greeted]) -> None:
+        try:
+            self._go_on_with(await handshake)
+        except ConnectionException as error:
+            self.fail(error, 0)
+        self.socket.gather()
+        self.socket.resume(PAUSE_LOGIN)
 
     def fail(self, error: ChannelException | ConnectionException, number: int) -> None:
         """Answer what the client did wrong: close the channel or the connection."""
@@ -462,14 +470,15 @@ class ClientConnection:
             deleted = await self.services.consuming.cancel(channel.consuming, tag)
             if deleted:
                 await self.services.catalog_link.removed(deleted)
-            self.notify_cancel(channel.number, tag)
+            self.consumer_ended(EndedConsumer(self, channel.number, tag, None))
 
-    def notify_cancel(self, channel: int, tag: str) -> None:
+    def consumer_ended(self, ended: EndedConsumer) -> None:
         """Send basic.cancel, if the client wants to know that a consumer was cancelled."""
+        self.answer(ended.channel, ended.consume_ok)
         if not self.session.can("consumer_cancel_notify"):
             return
-        say = partial(self.send, channel, commands.Basic.Cancel(tag, True))
-        known = self.channels.by_number.get(channel)
+        say = partial(self.send, ended.channel, commands.Basic.Cancel(ended.tag, True))
+        known = self.channels.by_number.get(ended.channel)
         if known is not None and known.pipeline is not None and known.pipeline.busy:
             # The reason may be a delete that is not answered yet. Clients that wait for the answer
             # do not take other methods well.

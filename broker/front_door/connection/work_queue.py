@@ -18,9 +18,9 @@ from pamqp import base
 
 from shardmq.broker.amqp import Binds, ChannelException, ConnectionException
 from shardmq.broker.front_door.connection.channel import Channel, Reply, Work
-from shardmq.broker.front_door.connection.session import Session
 from shardmq.broker.front_door.connection.socket import PAUSE_WORK, ClientSocket
 from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology.pipeline import Pipeline
 
 log = logging.getLogger("shardmq.broker.front_door.connection.work_queue")
@@ -120,13 +120,16 @@ class WorkQueue:
                 return
             channel.work.popleft()
             try:
-                waiting = work()
+                outcome = work()
+                if outcome is None:
+                    continue
+                if isinstance(outcome, Coroutine):
+                    channel.running = True
+                    self.start(self._finish(channel, outcome))
+                else:
+                    self._carrier.answer(channel.number, outcome)
             except Exception as error:
                 self._failed(channel, error)
-                continue
-            if waiting is not None:
-                channel.running = True
-                self.start(self._finish(channel, waiting))
         self._loop.schedule_end_of_pass()
         if not channel.work and not channel.busy:
             self.waiting.discard(channel)
@@ -161,7 +164,8 @@ class WorkQueue:
         if channel.pipeline is None:
             channel.pipeline = Pipeline(
                 self._session,
-                self._services,
+                self._services.catalog_link,
+                self._services.steps,
                 channel,
                 say=partial(self._socket.send, channel.number),
                 idle=lambda: self.go_on(channel),

@@ -16,7 +16,7 @@ from shardmq.broker.front_door.consume.consumers import (
     Consumer,
     ConsumingChannel,
 )
-from shardmq.broker.front_door.consume.credit import Allotment
+from shardmq.broker.front_door.consume.credit import Limit
 from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
 from shardmq.broker.front_door.consume.settling import NO_HURRY, acks_together
@@ -58,7 +58,7 @@ class Acks:
 
         `at_once` is said of those of a transaction, when it is committed: acks wait for no others.
         """
-        allotments: dict[Allotment, None] = {}
+        limits: dict[Limit, None] = {}
         for run in runs:
             consumer = run.consumer
             count = run.last_tag - run.first_tag + 1
@@ -72,10 +72,11 @@ class Acks:
                 if consumer.group is not None:
                     assert isinstance(consumer, Assignment)
                     self._groups.settled(consumer, count, run.epoch)
-                if consumer.allotment is not None:
-                    allotments[consumer.allotment] = None
-        for allotment in allotments:
-            self._crediting.freed(allotment)
+                    limits[consumer.group.limit] = None
+        if runs:
+            limits[runs[0].consumer.channel.limit] = None
+        for limit in limits:
+            self._crediting.freed(limit)
 
     def _tell_shard(self, kind: int, run: Run[Consumer], last: int, at_once: bool) -> None:
         """Tell the shard now or soon."""

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pamqp import base, commands
 
+from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.consume.credit import Allotment, Limit
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
-from shardmq.broker.shared.control import Answer, ConsumeTerms, SeatName
+from shardmq.broker.front_door.publish.transactions import Transaction
+from shardmq.broker.front_door.session import Session
+from shardmq.broker.shared.control import Answer, AssignmentName, ConsumeTerms
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.messages import ReadFrom
@@ -32,24 +35,6 @@ FREE: Final[Bounds] = (None, None)
 Settle = tuple[int, "list[Run[Consumer]]"]
 
 
-class Unsent(Protocol):
-    """The output of a connection that its client has not taken yet."""
-
-    pending: int
-
-    async def room(self) -> None:
-        """Return when so much was taken that more may be made for this client."""
-
-
-class Session(Protocol):
-    """The facts about a connection and its user that consuming needs."""
-
-    owner: str
-    user: str
-    vhost: str
-    frame_bytes_max: int
-
-
 class Clock(Protocol):
     """The time of the current pass, in seconds of the event loop."""
 
@@ -60,25 +45,17 @@ class Receiver(Protocol):
     """The connection as consuming sees it: its session, and the output for deliveries."""
 
     id: int
+    session: Session
 
     @property
-    def session(self) -> Session: ...
-    @property
-    def output(self) -> Unsent: ...
+    def output(self) -> Output: ...
 
-    # For the firehose (publish/tracing.py) and direct replies (publish/replies.py).
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def frame_bytes_max(self) -> int: ...
     def feeds(self, shards: int) -> None:
         """Note that these shards (bit mask) got bytes on behalf of this client."""
 
-    def send(self, channel_number: int, method: base.Frame, count: int = 1) -> None: ...
+    def answer(self, number: int, reply: base.Frame | bytes | None) -> None:
+        """Send the reply of a method of this channel: a method, frames that are ready, or none."""
+
     def write(self, data: bytes) -> None:
         """Send frames that are ready."""
 
@@ -87,16 +64,20 @@ class Receiver(Protocol):
     ) -> None:
         """Send deliveries, then give `credit` bytes back to the shard."""
 
-    def notify_cancel(self, channel: int, tag: str) -> None:
+    def consumer_ended(self, ended: EndedConsumer) -> None:
         """Tell the client that a consumer was cancelled, if the client wants to know."""
 
 
-class HeldSettles(Protocol):
-    """The open transaction of a channel, as far as acknowledgements are concerned."""
+class EndedConsumer(NamedTuple):
+    """A consumer that was cancelled, though not by its client.
 
-    @property
-    def settles(self) -> Iterable[Settle]: ...
-    def settle(self, settle: Settle, /) -> None: ...
+    Its client is told by `client.consumer_ended`: first `consume_ok`, if there is one.
+    """
+
+    client: Receiver
+    channel: int
+    tag: str
+    consume_ok: commands.Basic.ConsumeOk | None
 
 
 class ConsumingChannel:
@@ -119,7 +100,7 @@ class ConsumingChannel:
         # consumers that acknowledge.
         self.delivered_auto = self.got_auto = self.got_manual = self.got_empty = 0
         self.unacked: Unacked[Consumer] = Unacked()
-        self.transaction: HeldSettles | None = None
+        self.transaction: Transaction[Any, Settle] | None = None
         self.consumers: dict[str, Consumer | GroupConsumer] = {}  # by tag
         # Group consumers by number, cancelled ones too while they hold something.
         self.groups: dict[int, GroupConsumer] = {}
@@ -187,7 +168,7 @@ class Consumer:
         self.group: GroupConsumer | None = None  # whose assignment this is
         self.attached = False  # is attached again when its shard restarts
         self.attaching: asyncio.Future[wire.Control] | None = None
-        self.announced = False  # consume-ok was sent
+        self.announced = False  # consume-ok was sent, or is being sent
         self.auto_delete = False  # the queue is deleted with its last consumer
         self.nowait = False
         self.allotment: Allotment | None = None  # None: no shared limit holds, nor has ever held
@@ -229,14 +210,18 @@ class Consumer:
             and answer.exception() is None
         )
 
-    def announce(self) -> None:
-        """Send consume-ok, which no delivery that came with the shard's answer may overtake."""
+    def announce(self) -> commands.Basic.ConsumeOk | None:
+        """Return consume-ok, once; None if the client waits for none.
+
+        It is sent before all else of the consumer. A delivery that came with the shard's answer
+        must not overtake it.
+        """
         if self.group is not None:
-            self.group.announce()
-        elif not self.announced:
-            self.announced = self.attached = True
-            if not self.nowait:
-                self.client.send(self.channel.number, commands.Basic.ConsumeOk(self.tag))
+            return self.group.announce()
+        if self.announced:
+            return None
+        self.announced = self.attached = True
+        return None if self.nowait else commands.Basic.ConsumeOk(self.tag)
 
 
 class GroupConsumer:
@@ -259,12 +244,12 @@ class GroupConsumer:
         self.nowait = False
         self.no_ack = False
         self.left = False  # was cancelled, or its channel is gone
-        self.assignments: dict[SeatName, Assignment] = {}
+        self.assignments: dict[AssignmentName, Assignment] = {}
         self.limit = Limit()
         self.allotments: dict[int, Allotment] = {}
 
     @property
-    def is_member(self) -> bool:
+    def is_let_in(self) -> bool:
         """Return whether the controller has let it in."""
         joining = self.joining
         return (
@@ -274,27 +259,27 @@ class GroupConsumer:
             and not joining.result().code
         )
 
-    def announce(self) -> None:
-        """Send consume-ok, before all else of this consumer."""
-        if not self.announced:
-            self.announced = True
-            for assignment in self.assignments.values():
-                assignment.announced = True
-            if not self.nowait:
-                self.client.send(self.channel.number, commands.Basic.ConsumeOk(self.tag))
+    def announce(self) -> commands.Basic.ConsumeOk | None:
+        """Return consume-ok, as Consumer does."""
+        if self.announced:
+            return None
+        self.announced = True
+        for assignment in self.assignments.values():
+            assignment.announced = True
+        return None if self.nowait else commands.Basic.ConsumeOk(self.tag)
 
 
 class Assignment(Consumer):
     """The share that a group consumer has of one shard queue."""
 
     __slots__ = (
-        "bounds", "counted", "held", "leaving", "seat", "settled", "wanted",
+        "bounds", "counted", "held", "leaving", "name", "settled", "wanted",
     )  # fmt: skip
 
-    def __init__(self, group: GroupConsumer, number: int, seat: SeatName) -> None:
+    def __init__(self, group: GroupConsumer, number: int, name: AssignmentName) -> None:
         super().__init__(group.channel, number, group.tag)
         self.group: GroupConsumer = group
-        self.seat = seat
+        self.name = name
         self.bounds: Bounds = FREE
         self.announced = group.announced
         self.no_ack = group.no_ack
@@ -302,7 +287,7 @@ class Assignment(Consumer):
         self.affinity = group.terms.affinity
         self.prefetch = group.limit.most
         self.wanted = True  # is to be attached
-        self.leaving = False  # is about to give its seat up
+        self.leaving = False  # is about to be given up
         self.held = 0  # deliveries that are not settled or, in a transaction, not committed
         # How many of those count for the limit of the group consumer. Those of a process of its
         # shard that is gone do not: they will come again.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from functools import partial
 
 from pamqp import commands
@@ -27,14 +28,16 @@ from shardmq.broker.front_door.consume.consumers import (
     Clock,
     Consumer,
     ConsumingChannel,
+    EndedConsumer,
     GroupConsumer,
 )
 from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.deliveries import Deliveries
 from shardmq.broker.front_door.consume.get import Gets
-from shardmq.broker.front_door.consume.group_consumer import Controller, GroupConsuming
+from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
 from shardmq.broker.front_door.consume.refusals import CONSUME, refused_by_shard, refused_consume
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.replies import Replies
@@ -53,7 +56,7 @@ class Consuming:
     def __init__(
         self,
         links: ShardLinks,
-        controller: Controller,
+        controller: CatalogLink,
         clock: Clock,
         counts: Counts | None = None,
         replies: Replies | None = None,
@@ -76,10 +79,11 @@ class Consuming:
 
     async def consume(
         self, channel: ConsumingChannel, method: commands.Basic.Consume, queue: QueuePut
-    ) -> None:
-        """Begin a consumer of one queue; send consume-ok when the shard has it.
+    ) -> commands.Basic.ConsumeOk | None:
+        """Begin a consumer of one queue; return the answer when the shard has it.
 
-        Raises what the client did wrong.
+        There is none if the client wants none or a delivery was quicker, which then sent it. Raises
+        what the client did wrong.
         """
         arguments, vhost = method.arguments or {}, channel.client.session.vhost
         consumer = Consumer(channel, self._attaching.next_number(), tag_of(method))
@@ -98,15 +102,17 @@ class Consuming:
             attached(consumer, await self._attaching.attach(consumer, resumed=False))
         except ShardRefused as refused:
             consumer.attaching = None  # it holds the refusal, whose frames hold the consumer
+            self.crediting.close(consumer)
             self.consumers.pop(consumer.number, None)
             if channel.consumers.get(consumer.tag) is consumer:
                 del channel.consumers[consumer.tag]
             raise refused_by_shard(refused, queue.name, vhost) from None
-        if consumer.number in self.consumers:  # not cancelled meanwhile
-            if method.queue == checks.REPLY_TO:
-                channel.replies = consumer
-                self._replies.add(consumer, queue)
-            consumer.announce()
+        if consumer.number not in self.consumers:
+            return None  # cancelled meanwhile
+        if method.queue == checks.REPLY_TO:
+            channel.replies = consumer
+            self._replies.add(consumer, queue)
+        return consumer.announce()
 
     async def consume_shards(
         self,
@@ -114,7 +120,7 @@ class Consuming:
         method: commands.Basic.Consume,
         name: str,
         shards: tuple[QueuePut, ...],
-    ) -> None:
+    ) -> commands.Basic.ConsumeOk | None:
         """Begin a consumer of a virtual queue, in the same way as consume()."""
         arguments, session = method.arguments or {}, channel.client.session
         group = GroupConsumer(channel, self._attaching.next_number(), tag_of(method))
@@ -133,7 +139,7 @@ class Consuming:
             tag=group.tag,
         )
         group.handover_s = handover_s_of(arguments, name, session.vhost)
-        await self.groups.consume(group)
+        return await self.groups.consume(group)
 
     # -- cancel, the end of a channel ------------------------------------------------------------
 
@@ -208,39 +214,42 @@ class Consuming:
 
     # -- what shards say -------------------------------------------------------------------------
 
-    def cancelled(self, number: int) -> None:
-        """End a consumer whose queue is deleted."""
+    def cancelled(self, number: int) -> list[EndedConsumer]:
+        """End a consumer whose queue is deleted. Return the consumer if its client is to hear."""
         consumer = self.consumers.get(number)
         if isinstance(consumer, Assignment):
             self.groups.gone(consumer)
-            return
+            return []
         if consumer is None or consumer.channel.consumers.get(consumer.tag) is not consumer:
-            return
-        consumer.announce()
+            return []
+        consume_ok = consumer.announce()
         self._stop(consumer)
         del consumer.channel.consumers[consumer.tag]
         self.crediting.close(consumer)
-        consumer.client.notify_cancel(consumer.channel.number, consumer.tag)
+        number = consumer.channel.number
+        return [EndedConsumer(consumer.client, number, consumer.tag, consume_ok)]
 
     def away(self, shard: int) -> None:
         """Take the credit of a shard that is gone, for consumers at other shards."""
         self.crediting.lose(shard, self.consumers.values())
 
-    def restarted(self, shard: int) -> None:
-        """Attach all consumers of a shard again, whose new process knows none of them."""
+    def restarted(self, shard: int, lost: Callable[[int], None]) -> None:
+        """Attach all consumers of a shard again, whose new process knows none of them.
+
+        `lost` is called with the number of each whose queue went while the shard was away: its new
+        process says so.
+        """
+
+        def resumed(number: int, answer: asyncio.Future[wire.Control]) -> None:
+            if not answer.cancelled() and (error := answer.exception()) is not None:
+                log.info("a consumer was not attached again: %s", error)
+                lost(number)
+
         self.crediting.lose(shard, self.consumers.values())
         for consumer in self.consumers.values():
             if consumer.shard == shard and consumer.is_wanted:
                 self.crediting.attach(consumer)
-        self._attaching.attach_again(shard, self._resumed)
-
-    def _resumed(self, number: int, answer: asyncio.Future[wire.Control]) -> None:
-        """End a consumer whose queue went while its shard was away; its new process says so."""
-        if answer.cancelled():
-            return
-        if (error := answer.exception()) is not None:
-            log.info("a consumer was not attached again: %s", error)
-            self.cancelled(number)
+        self._attaching.attach_again(shard, resumed)
 
     # -- the limit of a channel ------------------------------------------------------------------
 

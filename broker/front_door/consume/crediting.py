@@ -114,8 +114,8 @@ class Crediting:
         """Count no more what an assignment holds; its shard has requeued or lost it."""
         assignment.group.limit.unacked -= assignment.counted
         assignment.counted = 0
-        if assignment.allotment is not None:
-            self.freed(assignment.allotment)
+        self.freed(assignment.group.limit)
+        self.freed(assignment.channel.limit)
 
     def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
         """Count settled deliveries of an assignment, which came from this epoch of the shard."""
@@ -124,17 +124,17 @@ class Crediting:
             assignment.counted -= count
             assignment.group.limit.unacked -= count
 
-    def freed(self, allotment: Allotment) -> None:
+    def freed(self, limit: Limit) -> None:
         """Give credit that acks may have freed to whoever needs it."""
-        if allotment.limits and allotment.home.may_share:
-            self.share(allotment.home)
+        if limit.may_share:
+            self.share(limit)
 
     # -- what a limit gives ----------------------------------------------------------------------
 
     def delivered(self, allotment: Allotment, count: int, no_ack: bool) -> None:
         """Note deliveries of an allotment. Those without acks are settled at once."""
-        if allotment.delivered(count) or no_ack:
-            self.freed(allotment)
+        if (allotment.delivered(count) or no_ack) and allotment.limits:
+            self.freed(allotment.home)
 
     def report(self, shard: int, report: wire.CreditReport) -> None:
         """Note what a shard says of an allotment."""

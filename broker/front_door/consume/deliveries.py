@@ -52,9 +52,9 @@ class Deliveries:
             # the window of the connection, which other consumers may share.
             self._links.credit(shard, link.epoch, section[0], len(blob))
             return
-        if not consumer.announced:
-            consumer.announce()
         channel, client = consumer.channel, consumer.client
+        if not consumer.announced:
+            client.answer(channel.number, consumer.announce())
         size = len(blob)
         if hides:
             blob = memoryview(properties.without_header_in_each(blob, count, message_dlx.BCC))
@@ -79,7 +79,7 @@ class Deliveries:
             self._crediting.delivered(consumer.allotment, count, consumer.no_ack)
         if self.tracing is not None:
             fed = self.tracing.delivered(
-                client, channel.number, consumer.queue_name, redelivered, count, blob
+                client.session, channel.number, consumer.queue_name, redelivered, count, blob
             )
             client.feeds(fed)
         to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts

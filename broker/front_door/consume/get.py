@@ -132,7 +132,7 @@ class Gets:
         client = channel.client
         if self.tracing is not None:
             fed = self.tracing.delivered(
-                client, channel.number, queue.name, got.redelivered, 1, message
+                client.session, channel.number, queue.name, got.redelivered, 1, message
             )
             client.feeds(fed)
         return contents.get_ok(

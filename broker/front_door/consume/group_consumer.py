@@ -19,28 +19,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
+from pamqp import commands
 
 from shardmq.broker.amqp import ChannelException
 from shardmq.broker.front_door.consume.attaching import Attaching, attached
-from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingChannel, GroupConsumer
+from shardmq.broker.front_door.consume.consumers import (
+    Assignment,
+    ConsumingChannel,
+    EndedConsumer,
+    GroupConsumer,
+)
 from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.refusals import CONSUME
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.control import (
-    Answer,
+    AssignmentGivenUp,
+    AssignmentOrder,
     ConsumerHere,
     ConsumerJoin,
     ConsumerLeave,
-    ControlMessage,
-    SeatGivenUp,
-    SeatOrder,
-    SeatPassed,
+    MarkPassed,
 )
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
@@ -54,19 +59,11 @@ ATTACH_AGAIN_S_MAX: Final = 0.5
 GIVE, TAKE, BOUND, CLOSE = "give", "take", "bound", "close"
 
 
-class Controller(Protocol):
-    """The way to the controller."""
-
-    def ask(self, request: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]: ...
-    def say(self, what: ControlMessage, /) -> None:
-        """Tell the controller, if it is there."""
-
-
 class GroupConsuming:
     """All consumers of virtual queues at this front door."""
 
     def __init__(
-        self, links: ShardLinks, attaching: Attaching, crediting: Crediting, controller: Controller
+        self, links: ShardLinks, attaching: Attaching, crediting: Crediting, controller: CatalogLink
     ) -> None:
         self._links = links
         self._attaching = attaching
@@ -77,8 +74,8 @@ class GroupConsuming:
 
     # -- what clients ask ------------------------------------------------------------------------
 
-    async def consume(self, group: GroupConsumer) -> None:
-        """Begin a consumer whose fields and terms are set; send consume-ok when it is let in.
+    async def consume(self, group: GroupConsumer) -> commands.Basic.ConsumeOk | None:
+        """Begin a consumer whose fields and terms are set; return the answer when it is let in.
 
         Raises ChannelException when the controller refuses it.
         """
@@ -95,8 +92,7 @@ class GroupConsuming:
             group.left = True
             self._forget(group)
             raise ChannelException(answer.code, answer.text, *CONSUME)
-        if not group.left:
-            group.announce()
+        return None if group.left else group.announce()
 
     async def cancel(self, group: GroupConsumer) -> None:
         """End a consumer that its client cancels; return behind its last delivery.
@@ -133,7 +129,7 @@ class GroupConsuming:
         return assignments
 
     def released(self, assignments: Iterable[Assignment]) -> None:
-        """Give up the seats of assignments that their shards have released."""
+        """Give up assignments that their shards have released."""
         for assignment in assignments:
             self._gave_up(assignment)
 
@@ -150,7 +146,7 @@ class GroupConsuming:
     # -- what the controller and the shards say --------------------------------------------------
 
     def here(self) -> list[ConsumerHere]:
-        """Return all members, for a controller that does not know them."""
+        """Return all consumers that were let in, for a controller that does not know them."""
         return [
             ConsumerHere(
                 each.number,
@@ -161,23 +157,24 @@ class GroupConsuming:
                 list(each.assignments),
             )
             for each in self._all.values()
-            if each.is_member
+            if each.is_let_in
         ]
 
-    def obey(self, orders: Iterable[SeatOrder], catalog: Catalog) -> None:
-        """Begin and end assignments as the controller says."""
+    def obey(self, orders: Iterable[AssignmentOrder], catalog: Catalog) -> list[EndedConsumer]:
+        """Begin and end assignments as the controller says; return the consumers that it ends."""
+        ended: list[EndedConsumer] = []
         for order in orders:
             group = self._all.get(order.number)
-            assignment = group.assignments.get(order.seat) if group is not None else None
+            assignment = group.assignments.get(order.assignment) if group is not None else None
             if order.kind == GIVE:
-                queue = catalog.queue_by_id(order.seat.queue)
+                queue = catalog.queue_by_id(order.assignment.queue)
                 if group is None or group.left or queue is None:
-                    self._controller.say(SeatGivenUp(order.number, order.seat))
+                    self._controller.say(AssignmentGivenUp(order.number, order.assignment))
                 elif assignment is None:
                     self._begin(group, order, queue)
             elif order.kind == TAKE:
                 if assignment is None:
-                    self._controller.say(SeatGivenUp(order.number, order.seat))
+                    self._controller.say(AssignmentGivenUp(order.number, order.assignment))
                 else:
                     self._hand_over_soon(assignment)
             elif order.kind == BOUND:
@@ -185,7 +182,8 @@ class GroupConsuming:
                     assignment.bounds = (order.stop, order.mark)
                     self._tell_bounds(assignment)
             elif group is not None and not group.left:
-                self._close(group)
+                ended += self._close(group)
+        return ended
 
     def gone(self, assignment: Assignment) -> None:
         """End an assignment whose queue is deleted."""
@@ -197,25 +195,25 @@ class GroupConsuming:
         """Tell the controller that all before the mark of this assignment is settled."""
         assignment = self._attaching.consumers.get(number)
         if isinstance(assignment, Assignment):
-            said = SeatPassed(assignment.group.number, assignment.seat, offset)
+            said = MarkPassed(assignment.group.number, assignment.name, offset)
             self._controller.say(said)
 
     def _tell_bounds(self, assignment: Assignment) -> None:
         self._links.tell(assignment.shard, wire.SetBounds(assignment.number, *assignment.bounds))
 
-    def _close(self, group: GroupConsumer) -> None:
+    def _close(self, group: GroupConsumer) -> list[EndedConsumer]:
         """Cancel a consumer whose virtual queue is deleted."""
-        group.announce()
-        if group.channel.consumers.get(group.tag) is group:
-            del group.channel.consumers[group.tag]
-            group.client.notify_cancel(group.channel.number, group.tag)
         self._start(self._end(group))
+        if group.channel.consumers.get(group.tag) is not group:
+            return []
+        del group.channel.consumers[group.tag]
+        return [EndedConsumer(group.client, group.channel.number, group.tag, group.announce())]
 
     # -- the life of an assignment ---------------------------------------------------------------
 
-    def _begin(self, group: GroupConsumer, order: SeatOrder, queue: QueuePut) -> None:
-        assignment = Assignment(group, self._attaching.next_number(), order.seat)
-        group.assignments[order.seat] = assignment
+    def _begin(self, group: GroupConsumer, order: AssignmentOrder, queue: QueuePut) -> None:
+        assignment = Assignment(group, self._attaching.next_number(), order.assignment)
+        group.assignments[order.assignment] = assignment
         assignment.queue_id, assignment.queue_name = queue.id, queue.name
         assignment.shard = queue.shard
         assignment.auto_delete = queue.auto_delete
@@ -274,11 +272,11 @@ class GroupConsuming:
 
     def _gave_up(self, assignment: Assignment) -> None:
         group = assignment.group
-        if group.assignments.get(assignment.seat) is assignment:
-            del group.assignments[assignment.seat]
+        if group.assignments.get(assignment.name) is assignment:
+            del group.assignments[assignment.name]
             self._crediting.forget_held(assignment)
             self._attaching.consumers.pop(assignment.number, None)
-            self._controller.say(SeatGivenUp(group.number, assignment.seat))
+            self._controller.say(AssignmentGivenUp(group.number, assignment.name))
             self._forget(group)
 
     def _forget(self, group: GroupConsumer) -> None:

@@ -24,6 +24,8 @@ from shardmq.broker.shared.control import (
     AnyControl,
     AnyRequest,
     Applied,
+    AssignmentOrder,
+    AssignmentOrders,
     CancelConsumer,
     Changes,
     CloseConnection,
@@ -36,13 +38,13 @@ from shardmq.broker.shared.control import (
     DoorHello,
     DoorReport,
     Fence,
+    OtherVersion,
     Outlived,
     Query,
-    SeatOrder,
-    SeatOrders,
     Snapshot,
     SnapshotPart,
 )
+from shardmq.shardd.wire.messages import WIRE_VERSION
 
 log = logging.getLogger("shardmq.broker.front_door.links.catalog_link")
 
@@ -104,7 +106,7 @@ class Listener(Protocol):
     def consumers_here(self) -> list[ConsumerHere]:
         """Return all consumers of virtual queues that the controller let in."""
 
-    def seat_orders(self, orders: list[SeatOrder]) -> None: ...
+    def assignment_orders(self, orders: list[AssignmentOrder]) -> None: ...
 
     def fence(self, number: int) -> None:
         """Answer with Fenced, some time later."""
@@ -135,6 +137,7 @@ class CatalogLink:
         self._requests = CatalogRequests(self._send)
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
+        self._controller_version = 0  # of a controller that speaks another wire version
 
     @property
     def up(self) -> bool:
@@ -227,11 +230,12 @@ class CatalogLink:
         try:
             await self._serve(stream)
         except OSError as error:
-            log.warning(
-                "the controller is gone (%s); serving from the copy of version %d",
-                error,
-                self._version,
-            )
+            if not self._controller_version:
+                log.warning(
+                    "the controller is gone (%s); serving from the copy of version %d",
+                    error,
+                    self._version,
+                )
         except msgspec.DecodeError:
             log.exception("what the controller says cannot be read; connecting again")
         finally:
@@ -245,6 +249,7 @@ class CatalogLink:
         self._stream = stream
         self._coming = Catalog()
         hello = DoorHello(
+            WIRE_VERSION,
             self._door,
             self._incarnation,
             self._pid,
@@ -307,8 +312,8 @@ class CatalogLink:
                 self._send(report)
             case Fence():
                 listener.fence(message.number)
-            case SeatOrders():
-                listener.seat_orders(message.orders)
+            case AssignmentOrders():
+                listener.assignment_orders(message.orders)
             case CloseConnection():
                 listener.close_connection(message.owner, message.code, message.text)
             case CancelConsumer():
@@ -317,8 +322,24 @@ class CatalogLink:
                 listener.alarmed(message.reason)
             case Outlived():
                 listener.outlived()
+            case OtherVersion():
+                self._refused(message.wire_version)
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} is nothing a controller says")
+
+    def _refused(self, version: int) -> None:
+        """Note that the controller speaks another wire version, and log each version once.
+
+        The controller ends the stream. The next one may be of another process.
+        """
+        if version != self._controller_version:
+            self._controller_version = version
+            log.error(
+                "the controller speaks wire version %d, this process speaks %d: "
+                "restart all of one release",
+                version,
+                WIRE_VERSION,
+            )
 
     def _send(self, message: ControlMessage) -> None:
         """Send a message. Without a stream it is dropped: the next hello makes up for it."""
@@ -386,6 +407,7 @@ class CatalogLink:
         if self.up:
             return
         self._synced.set()
+        self._controller_version = 0
         for owner in self._told - self._connections.keys():
             self._send(ConnectionDown(owner))
         for owner in self._connections.keys() - self._told:

@@ -17,6 +17,7 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardmq.shardd.wire.recent import RecentKeys
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 
@@ -43,6 +44,9 @@ class ShardInbox:
         self._incarnation = incarnation
         self._runtime_dir = runtime_dir
         self._events = events
+        # By shard, the lane of a process that is gone: messages of it may still come by ZeroMQ.
+        self._ended: dict[int, Lane] = {}
+        self._refused = RecentKeys()  # number and epoch of shards of another wire version
         self._bells = select.epoll()  # of all lanes
         self._bells_fd = self._bells.fileno()
 
@@ -78,29 +82,34 @@ class ShardInbox:
             # Asking is cheaper than an exception.
             if not socket.get(zmq.EVENTS) & READABLE:  # type: ignore[operator] # this option is an int
                 return
-            self.take_far(socket.recv(AT_ONCE))
+            self.take_by_zmq(socket.recv(AT_ONCE))
         assert self.loop is not None
         self.loop.call_soon(self._receive)
 
-    def take_far(self, message: bytes) -> None:
+    def take_by_zmq(self, message: bytes) -> None:
         """Handle a message that came by ZeroMQ, behind what came through the ring before."""
         try:
             head = envelope.read(message)
             if head.incarnation != self._incarnation:
                 return
             link = self._links[head.shard]
-            if link.lane is not None and head.epoch == link.epoch:
-                self._take_all(link, link.lane.came_far(head.kind))
-                self._let_go(link.lane)
-                if head.kind == wire.LANE:
-                    self._hear(link, link.lane)
+            lane = link.lane or self._ended.get(head.shard)
+            if lane is not None and head.epoch == link.epoch:
+                self._take_all(link, lane.came_by_zmq(head.kind))
+                self._let_go(lane)
+                if head.kind == wire.RING:
+                    self._hear(link, lane)
+        except envelope.OtherVersion as error:
+            if self._refused.add((error.head.shard, error.head.epoch)):
+                log.error("from a shard: %s", error)
+            return
         except envelope.WireError as error:
             log.error("from a shard: %s", error)
             return
         except Exception:  # one bad message must not make this process deaf to all shards
             log.exception("a message of a shard cannot be handled")
             return
-        if head.kind != wire.LANE:
+        if head.kind != wire.RING:
             self._take_all(link, [message])
 
     def _take_all(self, link: ShardLink, messages: list[envelope.Message]) -> None:
@@ -122,7 +131,7 @@ class ShardInbox:
         """Offer a lane to the process that just said Hello."""
         assert self.loop is not None
         try:
-            link.lane = offer(self._runtime_dir, link.shard, what, link.send_far)
+            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
@@ -130,9 +139,10 @@ class ShardInbox:
         self._bells.register(link.lane.fd, select.EPOLLIN)
 
     def close_lane(self, link: ShardLink) -> None:
+        self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
-            link.rings_full += lane.turned
+            link.rings_full += lane.times_full
             if self.loop is not None:
                 self.loop.remove_reader(lane.fd)
             self._bells.unregister(lane.fd)
@@ -161,6 +171,7 @@ class ShardInbox:
             self._take_all(link, lane.take(ALL))
             self._let_go(lane)
             self.close_lane(link)
+            self._ended[link.shard] = lane
 
     def _hear(self, link: ShardLink, lane: Lane) -> None:
         """Take some messages of the ring and come back for the rest."""

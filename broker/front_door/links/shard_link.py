@@ -169,9 +169,9 @@ class ShardLink:
         if self.lane is not None:
             self.lane.send(message)
         else:
-            self.send_far(joined(message))
+            self.send_by_zmq(joined(message))
 
-    def send_far(self, message: bytes) -> None:
+    def send_by_zmq(self, message: bytes) -> None:
         """Send by ZeroMQ."""
         self.socket.send(message, AT_ONCE)
 
@@ -186,7 +186,7 @@ class ShardLink:
 
     def join(self, endpoint: str) -> None:
         """Say where this front door is, by ZeroMQ: the process there may be another by now."""
-        self.send_far(self.control(wire.Join(endpoint)))
+        self.send_by_zmq(self.control(wire.Join(endpoint)))
 
     def flush(self) -> None:
         """Send the settles, the batch and the credit that wait.

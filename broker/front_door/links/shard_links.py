@@ -330,7 +330,7 @@ class ShardLinks:
             told[f"publish_window_bytes.{link.shard}"] = link.in_flight
             told[f"ring_bytes.{link.shard}"] = lane.waiting_bytes() if lane is not None else 0
             told[f"ring_full.{link.shard}"] = link.rings_full + (
-                lane.turned if lane is not None else 0
+                lane.times_full if lane is not None else 0
             )
         return told
 

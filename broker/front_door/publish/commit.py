@@ -10,16 +10,17 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.dedup_service import Copy, DedupAnswers
 from shardmq.broker.front_door.publish.effects import (
     Decided,
     Published,
     PublishingChannel,
-    PublishingSession,
     SlicedTask,
 )
 from shardmq.broker.front_door.publish.reservations import Reservation
-from shardmq.broker.front_door.publish.single_message import Batches, SingleMessages
+from shardmq.broker.front_door.publish.single_message import SingleMessages
+from shardmq.broker.front_door.session import Session
 from shardmq.shardd.wire.messages import PARTLY_REFUSED
 
 # Publishes that leave together at the most, in bytes of stored messages.
@@ -63,8 +64,8 @@ class Commit:
     def __init__(
         self,
         messages: SingleMessages,
-        batches: Batches,
-        session: PublishingSession,
+        batches: ShardLinks,
+        session: Session,
         channel: PublishingChannel,
         held: Sequence[Decided],
         answers: DedupAnswers | None,

@@ -14,23 +14,21 @@ import random
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from shardmq.broker.amqp import contents, deaths, properties
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.publish.due_messages import (
-    CONNECTION,
-    NO_TTL,
-    PERSISTENT,
-    DueMessages,
-)
+from shardmq.broker.front_door.publish.due_messages import CONNECTION, DueMessages
 from shardmq.broker.front_door.publish.message import exchange_and_key
-from shardmq.broker.front_door.publish.single_message import CatalogSource
+from shardmq.broker.front_door.publish.stored_runs import NO_TTL, PERSISTENT, StoredRun, pack
 from shardmq.broker.front_door.publish.targets import by_shard
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import Message, delaying, goes_by_key, route_message
-from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.broker.routing.spreading import hash_facts
 from shardmq.broker.shared.reading import is_stream
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire import packer
@@ -87,25 +85,27 @@ class DeadLetter(NamedTuple):
 
 
 class Departure:
-    """A batch on its way to stable storage. Its shard is answered when all others have answered."""
+    """A batch on its way to stable storage. It is answered when all shards have answered."""
 
     in_sequence = False
 
     def __init__(
-        self, links: ShardLinks, shard: int, batch: wire.DeadLetters, first_seq: int, channel: int
+        self,
+        batch: wire.DeadLetters,
+        channel: int,
+        first_seq: int,
+        answer: Callable[[wire.DeadLettersPublished], None],
     ) -> None:
         """Begin. By `channel`, which is no client's, the batch knows what is refused of it."""
-        self.channel = channel
-        self._links = links
-        self._shard = shard
-        self._epoch = links.links[shard].epoch
         self._batch = batch
+        self._channel = channel
         self._first_seq = first_seq
+        self._answer = answer
         self._left: set[int] = set()  # ordinals of messages that were not stored
         self.shards = 1  # batches to wait for, and the caller while it packs
 
     def refuse(self, connection: int, channel: int, first: int, last: int) -> None:
-        if (connection, channel) != (CONNECTION, self.channel):
+        if (connection, channel) != (CONNECTION, self._channel):
             return
         if not first:  # without numbers: no room for any of them
             self._left.update(range(self._batch.count))
@@ -121,17 +121,14 @@ class Departure:
 
     def confirmed(self) -> None:
         self.shards -= 1
-        if not self.shards and self._links.links[self._shard].epoch == self._epoch:
-            self._links.tell(
-                self._shard,
-                wire.DeadLettersPublished(self._batch.number, _runs(sorted(self._left))),
-            )
+        if not self.shards:
+            self._answer(wire.DeadLettersPublished(self._batch.number, _runs(sorted(self._left))))
 
 
 class DeadLettering:
     """The dead letters and due messages of all shards that chose this front door for them."""
 
-    def __init__(self, source: CatalogSource, links: ShardLinks) -> None:
+    def __init__(self, source: CatalogLink, links: ShardLinks) -> None:
         self._source = source
         self._links = links
         self._last_seq = self._last_channel = 0
@@ -143,6 +140,8 @@ class DeadLettering:
         self.dropped = 0  # no exchange, no queue, or round in a cycle
         self.unroutable = 0  # released messages without a queue
 
+    # -- what is done ----------------------------------------------------------------------------
+
     def receive(self, shard: int, batch: wire.DeadLetters) -> None:
         """Take a batch that comes from a shard; publish_next() publishes it."""
         self._batches.append((shard, self._links.links[shard].epoch, batch))
@@ -152,44 +151,48 @@ class DeadLettering:
         if self._batches:
             shard, epoch, batch = self._batches.popleft()
             if epoch == self._links.links[shard].epoch:
-                self._try(shard, batch)
+                self._publish(batch, partial(self._answer, shard, epoch))
         return bool(self._batches)
 
-    def _try(self, shard: int, batch: wire.DeadLetters) -> None:
+    def _publish(
+        self, batch: wire.DeadLetters, answer: Callable[[wire.DeadLettersPublished], None]
+    ) -> None:
+        first_seq = self._last_seq + 1
+        self._last_seq += batch.count
+        channel = self._last_channel = (self._last_channel + 1) % CHANNELS
+        departure = Departure(batch, channel, first_seq, answer)
         try:
-            self._publish(shard, batch)
+            runs = self._decide(batch, channel, first_seq, time.time())
+            touched = pack(self._links, batch.vhost, runs) if runs else 0
         except Exception:  # one batch must not keep the others; the shard keeps it, and asks again
             log.exception(
                 "dead letters of queue '%s' in vhost '%s' cannot be published",
                 batch.queue,
                 batch.vhost,
             )
-            self._links.tell(shard, wire.DeadLettersPublished(batch.number, [(0, batch.count - 1)]))
+            answer(wire.DeadLettersPublished(batch.number, [(0, batch.count - 1)]))
+            return
+        departure.shards += touched.bit_count()
+        self._links.wait_for(touched, departure)
+        departure.confirmed()
 
-    def _publish(self, shard: int, batch: wire.DeadLetters) -> None:
-        first_seq = self._last_seq + 1
-        self._last_seq += batch.count
-        self._last_channel = (self._last_channel + 1) % CHANNELS
-        departure = Departure(self._links, shard, batch, first_seq, self._last_channel)
+    def _answer(self, shard: int, epoch: int, departed: wire.DeadLettersPublished) -> None:
+        """Answer the process of a shard that handed a batch over, if that process is there."""
+        if self._links.links[shard].epoch == epoch:
+            self._links.tell(shard, departed)
+
+    # -- what is decided -------------------------------------------------------------------------
+
+    def _decide(
+        self, batch: wire.DeadLetters, channel: int, first_seq: int, now_s: float
+    ) -> list[StoredRun]:
+        """Return what is to be published of a batch, and count it."""
         vhost = self._source.catalog.vhost(batch.vhost)
         if vhost is None:
             self.dropped += batch.count
-        else:
-            self._links.use_vhost(batch.vhost)
-            self._pack(vhost, batch, departure.channel, first_seq)
-            touched = self._links.packer.take_touched()
-            departure.shards += touched.bit_count()
-            self._links.wait_for(touched, departure)
-        departure.confirmed()
-
-    def _pack(self, vhost: Vhost, batch: wire.DeadLetters, channel: int, first_seq: int) -> None:
-        now_s = time.time()
-        packer = self._links.packer
-        if batch.reason != DUE:
-            letters = DeadLetters(
-                packer, vhost, batch, channel, first_seq if batch.insist else 0, now_s
-            )
-            letters.pack()
+        elif batch.reason != DUE:
+            letters = DeadLetters(vhost, batch, channel, first_seq if batch.insist else 0, now_s)
+            runs = letters.runs()
             self.dropped += letters.dropped
             if letters.published:
                 before = self.published.get(batch.reason, 0)
@@ -198,14 +201,18 @@ class DeadLettering:
                 self._warn_of_exchange(batch.vhost, letters.queue, exchange)
             for queue in letters.cycles:
                 self._warn_of_cycle(batch.vhost, letters.queue, queue)
+            return runs
         elif batch.exchange is not None and batch.exchange in vhost.exchanges:
-            due = DueMessages(packer, vhost, batch, batch.exchange, channel, now_s)
-            self.unroutable += due.pack()
+            due = DueMessages(vhost, batch, batch.exchange, channel, now_s)
+            runs = due.runs()
+            self.unroutable += due.dropped
             self.released += batch.count
+            return runs
         else:
             self.dropped += batch.count
             if batch.exchange is not None:
                 self._warn_of_exchange(batch.vhost, batch.queue, batch.exchange)
+        return []
 
     def _is_news(self, *what: str) -> bool:
         if what in self._warned:
@@ -232,11 +239,10 @@ class DeadLettering:
 
 
 class DeadLetters:
-    """A batch of dead letters that is being packed, and the answers about it."""
+    """The decisions about a batch of dead letters."""
 
     def __init__(
         self,
-        packer: packer.Packer,
         vhost: Vhost,
         batch: wire.DeadLetters,
         channel: int,
@@ -244,20 +250,20 @@ class DeadLetters:
         now_s: float,
     ) -> None:
         """Begin. The messages have confirm numbers from `first_seq` on, none if that is 0."""
-        self._packer = packer
         self._vhost = vhost
         self._batch = batch
         self._channel = channel
         self._first_seq = first_seq
         self._now_s = now_s
         self._known: dict[_Facts, DeadLetter] = {}
+        self._runs: list[StoredRun] = []
         self.queue = batch.queue if isinstance(batch.queue, str) else _name_of(vhost, batch.queue)
         self.published = self.dropped = 0
         self.missing_exchanges: set[str] = set()
         self.cycles: set[str] = set()  # queues to which some would go round for ever
 
-    def pack(self) -> None:
-        """Pack all messages. Neighbours that go to the same queues leave together."""
+    def runs(self) -> list[StoredRun]:
+        """Return what is to be published. Neighbours that go to the same queues are one run."""
         parts: list[bytes] = []
         common: DeadLetterRoute | None = None
         first = ordinal = 0
@@ -281,6 +287,7 @@ class DeadLetters:
             parts += (_STORED.pack(len(body), sum(map(len, props))), letter.names, *props, body)
             ordinal += 1
         self._add(common, parts, first, ordinal - first)
+        return self._runs
 
     def _add(
         self, route: DeadLetterRoute | None, parts: list[bytes], first: int, count: int
@@ -296,7 +303,7 @@ class DeadLetters:
         # be one queue only.
         insists = self._first_seq and len(route.targets) == len(route.targets[0].queue_ids) == 1
         for shard, queue_ids, durable, due_ms in route.targets:
-            self._packer.add_stored(
+            run = (
                 shard,
                 queue_ids,
                 data,
@@ -309,8 +316,10 @@ class DeadLetters:
                 route.persistent,
                 durable,  # for transient messages too: the old copy is settled for this one
                 count,
-                marks=route.marks,
+                False,
+                route.marks,
             )
+            self._runs.append(run)
 
     def _letter(
         self, names: _Names, inside: bytes, expiration: bytes | None, mode: int, priority: int
@@ -347,15 +356,14 @@ class DeadLetters:
     def _route_alone(self, letter: DeadLetter, props: bytes) -> DeadLetterRoute:
         """Route one message where an exchange looks at headers or properties, or asks chance."""
         said = properties.read(props)
-        facts = {
-            name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None
-        }
         key, *more = letter.keys
         headers = said.headers or {}
         delay_ms = delaying.delay_of(headers) if delaying.HEADER in headers else 0
         if not delaying.is_possible(delay_ms, int(self._now_s * 1000)):
             delay_ms = 0  # there is no publisher who could be told
-        message = Message(key, headers, facts, random.getrandbits(64), tuple(more), delay_ms)
+        message = Message(
+            key, headers, hash_facts(said), random.getrandbits(64), tuple(more), delay_ms
+        )
         return self._route(letter, message)
 
     def _route(self, letter: DeadLetter, message: Message) -> DeadLetterRoute:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from shardmq.broker.front_door.links.shard_link import Unconfirmed
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
 from shardmq.broker.shared.deduplication import DedupRule, Id
@@ -31,33 +33,6 @@ QUESTION_IDS_MAX = 4096
 DIGEST_BYTES = 16
 
 Thing = ExchangePut | QueuePut
-
-
-class Link(Protocol):
-    """A link to a shard, as deduplication sees it."""
-
-    @property
-    def shard(self) -> int: ...
-    @property
-    def up(self) -> bool: ...
-
-
-class Links(Protocol):
-    """The way to the shards."""
-
-    @property
-    def links(self) -> Sequence[Link]: ...
-    def tell(self, shard: int, what: wire.Message) -> None: ...
-    def ask(
-        self, shard: int, make: Callable[[int], wire.Message]
-    ) -> asyncio.Future[wire.Control]: ...
-
-
-class Follower(Protocol):
-    """Waits for what becomes of the first copy."""
-
-    def confirmed(self) -> None: ...
-    def lost(self) -> None: ...
 
 
 class DedupId(NamedTuple):
@@ -143,14 +118,14 @@ class Copy:
         self.is_first = False
         self._connection = self._channel = self._seq = 0
         self._failed = False
-        self._followers: list[Follower] = []
+        self._followers: list[Unconfirmed] = []
         self.shards = 1  # batches that are not confirmed, and the caller while it packs
 
     def published(self, connection: int, channel: int, seq: int) -> None:
         """Remember by whom it was published. `seq` is its confirm number, 0 without one."""
         self._connection, self._channel, self._seq = connection, channel, seq
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: Unconfirmed) -> None:
         """Tell somebody who published the same id what becomes of this copy."""
         if self.shards:
             self._followers.append(follower)
@@ -266,7 +241,7 @@ def _verdicts(answer: asyncio.Future[wire.Control]) -> bytes:
 class DedupService:
     """All that one front door asks shards about ids, and hears from them."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: ShardLinks) -> None:
         self._links = links
         self._last_number = 0
         # By shard and number: copies that are asked about, or follow a copy of another publish.

@@ -12,26 +12,24 @@ import random
 from typing import NamedTuple
 
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.amqp.delayed_release import released
+from shardmq.broker.amqp.contents import released
+from shardmq.broker.front_door.publish.stored_runs import NO_TTL, PERSISTENT, StoredRun
 from shardmq.broker.front_door.publish.targets import ShardQueues, by_shard, existing
 from shardmq.broker.model import checks, message_dlx
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.routing import Message, goes_by_key, route_message
-from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.broker.routing.spreading import hash_facts
 from shardmq.broker.shared.reading import is_stream
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.packer import Packer
 
 # The connection of what no client publishes: theirs begin with 1.
 CONNECTION = 0
-NO_TTL = 0xFFFFFFFF
-PERSISTENT = 2
 # Index of a Run: it has more keys (nobody is to see those of BCC), or says where it goes when it
 # dies.
 ALONE = 7
 
 # Start, stop, messages, names, expiration, delivery mode, priority, whether it is alone:
-# amqp/delayed_release.pyx
+# amqp/contents.pyx
 Run = tuple[int, int, int, bytes, bytes | None, int, int, bool]
 
 
@@ -52,19 +50,12 @@ class _Common(NamedTuple):
 
 
 class DueMessages:
-    """A batch of due messages that is being packed."""
+    """The decisions about a batch of due messages."""
 
     def __init__(
-        self,
-        packer: Packer,
-        vhost: Vhost,
-        batch: wire.DeadLetters,
-        exchange: str,
-        channel: int,
-        now_s: float,
+        self, vhost: Vhost, batch: wire.DeadLetters, exchange: str, channel: int, now_s: float
     ) -> None:
         """`channel` stands for the batch when a shard refuses some of it."""
-        self._packer = packer
         self._vhost = vhost
         self._batch = batch
         self._exchange = exchange
@@ -72,25 +63,26 @@ class DueMessages:
         self._now_ms = int(now_s * 1000)
         self._by_key = goes_by_key(vhost.table, exchange, is_due=True)
         self._known: dict[bytes, Targets] = {}  # by exchange and key
-        self.dropped = 0
+        self._runs: list[StoredRun] = []
+        self.dropped = 0  # messages that had no queue to go to
 
-    def pack(self) -> int:
-        """Pack the batch. Return how many messages had no queue to go to."""
+    def runs(self) -> list[StoredRun]:
+        """Return what is to be published. Neighbours that go to the same queues are one run."""
         data, runs = released(self._batch.messages, self._batch.count)
-        with memoryview(data) as view:
-            common: _Common | None = None
-            start = stop = count = 0
-            for run in runs if self._by_key else self._singly(data, runs):
-                own = self._common(view, run)
-                if own != common or run[ALONE]:
-                    self._add(common, view[start:stop], count)
-                    common, start, count = own, run[0], 0
-                stop, count = run[1], count + run[2]
-                if run[ALONE]:
-                    self._add_one(own, bytes(view[start:stop]))
-                    common, count = None, 0
-            self._add(common, view[start:stop], count)
-        return self.dropped
+        view = memoryview(data)
+        common: _Common | None = None
+        start = stop = count = 0
+        for run in runs if self._by_key else self._singly(data, runs):
+            own = self._common(view, run)
+            if own != common or run[ALONE]:
+                self._add(common, view[start:stop], count)
+                common, start, count = own, run[0], 0
+            stop, count = run[1], count + run[2]
+            if run[ALONE]:
+                self._add_one(own, bytes(view[start:stop]))
+                common, count = None, 0
+        self._add(common, view[start:stop], count)
+        return self._runs
 
     def _singly(self, data: bytes, runs: list[Run]) -> list[Run]:
         """Return runs of one message, for an exchange that looks at headers or asks chance."""
@@ -140,7 +132,7 @@ class DueMessages:
         if common.targets.to_stream:
             late_ms = 0  # streams find messages by their time
         for shard, queue_ids, durable in common.targets.by_shard:
-            self._packer.add_stored(
+            run = (
                 shard,
                 queue_ids,
                 data,
@@ -153,8 +145,10 @@ class DueMessages:
                 common.persistent,
                 durable,  # for transient messages too: the old copy is settled for this one
                 count,
-                marks=marks,
+                False,
+                marks,
             )
+            self._runs.append(run)
 
 
 def _routable(stored: bytes) -> Message:
@@ -162,11 +156,9 @@ def _routable(stored: bytes) -> Message:
     _, key, props, _ = contents.read_stored(stored)
     said = properties.read(props)
     headers = said.headers or {}
-    facts = {name: value for name in HASH_PROPERTIES if (value := getattr(said, name)) is not None}
     more = [each for name in ("CC", "BCC") for each in _texts(headers.get(name))]
-    return Message(
-        key.decode("utf-8", "replace"), headers, facts, random.getrandbits(64), tuple(more)
-    )
+    facts, chance = hash_facts(said), random.getrandbits(64)
+    return Message(key.decode("utf-8", "replace"), headers, facts, chance, tuple(more))
 
 
 def _texts(value: object) -> list[str]:

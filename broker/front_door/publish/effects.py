@@ -1,4 +1,4 @@
-"""The connection as publishing sees it, and the effects that publishing asks it to carry out.
+"""A channel as publishing sees it, and the effects that publishing asks a connection to carry out.
 
 Publishing decides and packs; it writes to no socket and closes no channel. What is to be done comes
 back as a `Published`, and one place per connection carries it out.
@@ -14,7 +14,6 @@ from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.replies import Reply
-from shardmq.broker.front_door.publish.route_cache import RouteCache
 from shardmq.broker.front_door.publish.transactions import Transaction
 
 T = TypeVar("T")
@@ -46,22 +45,6 @@ class PublishingChannel(Protocol):
     @property
     def reply_to(self) -> str:
         """Return the queue for direct replies to this channel, "" without one."""
-
-
-class PublishingSession(Protocol):
-    """The publisher. `id` is a connection's number, used once in the life of this front door."""
-
-    id: int
-    route_cache: RouteCache | None
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def frame_bytes_max(self) -> int: ...
 
 
 class Published:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import Any, Protocol
+from typing import Any
 
 from shardmq.broker.amqp import ChannelException, Publishes, contents, frames, properties
 from shardmq.broker.model import checks
 from shardmq.broker.model.checks import type_name
 from shardmq.broker.routing import Message as Routable
 from shardmq.broker.routing import delaying
-from shardmq.broker.routing.spreading import HASH_PROPERTIES
+from shardmq.broker.routing.spreading import hash_facts
 from shardmq.shardd.wire import packer
 
 PUBLISH = (60, 40)  # class and method
@@ -26,12 +26,6 @@ MANDATORY = 1  # in the bits of a line
 _LINE = struct.Struct("<IH")
 # Of a row: ttl in ms, delivery mode, priority, flags. amqp/octets.pxd draws it.
 FACTS = struct.Struct("<32xIBBB")
-
-
-class ReplyChannel(Protocol):
-    @property
-    def reply_to(self) -> str:
-        """Return the queue for direct replies to this channel, "" without one."""
 
 
 class Message:
@@ -124,19 +118,19 @@ class Message:
 
     def routable(self) -> Routable:
         """Return what exchanges look at."""
-        found = self._properties
-        said = {
-            name: value for name in HASH_PROPERTIES if (value := getattr(found, name)) is not None
-        }
+        said = hash_facts(self._properties)
         key, *more = self.keys
         return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 
-    def direct_replies_to(self, channel: ReplyChannel) -> None:
-        """Replace a reply_to that means the publisher's channel by the name of its queue."""
+    def direct_replies_to(self, queue: str) -> None:
+        """Replace a reply_to that means the publisher's channel by the name of its queue.
+
+        `queue` is "" when the channel has none: then the message cannot be published.
+        """
         if self._row_flags & frames.DIRECT_REPLY_TO:
-            if not channel.reply_to:
+            if not queue:
                 raise ChannelException(406, "fast reply consumer does not exist", *PUBLISH)
-            self.stored = properties.with_reply_to(self.stored, channel.reply_to)
+            self.stored = properties.with_reply_to(self.stored, queue)
 
     def returned(self, channel: int, frame_bytes_max: int) -> bytes:
         """Return the frames of basic.return."""

@@ -23,6 +23,8 @@ from shardmq.broker.amqp import (
     frames,
 )
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish import access
 from shardmq.broker.front_door.publish.commit import Commit
 from shardmq.broker.front_door.publish.confirms import Answered, Confirms
@@ -32,19 +34,15 @@ from shardmq.broker.front_door.publish.effects import (
     Decided,
     Published,
     PublishingChannel,
-    PublishingSession,
     SlicedTask,
 )
 from shardmq.broker.front_door.publish.message import FACTS, ROW, line_of
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservation, Reservations, needs_of
 from shardmq.broker.front_door.publish.route_cache import RouteCache, RouteCaches
-from shardmq.broker.front_door.publish.single_message import (
-    Batches,
-    CatalogSource,
-    SingleMessages,
-)
+from shardmq.broker.front_door.publish.single_message import SingleMessages
 from shardmq.broker.front_door.publish.tracing import Tracing
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.model.catalog import Catalog
 from shardmq.shardd.wire.packer import ASK, DONE, FULL, NEAR, UNKNOWN, UNROUTABLE
 
@@ -65,8 +63,8 @@ class Publishing:
 
     def __init__(
         self,
-        source: CatalogSource,
-        batches: Batches,
+        source: CatalogLink,
+        batches: ShardLinks,
         reservations: Reservations,
         dedup: DedupService,
         replies: Replies,
@@ -129,7 +127,8 @@ class Publishing:
 
     def publish(
         self,
-        session: PublishingSession,
+        session: Session,
+        cache: RouteCache | None,
         channels: Channels,
         event: Publishes,
         now_ms: int,
@@ -143,8 +142,8 @@ class Publishing:
         time slice, `event.done` says how far the call came, and the next call goes on there.
         """
         published, counts = Published(), self._counts
-        batches, cache = self._batches, session.route_cache
-        assert cache is not None
+        batches = self._batches
+        assert cache is not None  # a vhost is open
         if cache.vhost != batches.vhost:
             batches.use_vhost(cache.vhost)
         if not event.counted:
@@ -225,7 +224,7 @@ class Publishing:
 
     def _reply(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -253,7 +252,7 @@ class Publishing:
 
     def _hold(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -266,7 +265,7 @@ class Publishing:
 
     def _send_one(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -286,7 +285,7 @@ class Publishing:
 
     async def publish_deferred(
         self,
-        session: PublishingSession,
+        session: Session,
         channels: Channels,
         channel: PublishingChannel,
         event: Publishes,
@@ -326,7 +325,7 @@ class Publishing:
             raise failed
 
     async def ask_duplicates(
-        self, session: PublishingSession, held: Sequence[Decided], task: SlicedTask
+        self, session: Session, held: Sequence[Decided], task: SlicedTask
     ) -> DedupAnswers | None:
         """Ask shards which messages are the first of their ids; None when no message has one."""
         ids: list[DedupId] = []
@@ -337,9 +336,7 @@ class Publishing:
                 await task.next_slice()
         return await self.dedup.ask(ids) if ids else None
 
-    async def reserve(
-        self, session: PublishingSession, held: Sequence[Decided]
-    ) -> Reservation | None:
+    async def reserve(self, session: Session, held: Sequence[Decided]) -> Reservation | None:
         """Set room aside for a transaction, None if no queue may refuse it.
 
         Raises ChannelException when a queue refuses, or a shard does not answer.
@@ -349,7 +346,7 @@ class Publishing:
 
     async def commit(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         held: Sequence[Decided],
         answers: DedupAnswers | None,

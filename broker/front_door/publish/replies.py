@@ -13,11 +13,13 @@ until the queue is known to be empty; so the replies of one publisher stay in or
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from shardmq.broker.amqp import Publishes, contents
 from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
+from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model.changes import QueuePut
 
@@ -65,62 +67,6 @@ class ReplyPath:
             self.far, self._found = False, 0
 
 
-class Output(Protocol):
-    """The output of a client, of which the client has not taken `pending` bytes."""
-
-    pending: int
-
-
-class ReplyClient(Protocol):
-    """The client of a direct reply-to consumer."""
-
-    id: int
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def output(self) -> Output: ...
-    @property
-    def frame_bytes_max(self) -> int: ...
-
-    # What the publisher's connection does with a Reply.
-    def write(self, data: bytes) -> None: ...
-    def feeds(self, shards: int) -> None: ...
-
-
-class ReplyChannel(Protocol):
-    """The channel of a direct reply-to consumer."""
-
-    number: int
-    next_tag: int
-    delivered_auto: int
-
-
-class ReplyConsumer(Protocol):
-    """A consumer of direct replies."""
-
-    queue_id: int
-    queue_name: str
-    tag_bytes: bytes
-
-    @property
-    def channel(self) -> ReplyChannel: ...
-    @property
-    def client(self) -> ReplyClient: ...
-
-
-class Queues(Protocol):
-    """The front door's way to the shards."""
-
-    def is_up(self, shard: int) -> bool: ...
-    async def count(self, queue: QueuePut) -> tuple[int, int]:
-        """Return the numbers of ready messages and of consumers."""
-
-
 class Reply(NamedTuple):
     """Frames of direct replies, to be written to the consumer's client.
 
@@ -140,13 +86,13 @@ class Requester:
     to 0.
     """
 
-    __slots__ = ("_counting", "_path", "_queue", "_queues", "consumer", "unwritten_bytes")
+    __slots__ = ("_counting", "_links", "_path", "_queue", "consumer", "unwritten_bytes")
 
-    def __init__(self, consumer: ReplyConsumer, queue: QueuePut, queues: Queues) -> None:
+    def __init__(self, consumer: Consumer, queue: QueuePut, links: ShardLinks) -> None:
         self.consumer = consumer
         self.unwritten_bytes = 0
         self._queue = queue
-        self._queues = queues
+        self._links = links
         self._path = ReplyPath()
         self._counting: asyncio.Task[None] | None = None
 
@@ -165,7 +111,7 @@ class Requester:
         if (
             self._counting is None
             and unsent_bytes <= REPLIES_BYTES_MAX // 2
-            and self._queues.is_up(self._queue.shard)
+            and self._links.is_up(self._queue.shard)
         ):
             self._counting = asyncio.get_running_loop().create_task(self._count())
         return False
@@ -174,10 +120,10 @@ class Requester:
         """Find out whether the queue is empty, and replies may go near again."""
         try:
             for _ in range(FOUND_EMPTY):
-                if not self._queues.is_up(self._queue.shard):
+                if not self._links.is_up(self._queue.shard):
                     return  # a question would overtake the replies that wait for the shard
                 self._path.begin_count()
-                messages, _ = await self._queues.count(self._queue)
+                messages, _ = await self._links.count(self._queue)
                 self._path.counted(messages)
         finally:
             self._counting = None
@@ -190,20 +136,20 @@ class Requester:
 class Replies:
     """All requesters of this front door, by the id of their queue."""
 
-    def __init__(self, queues: Queues, counts: Counts | None = None) -> None:
+    def __init__(self, links: ShardLinks, counts: Counts | None = None) -> None:
         self.here: dict[int, Requester] = {}
-        self._queues = queues
+        self._links = links
         self._counts = counts or Counts()
         self.tracing: Tracing | None = None  # None: no vhost is traced
 
-    def add(self, consumer: ReplyConsumer, queue: QueuePut) -> None:
+    def add(self, consumer: Consumer, queue: QueuePut) -> None:
         """Hand replies over to a consumer from now on.
 
         Nobody knows the queue's name before consume-ok.
         """
-        self.here[queue.id] = Requester(consumer, queue, self._queues)
+        self.here[queue.id] = Requester(consumer, queue, self._links)
 
-    def remove(self, consumer: ReplyConsumer | None) -> None:
+    def remove(self, consumer: Consumer | None) -> None:
         """Send what still comes for a consumer to its queue, which goes too."""
         requester = self.here.pop(consumer.queue_id, None) if consumer is not None else None
         if requester is not None:
@@ -225,7 +171,7 @@ class Replies:
             channel.number,
             consumer.tag_bytes,
             tag,
-            client.frame_bytes_max,
+            client.session.frame_bytes_max,
         )
         requester.unwritten_bytes += len(frames)
         return Reply(requester, frames)
@@ -241,10 +187,16 @@ class Replies:
         fed = 0
         if self.tracing is not None:
             fed = self.tracing.delivered(
-                client, channel.number, consumer.queue_name, False, 1, stored
+                client.session, channel.number, consumer.queue_name, False, 1, stored
             )
         frames = contents.deliveries(
-            stored, 1, channel.number, consumer.tag_bytes, tag, False, client.frame_bytes_max
+            stored,
+            1,
+            channel.number,
+            consumer.tag_bytes,
+            tag,
+            False,
+            client.session.frame_bytes_max,
         )
         requester.unwritten_bytes += len(frames)
         return Reply(requester, frames, fed)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from shardmq.broker.amqp import ChannelException, contents
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.model.catalog import Vhost
@@ -28,19 +29,10 @@ RESERVE_S_MAX = 10.0
 Needs = dict[int, dict[int, list[int]]]
 
 
-class Links(Protocol):
-    """The way to the shards."""
-
-    def tell(self, shard: int, what: wire.Message) -> None: ...
-    def ask(
-        self, shard: int, make: Callable[[int], wire.Message]
-    ) -> asyncio.Future[wire.Control]: ...
-
-
 class Reservation:
     """Room that is set aside at these shards, until `end`."""
 
-    def __init__(self, links: Links, number: int, shards: Iterable[int]) -> None:
+    def __init__(self, links: ShardLinks, number: int, shards: Iterable[int]) -> None:
         self._links = links
         self._number = number
         self._shards = tuple(shards)
@@ -65,7 +57,7 @@ class Reservation:
 class Reservations:
     """All reservations of this front door."""
 
-    def __init__(self, links: Links, wait_s_max: float = RESERVE_S_MAX) -> None:
+    def __init__(self, links: ShardLinks, wait_s_max: float = RESERVE_S_MAX) -> None:
         self._links = links
         self._wait_s_max = wait_s_max
         self._numbers = itertools.count(1)

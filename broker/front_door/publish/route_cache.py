@@ -134,7 +134,7 @@ class RouteCache:
         self, exchange: KeyExchange, line: bytes, catalog: Catalog, reply_queues: Collection[int]
     ) -> None:
         key = line[line[0] + 2 : -1].decode("utf-8", "replace")
-        if exchange.is_topic and catalog.has_topic_permissions(self.user, self.vhost):
+        if exchange.is_topic and catalog.permissions.has_topic(self.user, self.vhost):
             access.check_keys(catalog, self.user, self.vhost, exchange.name, (key,))
         names = exchange.queues(key)
         if reply_queues and names and checks.is_reply_queue(names[0]):

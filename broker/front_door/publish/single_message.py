@@ -6,11 +6,10 @@ more routing keys, is mandatory without a queue, belongs to a transaction, or wh
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from shardmq.broker.amqp import Publishes
 from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.links.shard_link import Unconfirmed
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish import access
 from shardmq.broker.front_door.publish.dedup_service import (
     Copies,
@@ -26,39 +25,17 @@ from shardmq.broker.front_door.publish.effects import (
     Decided,
     Published,
     PublishingChannel,
-    PublishingSession,
 )
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.front_door.publish.tracing import Tracing
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import message_dlx
-from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.routing import delaying, keeping, route_message
 from shardmq.broker.shared.reading import is_stream
-from shardmq.shardd.wire.packer import Packer
-
-
-class CatalogSource(Protocol):
-    """Holds the copy of the catalog that is in force; another object after a snapshot."""
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-
-class Batches(Protocol):
-    """The batches that are being packed, one for each shard."""
-
-    packer: Packer
-    vhost: str
-
-    def use_vhost(self, vhost: str) -> None:
-        """Pack messages of this vhost next: a batch holds those of one vhost."""
-
-    def wait_for(self, shards: int, waiting: Unconfirmed) -> None:
-        """Tell `waiting` when the batches of these shards (bit mask) are stored, once for each."""
 
 
 class SingleMessages:
@@ -66,8 +43,8 @@ class SingleMessages:
 
     def __init__(
         self,
-        source: CatalogSource,
-        batches: Batches,
+        source: CatalogLink,
+        batches: ShardLinks,
         counts: Counts,
         exchange_counts: ExchangeCounts,
         replies: Replies,
@@ -86,7 +63,7 @@ class SingleMessages:
 
     def decide(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         event: Publishes,
         at: int,
@@ -104,14 +81,14 @@ class SingleMessages:
         if len(message.keys) > 1:  # those of CC and BCC were not known before
             access.check_keys(catalog, user, vhost, message.exchange, message.keys)
         access.check_dead_letter(catalog, user, vhost, message.headers, message.keys)
-        message.direct_replies_to(channel)
+        message.direct_replies_to(channel.reply_to)
         table = access.vhost_of(catalog, vhost).table
         routed = route_message(table, message.exchange, message.routable())
         if message.delay_ms and any(map(delaying.is_delay_queue, routed.queues)):
             message.check_delay(now_ms)
         return Decided(message, (*routed.queues, *routed.kept) if routed.kept else routed.queues)
 
-    def dedup_ids(self, session: PublishingSession, decided: Decided) -> list[DedupId]:
+    def dedup_ids(self, session: Session, decided: Decided) -> list[DedupId]:
         """Return the ids that shards have to be asked about before the message is sent."""
         message, queues = decided
         if not message.headers:
@@ -127,7 +104,7 @@ class SingleMessages:
 
     def send(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         decided: Decided,
         now_ms: int,
@@ -155,7 +132,7 @@ class SingleMessages:
 
     def trace(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         decided: Decided,
         published: Published,
@@ -175,7 +152,7 @@ class SingleMessages:
 
     def pack(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         decided: Decided,
         now_ms: int,
@@ -247,7 +224,7 @@ class SingleMessages:
 
     def _not_routed(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         message: Message,
         published: Published,
@@ -264,7 +241,7 @@ class SingleMessages:
 
     def _store(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         message: Message,
         queues: list[QueuePut],
@@ -294,7 +271,7 @@ class SingleMessages:
 
     def _delay(
         self,
-        session: PublishingSession,
+        session: Session,
         channel: PublishingChannel,
         message: Message,
         queue: QueuePut,

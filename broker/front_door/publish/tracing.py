@@ -11,72 +11,53 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from shardmq.broker.amqp import ConnectionException, contents, properties
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.publish.stored_runs import NO_TTL, pack
 from shardmq.broker.front_door.publish.targets import by_shard, existing
-from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.routing import Message, hidden, route_message
+from shardmq.broker.front_door.session import Session
+from shardmq.broker.routing import Message, delaying, hidden, route_message
 from shardmq.broker.shared.cluster_name import cluster_name
 
 TRACE_EXCHANGE = "amq.rabbitmq.trace"
 ROUTING_KEY_BYTES_MAX = 255
-NO_TTL = 0xFFFFFFFF
-NO_PRIORITY = 0xFF
-
-
-class Holder(Protocol):
-    """Holds the copy of the catalog that is in force."""
-
-    catalog: Catalog
-
-
-class Client(Protocol):
-    """The connection whose message is traced."""
-
-    id: int
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def name(self) -> str: ...
 
 
 class Tracing:
     """Makes copies for the vhosts that are traced."""
 
-    def __init__(self, holder: Holder, links: ShardLinks) -> None:
-        self._holder = holder
+    def __init__(self, source: CatalogLink, links: ShardLinks) -> None:
+        self._source = source
         self._links = links
         self.vhosts: frozenset[str] = frozenset()  # names of vhosts that are traced
 
     def catalog_changed(self) -> Tracing | None:
         """Return this object, or None when no vhost is traced any more."""
         self.vhosts = frozenset(
-            vhost.name for vhost in self._holder.catalog.vhosts.values() if vhost.put.is_traced
+            vhost.name for vhost in self._source.catalog.vhosts.values() if vhost.put.is_traced
         )
         return self if self.vhosts else None
 
     def published(
-        self, client: Client, channel: int, stored: bytes, keys: list[str], queues: Iterable[str]
+        self, session: Session, channel: int, stored: bytes, keys: list[str], queues: Iterable[str]
     ) -> int:
         """Copy a publish that was routed to `queues`.
 
         Return a bit mask of the shards that got copies.
         """
-        if client.vhost not in self.vhosts:
+        if session.vhost not in self.vhosts:
             return 0
         exchange, _, props, body = contents.read_stored(stored)
-        headers = self._headers(client, channel, exchange, keys, props)
+        headers = self._headers(session, channel, exchange, keys, props)
         headers["routed_queues"] = [name for name in queues if not hidden.is_of_exchange(name)]
-        return self._send(client, f"publish.{exchange.decode(errors='replace')}", headers, body)
+        return self._send(session, f"publish.{exchange.decode(errors='replace')}", headers, body)
 
     def delivered(
         self,
-        client: Client,
+        session: Session,
         channel: int,
         queue: str,
         redelivered: bool,
@@ -89,35 +70,35 @@ class Tracing:
 
         The copies themselves are not copied.
         """
-        if client.vhost not in self.vhosts:
+        if session.vhost not in self.vhosts:
             return 0
         fed = 0
         for names, props, body in contents.split(blob, count):
             exchange, key = names[1 : names[0] + 1], names[names[0] + 2 :]
             if exchange != TRACE_EXCHANGE.encode():
                 headers = self._headers(
-                    client, channel, exchange, [key.decode(errors="replace")], props
+                    session, channel, exchange, [key.decode(errors="replace")], props
                 )
                 headers["redelivered"] = int(redelivered)
-                fed |= self._send(client, f"deliver.{queue}", headers, body)
+                fed |= self._send(session, f"deliver.{queue}", headers, body)
         return fed
 
     def _headers(
-        self, client: Client, channel: int, exchange: bytes, keys: list[str], props: bytes
+        self, session: Session, channel: int, exchange: bytes, keys: list[str], props: bytes
     ) -> dict[str, Any]:
         return {
             "exchange_name": exchange.decode(errors="replace"),
             "routing_keys": list(keys),
             "properties": _properties(props),
-            "node": cluster_name(self._holder.catalog),
-            "vhost": client.vhost,
-            "connection": client.name,
+            "node": cluster_name(self._source.catalog),
+            "vhost": session.vhost,
+            "connection": session.name,
             "channel": channel,
-            "user": client.user,
+            "user": session.user,
         }
 
-    def _send(self, client: Client, key: str, headers: dict[str, Any], body: bytes) -> int:
-        vhost = self._holder.catalog.vhost(client.vhost)
+    def _send(self, session: Session, key: str, headers: dict[str, Any], body: bytes) -> int:
+        vhost = self._source.catalog.vhost(session.vhost)
         if vhost is None:
             return 0
         key_bytes = key.encode()[:ROUTING_KEY_BYTES_MAX]
@@ -127,13 +108,9 @@ class Tracing:
         if not groups:
             return 0
         stored = properties.stored_with(TRACE_EXCHANGE.encode(), key.encode(), headers, body)
-        self._links.use_vhost(client.vhost)
-        now_ms = time.time_ns() // 1_000_000
-        for shard, ids, _ in groups:
-            self._links.packer.add_stored(
-                shard, ids, stored, client.id, 0, 0, now_ms, NO_TTL, NO_PRIORITY, False, False
-            )
-        return self._links.packer.take_touched()
+        now_ms, priority = time.time_ns() // 1_000_000, delaying.NO_PRIORITY
+        rest = stored, session.id, 0, 0, now_ms, NO_TTL, priority, False, False, 1, False, 0
+        return pack(self._links, session.vhost, [(shard, ids, *rest) for shard, ids, _ in groups])
 
 
 def _properties(props: bytes) -> dict[str, Any]:

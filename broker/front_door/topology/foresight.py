@@ -14,9 +14,10 @@ from typing import Any
 from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
-from shardmq.broker.front_door.consume import rewinding
-from shardmq.broker.front_door.topology.queues import Session, shards_of
-from shardmq.broker.front_door.topology.steps import ControllerLink
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.session import Session
+from shardmq.broker.front_door.topology import history
+from shardmq.broker.front_door.topology.queues import shards_of
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.routing import delaying, keeping
@@ -29,7 +30,7 @@ class Foresight:
     Another connection may still prove a judgement wrong, as if it had come between two methods.
     """
 
-    def __init__(self, session: Session, controller: ControllerLink) -> None:
+    def __init__(self, session: Session, controller: CatalogLink) -> None:
         self._session, self._controller = session, controller
         # Kind and name of what the unanswered methods will have made (True) or deleted (False).
         self._foreseen: dict[tuple[str, str], bool] = {}
@@ -48,7 +49,7 @@ class Foresight:
         What a sure method makes or deletes is foreseen for the methods behind it.
         """
         session = self._session
-        if self._catalog.has_topic_permissions(session.user, session.vhost):
+        if self._catalog.permissions.has_topic(session.user, session.vhost):
             return False
         if isinstance(work, Binds):  # binds of the same exchange and queue are judged once
             pairs = groupby(work.ends, itemgetter(0, 1))
@@ -108,7 +109,7 @@ class Foresight:
 
     def _gets_history(self, bind: commands.Queue.Bind) -> bool:
         vhost = self._catalog.vhost(self._session.vhost)
-        return rewinding.wants_history(vhost, bind.exchange, bind.arguments or {})
+        return history.wants_history(vhost, bind.exchange, bind.arguments or {})
 
     def _exists(self, kind: str, name: str) -> bool:
         """Return whether the thing will exist by then and the user may do everything with it."""
@@ -150,4 +151,4 @@ class Foresight:
         return ordinary and self._has_all_rights(name)
 
     def _has_all_rights(self, name: str) -> bool:
-        return self._catalog.may_all(self._session.user, self._session.vhost, name)
+        return self._catalog.permissions.may_all(self._session.user, self._session.vhost, name)

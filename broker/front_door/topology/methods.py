@@ -14,9 +14,9 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.amqp.spec import HARD_CODES, INTERNAL_ERROR
-from shardmq.broker.front_door.consume import rewinding
+from shardmq.broker.front_door.session import Session
+from shardmq.broker.front_door.topology import history
 from shardmq.broker.front_door.topology.queues import (
-    Session,
     named_queue,
     owned_queue,
     shards_of,
@@ -24,11 +24,11 @@ from shardmq.broker.front_door.topology.queues import (
 from shardmq.broker.front_door.topology.steps import (
     AskController,
     AskEach,
-    BindWithHistory,
     CountQueues,
     Counts,
     PurgeQueues,
     Step,
+    Steps,
 )
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
@@ -162,14 +162,14 @@ def _passive_declare(session: Session, catalog: Catalog, name: str) -> Step:
     """Return the steps to the counts of a queue. An empty name is no name, not the last queue's."""
     if shards := shards_of(session, catalog, name):
         return _count_shards(session, name, shards)
-    queue = owned_queue(session, catalog, name)
+    return _count_queue(session, owned_queue(session, catalog, name))
 
-    def counted(counts: list[Counts | None]) -> base.Frame:
-        if counts[0] is None:
-            raise checks.no_queue(session.vhost, name)
-        return _declare_ok(name, *counts[0])
 
-    return CountQueues((queue,), counted)
+def _count_queue(session: Session, queue: QueuePut) -> Steps[base.Frame]:
+    (counts,) = yield CountQueues((queue,))
+    if counts is None:
+        raise checks.no_queue(session.vhost, queue.name)
+    return _declare_ok(queue.name, *counts)
 
 
 def _delete_queue(
@@ -189,8 +189,14 @@ def _delete_queue(
     if queue is not None and (method.if_empty or method.if_unused):
         # The shard answers behind what this channel published and consumed. The question of the
         # controller comes another way and could overtake it.
-        return CountQueues((queue,), lambda _: ask)
+        return _delete_behind(queue, ask)
     return ask
+
+
+def _delete_behind(queue: QueuePut, ask: AskController) -> Steps[base.Frame]:
+    yield CountQueues((queue,))
+    (answer,) = yield AskEach([ask.request])
+    return ask.then(answer)
 
 
 def _bind_queue(
@@ -202,15 +208,14 @@ def _bind_queue(
     _check_not_virtual(session, catalog, name, "bind")
     ask = AskController(request, lambda _: BIND_OK)
     vhost = catalog.vhost(session.vhost)
-    if vhost is None or not rewinding.wants_history(vhost, source, request.arguments):
+    if vhost is None or not history.wants_history(vhost, source, request.arguments):
         return ask
     owned_queue(session, catalog, name)
     exchange = vhost.exchanges[source]
     type = delaying.inner_type(exchange.type, exchange.arguments)
     checks.check_binding(type, key, request.arguments)
     checks.check_keeping_bind(type, exchange.arguments, "queue", request.arguments)
-    binding = rewinding.HistoryBinding(session.vhost, source, name, key, request.arguments)
-    return BindWithHistory(vhost, binding, ask)
+    return history.bind(vhost, request, ask)
 
 
 def _unbind_queue(
@@ -246,8 +251,11 @@ def _purge_queue(
 ) -> Step:
     name = named_queue(method.queue, last_queue)
     rights.check(catalog, session.user, rights.Read(session.vhost, name))
-    purged = shards_of(session, catalog, name) or (owned_queue(session, catalog, name),)
-    return PurgeQueues(purged, commands.Queue.PurgeOk)
+    return _purge(shards_of(session, catalog, name) or (owned_queue(session, catalog, name),))
+
+
+def _purge(queues: tuple[QueuePut, ...]) -> Steps[base.Frame]:
+    return commands.Queue.PurgeOk((yield PurgeQueues(queues)))
 
 
 # -- virtual queues -------------------------------------------------------------------------------
@@ -265,54 +273,42 @@ def _check_not_virtual(session: Session, catalog: Catalog, name: str, act: str) 
         )
 
 
-def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> Step:
-    """Return the steps to the counts of a virtual queue.
+def _count_shards(session: Session, name: str, shards: tuple[QueuePut, ...]) -> Steps[base.Frame]:
+    """Count the messages and consumers of a virtual queue.
 
-    A consumer of the virtual queue counts once, although it has a seat at each shard queue.
+    A consumer of the virtual queue counts once, although it may have one at each shard queue.
     Consumers of single shard queues are counted besides.
     """
-
-    def count(answers: list[Answer]) -> Step:
-        known = answers[0].result
-
-        def counted(counts: list[Counts | None]) -> base.Frame:
-            messages, consumers = map(sum, zip(*(each or (0, 0) for each in counts), strict=True))
-            alone = max(0, consumers - known["seats"])
-            return _declare_ok(name, messages, known["consumers"] + alone)
-
-        return CountQueues(shards, counted)
-
-    return AskEach([VirtualLook(session.vhost, name)], count)
+    (answer,) = yield AskEach([VirtualLook(session.vhost, name)])
+    counts: list[Counts | None] = yield CountQueues(shards)
+    messages, consumers = map(sum, zip(*(each or (0, 0) for each in counts), strict=True))
+    alone = max(0, consumers - answer.result["seats"])
+    return _declare_ok(name, messages, answer.result["consumers"] + alone)
 
 
 def _delete_shards(
     session: Session, name: str, shards: tuple[QueuePut, ...], method: commands.Queue.Delete
-) -> Step:
-    """Return the steps that delete all shard queues with their messages, if all of them may go.
+) -> Steps[base.Frame]:
+    """Delete all shard queues with their messages, if all of them may go.
 
     The exchange gets new shard queues at once, and consumers of the virtual queue consume from
     those. To have no shard queues, a client deletes the exchange or what makes it a stream
     exchange.
     """
-    # Each queue is deleted on its condition once more: what came after the count is not lost.
-    conditions = method.if_unused, method.if_empty
-    delete = AskEach(
-        [QueueRemove(session.vhost, each.name, *conditions) for each in shards],
-        lambda answers: commands.Queue.DeleteOk(
-            sum(answer.result.get("messages", 0) for answer in answers)
-        ),
-    )
-
-    def checked(counts: list[Counts | None]) -> Step:
+    if method.if_empty or method.if_unused:
+        counts: list[Counts | None] = yield CountQueues(shards)
         known = [each for each in counts if each is not None]
         virtual = checks.named("queue", name, session.vhost)
         if method.if_unused and any(consumers for _, consumers in known):
             raise checks.Refusal(PRECONDITION_FAILED, f"{virtual} in use")
         if method.if_empty and any(messages for messages, _ in known):
             raise checks.Refusal(PRECONDITION_FAILED, f"{virtual} not empty")
-        return delete
-
-    return CountQueues(shards, checked) if method.if_empty or method.if_unused else delete
+    # Each queue is deleted on its condition once more: what came after the count is not lost.
+    conditions = method.if_unused, method.if_empty
+    answers: list[Answer] = yield AskEach(
+        [QueueRemove(session.vhost, each.name, *conditions) for each in shards]
+    )
+    return commands.Queue.DeleteOk(sum(answer.result.get("messages", 0) for answer in answers))
 
 
 _DECISIONS: Final[dict[type[base.Frame], Callable[[Session, Catalog, str, Any], Step]]] = {

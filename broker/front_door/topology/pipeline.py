@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol
 from pamqp import base, commands
 
 from shardmq.broker.amqp.events import Binds
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods
 from shardmq.broker.front_door.topology.foresight import Foresight
-from shardmq.broker.front_door.topology.queues import Session
 from shardmq.broker.front_door.topology.steps import (
     AskController,
     PendingAnswer,
-    TopologyLinks,
-    carry_out,
+    StepRunner,
     granted,
 )
 from shardmq.broker.model import checks
@@ -121,7 +121,8 @@ class Pipeline:
     def __init__(
         self,
         session: Session,
-        links: TopologyLinks,
+        controller: CatalogLink,
+        steps: StepRunner,
         channel: DeclaringChannel,
         *,
         say: Say,
@@ -134,9 +135,10 @@ class Pipeline:
         `failed(error)`: the channel or connection is to be closed, and all methods behind the
         failed one are forgotten. None of them is called from within `receive`.
         """
-        self._session, self._links, self._channel = session, links, channel
+        self._session, self._channel = session, channel
+        self._controller, self._steps = controller, steps
         self._say, self._idle, self._failed = say, idle, failed
-        self._foresight = Foresight(session, links.catalog_link)
+        self._foresight = Foresight(session, controller)
         self._waiting: deque[base.Frame | Binds] = deque()
         self._waiting_count = 0
         self._running: deque[_Running | _RunningBinds] = deque()
@@ -193,12 +195,12 @@ class Pipeline:
     def _bind(self, binds: Binds) -> _RunningBinds:
         session = self._session
         request = BindMany(session.vhost, binds.ends)
-        asked = self._links.catalog_link.request(request, session.owner, session.user)
+        asked = self._controller.request(request, session.owner, session.user)
         return _RunningBinds(binds, asked)
 
     def _run(self, method: base.Frame) -> _Running:
         """Ask for a method. A single question needs no task: declares come by the thousand."""
-        session, controller = self._session, self._links.catalog_link
+        session, controller = self._session, self._controller
         loop = asyncio.get_running_loop()
         try:
             step = methods.decide(session, controller.catalog, self._channel.last_queue, method)
@@ -210,7 +212,11 @@ class Pipeline:
         if isinstance(step, AskController):
             asked = controller.request(step.request, session.owner, session.user)
             return _Running(method, asked, step.then)
-        return _Running(method, loop.create_task(carry_out(step, session, self._links)), None)
+        if isinstance(step, base.Frame):
+            reply: asyncio.Future[base.Frame] = loop.create_future()
+            reply.set_result(step)
+            return _Running(method, reply, None)
+        return _Running(method, loop.create_task(self._steps.run(step, session)), None)
 
     def _done(self, done: Any) -> None:
         if self._closed:

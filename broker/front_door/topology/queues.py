@@ -6,26 +6,13 @@ of the exchange, together called its virtual queue.
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared import rights
 
 NOT_FOUND = 404
-
-
-class Session(Protocol):
-    """The session that asks: its user, virtual host and connection."""
-
-    @property
-    def user(self) -> str: ...
-    @property
-    def vhost(self) -> str: ...
-    @property
-    def owner(self) -> str:
-        """Return the connection, as "front door.incarnation.connection"."""
 
 
 def named_queue(name: str, last_queue: str) -> str:

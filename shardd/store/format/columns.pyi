@@ -1,6 +1,3 @@
-from shardmq.shardd.store.format.arrays import Arrays, Sink
-from shardmq.shardd.store.format.filtering import Filter
-
 OFFSET: int
 TIMESTAMP: int
 EXCHANGE: int
@@ -9,6 +6,23 @@ VALUE: int
 HEADERS: int
 PROPERTIES: int
 PROPERTY_COLUMNS: tuple[str, ...]
+
+class Arrays:
+    nodes: int
+    buffers: int
+    def repeat(self, value: bytes, is_text: bool) -> None: ...
+
+class Sink: ...
+
+class Filter:
+    def __init__(
+        self,
+        pattern: bytes | None = None,
+        key: bytes | None = None,
+        exchange: bytes | None = None,
+        since: int = 0,
+        until: int = ...,
+    ) -> None: ...
 
 class Columns:
     rows: int

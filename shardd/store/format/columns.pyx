@@ -12,16 +12,14 @@ nothing of files but how to read on in one, and nothing of Arrow but how its arr
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.content cimport (
     HEADERS_BIT, Properties, Table, properties_begin, properties_next, table_begin, table_next,
 )
 from shardmq.shardd.grown cimport Grown, reserve
 from shardmq.shardd.octets cimport be32, copy_short
-from shardmq.shardd.store.format.arrays cimport Arrays, Sink
 from shardmq.shardd.store.format.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
-from shardmq.shardd.store.format.filtering cimport Filter
 from shardmq.shardd.store.format.growing cimport (
     Number,
     Text,
@@ -53,6 +51,11 @@ crc32c_start()
 OFFSET, TIMESTAMP, EXCHANGE, ROUTING_KEY, VALUE, HEADERS, PROPERTIES = 1, 2, 4, 8, 16, 32, 64
 
 cdef enum:
+    # Kinds of words in a topic pattern, which has at most 255 bytes.
+    LITERAL = 0
+    STAR = 1
+    HASH = 2
+    PATTERN_WORDS = 129
     C_OFFSET = 1
     C_TIMESTAMP = 2
     C_EXCHANGE = 4
@@ -103,6 +106,193 @@ cdef extern from *:
     #endif
     """
     uint64_t guessed "shardd_guessed"(uint64_t found, uint64_t guess) noexcept nogil
+
+
+cdef struct Word:
+    int kind
+    const uint8_t *at
+    size_t size
+
+
+cdef class Arrays:
+    """Where the arrays of a batch lie, filled by `Columns.lay_out` and `repeat` in their order.
+
+    As Arrow counts them: nodes (an array and those within it, parents first) and the buffers of all
+    nodes. The pointers lead to memory of an owner that is kept alive. They are noted once and hold
+    for batch after batch, as long as buffers are looked up through `Grown`.
+    """
+
+    def __cinit__(self):
+        self.values = []
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(self.repeats):
+            free_text(&self.repeated[i].text)
+
+    def repeat(self, bytes value, bint is_text) -> None:
+        """A column that says the same in each row: a text, or a number by its bytes."""
+        cdef Repeated *repeated = &self.repeated[self.repeats]
+        if self.repeats == REPEATED_MAX or self.rows == NULL:
+            raise ValueError("two columns may repeat, of a batch that has rows")
+        self.repeats += 1
+        self.values.append(value)
+        repeated.value, repeated.size = <const uint8_t*><const char*>value, len(value)
+        self.add_node(self.rows, NULL, NULL)
+        if is_text:
+            self.add_buffer(&repeated.text.ends)
+        self.add_buffer(&repeated.text.data)
+
+    cdef int add_node(self, const uint64_t *rows, const uint64_t *nulls, Grown *bits) except -1:
+        """With the buffer of its bits."""
+        if self.nodes == NODES_MAX:
+            raise ValueError("too many arrays")
+        self.node[self.nodes].rows, self.node[self.nodes].nulls = rows, nulls
+        self.nodes += 1
+        self.add_buffer(bits)
+        self.buffer[self.buffers - 1].nulls = nulls
+        return 0
+
+    cdef int add_buffer(self, Grown *memory) except -1:
+        if self.buffers == BUFFERS_MAX:
+            raise ValueError("too many buffers")
+        self.buffer[self.buffers].memory, self.buffer[self.buffers].nulls = memory, NULL
+        self.buffers += 1
+        return 0
+
+    cdef int add_text(self, const uint64_t *rows, Text *text, bint nullable) except -1:
+        self.add_node(rows, &text.nulls if nullable else NULL, &text.valid if nullable else NULL)
+        self.add_buffer(&text.ends)
+        return self.add_buffer(&text.data)
+
+    cdef int settle(self) except -1 nogil:
+        """What repeats, as long as the batch is: made for the longest so far, of which others are the beginning."""
+        cdef int i
+        cdef uint64_t row, rows = self.rows[0]
+        cdef Repeated *repeated
+        for i in range(self.repeats):
+            repeated = &self.repeated[i]
+            repeated.text.ends.used = repeated.text.data.used = 0
+            reserve(&repeated.text.ends, 4 * (rows + 1))
+            reserve(&repeated.text.data, repeated.size * rows)
+            if rows > repeated.rows or repeated.rows == 0:
+                for row in range(rows + 1):
+                    (<int32_t*>repeated.text.ends.data)[row] = <int32_t>(row * repeated.size)
+                for row in range(rows):
+                    memcpy(repeated.text.data.data + row * repeated.size, repeated.value, repeated.size)
+                repeated.rows = rows
+            repeated.text.ends.used = 4 * (rows + 1)
+            repeated.text.data.used = repeated.size * rows
+        return 0
+
+
+cdef class Sink:
+    """Takes batch after batch out of compiled code."""
+
+    cdef bint take(self) except -1 nogil:
+        """The batch is done; what it was made of is cleared when this returns. Whether there may be another at once."""
+        with gil:
+            raise NotImplementedError
+
+
+cdef class Filter:
+    """Says which messages of a stream become rows: those of which all that is given holds.
+
+    It looks at the names in a stored message and the time of its chunk.
+    """
+
+    cdef Word[PATTERN_WORDS] words
+    cdef int count  # of words, -1: any routing key
+    cdef bytes pattern, key, exchange  # what the words point into
+    cdef Word wanted_key, wanted_exchange  # `at` NULL: any
+    cdef uint64_t since, until
+
+    def __init__(self, pattern=None, key=None, exchange=None, since=0, until=(1 << 64) - 1):
+        """`pattern`: of a topic binding, at most 255 bytes; timestamps from `since` on and below `until`, ms."""
+        self.pattern, self.key, self.exchange = pattern, key, exchange
+        self.since, self.until = since, until
+        self.wanted_key, self.wanted_exchange = _word(key), _word(exchange)
+        self.count = -1
+        if pattern is not None:
+            if len(pattern) > 255:
+                raise ValueError("a pattern has at most 255 bytes")
+            self._split(pattern)
+
+    cdef int _split(self, bytes pattern) except -1:
+        cdef const uint8_t *at = <const uint8_t*><const char*>pattern
+        cdef size_t total = len(pattern), begin = 0, i
+        cdef Word *word
+        self.count = 0
+        if total == 0:
+            return 0
+        for i in range(total + 1):
+            if i < total and at[i] != c".":
+                continue
+            word = &self.words[self.count]
+            word.at, word.size = at + begin, i - begin
+            word.kind = LITERAL
+            if word.size == 1:
+                word.kind = STAR if at[begin] == c"*" else HASH if at[begin] == c"#" else LITERAL
+            self.count += 1
+            begin = i + 1
+        return 0
+
+    cdef bint in_time(self, uint64_t timestamp) noexcept nogil:
+        return self.since <= timestamp < self.until
+
+    cdef bint passes(self, const uint8_t *message) noexcept nogil:
+        cdef size_t n = message[8], m = message[9 + message[8]]
+        if not _equal(&self.wanted_exchange, message + 9, n) or not _equal(&self.wanted_key, message + 10 + n, m):
+            return False
+        return self.count < 0 or self._matches(message + 10 + n, m)
+
+    cdef bint _matches(self, const uint8_t *key, size_t size) noexcept nogil:
+        """reached[j]: the first j words of the pattern can stand for the key's words so far."""
+        cdef uint8_t[PATTERN_WORDS + 1] reached
+        cdef size_t begin = 0, i
+        memset(reached, 0, sizeof(reached))
+        reached[0] = 1
+        self._pass_hashes(reached)
+        if size:
+            for i in range(size + 1):
+                if i == size or key[i] == c".":
+                    self._take_word(reached, key + begin, i - begin)
+                    begin = i + 1
+        return reached[self.count] != 0
+
+    cdef void _take_word(self, uint8_t *reached, const uint8_t *at, size_t size) noexcept nogil:
+        cdef int j
+        cdef bint stays, comes
+        cdef Word *word
+        for j in range(self.count, -1, -1):
+            stays = j < self.count and self.words[j].kind == HASH and reached[j]
+            comes = False
+            if j > 0 and reached[j - 1]:
+                word = &self.words[j - 1]
+                comes = word.kind == STAR or (
+                    word.kind == LITERAL and word.size == size and memcmp(word.at, at, size) == 0
+                )
+            reached[j] = stays or comes
+        self._pass_hashes(reached)
+
+    cdef void _pass_hashes(self, uint8_t *reached) noexcept nogil:
+        cdef int j
+        for j in range(self.count):
+            if reached[j] and self.words[j].kind == HASH:
+                reached[j + 1] = 1
+
+
+cdef Word _word(bytes said):
+    cdef Word word
+    word.kind = LITERAL
+    word.at, word.size = NULL, 0
+    if said is not None:
+        word.at, word.size = <const uint8_t*><const char*>said, len(said)
+    return word
+
+
+cdef inline bint _equal(Word *wanted, const uint8_t *at, size_t size) noexcept nogil:
+    return wanted.at == NULL or (wanted.size == size and memcmp(wanted.at, at, size) == 0)
 
 
 cdef int push_replaced(Text *text, const uint8_t *at, size_t size) except -1 with gil:

@@ -1,3 +1,4 @@
+from array import array
 from collections.abc import Collection
 
 from shardmq.shardd.store.format.record import Arrival
@@ -14,3 +15,37 @@ class Collector:
         self, abstracts: bytes, segment: int, pairs: bytes, flags: int
     ) -> tuple[int, int, int, int]: ...
     def take(self) -> list[Arrival]: ...
+
+class Survivors:
+    records: int
+    messages: int
+    references: int
+    def __init__(self, number: int, salt: int, header_bytes: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def add(
+        self,
+        data: bytearray,
+        abstracts: bytes,
+        number: int,
+        settled: bytes,
+        dead_until: int,
+        queue_ids: array[int] | None,
+    ) -> tuple[array[int], array[int]]: ...
+    def ranges(
+        self,
+        abstracts: bytes,
+        end: int,
+        settled: bytes,
+        dead_until: int,
+        queue_ids: array[int] | None,
+    ) -> list[tuple[int, int]]: ...
+    def take(self) -> bytearray: ...
+
+def moved_entries(
+    known: array[int], placed: array[int], entries: array[int], start: int, stop: int
+) -> array[int]: ...
+def moved_pairs(known: array[int], placed: array[int], number: int, pairs: bytes) -> bytes: ...
+def moved_again(
+    known: array[int], between: array[int], from_there: array[int], placed: array[int]
+) -> tuple[array[int], array[int]]: ...

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from shardmq.shardd.store.files import Files
 from shardmq.shardd.store.format import record, scanning
-from shardmq.shardd.store.format.compaction_copy import moved_entries
+from shardmq.shardd.store.format.scanning import moved_entries
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
     HEADER_BYTES,

@@ -16,10 +16,8 @@ from collections import OrderedDict
 
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.files import Files, is_missing, read_file
-from shardmq.shardd.store.format.arrays import Sink
 from shardmq.shardd.store.format.chunk import Scanner, chunk_at
-from shardmq.shardd.store.format.columns import OFFSET, Columns
-from shardmq.shardd.store.format.filtering import Filter
+from shardmq.shardd.store.format.columns import OFFSET, Columns, Filter, Sink
 from shardmq.shardd.store.streams.reading import OFFSET_MAX
 from shardmq.shardd.store.streams.segment import (
     HEADER_BYTES,

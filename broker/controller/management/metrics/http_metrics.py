@@ -8,66 +8,63 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from shardmq.broker.controller.management.context import Context
 
-# The bounds by which something was refused: of all, or of one address.
-CONNECTIONS_REFUSED = ("connections", "address")
-HANDSHAKES_REFUSED = ("handshakes", "address")
-ANSWERS_REFUSED = ("answers", "address", "bytes")
-
 
 def metrics(context: Context) -> Iterator[Metric]:
     answers, connections = context.long_responses, context.http_connections
+    handshakes = connections.handshakes
     for name, what, value in (
         ("connections", "Connections open to the ports of HTTP and metrics", connections.connected),
-        ("handshakes", "TLS handshakes with the HTTPS port under way", len(connections.handshakes)),
+        ("handshakes", "TLS handshakes with the HTTPS port under way", len(handshakes)),
         ("answers", "Clients that wait for a long answer or are being sent one", answers.under_way),
         ("answers_waiting", "Long answers that wait to be made", answers.waiting),
         ("answer_bytes", "Long answers in memory, compressed", answers.bytes_held),
     ):
         yield GaugeMetricFamily(f"shardmq_http_{name}", what, value=value)
-    for name, what, value in (
-        ("answers_made", "Long answers made", answers.made),
+    for name, value, what in (
+        ("answers_made", answers.made, "Long answers made"),
         (
             "answers_shared",
-            "Calls that got a long answer made for another one, too",
             answers.shared,
+            "Calls that got a long answer made for another one, too",
         ),
-        ("answers_queued", "Long answers that had to wait before they were made", answers.queued),
+        ("answers_queued", answers.queued, "Long answers that had to wait before they were made"),
         (
             "answers_unread",
-            "Long answers broken off because their client did not read them",
             answers.unread,
+            "Long answers broken off because their client did not read them",
         ),
         (
             "connections_closed",
-            "Connections closed because nothing came of them",
             connections.closed,
+            "Connections closed because nothing came of them",
         ),
     ):
         yield CounterMetricFamily(f"shardmq_http_{name}", what, value=value)
-    for name, what, reasons, refused in (
+    # The reasons are the bounds by which something was refused: of all, or of one address.
+    for name, reasons, refused, what in (
         (
             "answers_refused",
-            "Calls answered 429 or 503, by the bound",
-            ANSWERS_REFUSED,
+            ("answers", "address", "bytes"),
             answers.refused,
+            "Calls answered 429 or 503, by the bound",
         ),
         (
             "connections_refused",
-            "Connections not let in, by the bound",
-            CONNECTIONS_REFUSED,
+            ("connections", "address"),
             connections.refused,
+            "Connections not let in, by the bound",
         ),
         (
             "handshakes_refused",
+            ("handshakes", "address"),
+            handshakes.refused,
             "TLS handshakes not begun, by the bound",
-            HANDSHAKES_REFUSED,
-            connections.handshakes.refused,
         ),
         (
             "handshakes_cut_off",
+            ("handshakes", "address"),
+            handshakes.cut_off,
             "TLS handshakes cut off to make room, by the bound",
-            HANDSHAKES_REFUSED,
-            connections.handshakes.cut_off,
         ),
     ):
         family = CounterMetricFamily(f"shardmq_http_{name}", what, labels=["reason"])

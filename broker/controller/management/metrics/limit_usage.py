@@ -18,7 +18,7 @@ BROKER, VHOST, USER = "broker", "vhost", "user"
 WHOSE: Final = {BROKER: "", VHOST: " in vhost '{}'", USER: " of user '{}'"}
 
 
-class Limit(NamedTuple):
+class SetLimit(NamedTuple):
     """A limit that is set, and how many things count against it."""
 
     of: str  # BROKER, VHOST or USER
@@ -31,13 +31,12 @@ class Limit(NamedTuple):
         return f"{self.used} {self.kind} of {self.most} allowed{WHOSE[self.of].format(self.name)}"
 
 
-def limits(context: Context) -> Iterator[Limit]:
-    """Yield all limits that are set."""
+def limits(context: Context) -> Iterator[SetLimit]:
     connections, catalog = context.presence.connections(), context.catalog
     if most := context.presence.connections_max:
-        yield Limit(BROKER, "", "connections", len(connections), most)
+        yield SetLimit(BROKER, "", "connections", len(connections), most)
     if most := context.presence.channels_max:
-        yield Limit(BROKER, "", "channels", sum(info.channels for info in connections), most)
+        yield SetLimit(BROKER, "", "channels", sum(info.channels for info in connections), most)
     of_vhost, of_user = (
         Counter(info.vhost for info in connections),
         Counter(info.user for info in connections),
@@ -59,7 +58,7 @@ def limits(context: Context) -> Iterator[Limit]:
         for kind, count in used.items():
             set_to = catalog.limit(vhost, component, name, f"max-{kind}")
             if set_to is not None:
-                yield Limit(*whose, kind, count, set_to)
+                yield SetLimit(*whose, kind, count, set_to)
 
 
 def near(context: Context) -> list[str]:

@@ -38,7 +38,6 @@ DOOR_COUNTERS = {
 
 
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
-    """Return the message_stats of a queue."""
     shown: dict[str, Any] = {}
     earlier = stats.earlier(queue)
     for name, count in QUEUE_COUNTERS.items():
@@ -50,15 +49,15 @@ def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
 
 def exchange_stats(stats: Stats, vhost: str, name: str) -> dict[str, Any]:
     """Return the message_stats of an exchange; {} if nothing was published to it."""
-    counts = stats.exchanges.get((vhost, name))
+    counts = stats.clients.exchanges.get((vhost, name))
     if counts is None:
         return {}
-    at, before = stats.exchanges_before
+    before = stats.clients_before.exchanges
     shown: dict[str, Any] = {}
     for said, now, earlier in zip(
         ("publish_in", "publish_out"), counts, before.get((vhost, name), (0, 0)), strict=True
     ):
-        shown |= {said: now} | details(said, stats.rate_of_client(now, earlier, at))
+        shown |= {said: now} | details(said, stats.rate_of_client(now, earlier))
     return shown
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.management.context import Context
@@ -36,19 +36,18 @@ _SPECIAL: Final = frozenset('\\\n"%')
 # The values of the labels of an object, and what its metrics are made of.
 Row = tuple[tuple[str, ...], Any]
 Objects = Callable[[Context, Stats, list[Vhost]], Iterable[Row]]  # of some vhosts
-
-
-class Metric(NamedTuple):
-    name: str  # without its prefix; counters end in _total
-    what: str
-    value: Callable[[Any], float]
+Read = Callable[[Any], float]
+# Metrics by name: the help, and the name of the value in the object or a function of the object.
+# Names of counters end in _total.
+Metrics = Mapping[str, tuple[str, str | Read]]
 
 
 class Family(NamedTuple):
     labels: tuple[str, ...]
     objects: Objects
-    metrics: tuple[Metric, ...]
-    prefix: str = ""  # instead of DETAILED or PER_OBJECT
+    read: Callable[[str], Read]  # makes a function of the object out of the name of a value
+    prefix: str  # instead of DETAILED or PER_OBJECT, if there is one
+    metrics: Metrics
 
 
 class _Block(NamedTuple):
@@ -93,13 +92,14 @@ async def lines(
             while part := list(itertools.islice(rows, SLICE_ROWS)):
                 blocks.append(_block(family.labels, part))
                 await work.yield_to_others()
-        for metric in family.metrics:
-            full = (family.prefix or prefix) + metric.name
+        for name, (text, value) in family.metrics.items():
+            full = (family.prefix or prefix) + name
             kind = "counter" if full.endswith("_total") else "gauge"
-            parts = [f"# HELP {full} {metric.what}\n# TYPE {full} {kind}\n".encode()]
+            read = family.read(value) if isinstance(value, str) else value
+            parts = [f"# HELP {full} {text}\n# TYPE {full} {kind}\n".encode()]
             size = 0
             for block in blocks:
-                parts.append(block.of(full, metric.value))
+                parts.append(block.of(full, read))
                 size += len(parts[-1])
                 if size >= PART_BYTES:
                     yield b"".join(parts)
@@ -145,40 +145,20 @@ def _exchanges(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[
             )
 
 
-def _vhosts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
-    return (((vhost.name,), 1) for vhost in vhosts)
-
-
 def _connections(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
     for info in context.presence.connections():
-        report = stats.connections.get(info.owner)
+        report = stats.clients.connections.get(info.owner)
         if report is not None and info.vhost in names:
             yield (info.vhost, info.name), report
 
 
 def _channels(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
     names = {vhost.name for vhost in vhosts}
-    for report in stats.channels:
+    for report in stats.clients.channels.values():
         info = context.presence.connection(report["owner"])
         if info is not None and info.vhost in names:
             yield (info.vhost, channel_name(info, report["number"])), report
-
-
-def _node(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
-    return (
-        ((), values) for values in [node_metrics.values(context, stats, processes.rows(context))]
-    )
-
-
-def _attempts(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
-    return (
-        ((protocol,), counts) for protocol, counts in login_attempts.logins(context, stats).items()
-    )
-
-
-def _churn(context: Context, stats: Stats, vhosts: list[Vhost]) -> Iterable[Row]:
-    return (((), values) for values in [churn(context, stats)])
 
 
 def churn(context: Context, stats: Stats) -> dict[str, float]:
@@ -212,186 +192,137 @@ def churn_rates(context: Context, stats: Stats) -> dict[str, Any]:
     return shown
 
 
-def _of(key: str) -> Callable[[dict[str, Any]], float]:
-    return lambda report: float(report.get(key) or 0)
+def _reported(name: str) -> Read:
+    return lambda report: float(report.get(name) or 0)
 
 
-def _known(key: str) -> Callable[[dict[str, float]], float]:
-    return lambda values: values.get(key, math.nan)
+def _known(name: str) -> Read:
+    return lambda values: values.get(name, math.nan)
 
 
-_QUEUE = ("vhost", "queue")
-_CONNECTION = ("vhost", "connection")
-_CHANNEL = ("vhost", "channel")
-_EXCHANGE = ("vhost", "exchange", "type")
-
-FAMILIES: Final[dict[str, Family]] = {
-    "queue_coarse_metrics": Family(
-        _QUEUE,
-        _queues,
-        (
-            Metric("queue_messages_ready", "Messages ready", attrgetter("ready")),
-            Metric(
-                "queue_messages_unacked",
-                "Messages delivered and not acknowledged",
-                attrgetter("unacked"),
-            ),
-            Metric(
-                "queue_messages", "Messages ready and unacknowledged", lambda q: q.ready + q.unacked
-            ),
-        ),
-    ),
-    "queue_consumer_count": Family(
-        _QUEUE, _queues, (Metric("queue_consumers", "Consumers", attrgetter("consumers")),)
-    ),
-    "queue_metrics": Family(
-        _QUEUE,
-        _queues,
-        (
-            Metric(
-                "queue_messages_bytes",
-                "Bytes of its messages",
-                lambda q: q.ready_bytes + q.unacked_bytes,
-            ),
-            Metric("queue_messages_ready_bytes", "Bytes of those ready", attrgetter("ready_bytes")),
-            Metric(
-                "queue_messages_unacked_bytes",
-                "Bytes of those unacknowledged",
-                attrgetter("unacked_bytes"),
-            ),
-            Metric("queue_messages_published_total", "Messages that came", attrgetter("published")),
-        ),
-    ),
-    "queue_delivery_metrics": Family(
-        _QUEUE,
-        _queues,
-        (
-            *(
-                Metric(f"queue_{name}_total", text, QUEUE_COUNTERS[counter])
-                for name, text, counter in (
-                    ("get_ack", "Messages fetched by basic.get, to be acknowledged", "get"),
-                    ("get", "Messages fetched by basic.get, not to be acknowledged", "get_no_ack"),
-                    (
-                        "messages_delivered_ack",
-                        "Messages given to consumers that acknowledge",
-                        "deliver",
-                    ),
-                    (
-                        "messages_delivered",
-                        "Messages given to consumers that do not acknowledge",
-                        "deliver_no_ack",
-                    ),
-                    ("messages_redelivered", "Messages given again", "redeliver"),
-                    ("messages_acked", "Messages acknowledged", "ack"),
-                    ("get_empty", "Times that basic.get found nothing", "get_empty"),
-                )
-            ),
-        ),
-    ),
-    "stream_group_metrics": Family(
-        ("vhost", "queue", "group"),
-        _stream_groups,
-        (
-            Metric(
-                "stream_group_offset_lag",
-                "Messages that those reading under that name have before them",
-                float,
-            ),
-        ),
-    ),
-    "connection_coarse_metrics": Family(
-        _CONNECTION,
-        _connections,
-        (
-            Metric("connection_incoming_bytes_total", "Bytes read", _of("recv_oct")),
-            Metric("connection_outgoing_bytes_total", "Bytes written", _of("send_oct")),
-        ),
-    ),
-    "connection_metrics": Family(
-        _CONNECTION,
-        _connections,
-        (
-            Metric("connection_channels", "Channels", _of("channels")),
-            Metric("connection_pending_bytes", "Bytes the client has not taken", _of("send_pend")),
-        ),
-    ),
-    "channel_metrics": Family(
-        _CHANNEL,
-        _channels,
-        (
-            Metric("channel_consumers", "Consumers", _of("consumer_count")),
-            Metric(
-                "channel_messages_unacked",
-                "Deliveries not acknowledged",
-                _of("messages_unacknowledged"),
-            ),
-            Metric(
-                "channel_messages_unconfirmed",
-                "Publishes not confirmed",
-                _of("messages_unconfirmed"),
-            ),
-            Metric(
-                "channel_messages_uncommitted",
-                "Publishes not committed",
-                _of("messages_uncommitted"),
-            ),
-            Metric(
-                "channel_acks_uncommitted",
-                "Acknowledgements not committed",
-                _of("acks_uncommitted"),
-            ),
-            Metric(
-                "channel_prefetch",
-                "Limit of unacknowledged messages of new consumers",
-                _of("prefetch_count"),
-            ),
-            Metric(
-                "channel_prefetch_global", "Limit of all together", _of("global_prefetch_count")
-            ),
-        ),
-    ),
-    "exchange_bindings": Family(
-        _EXCHANGE,
-        _exchanges,
-        (Metric("exchange_bindings", "Bindings from it", lambda bindings: bindings),),
-        CLUSTER,
-    ),
-    "exchange_names": Family(
-        _EXCHANGE, _exchanges, (Metric("exchange_name", "1", lambda bindings: 1),), CLUSTER
-    ),
-    "vhost_status": Family(
-        ("vhost",), _vhosts, (Metric("vhost_status", "1: it is served", lambda one: one),), CLUSTER
-    ),
-    **{
-        family: Family(
-            (), _node, tuple(Metric(name, what, _known(name)) for name, what in names.items())
-        )
-        for family, names in node_metrics.FAMILIES.items()
+# Families of metrics, by kind of object.
+_QUEUES: Final[Mapping[str, Metrics]] = {
+    "queue_coarse_metrics": {
+        "queue_messages_ready": ("Messages ready", "ready"),
+        "queue_messages_unacked": ("Messages delivered and not acknowledged", "unacked"),
+        "queue_messages": ("Messages ready and unacknowledged", lambda q: q.ready + q.unacked),
     },
-    "auth_attempt_metrics": Family(
-        ("protocol",),
-        _attempts,
-        (
-            Metric("auth_attempts_total", "Logins", sum),
-            Metric(
-                "auth_attempts_succeeded_total", "Logins that succeeded", lambda counts: counts[0]
+    "queue_consumer_count": {"queue_consumers": ("Consumers", "consumers")},
+    "queue_metrics": {
+        "queue_messages_bytes": (
+            "Bytes of its messages",
+            lambda q: q.ready_bytes + q.unacked_bytes,
+        ),
+        "queue_messages_ready_bytes": ("Bytes of those ready", "ready_bytes"),
+        "queue_messages_unacked_bytes": ("Bytes of those unacknowledged", "unacked_bytes"),
+        "queue_messages_published_total": ("Messages that came", "published"),
+    },
+    "queue_delivery_metrics": {
+        f"queue_{name}_total": (text, QUEUE_COUNTERS[counter])
+        for name, counter, text in (
+            ("get_ack", "get", "Messages fetched by basic.get, to be acknowledged"),
+            ("get", "get_no_ack", "Messages fetched by basic.get, not to be acknowledged"),
+            ("messages_delivered_ack", "deliver", "Messages given to consumers that acknowledge"),
+            (
+                "messages_delivered",
+                "deliver_no_ack",
+                "Messages given to consumers that do not acknowledge",
             ),
-            Metric("auth_attempts_failed_total", "Logins that failed", lambda counts: counts[1]),
+            ("messages_redelivered", "redeliver", "Messages given again"),
+            ("messages_acked", "ack", "Messages acknowledged"),
+            ("get_empty", "get_empty", "Times that basic.get found nothing"),
+        )
+    },
+}
+_GROUPS: Final[Mapping[str, Metrics]] = {
+    "stream_group_metrics": {
+        "stream_group_offset_lag": (
+            "Messages that those reading under that name have before them",
+            float,
         ),
-    ),
-    "connection_churn_metrics": Family(
-        (),
-        _churn,
-        tuple(
-            Metric(f"{what}_{end}_total", f"{what.capitalize()} {end}", _of(f"{what}_{end}"))
-            for what, ends in (
-                ("connections", ("opened", "closed")),
-                ("channels", ("opened", "closed")),
-                ("queues", ("declared", "created", "deleted")),
-            )
-            for end in ends
+    },
+}
+_CONNECTIONS: Final[Mapping[str, Metrics]] = {
+    "connection_coarse_metrics": {
+        "connection_incoming_bytes_total": ("Bytes read", "recv_oct"),
+        "connection_outgoing_bytes_total": ("Bytes written", "send_oct"),
+    },
+    "connection_metrics": {
+        "connection_channels": ("Channels", "channels"),
+        "connection_pending_bytes": ("Bytes the client has not taken", "send_pend"),
+    },
+}
+_CHANNELS: Final[Mapping[str, Metrics]] = {
+    "channel_metrics": {
+        "channel_consumers": ("Consumers", "consumer_count"),
+        "channel_messages_unacked": ("Deliveries not acknowledged", "messages_unacknowledged"),
+        "channel_messages_unconfirmed": ("Publishes not confirmed", "messages_unconfirmed"),
+        "channel_messages_uncommitted": ("Publishes not committed", "messages_uncommitted"),
+        "channel_acks_uncommitted": ("Acknowledgements not committed", "acks_uncommitted"),
+        "channel_prefetch": (
+            "Limit of unacknowledged messages of new consumers",
+            "prefetch_count",
         ),
+        "channel_prefetch_global": ("Limit of all together", "global_prefetch_count"),
+    },
+}
+_EXCHANGES: Final[Mapping[str, Metrics]] = {
+    "exchange_bindings": {"exchange_bindings": ("Bindings from it", int)},
+    "exchange_names": {"exchange_name": ("1", lambda bindings: 1)},
+}
+_VHOSTS: Final[Mapping[str, Metrics]] = {
+    "vhost_status": {"vhost_status": ("1: it is served", lambda name: 1)},
+}
+_NODE: Final[Mapping[str, Metrics]] = {
+    family: {name: (text, name) for name, text in names.items()}
+    for family, names in node_metrics.FAMILIES.items()
+}
+_LOGINS: Final[Mapping[str, Metrics]] = {
+    "auth_attempt_metrics": {
+        "auth_attempts_total": ("Logins", sum),
+        "auth_attempts_succeeded_total": ("Logins that succeeded", itemgetter(0)),
+        "auth_attempts_failed_total": ("Logins that failed", itemgetter(1)),
+    },
+}
+_CHURNED: Final[Mapping[str, Metrics]] = {
+    "connection_churn_metrics": {
+        f"{what}_{end}_total": (f"{what.capitalize()} {end}", f"{what}_{end}")
+        for what, ends in (
+            ("connections", ("opened", "closed")),
+            ("channels", ("opened", "closed")),
+            ("queues", ("declared", "created", "deleted")),
+        )
+        for end in ends
+    },
+}
+_KINDS: Final[tuple[tuple[Any, ...], ...]] = (
+    # labels, objects, how values are read, prefix, families
+    (("vhost", "queue"), _queues, attrgetter, "", _QUEUES),
+    (("vhost", "queue", "group"), _stream_groups, attrgetter, "", _GROUPS),
+    (("vhost", "connection"), _connections, _reported, "", _CONNECTIONS),
+    (("vhost", "channel"), _channels, _reported, "", _CHANNELS),
+    (("vhost", "exchange", "type"), _exchanges, attrgetter, CLUSTER, _EXCHANGES),
+    (
+        ("vhost",),
+        lambda _, __, vhosts: (((v.name,), v) for v in vhosts),
+        attrgetter,
+        CLUSTER,
+        _VHOSTS,
     ),
+    ((), lambda c, s, _: [((), node_metrics.values(c, s, processes.rows(c)))], _known, "", _NODE),
+    (
+        ("protocol",),
+        lambda c, s, _: [((name,), counts) for name, counts in login_attempts.logins(c, s).items()],
+        attrgetter,
+        "",
+        _LOGINS,
+    ),
+    ((), lambda context, stats, _: [((), churn(context, stats))], _reported, "", _CHURNED),
+)
+FAMILIES: Final[dict[str, Family]] = {
+    name: Family(labels, objects, read, prefix, metrics)
+    for labels, objects, read, prefix, families in _KINDS
+    for name, metrics in families.items()
 }
 PER_OBJECT_FAMILIES: Final = (
     "queue_coarse_metrics", "queue_consumer_count", "queue_metrics", "queue_delivery_metrics",

@@ -86,9 +86,9 @@ CHANNEL_METRICS = {
 SLICE_METRICS = 8  # written before the processor is offered
 # Metrics that /metrics/per-object has for each object under the same name as their sum here.
 PER_OBJECT_NAMES = {
-    f"rabbitmq_{metric.name}"
+    f"rabbitmq_{name}"
     for family in object_metrics.PER_OBJECT_FAMILIES
-    for metric in object_metrics.FAMILIES[family].metrics
+    for name in object_metrics.FAMILIES[family].metrics
 }
 Rows = list[dict[str, Any]]  # as `processes.rows` returns them
 DEATHS = ("expired", "rejected", "maxlen", "delivery_limit")
@@ -120,8 +120,6 @@ async def _text(
         *_totals(context, stats),
         *_identity(context, endpoint),
         *_alarms(context, stats, found),
-    ]
-    metrics += [
         *_processes(context, stats, found),
         *_streams(stats),
         *shard_traffic.metrics(stats),
@@ -281,22 +279,15 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
 
 def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     alarms = [(shard.number, shard.alarm) for shard in context.shards.shards if shard.alarm]
-    low = any(alarm == LOW_ON_DISK for _, alarm in alarms)
-    yield GaugeMetricFamily(
-        "rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", value=low
-    )
-    memory = context.memory.alarm != ""
-    yield GaugeMetricFamily(
-        "rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", value=memory
-    )
-    most = context.presence.connections_max
-    yield GaugeMetricFamily(
-        "shardmq_connections_max", "Connections let in at once; 0: no limit", value=most
-    )
-    few = bool(processes.short_of_files(found))
-    yield GaugeMetricFamily(
-        "rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", value=few
-    )
+    low, memory = any(alarm == LOW_ON_DISK for _, alarm in alarms), context.memory.alarm != ""
+    most, few = context.presence.connections_max, bool(processes.short_of_files(found))
+    for name, what, value in (
+        ("rabbitmq_alarms_free_disk_space_watermark", "1: publishers are blocked", low),
+        ("rabbitmq_alarms_memory_used_watermark", "1: publishers are blocked", memory),
+        ("shardmq_connections_max", "Connections let in at once; 0: no limit", most),
+        ("rabbitmq_alarms_file_descriptor_limit", "1: a process has few left", few),
+    ):
+        yield GaugeMetricFamily(name, what, value=value)
     family = GaugeMetricFamily(
         "shardmq_shard_alarm", "1: in effect", labels=["process", "shard", "alarm"]
     )
@@ -313,39 +304,31 @@ def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
 
 def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
     labels = ["process", "shard"]
-    rss = GaugeMetricFamily(
-        "shardmq_process_resident_memory_bytes", "Resident memory", labels=labels
-    )
-    uptime = GaugeMetricFamily(
-        "shardmq_process_uptime_seconds", "Time since the process started", labels=labels
-    )
-    files = GaugeMetricFamily("shardmq_process_open_fds", "Open files", labels=labels)
-    files_max = GaugeMetricFamily(
-        "shardmq_process_max_fds", "Files that may be open", labels=labels
-    )
-    restarts = CounterMetricFamily("shardmq_restarts", "Restarts by the supervisor", labels=labels)
-    for row in found:
-        at = [str(row["name"]), str(row["index"]) if row["kind"] == "shard" else ""]
-        rss.add_metric(at, row.get("rss_bytes") or 0)
-        uptime.add_metric(at, row.get("uptime", 0))
-        files.add_metric(at, row.get("fd_used") or 0)
-        files_max.add_metric(at, row.get("fd_total") or 0)
-        restarts.add_metric(at, row["restarts"] or 0)
-    yield from (rss, uptime, restarts, files, files_max)
+    for kind, name, text, field in (
+        (GaugeMetricFamily, "process_resident_memory_bytes", "Resident memory", "rss_bytes"),
+        (GaugeMetricFamily, "process_uptime_seconds", "Time since the process started", "uptime"),
+        (CounterMetricFamily, "restarts", "Restarts by the supervisor", "restarts"),
+        (GaugeMetricFamily, "process_open_fds", "Open files", "fd_used"),
+        (GaugeMetricFamily, "process_max_fds", "Files that may be open", "fd_total"),
+    ):
+        family = kind(f"shardmq_{name}", text, labels=labels)
+        for row in found:
+            index = str(row["index"]) if row["kind"] == "shard" else ""
+            family.add_metric([str(row["name"]), index], row.get(field) or 0)
+        yield family
     node = node_metrics.values(context, stats, found)
-    for what in node_metrics.FAMILIES.values():
-        for name in [name for name in what if name in node]:
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield kind(f"rabbitmq_{name}", what[name], value=node[name])
-    names = sorted({name for process in stats.shards.values() for name in process})
-    for name in names:
-        family = GaugeMetricFamily(
+    for texts in node_metrics.FAMILIES.values():
+        for name in [name for name in texts if name in node]:
+            of_kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield of_kind(f"rabbitmq_{name}", texts[name], value=node[name])
+    for name in sorted({name for process in stats.shards.values() for name in process}):
+        of_shard = GaugeMetricFamily(
             f"shardmq_shard_{name}", "As the shard reports it", labels=labels
         )
         for shard, process in stats.shards.items():
             if name in process:
-                family.add_metric([f"shard-{shard}", str(shard)], process[name])
-        yield family
+                of_shard.add_metric([f"shard-{shard}", str(shard)], process[name])
+        yield of_shard
 
 
 def _streams(stats: Stats) -> Iterator[Metric]:

@@ -21,6 +21,18 @@ ReaderKey = tuple[int, int, int, int, str]
 
 
 @dataclass(slots=True)
+class Clients:
+    """The reports of front doors about clients and exchanges, as of `at`; 0: there are none."""
+
+    at: float = 0.0
+    connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # by owner
+    # By owner and number.
+    channels: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    # By vhost and name: messages published to an exchange, and messages that it routed to queues.
+    exchanges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Stats:
     """The numbers of all processes, or of some queues and their shards, at one moment.
 
@@ -40,16 +52,9 @@ class Stats:
     readers: dict[ReaderKey, ReaderStats] = field(default_factory=dict)
     shards: dict[int, dict[str, float]] = field(default_factory=dict)  # numbers of each process
     sizes: dict[int, dict[str, float]] = field(default_factory=dict)  # histograms, by shard
-    connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # reports, by owner
-    # When connections and channels were collected, which may be later than `at`.
-    connections_at: float = 0.0
-    # The connections when they were collected before. Totals may have been collected in between.
-    connections_before: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
-    channels: list[dict[str, Any]] = field(default_factory=list)
-    channels_before: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
-    # By vhost and name: messages published to an exchange, and messages that it routed to queues.
-    exchanges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    exchanges_before: tuple[float, dict[tuple[str, str], tuple[int, int]]] = (0.0, {})
+    clients: Clients = field(default_factory=Clients)  # may be later than `at`
+    # Those that were collected before. Totals may have been collected in between.
+    clients_before: Clients = field(default_factory=Clients)
     active: dict[int, str] = field(default_factory=dict)  # tags of active consumers, by queue id
     exclusive: dict[int, str] = field(default_factory=dict)  # tags of exclusive consumers, likewise
     counters: dict[str, float] = field(default_factory=dict)  # sums over the front doors
@@ -71,9 +76,10 @@ class Stats:
         """
         return None if self.before is None else _rate(now - before, self.at - self.before.at)
 
-    def rate_of_client(self, now: float, before: float, at: float) -> float | None:
-        """Return how fast a counter of a connection, channel or exchange rose since `at`."""
-        return _rate(now - before, self.connections_at - at) if at else None
+    def rate_of_client(self, now: float, before: float) -> float | None:
+        """Return how fast a counter of `clients` rose since `clients_before`."""
+        at = self.clients_before.at
+        return _rate(now - before, self.clients.at - at) if at else None
 
     def earlier(self, queue: QueueStats) -> QueueStats | None:
         """Return the numbers of a queue in `self.before`; None if they are not known."""

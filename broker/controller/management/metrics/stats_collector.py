@@ -20,6 +20,7 @@ from shardmq.broker.controller.management.metrics.stats import (
     COUNTERS,
     SIZES,
     STATS_FRESH_S,
+    Clients,
     Stats,
     reader_key,
 )
@@ -71,10 +72,7 @@ class StatsCollector:
         self._doors = doors
         self._clock = clock
         self._last = Stats()
-        # What was collected last, and when: later numbers are compared with it.
-        self._connections: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})
-        self._channels: tuple[float, dict[tuple[str, int], dict[str, Any]]] = (0.0, {})
-        self._exchanges: tuple[float, dict[tuple[str, str], tuple[int, int]]] = (0.0, {})
+        self._clients = Clients()  # collected last: later ones are compared with them
         self._took = 0.0  # seconds of work to collect everything last time
         self.noted: list[Callable[[Stats], object]] = []  # called with each sample
         self._collecting: asyncio.Task[Stats] | None = None
@@ -111,8 +109,7 @@ class StatsCollector:
 
     def forget(self) -> None:
         """Forget all numbers, so that rates begin anew."""
-        self._last, self._connections, self._channels = Stats(), (0.0, {}), (0.0, {})
-        self._exchanges = (0.0, {})
+        self._last, self._clients = Stats(), Clients()
 
     async def sample(self) -> None:
         """Collect everything, connections and channels too, unless a call has just done so.
@@ -230,18 +227,15 @@ class StatsCollector:
         return stats
 
     def _add_connections(self, stats: Stats, reports: Iterable[DoorReport]) -> None:
+        clients = stats.clients
         for report in reports:
-            stats.connections.update((row["owner"], row) for row in report.connections)
-            stats.channels.extend(report.channels)
+            clients.connections.update((row["owner"], row) for row in report.connections)
+            clients.channels.update(((row["owner"], row["number"]), row) for row in report.channels)
             for vhost, name, published, routed in report.exchanges:
-                known = stats.exchanges.get((vhost, name), (0, 0))
-                stats.exchanges[vhost, name] = known[0] + published, known[1] + routed
-        stats.totals_only, stats.connections_at = False, self._clock()
-        at = stats.connections_at
-        channels = {(report["owner"], report["number"]): report for report in stats.channels}
-        stats.connections_before, self._connections = self._connections, (at, stats.connections)
-        stats.channels_before, self._channels = self._channels, (at, channels)
-        stats.exchanges_before, self._exchanges = self._exchanges, (at, stats.exchanges)
+                known = clients.exchanges.get((vhost, name), (0, 0))
+                clients.exchanges[vhost, name] = known[0] + published, known[1] + routed
+        stats.totals_only, clients.at = False, self._clock()
+        stats.clients_before, self._clients = self._clients, clients
 
     async def _of_shard(self, shard: int, work: SlicedWork) -> Stats:
         """Return the numbers of one shard with all its used queues; none if it falls silent."""

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Arguments, Call, Route, table_of
+from shardmq.broker.controller.management.call import Arguments, Call, Route, long_list, table_of
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
@@ -157,17 +157,15 @@ async def delete(call: Call) -> None:
 ENDS = "/api/bindings/{vhost}/e/{source}/{kind:[qe]}/{destination}"
 
 ROUTES = [
-    Route("GET", "/api/bindings", get_all, is_long=True, shows=["Binding"]),
-    Route("GET", "/api/bindings/{vhost}", get_all, is_long=True, shows=["Binding"]),
-    Route("GET", "/api/queues/{vhost}/{queue}/bindings", of_queue, is_long=True, shows=["Binding"]),
-    Route(
-        "GET",
+    long_list("/api/bindings", get_all, "Binding"),
+    long_list("/api/bindings/{vhost}", get_all, "Binding"),
+    long_list("/api/queues/{vhost}/{queue}/bindings", of_queue, "Binding"),
+    long_list(
         "/api/exchanges/{vhost}/{exchange}/bindings/{end:source|destination}",
         of_exchange,
-        is_long=True,
-        shows=["Binding"],
+        "Binding",
     ),
-    Route("GET", ENDS, between, is_long=True, shows=["Binding"]),
+    long_list(ENDS, between, "Binding"),
     Route("POST", ENDS, post, body=BindingBody),
     Route("GET", ENDS + "/{properties}", get, shows="Binding"),
     Route("DELETE", ENDS + "/{properties}", delete),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Call, Route, existing
+from shardmq.broker.controller.management.call import Call, Route, existing, long_list
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
@@ -27,19 +27,18 @@ COUNTED = {
 
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     """Return the message_stats of a channel."""
-    at, before = stats.channels_before
-    earlier = before.get((report["owner"], report["number"]))
+    earlier = stats.clients_before.channels.get((report["owner"], report["number"]))
     shown: dict[str, Any] = {}
     for name, said in COUNTED.items():
         count = report.get(name, 0)
-        rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0), at)
+        rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0))
         shown |= {said: count} | details(said, rate)
     return shown
 
 
 def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
     seen = {info.owner: info for info in visible(call)}
-    for report in stats.channels:
+    for report in stats.clients.channels.values():
         info = seen.get(report["owner"])
         if info is not None:
             yield {
@@ -76,36 +75,22 @@ async def of_connection(call: Call) -> Listing:
 
 async def get(call: Call) -> dict[str, Any]:
     stats, name = await call.context.stats.now(), call.part("channel")
-    for row in rows(call, stats):
-        if row["name"] == name:
-            return {
-                **row,
-                "consumer_details": _consumers(call, stats, row),
-                "publishes": [],
-                "deliveries": [],
-            }
-    raise not_found()
-
-
-def _consumers(call: Call, stats: Stats, channel: dict[str, Any]) -> list[dict[str, Any]]:
-    info = call.context.presence.by_name(channel["connection_details"]["name"])
-    if info is None:
-        return []
-    end = (*consumers.end_of(info.owner), channel["number"])
-    return list(
-        consumers.rows(call, stats, lambda one: (one.door, one.connection, one.channel) == end)
-    )
+    found = next((row for row in rows(call, stats) if row["name"] == name), None)
+    if found is None:
+        raise not_found()
+    consuming: list[dict[str, Any]] = []
+    info = call.context.presence.by_name(found["connection_details"]["name"])
+    if info is not None:
+        end = (*consumers.end_of(info.owner), found["number"])
+        consuming += consumers.rows(
+            call, stats, lambda one: (one.door, one.connection, one.channel) == end
+        )
+    return {**found, "consumer_details": consuming, "publishes": [], "deliveries": []}
 
 
 ROUTES = [
-    Route("GET", "/api/channels", get_all, is_long=True, shows=["Channel"]),
+    long_list("/api/channels", get_all, "Channel"),
     Route("GET", "/api/channels/{channel}", get, shows="Channel"),
-    Route("GET", "/api/vhosts/{vhost}/channels", get_all, is_long=True, shows=["Channel"]),
-    Route(
-        "GET",
-        "/api/connections/{connection}/channels",
-        of_connection,
-        is_long=True,
-        shows=["Channel"],
-    ),
+    long_list("/api/vhosts/{vhost}/channels", get_all, "Channel"),
+    long_list("/api/connections/{connection}/channels", of_connection, "Channel"),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_authorised, not_found
-from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -17,11 +17,12 @@ OCTETS = ("recv_oct", "send_oct")
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    report = {
-        name: value
-        for name, value in stats.connections.get(info.owner, {}).items()
-        if name != "owner"
-    }
+    report = {**stats.clients.connections.get(info.owner, {})}
+    report.pop("owner", None)
+    earlier = stats.clients_before.connections.get(info.owner, {})
+    for name in OCTETS:
+        if name in report and name in earlier:
+            report |= details(name, stats.rate_of_client(report[name], earlier[name]))
     return {
         "name": info.name,
         "user": info.user,
@@ -49,7 +50,6 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
         "state": "running",
         "pid": info.name,
         **report,
-        **_rates(info, stats),
     }
 
 
@@ -57,25 +57,19 @@ def channel_name(info: ConnectionInfo, number: int) -> str:
     return f"{info.name} ({number})"
 
 
-def _rates(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
-    known, (at, before) = stats.connections.get(info.owner), stats.connections_before
-    if known is None:
-        return {}
-    earlier = before.get(info.owner, {})
-    shown: dict[str, Any] = {}
-    for name in OCTETS:
-        if name in known and name in earlier:
-            shown |= details(name, stats.rate_of_client(known[name], earlier[name], at))
-    return shown
-
-
 def visible(call: Call) -> list[ConnectionInfo]:
-    """Return the connections that the user may see: without the tag monitoring only their own."""
+    """Return the connections of the vhost or user in the path that the user may see.
+
+    Without the tag monitoring these are only the user's own.
+    """
     vhost = call.vhost().name if "vhost" in call.request.match_info else None
+    user = call.request.match_info.get("user")
     return [
         info
         for info in call.context.presence.connections()
-        if vhost in (None, info.vhost) and (call.has("monitoring") or info.user == call.user.name)
+        if vhost in (None, info.vhost)
+        and user in (None, info.user)
+        and (call.has("monitoring") or info.user == call.user.name)
     ]
 
 
@@ -99,34 +93,26 @@ async def delete(call: Call) -> None:
     info = _connection(call)
     if info.user != call.user.name and not call.has("administrator"):
         raise not_found()
+    _close(call, [info])
+
+
+def _close(call: Call, connections: list[ConnectionInfo]) -> None:
     reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
-    call.authority.close_connection(info.owner, reason)
-
-
-def _of_user(call: Call) -> list[ConnectionInfo]:
-    return [info for info in visible(call) if info.user == call.part("user")]
-
-
-async def get_of_user(call: Call) -> Listing:
-    stats = await call.context.stats.now()
-    return Listing([row(info, stats) for info in _of_user(call)])
+    for info in connections:
+        call.authority.close_connection(info.owner, reason)
 
 
 async def delete_of_user(call: Call) -> None:
     if call.part("user") != call.user.name and not call.has("administrator"):
         raise not_authorised("Not administrator user")
-    reason = call.request.headers.get("X-Reason", CLOSE_REASON)[:REASON_CHARS_MAX]
-    for info in _of_user(call):
-        call.authority.close_connection(info.owner, reason)
+    _close(call, visible(call))
 
 
 ROUTES = [
-    Route("GET", "/api/connections", get_all, is_long=True, shows=["Connection"]),
-    Route(
-        "GET", "/api/connections/username/{user}", get_of_user, is_long=True, shows=["Connection"]
-    ),
+    long_list("/api/connections", get_all, "Connection"),
+    long_list("/api/connections/username/{user}", get_all, "Connection"),
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get, shows="Connection"),
     Route("DELETE", "/api/connections/{connection}", delete),
-    Route("GET", "/api/vhosts/{vhost}/connections", get_all, is_long=True, shows=["Connection"]),
+    long_list("/api/vhosts/{vhost}/connections", get_all, "Connection"),
 ]

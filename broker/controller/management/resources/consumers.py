@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Call, Route, number
+from shardmq.broker.controller.management.call import Call, Route, long_list, number
 from shardmq.broker.controller.management.metrics.stats import Stats, lag, reader_key
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
@@ -104,6 +104,6 @@ async def delete(call: Call) -> None:
 
 ROUTES = [
     Route("DELETE", "/api/consumers/{vhost}/{connection}/{channel}/{tag}", delete),
-    Route("GET", "/api/consumers", get_all, is_long=True, shows=["Consumer"]),
-    Route("GET", "/api/consumers/{vhost}", get_all, is_long=True, shows=["Consumer"]),
+    long_list("/api/consumers", get_all, "Consumer"),
+    long_list("/api/consumers/{vhost}", get_all, "Consumer"),
 ]

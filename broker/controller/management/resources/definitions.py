@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from shardmq.broker.controller.management.responses.schemas import DOCUMENT
 from shardmq.broker.controller.policies import USER_LIMITS
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.model.catalog import PREDECLARED, Catalog, Vhost
-from shardmq.broker.model.changes import GLOBAL, BindingPut, ParameterPut, QueuePut
+from shardmq.broker.model.changes import GLOBAL, BindingPut, ParameterPut
 from shardmq.broker.model.checks import Refusal, is_hidden_queue
 from shardmq.broker.model.policies import POLICY
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION
@@ -101,48 +101,46 @@ def _inside(
     vhosts: list[Vhost], puts: list[ParameterPut], shown: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the parts of definitions that belong to vhosts, with rows as `shown` makes them."""
-    queues_of = [(vhost, list(vhost.queues.values())) for vhost in vhosts]
+    queues = [queue for vhost in vhosts for queue in vhost.queues.values()]
     bindings_of = [(vhost, list(vhost.bindings())) for vhost in vhosts]
     other = [put for put in puts if put.component not in (POLICY, GLOBAL, USER_LIMITS)]
+    columns = ("policy", "shard_queues", "user_who_performed_action")
     return {
         "parameters": [shown(parameters.row(put)) for put in other],
         "policies": [shown(policies.row(put)) for put in puts if put.component == POLICY],
-        "queues": (shown(row) for vhost, queues in queues_of for row in _queues(queues)),
-        "exchanges": [shown(row) for vhost in vhosts for row in _exchanges(vhost)],
-        "bindings": (shown(row) for vhost, bound in bindings_of for row in _bindings(vhost, bound)),
+        # Without exclusive queues, and without those that an exchange makes for itself.
+        "queues": (
+            shown(
+                {
+                    "name": queue.name,
+                    "vhost": queue.vhost,
+                    "durable": queue.durable,
+                    "auto_delete": queue.auto_delete,
+                    "arguments": queue.arguments,
+                }
+            )
+            for queue in queues
+            if not queue.owner and not is_hidden_queue(queue.name)
+        ),
+        "exchanges": [
+            shown(_without(exchanges.row(exchange, vhost), *columns))
+            for vhost in vhosts
+            for exchange in vhost.exchanges.values()
+            if exchange.name not in PREDECLARED
+        ],
+        "bindings": (
+            shown(_without(bindings.row(binding), "properties_key"))
+            for vhost, bound in bindings_of
+            for binding in bound
+            if not _is_of_exclusive_queue(vhost, binding)
+        ),
     }
 
 
-def _queues(queues: Iterable[QueuePut]) -> Iterable[dict[str, Any]]:
-    """Yield rows without exclusive queues, and without those that an exchange makes for itself."""
-    for queue in queues:
-        if not queue.owner and not is_hidden_queue(queue.name):
-            yield {
-                "name": queue.name,
-                "vhost": queue.vhost,
-                "durable": queue.durable,
-                "auto_delete": queue.auto_delete,
-                "arguments": queue.arguments,
-            }
-
-
-def _exchanges(vhost: Vhost) -> Iterable[dict[str, Any]]:
-    for exchange in vhost.exchanges.values():
-        if exchange.name not in PREDECLARED:
-            yield _without(
-                exchanges.row(exchange, vhost),
-                "policy",
-                "shard_queues",
-                "user_who_performed_action",
-            )
-
-
-def _bindings(vhost: Vhost, bound: Iterable[BindingPut]) -> Iterable[dict[str, Any]]:
-    """Yield rows without bindings to exclusive queues, which an import could not make."""
-    for binding in bound:
-        queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
-        if queue is None or not queue.owner:
-            yield _without(bindings.row(binding), "properties_key")
+def _is_of_exclusive_queue(vhost: Vhost, binding: BindingPut) -> bool:
+    """Return whether an import could not make the binding, because its queue is exclusive."""
+    queue = vhost.queues.get(binding.destination) if binding.kind == "queue" else None
+    return queue is not None and bool(queue.owner)
 
 
 def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -150,15 +148,11 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 async def get(call: Call) -> Document:
-    return _file(call, definitions(call.catalog, call.context.config.data_dir))
-
-
-async def get_vhost(call: Call) -> Document:
-    return _file(call, definitions_of(call.vhost(), call.catalog))
-
-
-def _file(call: Call, found: dict[str, Any]) -> Document:
-    """Return a document, which with ?download=NAME a browser saves as a file."""
+    if "vhost" in call.request.match_info:
+        found = definitions_of(call.vhost(), call.catalog)
+    else:
+        found = definitions(call.catalog, call.context.config.data_dir)
+    # With ?download=NAME a browser saves the document as a file.
     name = NAME_IN_HEADER.sub("_", call.request.query.get("download", ""))
     headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else {}
     columns = columns_of(call.request.query)
@@ -170,16 +164,9 @@ def _file(call: Call, found: dict[str, Any]) -> Document:
 # -- import ----------------------------------------------------------------------------------------
 
 
-async def post(call: Call) -> Any:
-    return await _import(call, None)
-
-
-async def post_vhost(call: Call) -> Any:
-    return await _import(call, call.vhost().name)
-
-
-async def _import(call: Call, vhost: str | None) -> dict[str, list[str]] | None:
-    """Import the document. Return warnings about what has no effect here, or None."""
+async def post(call: Call) -> dict[str, list[str]] | None:
+    # The answer holds warnings about what has no effect here.
+    vhost = call.vhost().name if "vhost" in call.request.match_info else None
     progress = call.context.imports.begin(call.user.name, vhost, time.time())
     try:
         progress.warnings = await _do_import(call, vhost, await _document(call), progress)
@@ -271,11 +258,11 @@ ROUTES = [
     Route(
         "GET",
         "/api/definitions/{vhost}",
-        get_vhost,
+        get,
         "administrator",
         is_long=True,
         shows="Definitions",
     ),
-    Route("POST", "/api/definitions/{vhost}", post_vhost, "administrator", body=DOCUMENT),
-    Route("POST", "/api/definitions/{vhost}/upload", post_vhost, "administrator"),
+    Route("POST", "/api/definitions/{vhost}", post, "administrator", body=DOCUMENT),
+    Route("POST", "/api/definitions/{vhost}/upload", post, "administrator"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -12,11 +13,11 @@ from shardmq.broker.controller.management.call import (
     Call,
     Route,
     existing,
+    long_list,
     put_status,
     table_of,
 )
 from shardmq.broker.controller.management.metrics.message_stats import exchange_stats
-from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ExchangePut
@@ -56,16 +57,17 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
     """Return rows with the numbers of messages published, routed and delayed."""
     stats = await call.context.stats.now()
-    return (_row_with_numbers(vhost, exchange, stats) for vhost, exchange in found)
 
+    def with_numbers(vhost: Vhost, exchange: ExchangePut) -> dict[str, Any]:
+        shown = row(exchange, vhost)
+        if counted := exchange_stats(stats, vhost.name, exchange.name):
+            shown["message_stats"] = counted
+        queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
+        if queue is not None and queue.id in stats.delayed:
+            shown["messages_delayed"] = stats.delayed[queue.id]
+        return shown
 
-def _row_with_numbers(vhost: Vhost, exchange: ExchangePut, stats: Stats) -> dict[str, Any]:
-    shown = row(exchange, vhost)
-    if counted := exchange_stats(stats, vhost.name, exchange.name):
-        shown["message_stats"] = counted
-    queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
-    count = stats.delayed.get(queue.id) if queue is not None else None
-    return shown if count is None else {**shown, "messages_delayed": count}
+    return starmap(with_numbers, found)
 
 
 def _exchange(call: Call) -> ExchangePut:
@@ -101,8 +103,8 @@ async def delete(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/exchanges", get_all, is_long=True, shows=["Exchange"]),
-    Route("GET", "/api/exchanges/{vhost}", get_all, is_long=True, shows=["Exchange"]),
+    long_list("/api/exchanges", get_all, "Exchange"),
+    long_list("/api/exchanges/{vhost}", get_all, "Exchange"),
     Route("GET", "/api/exchanges/{vhost}/{exchange}", get, shows="Exchange"),
     Route("PUT", "/api/exchanges/{vhost}/{exchange}", put, body=ExchangeBody),
     Route("DELETE", "/api/exchanges/{vhost}/{exchange}", delete, query=("if-unused",)),

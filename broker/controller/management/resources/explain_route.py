@@ -13,7 +13,7 @@ from shardmq.broker.controller.management.resources.exchanges import exchange_na
 from shardmq.broker.controller.resharding.routes import reached, table_of
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.routing import Message
-from shardmq.broker.routing.explain import RouteStep, Share, explain, ring
+from shardmq.broker.routing.explain import RouteStep, explain, ring
 from shardmq.broker.routing.matching import Target
 
 BINDINGS_MAX = 20_000  # a table with more would take too long to make: other calls wait
@@ -51,7 +51,10 @@ async def show_ring(call: Call) -> dict[str, Any]:
     return {
         "exchange": name,
         "vhost": vhost.name,
-        "destinations": [_share(vhost, share) for share in shares],
+        "destinations": [
+            {**_destination(vhost, each.target), "weight": each.weight, "share": each.share}
+            for each in shares
+        ],
     }
 
 
@@ -81,10 +84,6 @@ def _hop(vhost: Vhost, hop: RouteStep) -> dict[str, Any]:
             "destinations": hop.hash.among,
         }
     return shown
-
-
-def _share(vhost: Vhost, share: Share) -> dict[str, Any]:
-    return {**_destination(vhost, share.target), "weight": share.weight, "share": share.share}
 
 
 def _destination(vhost: Vhost, target: Target) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from shardmq.broker.controller.management.resources.processes import (
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.certificates import expires_at
-from shardmq.broker.shared.config import Tls
 from shardmq.broker.shared.control import QueueDeclare
 from shardmq.shardd.wire.messages import DISK_STALLED
 
@@ -54,6 +53,10 @@ def why_out_of_service(context: Context) -> str | None:
     stalled = [shard.number for shard in context.shards.shards if shard.alarm == DISK_STALLED]
     if stalled:
         return f"{DISK_STALLED}: shards {', '.join(map(str, stalled))}"
+    if context.links.other_versions:
+        return (
+            f"front doors of another release: {', '.join(map(str, context.links.other_versions))}"
+        )
     if not context.links.doors():
         return "no front door is connected"
     return None
@@ -131,22 +134,17 @@ async def certificate_expiration(call: Call) -> Any:
     within, unit = number("within", call.part("within"), most=WITHIN_MAX), call.part("unit")
     if unit not in UNIT_S:
         raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
-    latest = time.time() + within * UNIT_S[unit]
-    ending = [one for one in _certificates(call.context.config.tls) if one["expires_at"] < latest]
-    if ending:
-        raise Unhealthy("Certificates expiring", expired=ending)
-    return OK
-
-
-def _certificates(tls: Tls | None) -> list[dict[str, Any]]:
-    found = []
+    tls, ending = call.context.config.tls, []
     for path in [] if tls is None else dict.fromkeys([tls.cert, *(one.cert for one in tls.sni)]):
         try:
             ends = expires_at(path)
         except (OSError, ValueError) as error:
             raise Unhealthy(f"{path}: {error}") from None
-        found.append({"certificate": path, "expires_at": ends})
-    return found
+        if ends < time.time() + within * UNIT_S[unit]:
+            ending.append({"certificate": path, "expires_at": ends})
+    if ending:
+        raise Unhealthy("Certificates expiring", expired=ending)
+    return OK
 
 
 async def aliveness(call: Call) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import bad_request, not_found
-from shardmq.broker.controller.management.call import Call, Route, with_keys
+from shardmq.broker.controller.management.call import Call, Route, long_list, with_keys
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.management.responses.schemas import INTEGER, object_of
 from shardmq.broker.controller.policies import USER_LIMITS, VHOST_LIMITS, check_limit
@@ -100,8 +100,8 @@ async def delete_user(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/vhost-limits", get_vhosts, is_long=True, shows=["VhostLimits"]),
-    Route("GET", "/api/vhost-limits/{vhost}", get_vhosts, is_long=True, shows=["VhostLimits"]),
+    long_list("/api/vhost-limits", get_vhosts, "VhostLimits"),
+    long_list("/api/vhost-limits/{vhost}", get_vhosts, "VhostLimits"),
     Route(
         "PUT",
         "/api/vhost-limits/{vhost}/{name}",
@@ -110,8 +110,8 @@ ROUTES = [
         body=object_of(value=INTEGER),
     ),
     Route("DELETE", "/api/vhost-limits/{vhost}/{name}", delete_vhost, "administrator"),
-    Route("GET", "/api/user-limits", get_users, is_long=True, shows=["UserLimits"]),
-    Route("GET", "/api/user-limits/{user}", get_users, is_long=True, shows=["UserLimits"]),
+    long_list("/api/user-limits", get_users, "UserLimits"),
+    long_list("/api/user-limits/{user}", get_users, "UserLimits"),
     Route(
         "PUT",
         "/api/user-limits/{user}/{name}",

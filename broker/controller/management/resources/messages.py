@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import datetime
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shardmq.broker.amqp.properties import PROPERTIES, Properties
+from shardmq.broker.amqp.properties import PROPERTIES
 from shardmq.broker.controller.management.api_error import (
     ApiError,
     bad_request,
@@ -27,7 +28,7 @@ from shardmq.broker.controller.management.responses.schemas import INTEGER, STRI
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.peers.front_door import (
     MOVE_MESSAGES_MAX,
-    Got,
+    FetchedMessage,
     NotMoved,
     Refused,
     Rejected,
@@ -65,11 +66,13 @@ async def publish(call: Call) -> dict[str, Any]:
         async with session(call, vhost) as opened:
             return {"routed": await opened.publish(exchange, key, properties, payload)}
     except Refused as refused:
-        raise _refusal(refused) or bad_request(f"{refused.code} {refused.text}") from None
+        if not refused.opened:
+            raise not_authorised(refused.text) from None
+        raise bad_request(f"{refused.code} {refused.text}") from None
     except Rejected:
         raise bad_request("rejected Unable to publish message. Check queue limits.") from None
     except Unavailable as error:
-        raise _unavailable(error) from None
+        raise ApiError(503, "unavailable", str(error)) from None
 
 
 async def get(call: Call) -> list[dict[str, Any]]:
@@ -161,16 +164,20 @@ async def move(call: Call) -> dict[str, int]:
     return {"moved": moved, "left": left}
 
 
-def row(got: Got, encoding: str, truncate: int | None = None) -> dict[str, Any]:
-    payload = got.body if truncate is None else got.body[:truncate]
-    text = None if encoding == "base64" else _as_text(payload)
+def row(got: FetchedMessage, encoding: str, truncate: int | None = None) -> dict[str, Any]:
+    payload, text = got.body if truncate is None else got.body[:truncate], None
+    if encoding != "base64":
+        with contextlib.suppress(UnicodeDecodeError):
+            text = payload.decode()
+    properties = {name: getattr(got.properties, name) for name, _ in PROPERTIES}
     return {
         "payload_bytes": len(got.body),
         "redelivered": got.redelivered,
         "exchange": got.exchange,
         "routing_key": got.routing_key,
         "message_count": got.remaining,
-        "properties": _properties_row(got.properties) or [],  # as RabbitMQ shows none
+        # RabbitMQ shows none as an empty list.
+        "properties": {k: _shown(v) for k, v in properties.items() if v is not None} or [],
         "payload": base64.b64encode(payload).decode() if text is None else text,
         "payload_encoding": "base64" if text is None else "string",
     }
@@ -216,11 +223,6 @@ def properties_of(given: Any) -> dict[str, Any]:
     return found
 
 
-def _properties_row(properties: Properties) -> dict[str, Any]:
-    values = {name: getattr(properties, name) for name, _ in PROPERTIES}
-    return {name: _shown(value) for name, value in values.items() if value is not None}
-
-
 def _shown(value: Any) -> Any:
     """Return a value of a header so that JSON can hold it."""
     if isinstance(value, dict):
@@ -230,13 +232,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return int(value.timestamp())
     return value
-
-
-def _as_text(payload: bytes) -> str | None:
-    try:
-        return payload.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _number(body: dict[str, Any], name: str) -> int:
@@ -252,7 +247,9 @@ def _number(body: dict[str, Any], name: str) -> int:
 def _vhost(call: Call) -> str:
     """Return the vhost in the path. As in RabbitMQ users cannot tell one they may not enter."""
     vhost = call.part("vhost")
-    if call.catalog.vhost(vhost) is None or not call.catalog.may_enter(call.user.name, vhost):
+    if call.catalog.vhost(vhost) is None or not call.catalog.permissions.may_enter(
+        call.user.name, vhost
+    ):
         raise not_authorised("Access refused.")
     return vhost
 
@@ -279,19 +276,12 @@ async def _session_or_error(call: Call, vhost: str) -> AsyncIterator[Session]:
         async with session(call, vhost) as opened:
             yield opened
     except Refused as refused:
+        if not refused.opened:  # the connection itself was refused
+            raise not_authorised(refused.text) from None
         status = REFUSED_STATUS.get(refused.code, (400, "bad_request"))
-        raise _refusal(refused) or ApiError(*status, refused.text) from None
+        raise ApiError(*status, refused.text) from None
     except Unavailable as error:
-        raise _unavailable(error) from None
-
-
-def _refusal(refused: Refused) -> ApiError | None:
-    """Return the error if the connection itself was refused."""
-    return None if refused.opened else not_authorised(refused.text)
-
-
-def _unavailable(error: Unavailable) -> ApiError:
-    return ApiError(503, "unavailable", str(error))
+        raise ApiError(503, "unavailable", str(error)) from None
 
 
 PUBLISH_BODY = object_of(

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import bad_request
-from shardmq.broker.controller.management.call import Call, Route, existing, put_status, with_keys
+from shardmq.broker.controller.management.call import (
+    Call,
+    Route,
+    existing,
+    long_list,
+    put_status,
+    with_keys,
+)
 from shardmq.broker.controller.management.cluster_id import global_parameters
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.management.responses.schemas import object_of
@@ -89,34 +96,13 @@ ONE = "/api/parameters/{component}/{vhost}/{name}"
 GLOBAL_ONE = "/api/global-parameters/{name}"
 
 ROUTES = [
-    Route("GET", "/api/parameters", get_all, "policymaker", is_long=True, shows=["Parameter"]),
-    Route(
-        "GET",
-        "/api/parameters/{component}",
-        get_all,
-        "policymaker",
-        is_long=True,
-        shows=["Parameter"],
-    ),
-    Route(
-        "GET",
-        "/api/parameters/{component}/{vhost}",
-        get_all,
-        "policymaker",
-        is_long=True,
-        shows=["Parameter"],
-    ),
+    long_list("/api/parameters", get_all, "Parameter", "policymaker"),
+    long_list("/api/parameters/{component}", get_all, "Parameter", "policymaker"),
+    long_list("/api/parameters/{component}/{vhost}", get_all, "Parameter", "policymaker"),
     Route("GET", ONE, get, "policymaker", shows="Parameter"),
     Route("PUT", ONE, put, "policymaker", body=object_of(value={})),
     Route("DELETE", ONE, delete, "policymaker"),
-    Route(
-        "GET",
-        "/api/global-parameters",
-        get_globals,
-        "policymaker",
-        is_long=True,
-        shows=["GlobalParameter"],
-    ),
+    long_list("/api/global-parameters", get_globals, "GlobalParameter", "policymaker"),
     Route("GET", GLOBAL_ONE, get_global, "policymaker", shows="GlobalParameter"),
     Route("PUT", GLOBAL_ONE, put_global, "policymaker", body=object_of(value={})),
     Route("DELETE", GLOBAL_ONE, delete_global, "policymaker"),

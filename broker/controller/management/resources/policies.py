@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmq.broker.controller.management.call import Call, Route, existing, put_status, with_keys
+from shardmq.broker.controller.management.call import (
+    Call,
+    Route,
+    existing,
+    long_list,
+    put_status,
+    with_keys,
+)
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
@@ -55,8 +62,8 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
 
     one = f"{path}/{{vhost}}/{{name}}"
     return [
-        Route("GET", path, get_all, is_long=True, shows=["Policy"]),
-        Route("GET", f"{path}/{{vhost}}", get_all, is_long=True, shows=["Policy"]),
+        long_list(path, get_all, "Policy"),
+        long_list(f"{path}/{{vhost}}", get_all, "Policy"),
         Route("GET", one, get, shows="Policy"),
         Route("PUT", one, put, changes_tag, body=body),
         Route("DELETE", one, delete, changes_tag),

@@ -157,46 +157,30 @@ def syncs(stats: Stats) -> tuple[int, float]:
     return int(count), sum(each.get(SUM, 0.0) for each in parts) / 1e6
 
 
-def runnable() -> int:
-    """Return how many threads of this host run or wait for a core."""
-    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-
-
-def processes_max() -> int:
-    return int(Path("/proc/sys/kernel/pid_max").read_text())
-
-
-def gauges(context: Context, stats: Stats, found: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the numbers of the node that may fall. `found`: the result of `rows`."""
-    return {
-        "mem_used": context.memory.used_bytes,
-        "fd_used": sum(row.get("fd_used") or 0 for row in found),
-        "sockets_used": len(context.presence.connections()),
-        "proc_used": len(found),
-        **{name: value for name, value in disk_room(stats).items() if name == "disk_free"},
-    }
-
-
-def _with_rates(context: Context, counted: dict[str, int]) -> dict[str, Any]:
-    rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
-    # The count of syncs falls when a shard is restarted; the other numbers may have negative rates.
-    return counted | {
-        f"{name}_details": {"rate": max(0.0, rate) if name == "io_sync_count" else rate}
-        for name, rate in rates.items()
-    }
-
-
 def node(context: Context, stats: Stats) -> dict[str, Any]:
     alarms = {shard.alarm for shard in context.shards.shards} | {context.memory.alarm}
     children = [row for row in rows(context) if row.get("rss_bytes")]
     sync_count, sync_s = syncs(stats)
+    room = disk_room(stats)
+    counted = {
+        "mem_used": context.memory.used_bytes,
+        "fd_used": sum(row.get("fd_used") or 0 for row in children),
+        "sockets_used": len(context.presence.connections()),
+        "proc_used": len(children),
+        **{name: value for name, value in room.items() if name == "disk_free"},
+        "io_sync_count": sync_count,
+    }
+    rates = context.node_rates.of({name: float(value) for name, value in counted.items()})
+    # The count of syncs falls when a shard is restarted; the other numbers may have negative rates.
+    rates |= {name: max(0.0, rates[name]) for name in rates.keys() & {"io_sync_count"}}
     return {
         "name": NODE,
         "type": "disc",
         "running": True,
         "processors": os.cpu_count(),
         "os_pid": str(os.getpid()),
-        **_with_rates(context, {**gauges(context, stats, children), "io_sync_count": sync_count}),
+        **counted,
+        **{f"{name}_details": {"rate": rate} for name, rate in rates.items()},
         "io_sync_avg_time": 1000 * sync_s / sync_count if sync_count else 0,
         "mem_calculation_strategy": "rss",
         "connections_max": context.presence.connections_max,
@@ -205,12 +189,13 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
         "fd_total": sum(row.get("fd_total") or 0 for row in children),
         "disk_free_alarm": LOW_ON_DISK in alarms,
         "alarms": sorted(alarms - {""}),
-        **disk_room(stats),
+        **room,
         "partitions": [],
         "cluster_links": [],
         "sockets_total": tcp_sockets_max(context, children),
-        "proc_total": processes_max(),
-        "run_queue": runnable(),
+        "proc_total": int(Path("/proc/sys/kernel/pid_max").read_text()),
+        # The threads of this host that run or wait for a core.
+        "run_queue": int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]),
         "enabled_plugins": [],
         "applications": [],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
@@ -219,19 +204,14 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
             for name in MECHANISMS.decode().split()
         ],
         "db_dir": os.path.abspath(context.config.data_dir),
-        "log_files": log_files(context.config.runtime_dir),
+        # The last lines of each process. The whole log goes to the journal or to standard error.
+        "log_files": sorted(
+            str(path) for path in Path(context.config.runtime_dir).absolute().glob(f"{KEPT}*")
+        ),
         "config_files": [],
         "uptime": int(node_uptime_s(children) * 1000),
         "rates_mode": "basic",
     }
-
-
-def log_files(runtime_dir: str) -> list[str]:
-    """Return the files with the last lines of each process.
-
-    The whole log goes to the journal or to standard error.
-    """
-    return sorted(str(path) for path in Path(runtime_dir).absolute().glob(f"{KEPT}*"))
 
 
 async def nodes(call: Call) -> list[dict[str, Any]]:

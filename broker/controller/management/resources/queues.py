@@ -16,6 +16,7 @@ from shardmq.broker.controller.management.call import (
     Call,
     Route,
     check,
+    long_list,
     number,
     put_status,
     table_of,
@@ -170,18 +171,13 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
     vhosts, context = call.vhosts(), call.context
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
-    async def numbers(queues: list[QueuePut] | None) -> Stats:
-        return await (
+    async def collect(
+        made: Callable[[QueuePut, Stats, Context], dict[str, Any]], queues: list[QueuePut] | None
+    ) -> Callable[[QueuePut], dict[str, Any]]:
+        stats = await (
             context.stats.now(totals_only=True) if queues is None else context.stats.of(queues)
         )
-
-    async def full(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await numbers(queues)
-        return lambda queue: row(queue, stats, context)
-
-    async def with_totals(queues: list[QueuePut] | None) -> Callable[[QueuePut], dict[str, Any]]:
-        stats = await numbers(queues)
-        return lambda queue: row_with_totals(queue, stats, context)
+        return lambda queue: made(queue, stats, context)
 
     def in_order() -> Sequence[QueuePut]:
         names = [
@@ -196,11 +192,11 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
         lambda queue: plain(queue, context),
         PLAIN,
         ATTRIBUTES,
-        full,
+        partial(collect, row),
         order,
         keys,
         in_order,
-        with_totals,
+        partial(collect, row_with_totals),
     )
 
 
@@ -260,14 +256,6 @@ async def act(call: Call) -> None:
         raise bad_request(f"unknown action: {action}")
 
 
-async def pause(call: Call) -> None:
-    await _set_paused(call, True)
-
-
-async def resume(call: Call) -> None:
-    await _set_paused(call, False)
-
-
 async def restart(call: Call) -> None:
     """Refuse, as LavinMQ does for a queue that is not closed.
 
@@ -300,16 +288,16 @@ async def purge(call: Call) -> None:
 
 
 ROUTES = [
-    Route("GET", "/api/queues", get_all, is_long=True, shows=["Queue"]),
-    Route("GET", "/api/queues/detailed", get_all, is_long=True, shows=["Queue"]),
-    Route("GET", "/api/queues/{vhost}", get_all, is_long=True, shows=["Queue"]),
+    long_list("/api/queues", get_all, "Queue"),
+    long_list("/api/queues/detailed", get_all, "Queue"),
+    long_list("/api/queues/{vhost}", get_all, "Queue"),
     Route("GET", "/api/queues/{vhost}/{queue}", get, shows="Queue"),
     Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked, is_long=True),
     Route("PUT", "/api/queues/{vhost}/{queue}", put, body=QueueBody),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete, query=("if-unused", "if-empty")),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge, query=("count",)),
     Route("POST", "/api/queues/{vhost}/{queue}/actions", act, "administrator", body=ActionBody),
-    Route("PUT", "/api/queues/{vhost}/{queue}/pause", pause),
-    Route("PUT", "/api/queues/{vhost}/{queue}/resume", resume),
+    Route("PUT", "/api/queues/{vhost}/{queue}/pause", lambda call: _set_paused(call, True)),
+    Route("PUT", "/api/queues/{vhost}/{queue}/resume", lambda call: _set_paused(call, False)),
     Route("PUT", "/api/queues/{vhost}/{queue}/restart", restart),
 ]

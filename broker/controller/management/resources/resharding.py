@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.groups.groups import Name, VirtualQueue
+from shardmq.broker.controller.groups.groups import VirtualQueue, VirtualQueueName
 from shardmq.broker.controller.management.api_error import bad_request
 from shardmq.broker.controller.management.call import Call, Route, existing
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
@@ -51,7 +51,9 @@ async def status(call: Call) -> dict[str, Any]:
         "queues": [
             _shown(vhost, queue, waiting.get(queue.id), left.get(queue.name)) for queue in parts
         ],
-        "groups": _crossing(call.context.groups.queues.get(Name(vhost.name, exchange.name)), parts),
+        "groups": _crossing(
+            call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange.name)), parts
+        ),
     }
 
 
@@ -79,7 +81,9 @@ async def plan(call: Call) -> dict[str, Any]:
     want = shard_sets.wanted(call.catalog, vhost, exchange, call.context.shards.count)
     assert want is not None
     want = shard_sets.set_to(want, number, call.context.shards.count)
-    room = _room(call, vhost)
+    most = call.catalog.vhost_limit(vhost.name, "max-queues")
+    there = len(vhost.queues) - vhost.hidden_queues
+    room = SHARDS_PER_EXCHANGE_MAX if most is None else max(0, most - there)
     reshaping = Reshaping(vhost, exchange, want, call.context.shards.count)
     names = {want.name(exchange.name, index) for index in reshaping.indexes(room)}
     parts = [
@@ -93,6 +97,11 @@ async def plan(call: Call) -> dict[str, Any]:
     losing = [queue for queue in parts if queue.name in going] if going else parts
     if not coming and not going:
         losing = []
+    # The share of all keys that go to another queue, if all shards have the same weight.
+    share = 0.0
+    is_spread = exchange.type in shard_sets.SPREADING
+    if is_spread and now and want.number and not len(now) == want.number == len(now & names):
+        share = 1.0 - len(now & names) / max(len(now), want.number)
     return {
         "exchange": exchange.name,
         "vhost": vhost.name,
@@ -101,7 +110,7 @@ async def plan(call: Call) -> dict[str, Any]:
         "new_shards": want.number,
         "coming": coming,
         "going": going,
-        "share_moving": _share(exchange, len(now), want.number, len(now & names)),
+        "share_moving": share,
         "to_settle": sum(waiting.get(queue.id, 0) for queue in losing),
     }
 
@@ -111,22 +120,6 @@ async def change(call: Call) -> None:
     said = call.catalog.parameters.get((vhost.name, SHARDS, exchange.name))
     put = {**(said.value if said is not None else {}), NUMBER: _number(await call.body(NumberBody))}
     await call.ask(ParameterPut(vhost.name, SHARDS, exchange.name, put))
-
-
-def _share(exchange: ExchangePut, before: int, after: int, staying: int) -> float:
-    """Return the share of all keys that go to another queue, if all shards have the same weight."""
-    if before == 0 or after == 0 or (before == after == staying):
-        return 0.0
-    if exchange.type not in shard_sets.SPREADING:
-        return 0.0  # its messages are not spread by key
-    return 1.0 - staying / max(before, after)
-
-
-def _room(call: Call, vhost: Vhost) -> int:
-    """Return how many more queues the vhost may have."""
-    most = call.catalog.vhost_limit(vhost.name, "max-queues")
-    there = len(vhost.queues) - vhost.hidden_queues
-    return SHARDS_PER_EXCHANGE_MAX if most is None else max(0, most - there)
 
 
 def _number(body: NumberBody) -> Any:

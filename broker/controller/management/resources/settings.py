@@ -19,20 +19,17 @@ LEVELS = ("debug", "info", "warning", "error")
 BYTES_MAX = 1 << 50
 
 
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= BYTES_MAX
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-
-
-# By name: the check of a value, and what it must be.
-SETTABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+# The check of a value, and what it must be.
+Check = tuple[Callable[[Any], bool], str]
+_BYTES: Check = (lambda value: type(value) is int and 0 <= value <= BYTES_MAX, "a number of bytes")
+SETTABLE: dict[str, Check] = {
     "log_level": (lambda value: value in LEVELS, f"one of {', '.join(LEVELS)}"),
-    "shards.disk_free_min_bytes": (_is_bytes, "a number of bytes"),
-    "memory.high_watermark": (_is_part, "a part of the memory, 0 to 1"),
-    "memory.high_watermark_bytes": (_is_bytes, "a number of bytes"),
+    "shards.disk_free_min_bytes": _BYTES,
+    "memory.high_watermark": (
+        lambda value: type(value) in (int, float) and 0 <= value <= 1,
+        "a part of the memory, 0 to 1",
+    ),
+    "memory.high_watermark_bytes": _BYTES,
 }
 
 

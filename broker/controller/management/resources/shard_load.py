@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
-from shardmq.broker.controller.management.call import Call, Route
+from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import queues
 from shardmq.broker.controller.management.responses.listing import LazyListing
@@ -64,7 +64,5 @@ async def queues_of(call: Call) -> LazyListing[Any]:
 
 ROUTES = [
     Route("GET", "/api/shards/load", get_all, "monitoring", shows=["Load"]),
-    Route(
-        "GET", "/api/shards/{shard}/queues", queues_of, "monitoring", is_long=True, shows=["Queue"]
-    ),
+    long_list("/api/shards/{shard}/queues", queues_of, "Queue", "monitoring"),
 ]

@@ -17,7 +17,7 @@ from shardmq.broker.controller.management.api_error import ApiError, bad_request
 from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, existing
 from shardmq.broker.controller.management.resources.streams import asked_stream, id_of, range_of
 from shardmq.broker.controller.peers.shard_links import ShardSilent
-from shardmq.broker.controller.streams.stream_ranges import Part
+from shardmq.broker.controller.streams.stream_ranges import StreamShard
 from shardmq.shardd.wire import messages as wire
 
 NAME_BYTES_MAX = 255  # the same as for a consumer tag
@@ -86,22 +86,17 @@ async def _groups(call: Call) -> list[dict[str, Any]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for part in parts:
         stream = stats.streams.get(part.queue.id)
+        known = range_of(call, part)
         for name, offset in stream.positions.items() if stream is not None else ():
-            found.setdefault(name, []).append(
-                {"shard": part.number, "next": offset, "lag": _lag(call, part, offset)}
-            )
+            lag = 0 if known is None else max(0, known.next - max(offset, known.first))
+            found.setdefault(name, []).append({"shard": part.number, "next": offset, "lag": lag})
     return [
         {"name": name, "lag": sum(row["lag"] for row in shards), "shards": shards}
         for name, shards in sorted(found.items())
     ]
 
 
-def _lag(call: Call, part: Part, offset: int) -> int:
-    known = range_of(call, part)
-    return 0 if known is None else max(0, known.next - max(offset, known.first))
-
-
-async def _store(call: Call, name: str, places: Iterable[tuple[Part, int | None]]) -> None:
+async def _store(call: Call, name: str, places: Iterable[tuple[StreamShard, int | None]]) -> None:
     replies = []
     for part, offset in places:
         message = partial(wire.StoreOffset, queue=part.queue.id, name=name, offset=offset)

@@ -15,16 +15,30 @@ from typing import Any
 from aiohttp import HttpVersion11, web
 
 from shardmq.broker.controller.management.api_error import ApiError, bad_request, not_found
-from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number, to_json
+from shardmq.broker.controller.management.call import NUMBER_MAX, Call, Route, number
 from shardmq.broker.controller.management.resources.exchanges import exchange_name
+from shardmq.broker.controller.management.responses.json_body import json_response
 from shardmq.broker.controller.peers import front_door
 from shardmq.broker.controller.streams import stream_reader
-from shardmq.broker.controller.streams.stream_ranges import Part, exchange_of, names_of, parts_of
-from shardmq.broker.controller.streams.stream_reader import CutOff, absence, connected
+from shardmq.broker.controller.streams.stream_ranges import (
+    StreamShard,
+    exchange_of,
+    names_of,
+    parts_of,
+)
+from shardmq.broker.controller.streams.stream_reader import ReaderLost, absence, connected
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 from shardmq.broker.shared.rights import Read
-from shardmq.shardd.wire.reading import BODY_BYTES_MAX, COLUMNS, LENGTH, Answer, Find, Publish, Scan
+from shardmq.shardd.wire.reader_protocol import (
+    BODY_BYTES_MAX,
+    COLUMNS,
+    LENGTH,
+    Answer,
+    Find,
+    Publish,
+    Scan,
+)
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 WAIT_MS_MAX = 30_000
@@ -82,7 +96,18 @@ async def get(call: Call) -> dict[str, Any]:
         "vhost": vhost.name,
         "kind": "queue" if name in vhost.queues else "exchange",
         "id": id_of(call, parts[0]),
-        "shards": [_row(call, part) for part in parts],
+        "shards": [
+            {
+                "shard": part.number,
+                "queue": part.queue.name,
+                "id": id_of(call, part),
+                "first": None if found is None else found.first,
+                "next": None if found is None else found.next,
+                "state": "down" if found is None else "running",
+            }
+            for part in parts
+            for found in [range_of(call, part)]
+        ],
         "ended": [shown for shown in ended if shown["id"] not in there],
     }
 
@@ -118,7 +143,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
             "conflict",
             f"the stream with the id {wanted} is gone, one with its name has another",
         )
-        return _refused(answer, id)
+        return _refused(answer, {"id": id})
     scan = Scan(
         vhost.name,
         part.queue.shard,
@@ -133,7 +158,7 @@ async def get_arrow(call: Call) -> web.StreamResponse:
     async with _reader(call) as reader:
         answer = await reader.ask(scan)
         if answer.status != 200:
-            return _refused(answer, id)
+            return _refused(answer, {"id": id})
         return await _send(call, reader, answer, id)
 
 
@@ -160,27 +185,21 @@ async def post_arrow(call: Call) -> web.StreamResponse:
         sequence or 0,
     )
     answer = await _publish(call, asked)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
-    said = {"error": answer.error, "reason": answer.reason} if answer.status != 200 else {}
-    body = to_json(said | answer.more)
-    return web.Response(
-        body=body, status=answer.status, content_type="application/json", headers=headers
-    )
+    return json_response(answer.more) if answer.status == 200 else _refused(answer, {})
 
 
 async def _publish(call: Call, asked: Publish) -> Answer:
     call.must_be_unpacked()
+    too_large = ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
     if (call.request.content_length or 0) > BODY_BYTES_MAX:
-        raise ApiError(413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call")
+        raise too_large
     async with _reader(call) as reader:
         await reader.send(asked)
         total = 0
         async for data in call.request.content.iter_any():
             total += len(data)
             if total > BODY_BYTES_MAX:
-                raise ApiError(
-                    413, "too_large", f"at most {BODY_BYTES_MAX} bytes of rows in a call"
-                )
+                raise too_large
             if data:
                 await reader.write(LENGTH.pack(len(data)) + data)
         await reader.write(LENGTH.pack(0))
@@ -188,7 +207,7 @@ async def _publish(call: Call, asked: Publish) -> Answer:
 
 
 @asynccontextmanager
-async def _reader(call: Call) -> AsyncIterator[stream_reader.Connection]:
+async def _reader(call: Call) -> AsyncIterator[stream_reader.ReaderConnection]:
     """Connect to the reader process, and turn its failures into ApiError."""
     try:
         async with connected(call.context.config.runtime_dir) as reader:
@@ -197,14 +216,14 @@ async def _reader(call: Call) -> AsyncIterator[stream_reader.Connection]:
         status, reason = absence()
         error = "not_implemented" if status == 501 else "unavailable"
         raise ApiError(status, error, reason) from None
-    except (CutOff, TimeoutError, OSError) as failure:
+    except (ReaderLost, TimeoutError, OSError) as failure:
         raise ApiError(
             503, "unavailable", f"the reader of streams: {failure or 'it ended'}"
         ) from None
 
 
 async def _send(
-    call: Call, reader: stream_reader.Connection, answer: Answer, id: str
+    call: Call, reader: stream_reader.ReaderConnection, answer: Answer, id: str
 ) -> web.StreamResponse:
     request = call.request
     headers = {f"Shardmq-{key.title()}": str(value) for key, value in answer.more.items()}
@@ -222,7 +241,7 @@ async def _send(
             async for data in reader.parts():
                 async with asyncio.timeout(STALLED_S_MAX):
                     await response.write(data)
-    except (CutOff, TimeoutError, OSError):
+    except (ReaderLost, TimeoutError, OSError):
         # Without the last chunk the client sees that the response is not complete.
         if transport is not None:
             transport.abort()
@@ -246,18 +265,16 @@ async def _may_hand_over(request: web.Request, transport: asyncio.Transport) -> 
     return False
 
 
-def _refused(answer: Answer, id: str) -> web.Response:
-    body = {"error": answer.error, "reason": answer.reason, **answer.more, "id": id}
+def _refused(answer: Answer, more: dict[str, Any]) -> web.Response:
+    body = {"error": answer.error, "reason": answer.reason, **answer.more, **more}
     headers = {"Retry-After": str(RETRY_AFTER_S)} if answer.status == 503 else None
-    return web.Response(
-        body=to_json(body), status=answer.status, content_type="application/json", headers=headers
-    )
+    return json_response(body, answer.status, headers)
 
 
 # -- streams ---------------------------------------------------------------------------------------
 
 
-def asked_stream(call: Call) -> tuple[Vhost, str, list[Part]]:
+def asked_stream(call: Call) -> tuple[Vhost, str, list[StreamShard]]:
     """Return the stream in the path, if this user may read it."""
     vhost, name = _vhost(call), call.part("name")
     call.must(Read(vhost.name, name))
@@ -287,20 +304,12 @@ def _no_stream(vhost: Vhost, name: str) -> ApiError:
     return not_found(f"there is no queue or exchange '{name}' in vhost '{vhost.name}'")
 
 
-def id_of(call: Call, part: Part) -> str:
+def id_of(call: Call, part: StreamShard) -> str:
     return call.context.streams.id_of(call.context.config, part.queue)
 
 
-def range_of(call: Call, part: Part) -> Any:
+def range_of(call: Call, part: StreamShard) -> Any:
     return call.context.streams.range_of(call.context.config, part.queue)
-
-
-def _row(call: Call, part: Part) -> dict[str, Any]:
-    found = range_of(call, part)
-    shown = {"shard": part.number, "queue": part.queue.name, "id": id_of(call, part)}
-    if found is None:
-        return {**shown, "first": None, "next": None, "state": "down"}
-    return {**shown, "first": found.first, "next": found.next, "state": "running"}
 
 
 # -- parameters ------------------------------------------------------------------------------------

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from shardmq.broker.controller.access import hash_password
 from shardmq.broker.controller.management.api_error import bad_request, not_found
-from shardmq.broker.controller.management.call import Call, Route, check, existing, put_status
+from shardmq.broker.controller.management.call import (
+    Call,
+    Route,
+    check,
+    existing,
+    long_list,
+    put_status,
+)
 from shardmq.broker.controller.management.resources.limits import limits_of
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.policies import USER_LIMITS
@@ -75,6 +83,16 @@ def _user(call: Call) -> UserPut:
     return existing(call.catalog.users.get(call.part("user")))
 
 
+def _of_path(call: Call, rows: Iterable[dict[str, Any]]) -> Listing:
+    """Return the rows of the user or vhost in the path, which must exist, or else all rows."""
+    parts, wanted = call.request.match_info, {}
+    if "user" in parts:
+        wanted["user"] = _user(call).name
+    if "vhost" in parts:
+        wanted["vhost"] = call.vhost().name
+    return Listing([row for row in rows if wanted.items() <= row.items()])
+
+
 async def whoami(call: Call) -> dict[str, Any]:
     return {"name": call.user.name, "tags": call.user.tags}
 
@@ -135,19 +153,8 @@ async def delete_many(call: Call) -> None:
             check(await call.authority.ask(UserDelete(name)))
 
 
-async def permissions_of_user(call: Call) -> Listing:
-    user = _user(call).name
-    return Listing(
-        [
-            permission_row(put)
-            for key, put in call.catalog.permissions.puts.items()
-            if key[1] == user
-        ]
-    )
-
-
 async def get_permissions(call: Call) -> Listing:
-    return Listing([permission_row(put) for put in call.catalog.permissions.puts.values()])
+    return _of_path(call, map(permission_row, call.catalog.permissions.puts.values()))
 
 
 def _permission(call: Call) -> PermissionPut:
@@ -162,9 +169,8 @@ async def put_permission(call: Call) -> Any:
     body = await call.body(PermissionBody)
     vhost, user = call.part("vhost"), call.part("user")
     existed = (vhost, user) in call.catalog.permissions.puts
-    check(
-        await call.authority.ask(PermissionPut(vhost, user, body.configure, body.write, body.read))
-    )
+    put = PermissionPut(vhost, user, body.configure, body.write, body.read)
+    check(await call.authority.ask(put))
     return put_status(existed)
 
 
@@ -176,67 +182,50 @@ async def delete_permission(call: Call) -> None:
 # -- topic permissions -----------------------------------------------------------------------------
 
 
-def _topic_rows(
-    call: Call, vhost: str | None = None, user: str | None = None, exchange: str | None = None
-) -> list[dict[str, Any]]:
-    wanted = {"vhost": vhost, "user": user, "exchange": exchange}
-    rows = map(topic_permission_row, call.catalog.permissions.topic_puts)
-    return [
-        row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())
-    ]
-
-
 async def get_topic_permissions(call: Call) -> Listing:
-    return Listing(_topic_rows(call))
-
-
-async def topic_permissions_of_user(call: Call) -> Listing:
-    return Listing(_topic_rows(call, user=_user(call).name))
-
-
-async def topic_permissions_of_vhost(call: Call) -> Listing:
-    return Listing(_topic_rows(call, vhost=call.vhost().name))
+    return _of_path(call, map(topic_permission_row, call.catalog.permissions.topic_puts))
 
 
 def _topic_permissions(call: Call) -> list[dict[str, Any]]:
-    return existing(_topic_rows(call, call.part("vhost"), call.part("user")) or None)
+    """Return the topic permissions of the user in the vhost of the path; neither need exist."""
+    wanted = (call.part("vhost"), call.part("user"))
+    puts = call.catalog.permissions.topic_puts
+    return [topic_permission_row(put) for put in puts if (put.vhost, put.user) == wanted]
 
 
 async def get_topic_permission(call: Call) -> Listing:
     """List the topic permissions of a user, for each exchange or for the one in the path."""
     rows, exchange = _topic_permissions(call), call.request.match_info.get("exchange")
+    if not rows:
+        raise not_found()
     return Listing([row for row in rows if exchange in (None, row["exchange"])])
 
 
 async def put_topic_permission(call: Call) -> Any:
     body, vhost, user = await call.body(TopicPermissionBody), call.part("vhost"), call.part("user")
-    existed = bool(_topic_rows(call, vhost, user))
-    check(
-        await call.authority.ask(
-            TopicPermissionPut(vhost, user, body.exchange, body.write, body.read)
-        )
-    )
+    existed = bool(_topic_permissions(call))
+    put = TopicPermissionPut(vhost, user, body.exchange, body.write, body.read)
+    check(await call.authority.ask(put))
     return put_status(existed)
 
 
 async def delete_topic_permission(call: Call) -> None:
     """Delete the topic permissions of a user for all exchanges, or for ?exchange=."""
     exchange, rows = call.request.query.get("exchange"), _topic_permissions(call)
-    if exchange is not None and all(row["exchange"] != exchange for row in rows):
+    if not rows or (exchange is not None and all(row["exchange"] != exchange for row in rows)):
         raise not_found()
-    check(
-        await call.authority.ask(
-            TopicPermissionDelete(call.part("vhost"), call.part("user"), exchange)
-        )
-    )
+    gone = TopicPermissionDelete(call.part("vhost"), call.part("user"), exchange)
+    check(await call.authority.ask(gone))
 
 
 async def delete_topic_permission_of(call: Call) -> None:
     """Delete the topic permission for the exchange in the path; as in RabbitMQ it may be absent."""
-    _topic_permissions(call)
-    vhost, user, exchange = call.part("vhost"), call.part("user"), call.part("exchange")
-    if _topic_rows(call, vhost, user, exchange):
-        check(await call.authority.ask(TopicPermissionDelete(vhost, user, exchange)))
+    exchange, rows = call.part("exchange"), _topic_permissions(call)
+    if not rows:
+        raise not_found()
+    if any(row["exchange"] == exchange for row in rows):
+        gone = TopicPermissionDelete(call.part("vhost"), call.part("user"), exchange)
+        check(await call.authority.ask(gone))
 
 
 PERMISSION = "/api/permissions/{vhost}/{user}"
@@ -245,70 +234,31 @@ ONE_TOPIC = "/api/topic-permissions/{vhost}/{user}/{exchange}"
 
 ROUTES = [
     Route("GET", "/api/whoami", whoami, shows="WhoAmI"),
-    Route("GET", "/api/users", get_all, "administrator", is_long=True, shows=["User"]),
+    long_list("/api/users", get_all, "User", "administrator"),
     Route("POST", "/api/users/bulk-delete", delete_many, "administrator", (), body=NamesBody),
-    Route(
-        "GET",
-        "/api/users/without-permissions",
-        without_permissions,
-        "administrator",
-        is_long=True,
-        shows=["User"],
-    ),
+    long_list("/api/users/without-permissions", without_permissions, "User", "administrator"),
     Route("GET", "/api/users/{user}", get, "administrator", shows="User"),
     Route("PUT", "/api/users/{user}", put, "administrator", body=UserBody),
     Route("DELETE", "/api/users/{user}", delete, "administrator"),
-    Route(
-        "GET",
-        "/api/users/{user}/permissions",
-        permissions_of_user,
-        "administrator",
-        is_long=True,
-        shows=["Permission"],
-    ),
-    Route(
-        "GET",
-        "/api/permissions",
-        get_permissions,
-        "administrator",
-        is_long=True,
-        shows=["Permission"],
-    ),
+    long_list("/api/users/{user}/permissions", get_permissions, "Permission", "administrator"),
+    long_list("/api/permissions", get_permissions, "Permission", "administrator"),
     Route("GET", PERMISSION, get_permission, "administrator", shows="Permission"),
     Route("PUT", PERMISSION, put_permission, "administrator", body=PermissionBody),
     Route("DELETE", PERMISSION, delete_permission, "administrator"),
-    Route(
-        "GET",
-        "/api/topic-permissions",
-        get_topic_permissions,
-        "administrator",
-        is_long=True,
-        shows=["TopicPermission"],
-    ),
-    Route(
-        "GET",
+    long_list("/api/topic-permissions", get_topic_permissions, "TopicPermission", "administrator"),
+    long_list(
         "/api/users/{user}/topic-permissions",
-        topic_permissions_of_user,
+        get_topic_permissions,
+        "TopicPermission",
         "administrator",
-        is_long=True,
-        shows=["TopicPermission"],
     ),
-    Route(
-        "GET",
+    long_list(
         "/api/vhosts/{vhost}/topic-permissions",
-        topic_permissions_of_vhost,
+        get_topic_permissions,
+        "TopicPermission",
         "administrator",
-        is_long=True,
-        shows=["TopicPermission"],
     ),
-    Route(
-        "GET",
-        TOPICS,
-        get_topic_permission,
-        "administrator",
-        is_long=True,
-        shows=["TopicPermission"],
-    ),
+    long_list(TOPICS, get_topic_permission, "TopicPermission", "administrator"),
     Route("PUT", TOPICS, put_topic_permission, "administrator", body=TopicPermissionBody),
     Route("DELETE", TOPICS, delete_topic_permission, "administrator", ("exchange",)),
     Route("GET", ONE_TOPIC, get_topic_permission, "administrator", is_long=True),

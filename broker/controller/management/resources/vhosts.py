@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from shardmq.broker.controller.management.call import Call, Route, check, put_status
+from shardmq.broker.controller.management.call import Call, Route, check, long_list, put_status
 from shardmq.broker.controller.management.metrics.message_stats import depth_details
 from shardmq.broker.controller.management.metrics.stats import Stats
-from shardmq.broker.controller.management.resources.users import permission_row, tags_of
+from shardmq.broker.controller.management.resources.users import get_permissions, tags_of
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -101,24 +101,9 @@ async def delete(call: Call) -> None:
     check(await call.authority.ask(VhostDelete(call.vhost().name)))
 
 
-async def protect(call: Call) -> None:
-    await _protect(call, True)
-
-
-async def unprotect(call: Call) -> None:
-    await _protect(call, False)
-
-
 async def _protect(call: Call, wanted: bool) -> None:
     put = msgspec.structs.replace(call.vhost().put, is_protected=wanted)
     check(await call.authority.ask(put))
-
-
-async def permissions(call: Call) -> Listing:
-    vhost = call.vhost().name
-    return Listing(
-        permission_row(put) for key, put in call.catalog.permissions.puts.items() if key[0] == vhost
-    )
 
 
 async def start(call: Call) -> None:
@@ -127,20 +112,15 @@ async def start(call: Call) -> None:
     call.check_node()
 
 
+PROTECTION = "/api/vhosts/{vhost}/deletion/protection"
+
 ROUTES = [
     Route("POST", "/api/vhosts/{vhost}/start/{node}", start, "administrator"),
-    Route("GET", "/api/vhosts", get_all, is_long=True, shows=["Vhost"]),
+    long_list("/api/vhosts", get_all, "Vhost"),
     Route("GET", "/api/vhosts/{vhost}", get, is_long=True, shows="Vhost"),
     Route("PUT", "/api/vhosts/{vhost}", put, "administrator", body=VhostBody),
     Route("DELETE", "/api/vhosts/{vhost}", delete, "administrator"),
-    Route("POST", "/api/vhosts/{vhost}/deletion/protection", protect, "administrator"),
-    Route("DELETE", "/api/vhosts/{vhost}/deletion/protection", unprotect, "administrator"),
-    Route(
-        "GET",
-        "/api/vhosts/{vhost}/permissions",
-        permissions,
-        "administrator",
-        is_long=True,
-        shows=["Permission"],
-    ),
+    Route("POST", PROTECTION, lambda call: _protect(call, True), "administrator"),
+    Route("DELETE", PROTECTION, lambda call: _protect(call, False), "administrator"),
+    long_list("/api/vhosts/{vhost}/permissions", get_permissions, "Permission", "administrator"),
 ]

@@ -6,21 +6,26 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.groups.groups import Member, Name, Seat, Terms, VirtualQueue
+from shardmq.broker.controller.groups.groups import (
+    Assignment,
+    GroupConsumer,
+    VirtualQueue,
+    VirtualQueueName,
+)
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, check
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.purging import purge as purge_queue
 from shardmq.broker.model.catalog import Vhost
-from shardmq.broker.shared.control import QueueRemove
+from shardmq.broker.shared.control import ConsumeTerms, QueueRemove
 from shardmq.broker.shared.rights import Configure, Read
 
-NOBODY = Terms()  # of a member that has left and still holds shard queues
+NOBODY = ConsumeTerms()  # of a consumer that has left and still holds shard queues
 
 
 def _consumed(call: Call, vhost: Vhost, exchange: str) -> VirtualQueue:
-    return call.context.groups.queues.get(Name(vhost.name, exchange)) or VirtualQueue(
+    return call.context.groups.queues.get(VirtualQueueName(vhost.name, exchange)) or VirtualQueue(
         (), begun=True
     )
 
@@ -33,7 +38,7 @@ def _row(call: Call, vhost: Vhost, exchange: str) -> dict[str, Any]:
         "shards": len(vhost.shard_queues(exchange)),
         "consumers": len(queue.terms()),
         "groups": sorted(queue.groups),
-        "moving": sum(moving for _, _, _, moving in _seats(queue)),
+        "moving": sum(moving for _, _, _, moving in _assignments(queue)),
     }
 
 
@@ -53,11 +58,13 @@ async def get(call: Call) -> dict[str, Any]:
     if not vhost.shard_queues(exchange):
         raise not_found()
     queue = _consumed(call, vhost, exchange)
-    seats = list(_seats(queue))
+    assignments = list(_assignments(queue))
     shown = _row(call, vhost, exchange)
-    shown["shards"] = [_shard(call, vhost, name, seats) for name in vhost.shard_queues(exchange)]
+    shown["shards"] = [
+        _shard(call, vhost, name, assignments) for name in vhost.shard_queues(exchange)
+    ]
     shown["consumers"] = [
-        _consumer(call, member, terms, seats) for member, terms in queue.terms().items()
+        _consumer(call, consumer, terms, assignments) for consumer, terms in queue.terms().items()
     ]
     return shown
 
@@ -89,18 +96,23 @@ def _to_change(call: Call, act: type[Configure | Read]) -> tuple[Vhost, tuple[st
     return vhost, shards
 
 
-def _seats(queue: VirtualQueue) -> Iterator[tuple[Seat, Member, Terms, bool]]:
-    """Yield the owner of each seat, and whether the seat is about to go to another member."""
-    for member, (terms, seat) in queue.fixed.items():
-        yield seat, member, terms, False
+def _assignments(
+    queue: VirtualQueue,
+) -> Iterator[tuple[Assignment, GroupConsumer, ConsumeTerms, bool]]:
+    """Yield the owner of each assignment, and whether another consumer is about to get it."""
+    for consumer, (terms, assignment) in queue.fixed.items():
+        yield assignment, consumer, terms, False
     for group in queue.groups.values():
-        for seat, member in group.held.items():
-            terms = group.members.get(member, NOBODY)
-            yield seat, member, terms, group.assigned.get(seat) != member
+        for assignment, consumer in group.held.items():
+            terms = group.consumers.get(consumer, NOBODY)
+            yield assignment, consumer, terms, group.assigned.get(assignment) != consumer
 
 
 def _shard(
-    call: Call, vhost: Vhost, name: str, seats: list[tuple[Seat, Member, Terms, bool]]
+    call: Call,
+    vhost: Vhost,
+    name: str,
+    assignments: list[tuple[Assignment, GroupConsumer, ConsumeTerms, bool]],
 ) -> dict[str, Any]:
     put = vhost.queues[name]
     owners = [
@@ -111,8 +123,8 @@ def _shard(
             "assignment": terms.assignment,
             "moving": moving,
         }
-        for seat, _, terms, moving in seats
-        if seat.queue == put.id
+        for assignment, _, terms, moving in assignments
+        if assignment.queue == put.id
     ]
     return {
         "queue": name,
@@ -125,12 +137,15 @@ def _shard(
 
 
 def _consumer(
-    call: Call, member: Member, terms: Terms, seats: list[tuple[Seat, Member, Terms, bool]]
+    call: Call,
+    consumer: GroupConsumer,
+    terms: ConsumeTerms,
+    assignments: list[tuple[Assignment, GroupConsumer, ConsumeTerms, bool]],
 ) -> dict[str, Any]:
     held = [
-        call.catalog.queue_by_id(seat.queue)
-        for seat, holder, _, moving in seats
-        if holder == member and not moving
+        call.catalog.queue_by_id(assignment.queue)
+        for assignment, holder, _, moving in assignments
+        if holder == consumer and not moving
     ]
     return {
         "consumer_tag": terms.tag,
@@ -144,7 +159,7 @@ def _consumer(
     }
 
 
-def _channel(call: Call, terms: Terms) -> dict[str, Any]:
+def _channel(call: Call, terms: ConsumeTerms) -> dict[str, Any]:
     info = call.context.presence.connection(terms.owner)
     if info is None:
         return {"number": terms.channel}

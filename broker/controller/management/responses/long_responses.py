@@ -55,7 +55,7 @@ LOCAL: Final = ""  # the address of clients of the Unix socket, which are never 
 log = logging.getLogger(__name__)
 
 
-class Parts(NamedTuple):
+class ResponseBody(NamedTuple):
     """The body of a response, to be made part by part."""
 
     content_type: str
@@ -63,7 +63,7 @@ class Parts(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
-Make = Callable[[], Awaitable[Parts]]
+Make = Callable[[], Awaitable[ResponseBody]]
 
 
 class Recipient:

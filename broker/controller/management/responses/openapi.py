@@ -146,10 +146,7 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
         "tags": [path.split("/")[2]],
         "summary": about[0] if about else f"{route.method} {path}",
         "description": f"For users with the tag {route.tag}.",
-        "parameters": [
-            *_path_parameters(route.path),
-            *_query_parameters(route, path),
-        ],
+        "parameters": _parameters(route, path),
         "responses": {
             **_successes(route, path),
             **{code: {"$ref": f"#/components/responses/{code}"} for code in _ERRORS},
@@ -165,17 +162,13 @@ def _operation(route: Route, path: str) -> dict[str, Any]:
     return operation
 
 
-def _path_parameters(path: str) -> list[Schema]:
-    found = []
-    for name, pattern in PART.findall(path):
+def _parameters(route: Route, path: str) -> list[Schema]:
+    found: list[Schema] = []
+    for name, pattern in PART.findall(route.path):
         schema: Schema = (
             {"enum": pattern.split("|")} if pattern else {"type": "string", "minLength": 1}
         )
         found.append({"name": name, "in": "path", "required": True, "schema": schema})
-    return found
-
-
-def _query_parameters(route: Route, path: str) -> list[Schema]:
     wanted: dict[str, Schema] = {}
     if path == "/api/logs":
         wanted = {"since": _SINCE}
@@ -183,7 +176,7 @@ def _query_parameters(route: Route, path: str) -> list[Schema]:
         wanted = _QUERY if isinstance(route.shows, list) else {"columns": _QUERY["columns"]}
     elif route.query:
         wanted = {name: _DELETE_QUERY[name] for name in route.query}
-    return [{"name": name, "in": "query", "schema": schema} for name, schema in wanted.items()]
+    return found + [{"name": n, "in": "query", "schema": schema} for n, schema in wanted.items()]
 
 
 def _successes(route: Route, path: str) -> Schema:

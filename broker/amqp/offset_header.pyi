@@ -1,3 +1,0 @@
-_Bytes = bytes | bytearray | memoryview
-
-def numbered(blob: _Bytes, offsets: _Bytes, name: bytes, cleaned: bool = False) -> bytes | None: ...

@@ -1,0 +1,108 @@
+"""Facts about one connection: its user, where it comes from, and what its login agreed on.
+
+Data for those who work for the connection. What they do with it is in the other files.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from shardmq.broker.front_door.proxy import Peer
+from shardmq.broker.shared.control import ConnectionInfo
+
+
+class TlsPeer(NamedTuple):
+    """The results of the TLS handshake with a client.
+
+    `name` is the user that the certificate names, or "". `has_certificate` says that a certificate
+    was shown and verified.
+    """
+
+    version: str
+    cipher: str
+    name: str = ""
+    has_certificate: bool = False
+    subject: str = ""
+    issuer: str = ""
+
+    def shown(self) -> dict[str, str]:
+        """Return the fields for listings."""
+        return {
+            "tls_version": self.version,
+            "tls_cipher": self.cipher,
+            "peer_cert_subject": self.subject,
+            "peer_cert_issuer": self.issuer,
+        }
+
+
+class Session:
+    """A connection and its user.
+
+    `id` is used once in the life of this front door. `owner` names the connection in the whole
+    broker.
+    """
+
+    __slots__ = (
+        "auth_mechanism", "channels_max", "client_properties", "connected_at", "frame_bytes_max",
+        "heartbeat_s", "host", "id", "is_open", "name", "owner", "peer_host", "peer_port", "port",
+        "relayed", "tls", "trusted", "user", "vhost",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        owner: str,
+        peer: Peer,
+        address: Any,
+        tls: TlsPeer | None,
+        *,
+        trusted: bool,
+    ) -> None:
+        """Begin a session.
+
+        `address` is the local end of the socket as getsockname() tells it. A `trusted` connection
+        is the controller's: it proves for whom it speaks before it connects, and it counts in no
+        listing and no limit.
+        """
+        self.id = number
+        self.owner = owner
+        self.peer_host, self.peer_port, self.relayed = peer.host, peer.port, peer.relayed
+        self.host, self.port = address[:2] if isinstance(address, tuple) else (address, 0)
+        self.name = f"{self.peer_host}:{self.peer_port} -> {self.host}:{self.port}"
+        self.tls = tls
+        self.trusted = trusted
+        self.connected_at = time.time()
+        # What the handshake of AMQP establishes.
+        self.is_open = False  # connection.open-ok was sent
+        self.user = self.vhost = self.auth_mechanism = ""
+        self.client_properties: dict[str, Any] = {}
+        self.frame_bytes_max = self.channels_max = self.heartbeat_s = 0
+
+    def can(self, capability: str) -> bool:
+        """Return whether the client said in start-ok that it has this capability."""
+        capabilities = self.client_properties.get("capabilities")
+        return isinstance(capabilities, dict) and capabilities.get(capability) is True
+
+    def info(self, channels: int) -> ConnectionInfo:
+        """Return what operators see of a connection that has so many channels."""
+        return ConnectionInfo(
+            owner=self.owner,
+            name=self.name,
+            user=self.user,
+            vhost=self.vhost,
+            peer_host=self.peer_host,
+            peer_port=self.peer_port,
+            host=self.host,
+            port=self.port,
+            protocol="AMQP 0-9-1",
+            auth_mechanism=self.auth_mechanism,
+            tls=self.tls is not None,
+            frame_max=self.frame_bytes_max,
+            channel_max=self.channels_max,
+            heartbeat_s=self.heartbeat_s,
+            connected_at_ms=int(self.connected_at * 1000),
+            client_properties=self.client_properties,
+            channels=channels,
+            **(self.tls.shown() if self.tls is not None else {}),
+        )

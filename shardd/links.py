@@ -1,0 +1,266 @@
+"""Receive and send the messages of a shard, through ZeroMQ and through lanes.
+
+A lane (wire/lane.py) connects the shard with one front door. ZeroMQ connects it with the controller
+and with front doors that have no lane yet, and carries what a lane has no room for. The loop of the
+shard waits here, for messages and for the other descriptors that it registers in `poll`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+
+import zmq
+
+from shardmq.shardd.peers import Outgoing
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
+from shardmq.shardd.wire.recent import RecentKeys
+
+log = logging.getLogger(__name__)
+
+RECONNECT_MS = 10
+# Messages that are unsent at the end may take this long.
+LINGER_MS = 500
+# The constants of zmq are enums: each `&` with one of them costs as much as a call.
+READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
+
+
+class Links:
+    def __init__(self, runtime_dir: str, shard: Shard) -> None:
+        """Accept messages and lanes from now on."""
+        self._shard = shard
+        self.controller = f"ipc://{runtime_dir}/controller.sock"
+        self.poll = select.poll()
+        self._context = zmq.Context()
+        self._inbox = self._socket(zmq.PULL)
+        self._inbox.bind(f"ipc://{runtime_dir}/shard-{shard.number}.sock")
+        self._inbox_fd = self._inbox.fileno()
+        self._inbox_told = True  # the inbox may have messages
+        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._lanes: dict[str, Lane] = {}  # by the endpoint of the front door
+        # By the number and incarnation of the front door; also lanes that have ended.
+        self._lanes_of: dict[tuple[int, int], Lane] = {}
+        self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        # The number and incarnation of processes of another wire version.
+        self._refused, self._refused_joins = RecentKeys(), RecentKeys()
+        self._rings_full = 0  # counted by lanes that are closed
+        self._listener = _listener(runtime_dir, shard.number)
+        for each in (self._inbox, self._listener):
+            if each is not None:
+                self.poll.register(each.fileno(), select.POLLIN)
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        made: zmq.Socket[bytes] = self._context.socket(kind)
+        # The queues of messages are bounded by credit, not by a count.
+        made.setsockopt(zmq.SNDHWM, 0)
+        made.setsockopt(zmq.RCVHWM, 0)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        return made
+
+    def close(self) -> None:
+        for outbox in self._outboxes.values():
+            outbox.close(LINGER_MS)
+        self._inbox.close(0)
+        self._context.term()
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def wait(self, wait_ms: int) -> list[tuple[int, int]]:
+        """Wait for events, unless there is something to take in.
+
+        The descriptor of the inbox reports changes only: a message that is there already does not
+        wake the poll. An inbox that was found empty stays empty until the descriptor reports a
+        change.
+        """
+        if wait_ms and self._inbox_told and self._inbox_speaks():
+            wait_ms = 0
+        for lane in self._heard.values() if wait_ms else ():
+            if not lane.sleep():
+                wait_ms = 0
+                break
+        return self.poll.poll(wait_ms)
+
+    def hear(self, fd: int, now: int) -> bool:
+        """Note that a descriptor is readable; return False if it is none of the links."""
+        lane = self._heard.get(fd)
+        if lane is not None:
+            if not lane.hear():
+                self._lose_lane(lane, now)
+        elif fd == self._inbox_fd:
+            self._inbox_told = True
+        elif self._listener is not None and fd == self._listener.fileno():
+            self._accept_lanes(self._listener)
+        else:
+            return False
+        return True
+
+    def _inbox_speaks(self) -> bool:
+        if self._inbox_told:
+            self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
+        return self._inbox_told
+
+    def receive(self, now: int, most: int) -> int:
+        """Take in up to `most` messages of each link; return how many were taken in."""
+        taken = 0
+        for lane in self._heard.values():
+            taken += self._receive_by_ring(lane, now, most)
+        by_zmq = 0
+        # To ask first is cheaper than to get an exception from an empty inbox.
+        while self._inbox_told and by_zmq < most and self._inbox_speaks():
+            self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
+            by_zmq += 1
+        return taken + by_zmq
+
+    def receive_last(self, now: int, most: int) -> None:
+        """Take in messages that have arrived, whether the inbox has reported them or not."""
+        self._inbox_told = True
+        self.receive(now, most)
+
+    def _receive_by_zmq(self, message: bytes, now: int) -> None:
+        """Take in a message that came through ZeroMQ.
+
+        Messages that came through the ring before it are taken in first.
+        """
+        try:
+            head = envelope.read(message)
+            lane = self._lanes_of.get((head.peer, head.incarnation))
+            if lane is not None:
+                for before in lane.came_by_zmq(head.kind):
+                    self._shard.receive(before, now)
+                lane.let_go()
+            if head.kind != wire.RING:
+                self._shard.receive(message, now)
+        except envelope.OtherVersion as error:
+            self._refuse(message, error)
+        except envelope.WireError as error:
+            log.error("a message was dropped: %s", error)
+
+    def _refuse(self, message: bytes, error: envelope.OtherVersion) -> None:
+        """Log the first message of a process of another wire version, and answer its first Join.
+
+        The process refuses the answer in turn, and logs it.
+        """
+        peer, incarnation = error.head.peer, error.head.incarnation
+        if self._refused.add((peer, incarnation)):
+            log.error("a message was dropped: %s", error)
+        join = envelope.read_control(message) if error.head.kind == wire.CONTROL else None
+        if isinstance(join, wire.Join) and self._refused_joins.add((peer, incarnation)):
+            who = (peer, incarnation, self._shard.epoch, self._shard.number)
+            self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))
+
+    def _receive_by_ring(self, lane: Lane, now: int, most: int) -> int:
+        messages = lane.take(most)
+        for message in messages:
+            try:
+                self._shard.receive(message, now)
+            except envelope.WireError as error:
+                log.error("a message was dropped: %s", error)
+        lane.let_go()
+        return len(messages)
+
+    # -- lanes -------------------------------------------------------------------------------------
+
+    def _accept_lanes(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                offered = accept(listener)
+            except NoLane as error:
+                log.warning("a lane was not made: %s", error)
+                continue
+            if offered is None:
+                return
+            offer, bell, memory = offered
+            if offer.epoch != self._shard.epoch:
+                bell.close()
+                continue
+            who = (offer.peer, offer.incarnation, offer.epoch, self._shard.number)
+            lane = Lane(bell, memory, who, self._outbox(offer.endpoint).send, at_shard=True)
+            self._lanes[offer.endpoint] = self._lanes_of[
+                offer.peer, offer.incarnation
+            ] = self._heard[lane.fd] = lane
+            self.poll.register(lane.fd, select.POLLIN)
+
+    def _lose_lane(self, lane: Lane, now: int) -> None:
+        """Take in the last messages of a front door that is gone, and close its lane.
+
+        Messages that it sent by ZeroMQ may still arrive, and their order with those of the ring
+        counts. So `_lanes_of` keeps the lane until the front door is forgotten.
+        """
+        self._receive_by_ring(lane, now, ALL)
+        self.poll.unregister(lane.fd)
+        del self._heard[lane.fd]
+        self._rings_full += lane.times_full
+        for endpoint in [key for key, value in self._lanes.items() if value is lane]:
+            del self._lanes[endpoint]
+        lane.close()
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def send(self, outgoing: list[Outgoing]) -> None:
+        for endpoint, message in outgoing:
+            lane = self._lanes.get(endpoint)
+            if lane is not None:
+                lane.send(message)
+            else:
+                self._outbox(endpoint).send(joined(message), AT_ONCE)
+
+    def _outbox(self, endpoint: str) -> zmq.Socket[bytes]:
+        found = self._outboxes.get(endpoint)
+        if found is None:
+            found = self._outboxes[endpoint] = self._socket(zmq.PUSH)
+            found.connect(endpoint)
+        return found
+
+    def close_unused(self) -> None:
+        """Close the sockets of peers that left, and forget their lanes."""
+        here = {(peer.number, peer.incarnation) for peer in self._shard.peers.values()}
+        for who in self._lanes_of.keys() - here:
+            del self._lanes_of[who]
+        in_use = (
+            {peer.endpoint for peer in self._shard.peers.values()}
+            | {self.controller}
+            | self._lanes.keys()
+        )
+        for endpoint in self._outboxes.keys() - in_use:
+            self._outboxes.pop(endpoint).close()
+
+    def alarm_from_thread(self, reason: str) -> None:
+        """Tell all peers why publishes must be held back, from another thread than the loop.
+
+        So this uses sockets of its own, and only the parts of a peer that never change.
+        """
+        for peer in list(self._shard.peers.values()):
+            who = (peer.number, peer.incarnation, self._shard.epoch, self._shard.number)
+            self._send_apart(peer.endpoint, who, wire.Alarm(reason))
+
+    def _send_apart(
+        self, endpoint: str, who: tuple[int, int, int, int], what: wire.Control
+    ) -> None:
+        """Send a message on a socket of its own."""
+        outbox = self._socket(zmq.PUSH)
+        outbox.connect(endpoint)
+        outbox.send(envelope.control(*who, what), AT_ONCE)
+        outbox.close(LINGER_MS)
+
+    # -- numbers -----------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        lanes = self._heard.values()
+        return {
+            "ring_bytes": sum(lane.waiting_bytes() for lane in lanes),
+            "ring_full": self._rings_full + sum(lane.times_full for lane in lanes),
+        }
+
+
+def _listener(runtime_dir: str, shard: int) -> socket.socket | None:
+    try:
+        return listen(runtime_dir, shard)
+    except OSError as error:
+        log.warning("no lanes, all goes through ZeroMQ: %s", error)
+        return None

@@ -1,6 +1,0 @@
-class Arrays:
-    nodes: int
-    buffers: int
-    def repeat(self, value: bytes, is_text: bool) -> None: ...
-
-class Sink: ...

@@ -1,0 +1,92 @@
+"""Small reads that come fast share passes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmq.broker.front_door.pace import ALONE_PASSES, AT_ONCE_PASSES, PASSES_HELD_MAX, TIMES_ITS_WORK, Pace, Reads
+
+TICK = 0.001
+MUCH = TICK  # of the processor: half a core and more
+
+
+def test_a_client_that_sends_rarely_never_waits() -> None:
+    pace = Pace(TICK)
+    assert all(pace.distance(now, now) <= 0 for now in (1.0, 1.0 + 2 * TICK, 5.0))
+
+
+def test_small_passes_that_take_much_keep_a_tick_between_them() -> None:
+    pace = Pace(TICK)
+    assert pace.distance(1.0, MUCH) <= 0
+    first = pace.distance(1.0 + TICK / 4, 2 * MUCH)
+    assert abs(first - TICK * 3 / 4) < 1e-9
+    pace.came(2)
+    second = pace.distance(1.0 + TICK + TICK / 4, 3 * MUCH)  # the first one ended at 1 + TICK
+    assert abs(second - TICK * 3 / 4) < 1e-9
+
+
+def test_small_passes_that_take_little_wait_for_as_little() -> None:
+    pace = Pace(TICK)
+    work = TICK / 4 / TIMES_ITS_WORK
+    pace.distance(1.0, 7.0)
+    assert abs(pace.distance(1.0 + TICK / 8, 7.0 + work) - TICK / 8) < 1e-9
+    pace.came(2)
+    assert pace.distance(1.0 + TICK, 7.0 + 2 * work) <= 0
+
+
+def test_a_large_read_is_not_held_up() -> None:
+    pace = Pace(TICK)
+    pace.distance(1.0, MUCH)
+    pace.was_large()
+    assert pace.distance(1.0 + TICK / 4, 2 * MUCH) <= 0
+
+
+def test_who_waits_for_an_answer_to_each_message_waits_for_nobody_else() -> None:
+    """Check how often a publisher that sends one message at a time has to wait.
+
+    Each pass has one message, and the passes come within a tick. Only one pass in a while waits, to
+    find out whether more messages would come.
+    """
+    pace = Pace(TICK)
+    now, waits = 1.0, []
+    for number in range(1 + ALONE_PASSES + 9 * (AT_ONCE_PASSES + 1)):
+        wait = max(pace.distance(now, number * MUCH), 0)
+        waits.append(wait)
+        pace.came(1)
+        now += wait + TICK / 4
+    assert [wait > 0 for wait in waits] == [False] + ALONE_PASSES * [True] + 9 * (AT_ONCE_PASSES * [False] + [True])
+
+
+def test_what_came_together_once_is_waited_for_again() -> None:
+    pace = Pace(TICK)
+    now, waits = 1.0, []
+    for number in range(40):
+        wait = max(pace.distance(now, number * MUCH), 0)
+        waits.append(wait > 0)
+        pace.came(1 + (wait > 0))
+        now += wait + TICK / 4
+    assert waits == [False] + 39 * [True]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=40))
+def test_batches_wait_for_few_passes_and_only_while_every_read_is_full(passes: list[tuple[int, int, bool]]) -> None:
+    reads, waited = Reads(), 0
+    for full, short, is_small in passes:
+        reads.full += full
+        reads.short += short
+        may_wait = reads.may_wait()
+        assert not (may_wait and short) and (full or waited or not may_wait)
+        if may_wait and is_small:
+            waited += full > 0
+        else:
+            reads.held = waited = 0
+        assert reads.held == waited <= PASSES_HELD_MAX
+
+
+def test_after_so_many_passes_nothing_waits() -> None:
+    reads, found = Reads(), []
+    for _ in range(PASSES_HELD_MAX + 1):
+        reads.full += 1
+        found.append(reads.may_wait())
+    assert found == [True] * PASSES_HELD_MAX + [False]

@@ -1,0 +1,198 @@
+"""Metrics have what RabbitMQ's dashboards ask for, in Prometheus' text.
+
+They are few unless more are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pika
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shardmq.broker.controller.management.metrics import object_metrics
+from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from tests.http_api import conftest
+from tests.http_api.conftest import CONNECTION, Api
+from tests.http_api.test_api import make
+from tests.support.real_broker import RealBroker
+
+api = conftest.api
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana-dashboard.json"
+METRIC = re.compile(r"\b(?:rabbitmq|shardmq)_(?!cluster\b)\w+")
+# What the panels of RabbitMQ-Overview ask for and this fixture, without memory limits and disks,
+# has.
+OVERVIEW = [
+    "build_info", "identity_info", "channels", "channels_closed_total", "channels_opened_total", "connections",
+    "connections_closed_total", "connections_opened_total", "erlang_uptime_seconds", "global_consumers",
+    "global_publishers", "queue_messages_ready", "queue_messages_unacked", "queues", "queues_created_total",
+    "queues_declared_total", "queues_deleted_total",
+    *(f"global_messages_{what}_total" for what in (
+        "received", "received_confirm", "routed", "unroutable_dropped", "unroutable_returned", "confirmed", "delivered",
+        "delivered_consume_manual_ack", "delivered_consume_auto_ack", "delivered_get_manual_ack",
+        "delivered_get_auto_ack", "get_empty", "redelivered", "acknowledged",
+    )),
+]  # fmt: skip
+
+
+OF_A_NODE = (
+    "process_open_fds", "process_max_fds", "process_resident_memory_bytes", "resident_memory_limit_bytes",
+    "disk_space_available_bytes", "disk_space_available_limit_bytes", "erlang_uptime_seconds",
+    "stream_consumer_max_offset_lag",
+)  # fmt: skip
+
+
+async def scrape(api: Api, path: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    status, text = await api.call("GET", path)
+    assert status == 200
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    assert sorted(found) == sorted({line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"})
+    return found
+
+
+@pytest.fixture
+async def made(api: Api) -> Api:
+    await make(api)
+    api.login = None  # none is needed
+    return api
+
+
+@pytest.mark.row("M1.2", "M1.3", "M1.4", "M1.6", "M1.7", "M1.10")
+async def test_the_overview_dashboard_finds_its_metrics(made: Api) -> None:
+    found = await scrape(made, "/metrics")
+    assert [name for name in OVERVIEW if f"rabbitmq_{name}" not in found] == []
+    ((labels, value),) = found["rabbitmq_identity_info"]
+    assert (value, labels["rabbitmq_endpoint"]) == (1, "aggregated")
+    assert labels.keys() == {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_cluster_permanent_id", "rabbitmq_endpoint"}
+    assert found["rabbitmq_queue_messages_ready"] == [({}, 6.0)]
+    assert found["rabbitmq_global_messages_received_total"] == [({"protocol": "amqp091"}, 7.0)]
+    assert found["rabbitmq_global_messages_routed_total"] == [({"protocol": "amqp091"}, 10.0)]
+    assert found["rabbitmq_queues_created_total"] == found["rabbitmq_queues"] == [({}, 2.0)]
+    assert found["rabbitmq_channels_closed_total"] == [({}, 2.0)]
+    assert ({"process": "shard-0", "shard": "0"}, 2.0) in found["shardmq_restarts_total"]
+
+
+@pytest.mark.row("M1.8")
+async def test_how_large_messages_are_has_fixed_classes(made: Api) -> None:
+    found = await scrape(made, "/metrics")
+    buckets = {labels["le"]: value for labels, value in found["rabbitmq_message_size_bytes_bucket"]}
+    assert (buckets["64"], buckets["128"], buckets["1.34218e+08"], buckets["+Inf"]) == (2, 6, 6, 7)
+    assert found["rabbitmq_message_size_bytes_count"] == [({}, 7.0)]
+    assert found["rabbitmq_message_size_bytes_sum"] == [({}, 1e9)]
+
+
+@pytest.mark.row("M1.16")
+async def test_more_queues_are_no_more_series_unless_they_are_asked_for(made: Api) -> None:
+    before = {name: len(samples) for name, samples in (await scrape(made, "/metrics")).items()}
+    made.login = ("guest", "guest")
+    for number in range(50):
+        await made.call("PUT", f"/api/queues/%2F/more-{number}", {})
+    assert {name: len(samples) for name, samples in (await scrape(made, "/metrics")).items()} == before
+    assert len((await scrape(made, "/metrics/per-object"))["rabbitmq_queue_messages_ready"]) == 52
+
+
+@pytest.mark.row("M1.1", "M1.13")
+async def test_each_object_has_what_the_sums_are_made_of(made: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_metrics, "SLICE_ROWS", 1)
+    sums, found = await scrape(made, "/metrics"), await scrape(made, "/metrics/per-object")
+    for name in ("queue_messages_ready", "queue_messages_unacked", "queue_messages", "queue_messages_bytes"):
+        assert sum(value for _, value in found[f"rabbitmq_{name}"]) == sums[f"rabbitmq_{name}"][0][1]
+    assert ({"vhost": "/", "queue": "r/s"}, 3.0) in found["rabbitmq_queue_messages_ready"]
+    assert found["rabbitmq_connection_channels"] == [({"vhost": "/", "connection": CONNECTION}, 1.0)]
+    assert found["rabbitmq_channel_prefetch"] == [({"vhost": "/", "channel": f"{CONNECTION} (1)"}, 10.0)]
+
+
+@pytest.mark.row("M1.12")
+async def test_families_come_by_name_and_vhost(made: Api) -> None:
+    made.login = ("guest", "guest")
+    await made.call("PUT", "/api/vhosts/v", {})
+    await made.call("PUT", "/api/queues/v/q", {})
+    path = "/metrics/detailed?family=queue_coarse_metrics&family=exchange_bindings"
+    found = await scrape(made, path)
+    kinds = {f"detailed_queue_messages{which}" for which in ("", "_ready", "_unacked")} | {"cluster_exchange_bindings"}
+    assert found.keys() == {f"rabbitmq_{kind}" for kind in kinds | {"identity_info", "build_info"}}
+    assert {labels["vhost"] for labels, _ in found["rabbitmq_detailed_queue_messages"]} == {"/", "v"}
+    assert ({"vhost": "/", "exchange": "e", "type": "topic"}, 2.0) in found["rabbitmq_cluster_exchange_bindings"]
+    found = await scrape(made, f"{path}&vhost=v")
+    assert [labels for labels, _ in found["rabbitmq_detailed_queue_messages"]] == [{"vhost": "v", "queue": "q"}]
+    assert (await scrape(made, "/metrics/detailed?family=nobody&vhost=x")).keys() == {
+        "rabbitmq_identity_info", "rabbitmq_build_info",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_family_is_text_prometheus_reads_whatever_the_names(made: Api, family: str) -> None:
+    names = ['a"b', "back\\slash", "new\nline", "{x=1}", "ü 漢", "\\n", "100%", "%s"]
+    made.login = ("guest", "guest")
+    for name in names:
+        assert (await made.call("PUT", f"/api/queues/%2F/{quote(name, safe='')}", {}))[0] == 201, name
+    found = await scrape(made, f"/metrics/detailed?family={family}")
+    shown: list[Any] = [labels for samples in found.values() for labels, _ in samples]
+    if "group" in FAMILIES[family].labels:  # of those there are none
+        assert len(found) == 2
+        return
+    if "queue" in FAMILIES[family].labels:
+        assert {labels["queue"] for labels in shown if "queue" in labels} >= {name.replace("\n", "") for name in names}
+    assert len(found) == 2 + len(FAMILIES[family].metrics)
+
+
+@pytest.mark.broker
+@pytest.mark.row("M1.5")
+def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
+    asked = {name for line in _expressions() for name in METRIC.findall(line)}
+    assert len(asked) > 30
+    broker = RealBroker(tmp_path / "data", shards=1)
+    try:
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True)
+            channel.confirm_delivery()
+            # so that there is a store
+            channel.basic_publish("", "q", b"", pika.BasicProperties(delivery_mode=2))
+        with urllib.request.urlopen(f"http://{broker.metrics}/metrics") as answer:
+            text = answer.read().decode()
+        broker.stop()
+    finally:
+        broker.clean_up()
+    there = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    # a histogram's samples have names of their own
+    there |= {line.partition("{")[0] for line in text.splitlines()}
+    assert asked - there == set()
+    assert {f"rabbitmq_{name}" for name in OF_A_NODE} - there == set()
+    _check_sizes(text, published=1)
+
+
+def _check_sizes(text: str, published: int) -> None:
+    """Each message was in a batch, and what was confirmed was synced."""
+    values = {
+        (sample.name, sample.labels.get("process", ""), sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if family.type == "histogram"
+    }
+    for where, process in (("", "shard-0"), ("door_", "front-doors")):
+        assert values[f"shardmq_{where}batch_messages_sum", process, None] == published
+        batches = values[f"shardmq_{where}batch_messages_count", process, None]
+        assert values[f"shardmq_{where}batch_messages_bucket", process, "+Inf"] == batches > 0
+        assert values[f"shardmq_{where}batch_bytes_count", process, None] == batches
+        # a header alone has more
+        assert values[f"shardmq_{where}batch_bytes_bucket", process, "64"] == 0
+    assert values["rabbitmq_message_size_bytes_bucket", "", "64"] == published
+    syncs = values["shardmq_sync_duration_seconds_count", "shard-0", None]
+    assert syncs > 0
+    assert values["shardmq_sync_duration_seconds_sum", "shard-0", None] < 60 * syncs
+
+
+def _expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
