@@ -118,7 +118,12 @@ class DeadLetters:
         if not self._waiting:
             return
         peer = self._choose(peers)
-        while peer is not None and self._waiting and self._has_room():
+        while (
+            peer is not None
+            and self._waiting
+            and self._in_flight < WINDOW_BYTES
+            and self._in_flight_messages < WINDOW_MESSAGES
+        ):
             queue = next(iter(self._waiting))
             del self._waiting[queue]
             if queue.backlog.departures is None or not queue.backlog.departures.waits:
@@ -129,9 +134,6 @@ class DeadLetters:
             self._hand_over_some(peer, queue)
             if queue.backlog.departures.waits:
                 self._waiting[queue] = None
-
-    def _has_room(self) -> bool:
-        return self._in_flight < WINDOW_BYTES and self._in_flight_messages < WINDOW_MESSAGES
 
     def _forget_batch(self, number: int) -> _Batch:
         batch = self._handed.pop(number)

@@ -152,20 +152,6 @@ class QueueRequests:
     def on_unreserve(self, peer: Peer, what: m.Unreserve, now: int) -> None:
         self._registry.reservations.end(peer.number, what.number)
 
-    # -- streams -----------------------------------------------------------------------------------
-
-    def on_inspect_stream(self, peer: Peer, look: m.InspectStream, now: int) -> None:
-        peer.tell(self._streams.inspect(peer, look))
-
-    def on_pull(self, peer: Peer, pull: m.Pull, now: int) -> None:
-        peer.tell(self._streams.pull(peer, pull))
-
-    def on_unwatch(self, peer: Peer, what: m.Unwatch, now: int) -> None:
-        self._streams.unwatch(peer, what)
-
-    def on_store_offset(self, peer: Peer, place: m.StoreOffset, now: int) -> None:
-        peer.tell(self._streams.store_offset(place))
-
     # -- numbers -----------------------------------------------------------------------------------
 
     def on_stats(self, peer: Peer, asked: m.Stats, now: int) -> None:

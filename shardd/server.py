@@ -97,7 +97,7 @@ class Server:
         for fd in (*self._threads.fds, signals.fd, self._lifeline):
             if fd is not None:
                 self._links.poll.register(fd, select.POLLIN)
-        self._links.send([self.shard.greet(self._links.controller)])
+        self._links.send([self.shard.membership.first_words(self._links.controller)])
         status = 1
         try:
             self._serve(signals)

@@ -74,8 +74,9 @@ class Serving:
             if queue.backlog.is_watched:
                 self._watch(queue, now)
             due = queue.next_due()
-            if due is not None:
-                self._set_timer(queue, due)
+            if due is not None and due < self._timer_of.get(queue.id, due + 1):
+                self._timer_of[queue.id] = due
+                heapq.heappush(self._timers, (due, queue.id))
             before = self._given
 
     def _watch(self, queue: Queue, now: int) -> None:
@@ -91,11 +92,6 @@ class Serving:
             self._registry.have_died(queue)
 
     # -- timers ------------------------------------------------------------------------------------
-
-    def _set_timer(self, queue: Queue, due: int) -> None:
-        if due < self._timer_of.get(queue.id, due + 1):
-            self._timer_of[queue.id] = due
-            heapq.heappush(self._timers, (due, queue.id))
 
     def _look_at_timers(self, now: int) -> None:
         for _ in range(TIMERS_PER_TURN):

@@ -61,7 +61,7 @@ class Shard:
         self.registry = registry = Registry(number, epoch, home, consumer_timeout, timeout_closes)
         self._serving = Serving(registry)
         self._consumers = ConsumerRequests(registry, self._serving)
-        self._membership = Membership(registry, self._consumers, pid)
+        self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
         self.syncs = Syncs(registry, no_room)
         self._no_room = no_room
@@ -89,7 +89,7 @@ class Shard:
         The key is the kind of the message, or the type of a control message.
         """
         registry, consumers, requests = self.registry, self._consumers, self._queue_requests
-        membership = self._membership
+        membership = self.membership
         return {
             m.PUBLISH: self._on_publish,
             m.SETTLE: consumers.on_settle,
@@ -125,10 +125,10 @@ class Shard:
             m.Reserve: requests.on_reserve,
             m.Redeem: requests.on_redeem,
             m.Unreserve: requests.on_unreserve,
-            m.InspectStream: requests.on_inspect_stream,
-            m.Pull: requests.on_pull,
-            m.Unwatch: requests.on_unwatch,
-            m.StoreOffset: requests.on_store_offset,
+            m.InspectStream: registry.streams.on_inspect_stream,
+            m.Pull: registry.streams.on_pull,
+            m.Unwatch: registry.streams.on_unwatch,
+            m.StoreOffset: registry.streams.on_store_offset,
             m.Stats: requests.on_stats,
         }
 
@@ -139,13 +139,6 @@ class Shard:
 
     def set_alarm(self, reason: str) -> None:
         self.registry.set_alarm(reason)
-
-    def greet(self, endpoint: str) -> Outgoing:
-        """Return the first Hello to the controller.
-
-        The shard sends it at the start, before the controller has joined.
-        """
-        return self._membership.first_words(endpoint)
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -163,7 +156,7 @@ class Shard:
         if peer is not None and head.epoch == self.epoch and head.incarnation == peer.incarnation:
             self._handlers[head.kind](peer, message, now)
         elif head.kind == m.CONTROL and isinstance(join := envelope.read_control(message), m.Join):
-            self._membership.join(head, join.endpoint, now)
+            self.membership.join(head, join.endpoint, now)
 
     def _on_control(self, peer: Peer, message: envelope.Message, now: int) -> None:
         what = envelope.read_control(message)

@@ -1,4 +1,4 @@
-"""Keep the streams of a shard: open, append, sync and delete them.
+"""Keep the streams of a shard: open, append, sync and delete them, and answer requests about them.
 
 `queues.stream` says what a stream does with its messages. This file knows no socket, no clock and
 no file.
@@ -201,44 +201,43 @@ class Streams:
         queue.attach(reader)
         return reader
 
-    def store_offset(self, place: m.StoreOffset) -> m.Done | m.Refused:
+    def on_store_offset(self, peer: Peer, place: m.StoreOffset, now: int) -> None:
         queue = self.queues.get(place.queue)
         if queue is None:
-            return m.Refused(place.request, 404, "gone")
+            peer.tell(m.Refused(place.request, 404, "gone"))
+            return
         try:
             queue.place(place.name.encode(), place.offset)
         except ValueError as error:
-            return m.Refused(place.request, 406, str(error))
-        self.dirty[queue] = None
-        return m.Done(place.request)
+            peer.tell(m.Refused(place.request, 406, str(error)))
+        else:
+            self.dirty[queue] = None
+            peer.tell(m.Done(place.request))
 
     # -- what exchanges keep -----------------------------------------------------------------------
 
-    def inspect(self, peer: Peer, look: m.InspectStream) -> m.StreamInspected | m.Refused:
+    def on_inspect_stream(self, peer: Peer, look: m.InspectStream, now: int) -> None:
         queue = self.queues.get(look.queue)
         if queue is None:
-            return m.Refused(look.request, 404, "gone")
+            peer.tell(m.Refused(look.request, 404, "gone"))
+            return
         if look.watch:
             queue.watched.setdefault((look.watch, peer.number), [])
         log = queue.log.stream
-        return m.StreamInspected(
-            look.request,
-            log.first_offset,
-            log.next_offset,
-            log.find(look.timestamp),
-            log.find(look.young),
-        )
+        since, young = log.find(look.timestamp), log.find(look.young)
+        peer.tell(m.StreamInspected(look.request, log.first_offset, log.next_offset, since, young))
 
-    def pull(self, peer: Peer, pull: m.Pull) -> m.Pulled | m.Refused:
+    def on_pull(self, peer: Peer, pull: m.Pull, now: int) -> None:
         queue = self.queues.get(pull.queue)
         if queue is None:
-            return m.Refused(pull.request, 404, "gone")
+            peer.tell(m.Refused(pull.request, 404, "gone"))
+            return
         blob, count, after = queue.pull(
             pull.watch, peer.number, pull.offset, pull.stop, pull.bytes_max
         )
-        return m.Pulled(pull.request, count, blob[: 8 * count], blob[8 * count :], after)
+        peer.tell(m.Pulled(pull.request, count, blob[: 8 * count], blob[8 * count :], after))
 
-    def unwatch(self, peer: Peer, what: m.Unwatch) -> None:
+    def on_unwatch(self, peer: Peer, what: m.Unwatch, now: int) -> None:
         queue = self.queues.get(what.queue)
         if queue is not None:
             queue.watched.pop((what.watch, peer.number), None)
@@ -286,11 +285,10 @@ class Streams:
     def _end_purges(self, queue: StreamQueue) -> None:
         purges = self._purges.pop(queue, ())
         all_went = not purges or queue.deleted or queue.purge_now()
-        for purge in purges:
-            purge.peer.tell(
-                m.Done(purge.request, purge.messages)
-                if all_went
-                else _no_room_to_purge(purge.request)
+        stay = "no room on the disk to begin the stream anew: its messages stay"
+        for peer, request, messages in purges:
+            peer.tell(
+                m.Done(request, messages) if all_went else m.Refused(request, m.NO_ROOM, stay)
             )
 
     # -- damage ------------------------------------------------------------------------------------
@@ -369,9 +367,3 @@ class Streams:
                     )
                 )
         return found
-
-
-def _no_room_to_purge(request: int) -> m.Refused:
-    return m.Refused(
-        request, m.NO_ROOM, "no room on the disk to begin the stream anew: its messages stay"
-    )

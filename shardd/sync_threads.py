@@ -12,8 +12,8 @@ import queue
 import select
 import threading
 import time
-from typing import Protocol
 
+from shardmq.shardd.stores import SyncJob
 from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire.histogram import Histogram
@@ -26,10 +26,6 @@ QUICK_SYNC_S = 0.001
 USUAL_OF = 16
 
 
-class Job(Protocol):
-    def run(self) -> None: ...
-
-
 class Syncer:
     """A thread that runs one job at a time; `fd` becomes readable when a job ended."""
 
@@ -38,11 +34,11 @@ class Syncer:
         self.seconds = 0.0
         self.took_us = Histogram()
         self.usual_s = QUICK_SYNC_S  # running average; a new disk does not count as quick
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[SyncJob | Step] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
-    def start(self, job: Job) -> None:
+    def start(self, job: SyncJob | Step) -> None:
         self._jobs.put(job)
 
     def _run(self) -> None:
@@ -52,7 +48,7 @@ class Syncer:
             finally:  # a thread that ends must not leave the owner waiting
                 os.eventfd_write(self.fd, 1)
 
-    def run(self, job: Job) -> None:
+    def run(self, job: SyncJob | Step) -> None:
         """Run the job in the thread of the caller.
 
         A job that fails raises nothing here: the owner of the job finds out when it ends the job.

@@ -12,11 +12,10 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from shardmq.supervisor import modules
 from shardmq.supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
 from shardmq.supervisor.plan import ChildPlan
 
@@ -32,7 +31,6 @@ SYSTEMD_VARIABLES = (
     "LISTEN_PID",
     "LISTEN_FDNAMES",
 )
-SOURCE_ROOT = Path(__file__).absolute().parents[2]
 
 log = logging.getLogger("supervisor")
 
@@ -81,7 +79,6 @@ class Child:
         try:
             section = _section_file(self.plan.section)
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
                 *self.plan.arguments(section),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), lifeline, section, *self.plan.fds, *inherited),
@@ -207,14 +204,8 @@ def _section_file(section: dict[str, Any]) -> int:
 
 
 def _environment(notify_fd: int, lifeline: int) -> dict[str, str]:
-    """Return the environment of a child.
-
-    The variables that systemd sets for the supervisor alone are left out. PYTHONPATH makes the
-    child import its modules from where the supervisor has imported its own.
-    """
-    environment = {key: value for key, value in os.environ.items() if key not in SYSTEMD_VARIABLES}
-    path = environment.get("PYTHONPATH", "")
-    environment["PYTHONPATH"] = f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT)
-    environment[NOTIFY_FD] = str(notify_fd)
-    environment[LIFELINE_FD] = str(lifeline)
-    return environment
+    """Return the environment of a child, without what systemd sets for the supervisor alone."""
+    environment = modules.environment()
+    for name in SYSTEMD_VARIABLES:
+        environment.pop(name, None)
+    return environment | {NOTIFY_FD: str(notify_fd), LIFELINE_FD: str(lifeline)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from shardmq.supervisor import modules
 from shardmq.supervisor.config import SHARDS_MAX, Settings
 
 # Stages are started in this order and drained in the reverse order.
@@ -53,15 +54,8 @@ class ChildPlan:
         return self.kind if self.kind in ("controller", "reader") else f"{self.kind}-{self.index}"
 
     def arguments(self, section_fd: int) -> list[str]:
-        """Return the arguments for the Python interpreter.
-
-        -P keeps Python from importing a folder of the working directory that has the name of one
-        of the packages.
-
-        Args:
-            section_fd: The descriptor of the file that holds the section of the settings.
-        """
-        return ["-P", "-m", self.module, "--config", f"fd:{section_fd}"]
+        """Return the command line. `section_fd` is the file that holds the section."""
+        return modules.command(self.module, "--config", f"fd:{section_fd}")
 
 
 def shard_count(settings: Settings, cores: int) -> int:

@@ -26,7 +26,8 @@ from shardmq.shardd.content cimport (
 )
 
 cdef enum:
-    # Between two bodies: the end of a frame, a deliver with three names of 255 bytes, the head of a header frame.
+    # The bytes between two bodies: the end of a frame, a deliver with three names of 255 bytes, and
+    # the head of a header frame.
     HEAD_BYTES_MAX = 1024
     HEADERS = 1 << 13
     NO_PRIORITY = 255
@@ -104,7 +105,10 @@ cdef inline uint8_t *put_deliver(uint8_t *p, uint32_t channel, const uint8_t *ct
 
 def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
                uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
-    """Return basic.deliver with content for each of `count` stored messages, with tags from `first_tag` on."""
+    """Return basic.deliver with content for each of `count` stored messages.
+
+    The tags count up from `first_tag`.
+    """
     cdef uint32_t part_max = body_part_max(frame_bytes_max), i
     cdef size_t ctag_len = len(consumer_tag), total = 0, left = blob.shape[0]
     cdef const uint8_t *start = &blob[0] if left else NULL
@@ -135,7 +139,10 @@ def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channe
 
 def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consumer_tag not None,
                    uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
-    """Return what deliveries() returns, in parts whose bodies are views into `blob`: large ones are not copied."""
+    """Return what deliveries() returns, in parts.
+
+    Bodies are views into `blob`, so large ones are not copied.
+    """
     cdef const uint8_t[::1] bytes_of = blob
     cdef uint32_t part_max = body_part_max(frame_bytes_max), part, i
     cdef size_t ctag_len = len(consumer_tag), at = 0, left = bytes_of.shape[0], body, end
@@ -193,7 +200,10 @@ cdef uint8_t *put_bodies(uint8_t *p, uint32_t channel, const uint8_t *frame, uin
 
 def passed_on(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, size_t first, size_t count,
               uint16_t channel, bytes consumer_tag not None, uint64_t first_tag, uint32_t frame_bytes_max):
-    """Return basic.deliver with content for each of `count` messages of a Publishes event, from row `first` on."""
+    """Return basic.deliver with content for `count` messages of a Publishes event.
+
+    The first is that of row `first`.
+    """
     cdef uint32_t part_max = body_part_max(frame_bytes_max)
     cdef size_t ctag_len = len(consumer_tag), total = 0, i
     cdef const uint8_t *ctag = <const uint8_t *>PyBytes_AS_STRING(consumer_tag)
@@ -313,10 +323,11 @@ def split(const uint8_t[::1] blob not None, uint32_t count):
     return found
 
 def letters(const uint8_t[::1] blob not None, uint32_t count):
-    """Return each of `count` stored messages back to back as (look, flags, before, middle, after, body).
+    """Return each stored message as (facts, flags, before, middle, after, body).
 
-    `look` decides what becomes of a dead letter: (names, headers without the length before them, expiration or None,
-    delivery mode or 0, priority or 255). The properties are flags, before, headers, middle, expiration, after.
+    `blob` has `count` messages back to back. `facts` decide what becomes of a dead letter: (names,
+    headers without the length before them, expiration or None, delivery mode or 0, priority or
+    255). The properties are flags, before, headers, middle, expiration, after.
     """
     cdef Stored s
     cdef size_t at = 0, left = blob.shape[0]
@@ -347,7 +358,7 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
         end = s.props + s.props_len
         if properties_seek(&walk, 0) < 0 or walk.next != end:  # also where one before it is broken
             raise ValueError("broken properties")
-        look = (
+        facts = (
             PyBytes_FromStringAndSize(<char *>s.names, s.names_len),
             PyBytes_FromStringAndSize(<char *>headers + 4, headers_end - headers - 4) if has_headers else b"",
             PyBytes_FromStringAndSize(<char *>expiration + 1, expiration_end - expiration - 1) if has_expiration else None,
@@ -355,7 +366,7 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
             priority,
         )
         found.append((
-            look,
+            facts,
             get16(s.props),
             PyBytes_FromStringAndSize(<char *>s.props + 2, headers - s.props - 2),
             PyBytes_FromStringAndSize(<char *>headers_end, expiration - headers_end),
@@ -367,7 +378,10 @@ def letters(const uint8_t[::1] blob not None, uint32_t count):
     return found
 
 def fields(const uint8_t[::1] props not None):
-    """Return (bit of its flag, start, end) of each property that is there. Raise ValueError if the list is broken."""
+    """Return (bit of its flag, start, end) of each property that is there.
+
+    Raise ValueError if the list is broken.
+    """
     cdef const uint8_t *start = &props[0] if props.shape[0] else NULL
     cdef Properties walk
     cdef list found = []
@@ -380,7 +394,7 @@ def fields(const uint8_t[::1] props not None):
     return found
 
 
-# -- the header with the offset ----------------------------------------------------------------------
+# -- the header with the offset --------------------------------------------------------------------
 
 
 cdef bint has(const uint8_t *data, uint64_t size, const uint8_t *name, uint64_t name_size) noexcept nogil:
@@ -408,8 +422,8 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
              bint cleaned=False):
     """Return the stored messages of `blob`, each with the header `name` that has its offset.
 
-    `offsets` are u64, little endian, one for each message. Return None when a message may have a header of that name,
-    which must be taken out before (`cleaned`: it was).
+    `offsets` are u64, little endian, one for each message. Return None when a message may have a
+    header of that name; that header must be taken out first, which `cleaned` says was done.
     """
     cdef uint64_t count = offsets.shape[0] // 8, total = blob.shape[0], at = 0, i, here, table, offset
     cdef uint64_t name_size = len(name), pair = 1 + name_size + 9
@@ -461,11 +475,11 @@ def numbered(const uint8_t[::1] blob not None, const uint8_t[::1] offsets not No
     return out[:p - start]
 
 
-# -- delayed messages that are due -------------------------------------------------------------------
+# -- delayed messages that are due -----------------------------------------------------------------
 #
 # As in RabbitMQ's plugin the header `x-delay` stays, with its number negated. So the message does
-# not wait again, and its consumer sees how long it waited. The number keeps its width. A number that
-# cannot be negated so (unsigned and large, text, a fraction) becomes a 0 of its type.
+# not wait again, and its consumer sees how long it waited. The number keeps its width. A number
+# that cannot be negated so (unsigned and large, text, a fraction) becomes a 0 of its type.
 
 
 cdef struct Facts:  # all that decides where a message goes and how it is stored
@@ -479,7 +493,10 @@ cdef struct Facts:  # all that decides where a message goes and how it is stored
 
 
 cdef void negate(uint8_t *value, size_t size) noexcept nogil:
-    """Negate the number of a value in place. `value` begins with its type, and `size` counts both."""
+    """Negate the number of a value in place.
+
+    `value` begins with its type, and `size` counts both.
+    """
     cdef uint8_t kind = value[0]
     cdef uint8_t *number = value + 1
     cdef uint64_t said = 0
@@ -526,7 +543,10 @@ cdef int mend_headers(const uint8_t *entries, size_t size, Facts *facts) noexcep
 
 
 cdef int mend(const uint8_t *props, size_t size, Facts *facts) noexcept nogil:
-    """Mend the delay of one message and fill what decides about it. Return -1 if its properties are broken."""
+    """Mend the delay of one message, and fill in its facts.
+
+    Return -1 if its properties are broken.
+    """
     cdef Properties walk
     cdef int found
     if properties_begin(&walk, props, size) < 0:
@@ -571,10 +591,11 @@ cdef tuple run_of(const Facts *facts, size_t start, size_t stop, uint32_t messag
 
 
 def released(const uint8_t[::1] blob not None, uint32_t count):
-    """Return `count` stored messages as they are to be published again, and runs of neighbours that are alike.
+    """Return `count` stored messages as they are to be published again, and runs that are alike.
 
-    A run is (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255, whether it is alone).
-    A message with more keys (CC, BCC) or an exchange of its own for its dead letter is a run of its own.
+    A run is (start, stop, messages, names, expiration or None, delivery mode or 0, priority or 255,
+    whether it is alone). A message with more keys (CC, BCC) or an exchange of its own for its dead
+    letter is a run of its own.
     """
     cdef size_t total = blob.shape[0], at = 0, start = 0
     cdef uint32_t i, run = 0

@@ -58,9 +58,6 @@ class Facts:
         at = bisect_right(self._firsts, entry & PLACE) - 1
         return self._facts[at] if at >= 0 else 0
 
-    def in_one_run(self, first: int, last: int) -> bool:
-        return bisect_right(self._firsts, first & PLACE) == bisect_right(self._firsts, last & PLACE)
-
     def old(self, entries: array[int], now: int) -> int:
         """Return how many of `entries` have expired before the first that has not.
 
@@ -81,8 +78,9 @@ class Facts:
 
     def before_old(self, block: array[int], now: int) -> array[int]:
         """Return the entries of the block before the first expired one, but at least one entry."""
-        if self.in_one_run(block[0], block[-1]):
-            return block
+        firsts = self._firsts
+        if bisect_right(firsts, block[0] & PLACE) == bisect_right(firsts, block[-1] & PLACE):
+            return block  # all entries have the same fact
         old = (i for i, entry in enumerate(block) if self.is_old(entry, now))
         return block[: next(old, len(block)) or 1]
 

@@ -14,7 +14,8 @@ cdef enum:
     # The first chunk of a queue that was empty: most of 100,000 queues hold a handful of messages.
     SMALL_ENTRIES = 16
     CHUNK_ENTRIES = 4096
-    # Chunks in the middle of a queue of more entries than this are packed: what comes and goes at once never is.
+    # The chunks in the middle of a queue of more entries than this are packed. Messages that come
+    # and go at once never get there.
     DEEP_ENTRIES = 4 * CHUNK_ENTRIES
     # Of one entry: a token without repeats, and its flags.
     PACKED_BYTES_MAX = 10
@@ -61,7 +62,7 @@ cdef inline const uint8_t *get_varint(const uint8_t *at, uint64_t *value) noexce
 
 
 cdef size_t encode(const uint64_t *entries, uint32_t count, uint8_t *to) noexcept nogil:
-    """Bytes written; at most PACKED_BYTES_MAX for each entry."""
+    """Write the packed entries; return how many bytes, at most PACKED_BYTES_MAX for each entry."""
     cdef uint8_t *at = to
     cdef uint64_t place, distance, before = 0, flags = 0
     cdef uint32_t i = 0, j
@@ -84,7 +85,7 @@ cdef size_t encode(const uint64_t *entries, uint32_t count, uint8_t *to) noexcep
 
 
 cdef void decode(const uint8_t *at, uint32_t count, uint64_t *to) noexcept nogil:
-    """The first `count` entries."""
+    """Unpack the first `count` entries."""
     cdef uint64_t token, distance, repeats, place = 0, flags = 0
     cdef uint64_t *stop = to + count
     while to < stop:
@@ -119,7 +120,7 @@ cdef Chunk *new_chunk(uint32_t room) except NULL:
 
 
 cdef inline uint64_t *entries_of(Chunk *chunk) noexcept nogil:
-    """Of one that is not packed."""
+    """Return the entries of a chunk that is not packed."""
     return <uint64_t *> chunk.data + chunk.start
 
 
@@ -129,7 +130,7 @@ cdef void free_chunk(Chunk *chunk) noexcept:
 
 
 cdef void pack(Chunk *chunk) noexcept:
-    """If it is worth it, and there is memory for it."""
+    """Pack a chunk if that is worth it, and if there is memory for it."""
     cdef uint32_t count = chunk.end - chunk.start
     cdef size_t size
     cdef uint8_t *data
@@ -182,7 +183,7 @@ cdef class Ready:
 
     cdef Chunk *head
     cdef Chunk *tail
-    cdef Chunk *done  # no later look for chunks to pack has to begin before this one; NULL: at the head
+    cdef Chunk *done  # the next search for chunks to pack begins here, NULL: at the head
     cdef Py_ssize_t count
 
     def __cinit__(self):
@@ -196,7 +197,7 @@ cdef class Ready:
         return self.count
 
     def held_bytes(self):
-        """Memory for the entries."""
+        """Return the bytes of memory for the entries."""
         cdef Py_ssize_t held = 0
         cdef Chunk *chunk = self.head
         while chunk != NULL:
@@ -214,7 +215,7 @@ cdef class Ready:
         self.count = 0
 
     def push_many(self, array entries not None):
-        """To the end."""
+        """Append entries at the end."""
         cdef Py_ssize_t count = len(entries)
         cdef uint32_t room = SMALL_ENTRIES if self.tail == NULL and count <= SMALL_ENTRIES else CHUNK_ENTRIES
         self.push(<uint64_t *> entries.data.as_ulonglongs, count, room)
@@ -248,7 +249,7 @@ cdef class Ready:
         self.done = chunk
 
     def peek(self, Py_ssize_t most):
-        """The first `most` entries, or all there are; they stay."""
+        """Return the first `most` entries, or all there are; they stay."""
         cdef Py_ssize_t wanted = max(0, min(most, self.count))
         cdef array found = clone(ENTRIES, wanted, False)
         cdef uint64_t *to = <uint64_t *> found.data.as_ulonglongs
@@ -266,7 +267,7 @@ cdef class Ready:
         return found
 
     def first(self):
-        """The first entry, 0 if there is none."""
+        """Return the first entry, or 0 if there is none."""
         return entries_of(self.head)[0] if self.count else 0
 
     def drop(self, Py_ssize_t most):
@@ -301,13 +302,13 @@ cdef class Ready:
         free_chunk(chunk)
 
     def take_all(self):
-        """All entries; none stay."""
+        """Take out all entries and return them."""
         found = self.peek(self.count)
         self.free_all()
         return found
 
     cdef Py_ssize_t count_before(self, uint64_t place) except -1:
-        """How many entries, from the first, are before `place`."""
+        """Return how many entries, from the first on, are before `place`."""
         cdef Py_ssize_t before = 0
         cdef Chunk *chunk = self.head
         cdef uint64_t *data
@@ -330,7 +331,10 @@ cdef class Ready:
         return before
 
     def merge(self, array entries not None):
-        """Put `entries`, ascending, back to their places. Costs as much as there is before the last of them."""
+        """Put `entries`, ascending, back to their places.
+
+        This costs as much as there is before the last of them.
+        """
         cdef Py_ssize_t more = len(entries)
         if not more:
             return
@@ -424,7 +428,8 @@ cdef class DueOrder:
         return 0
 
     def push_many(self, const uint64_t[::1] entries not None, const uint64_t[::1] facts):
-        """Each entry with its fact, which is when it is due, in 64 bits; without facts all are due at once."""
+        """Add each entry with its fact, the time when it is due. Without facts all are due at once.
+        """
         cdef size_t i, added = entries.shape[0]
         if facts is not None and <size_t> facts.shape[0] != added:
             raise ValueError(f"{facts.shape[0]} facts for {added} entries")
@@ -438,11 +443,11 @@ cdef class DueOrder:
             sift_up(self.items, self.count - 1)
 
     def first_due(self):
-        """None: nothing waits."""
+        """Return when the first entry is due, or None if nothing waits."""
         return self.items[0].due if self.count else None
 
     def pop_due(self, uint64_t now, size_t most):
-        """The entries due at `now` or earlier, in their order, `most` at the most."""
+        """Take out the entries due at `now` or earlier, in their order, at most `most`."""
         cdef array found = clone(ENTRIES, min(most, self.count), False)
         cdef uint64_t *to = <uint64_t *> found.data.as_ulonglongs
         cdef size_t taken = 0
@@ -458,7 +463,7 @@ cdef class DueOrder:
         return found[:taken]
 
     def entries(self):
-        """All, in no order."""
+        """Return all entries, in no order."""
         cdef array found = clone(ENTRIES, self.count, False)
         cdef size_t i
         for i in range(self.count):
@@ -471,7 +476,7 @@ cdef class DueOrder:
 
 
 cpdef array merged(array a, array b):
-    """Two arrays of entries, each ascending, as one."""
+    """Return two ascending arrays of entries as one."""
     cdef Py_ssize_t more = len(a), others = len(b), i = 0, j = 0
     cdef array found = clone(ENTRIES, more + others, False)
     cdef uint64_t *to = <uint64_t *> found.data.as_ulonglongs
@@ -490,7 +495,7 @@ cpdef array merged(array a, array b):
 
 
 def marked(array entries not None):
-    """The same entries, REDELIVERED."""
+    """Return the same entries with the flag REDELIVERED."""
     cdef Py_ssize_t count = len(entries), i
     cdef array found = clone(ENTRIES, count, False)
     cdef uint64_t *data = <uint64_t *> entries.data.as_ulonglongs
@@ -501,7 +506,7 @@ def marked(array entries not None):
 
 
 def same_mark(array entries not None, Py_ssize_t start):
-    """Where the run that begins at `start` and is all REDELIVERED, or all not, ends."""
+    """Return where the run from `start` on ends whose entries are all REDELIVERED, or all not."""
     cdef Py_ssize_t count = len(entries), i = start + 1
     cdef uint64_t *data = <uint64_t *> entries.data.as_ulonglongs
     while i < count and (data[i] & 1) == (data[start] & 1):
@@ -510,7 +515,7 @@ def same_mark(array entries not None, Py_ssize_t start):
 
 
 def total(array sizes not None):
-    """The sum of an array of u32."""
+    """Return the sum of an array of u32."""
     cdef uint32_t *data = <uint32_t *> sizes.data.as_uints
     cdef uint64_t found = 0
     cdef Py_ssize_t i
@@ -523,10 +528,11 @@ def judge(const uint64_t[::1] entries not None, const uint64_t[::1] facts, const
           uint64_t now, ttl, unsigned int levels):
     """Return the fact that the queue keeps of each new message, and the entries by priority.
 
-    `facts`: what the publishers said, `priority << 56 | expires_at_ms`, None if nothing. `times`: when each message
-    was published, None if now; all times are ms since the epoch. `ttl`: the queue's own, in ms, or None. A
-    priority above `levels` counts as `levels`. A message goes at the sooner of its own expiry and the queue's, and
-    never before it was offered (Limits.expiry). The second result is a list of (priority, array of entries).
+    `facts` is what the publishers said, `priority << 56 | expires_at_ms`, or None if nothing.
+    `times` is when each message was published, None: now. All times are ms since the epoch. `ttl`
+    is the queue's own, in ms, or None. A priority above `levels` counts as `levels`. A message goes
+    at the sooner of its own expiry and the queue's, and never before it was offered
+    (Limits.expiry). The second result is a list of (priority, array of entries).
     """
     cdef Py_ssize_t count = entries.shape[0], i
     cdef array kept = clone(ENTRIES, count, False), part
@@ -569,7 +575,8 @@ cdef void pick(const uint64_t *entries, const uint64_t *facts, Py_ssize_t count,
 def runs(const uint64_t[::1] entries not None, const uint64_t[::1] facts not None, before):
     """Return the first place and the fact of each run of messages that share a fact.
 
-    `before` is the fact of the last message before these, None if there is none: a run that goes on is not returned.
+    `before` is the fact of the last message before these, None if there is none. A run that only
+    goes on is not returned.
     """
     cdef Py_ssize_t count = entries.shape[0], i, at = 0
     cdef array firsts = array("Q"), kept = array("Q")

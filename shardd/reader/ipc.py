@@ -14,7 +14,7 @@ metadata except the numbers stays the same, so the metadata is laid out once. Th
     68  u32 count | per node i64 rows, i64 nulls
         u32 0 | u32 count | per buffer i64 offset, i64 bytes
 
-Buffers begin at multiples of ALIGNMENT in the body.
+Buffers begin at multiples of 8 in the body.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-ALIGNMENT = 8
 CONTINUED = 0xFFFFFFFF
 # The bytes that end a stream, behind the last batch.
 END = struct.pack("<Ii", CONTINUED, 0)

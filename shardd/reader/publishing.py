@@ -49,7 +49,8 @@ def publish(call: Publish, body: bytes, answer_s: float) -> Answer:
     except Unavailable as error:
         raise Refused(Answer(503, "unavailable", str(error))) from None
     try:
-        outcome = _publish(call, batch, session, answer_s)
+        publishes = publishes_of(batch, call, session.frame_bytes_max)
+        outcome = session.publish(publishes.rows, framed(publishes), answer_s)
     except Closed as closed:
         raise Refused(closed_by(closed, call)) from None
     except Unavailable as error:
@@ -57,11 +58,6 @@ def publish(call: Publish, body: bytes, answer_s: float) -> Answer:
     finally:
         session.close()
     return answer_of(outcome, batch, call)
-
-
-def _publish(call: Publish, batch: Any, session: Session, answer_s: float) -> Outcome:
-    publishes = publishes_of(batch, call, session.frame_bytes_max)
-    return session.publish(publishes.rows, framed(publishes), answer_s)
 
 
 def framed(publishes: Publishes) -> Callable[[], bytearray]:
@@ -248,12 +244,8 @@ def _row(batch: Any, call: Publish, row: int) -> dict[str, Any]:
     return {
         "row": row,
         "exchange": _name(batch, "exchange", row, call.exchange),
-        "routing_key": _key(batch, call, row),
+        "routing_key": _name(batch, "routing_key", row, call.routing_key),
     }
-
-
-def _key(batch: Any, call: Publish, row: int) -> str:
-    return _name(batch, "routing_key", row, call.routing_key)
 
 
 def _name(batch: Any, column: str, row: int, otherwise: str) -> str:

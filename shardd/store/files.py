@@ -149,6 +149,13 @@ def remove_files(files: Files, paths: list[str]) -> None:
                 raise
 
 
+def read_head(files: Files, handle: int, size: int) -> bytes:
+    """Return the first `size` bytes of a file, fewer where it ends before."""
+    data = bytearray(size)
+    with memoryview(data) as view:
+        return bytes(data[: files.read_into(handle, view, 0)])
+
+
 def read_file(files: Files, path: str) -> bytes:
     """Return all bytes of a file, or b"" when there is no such file."""
     try:
@@ -158,10 +165,7 @@ def read_file(files: Files, path: str) -> bytes:
             return b""
         raise
     try:
-        data = bytearray(files.size(handle))
-        with memoryview(data) as view:
-            got = files.read_into(handle, view, 0)
-        return bytes(data[:got])
+        return read_head(files, handle, files.size(handle))
     finally:
         files.close(handle)
 
@@ -173,5 +177,25 @@ def write_file(files: Files, path: str, data: bytes, *, sync: bool = False) -> N
         files.write(handle, data, 0)
         if sync:
             files.sync(handle)
+    finally:
+        files.close(handle)
+
+
+def replace_file(files: Files, path: str, new: str, data: bytes, *, sync: bool) -> None:
+    """Write `data` to the file `new`, and give it the name `path` of an older file."""
+    write_file(files, new, data, sync=sync)
+    files.rename(new, path)
+
+
+def sync_file(files: Files, path: str, *, if_there: bool = False) -> None:
+    """Sync a file by its path. `if_there`: a missing file is no error."""
+    try:
+        handle = files.open(path)
+    except OSError as error:
+        if if_there and is_missing(error):
+            return
+        raise
+    try:
+        files.sync(handle)
     finally:
         files.close(handle)

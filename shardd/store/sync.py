@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from shardmq.shardd.store.errors import StoreFailed
-from shardmq.shardd.store.files import Files, is_missing
+from shardmq.shardd.store.files import Files, is_missing, sync_file
 
 # What the owner of a job has to know when the job ends.
 Noted = TypeVar("Noted")
@@ -55,7 +55,7 @@ class SyncJob(Generic[Noted]):
         for handle in self.handles or ():
             self.files.sync(handle)
         for path in self.paths:
-            self._sync_path(path)
+            sync_file(self.files, path, if_there=True)
         if self.with_directory:
             try:
                 self.files.sync_directory(self.directory)
@@ -64,15 +64,3 @@ class SyncJob(Generic[Noted]):
                     raise
         for step in self.last_steps:
             step.run()
-
-    def _sync_path(self, path: str) -> None:
-        try:
-            handle = self.files.open(path)
-        except OSError as error:
-            if is_missing(error):
-                return
-            raise
-        try:
-            self.files.sync(handle)
-        finally:
-            self.files.close(handle)

@@ -34,7 +34,7 @@ from shardmq.supervisor.cli import (
 )
 from shardmq.supervisor.cli.api import CONFIG, USAGE
 from shardmq.supervisor.cli.command import bound
-from shardmq.supervisor.cli.processes import SOURCE_ROOT
+from shardmq.supervisor.modules import SOURCE_ROOT
 
 STATUSES = (
     "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage;"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from shardmq.supervisor.cli.api import CONFIG, DATA, Api, fail, warn
-from shardmq.supervisor.cli.processes import module_command, module_environment
+from shardmq.supervisor.cli.processes import run_module
 from shardmq.supervisor.config import ConfigError
 from shardmq.supervisor.directories import DataDirectory
 
@@ -163,10 +162,9 @@ def _offline(verb: str, directory: Path, *others: str) -> None:
     except ConfigError as error:
         fail(str(error), CONFIG)
     try:
-        command = module_command(
+        status = run_module(
             "shardmq.broker.controller.stored.offline", verb, str(directory), *others
         )
-        status = subprocess.run(command, env=module_environment(), check=False).returncode
     finally:
         locked.close()
     raise typer.Exit(status)

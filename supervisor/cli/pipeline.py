@@ -5,13 +5,12 @@ The package pyspark_shardmq has the jobs. Each runs in a process of its own.
 
 from __future__ import annotations
 
-import subprocess
 from typing import Annotated
 
 import typer
 
 from shardmq.supervisor.cli.api import CONFIG, fail
-from shardmq.supervisor.cli.processes import module_command, module_environment
+from shardmq.supervisor.cli.processes import run_module
 
 JOBS = {
     "archive": "streams to Parquet files, exactly once",
@@ -50,5 +49,4 @@ def run(
     """
     if name not in JOBS:
         fail(f"no job {name}: there are {', '.join(JOBS)}", CONFIG)
-    command = module_command(f"pyspark_shardmq.jobs.{name}", *context.args)
-    raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)
+    raise typer.Exit(run_module(f"pyspark_shardmq.jobs.{name}", *context.args))

@@ -6,13 +6,13 @@ import inspect
 import json
 import os
 import signal
-import sys
+import subprocess
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from shardmq.supervisor import modules
 from shardmq.supervisor.cli.api import (
     FAILED,
     UNREACHABLE,
@@ -34,7 +34,6 @@ SHARD_COLUMNS = [
     "shard", "pid", "ready", "queues", "live_messages", "live_bytes", "dead_bytes", "disk_bytes",
     "alarm", "warnings",
 ]  # fmt: skip
-SOURCE_ROOT = Path(__file__).absolute().parents[3]
 
 
 def start(**given: str | None) -> None:
@@ -46,9 +45,8 @@ def start(**given: str | None) -> None:
         f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]
     # The supervisor replaces this process, so that a signal reaches the broker.
-    os.execve(
-        sys.executable, module_command("shardmq.supervisor", *arguments), module_environment()
-    )
+    command = modules.command("shardmq.supervisor", *arguments)
+    os.execve(command[0], command, modules.environment())
 
 
 _OPTIONS = [
@@ -113,19 +111,7 @@ def status(api: Api, formatter: Formatter = "table") -> None:
     show(Rows(shards, SHARD_COLUMNS), formatter)
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module.
-
-    -P keeps Python from importing a folder of the working directory that has the name of one of the
-    packages.
-    """
-    return [sys.executable, "-P", "-m", module, *arguments]
-
-
-def module_environment() -> dict[str, str]:
-    """Return an environment in which modules are imported from where shardctl has its own."""
-    path = os.environ.get("PYTHONPATH", "")
-    return {
-        **os.environ,
-        "PYTHONPATH": f"{SOURCE_ROOT}{os.pathsep}{path}" if path else str(SOURCE_ROOT),
-    }
+def run_module(module: str, *arguments: str) -> int:
+    """Run a module in a process of its own and return its exit status."""
+    command = modules.command(module, *arguments)
+    return subprocess.run(command, env=modules.environment(), check=False).returncode

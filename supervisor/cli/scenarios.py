@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from shardmq.supervisor.cli.api import FAILED, fail
-from shardmq.supervisor.cli.processes import SOURCE_ROOT
+from shardmq.supervisor.modules import SOURCE_ROOT
 
 # The place where pyproject.toml installs the folder, below the prefix of Python.
 INSTALLED = Path("share") / "shardmq" / "bench"

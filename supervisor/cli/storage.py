@@ -5,14 +5,13 @@ The store itself reads the files, in a process of its own.
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shardmq.supervisor.cli.api import CONFIG, fail
-from shardmq.supervisor.cli.processes import module_command, module_environment
+from shardmq.supervisor.cli.processes import run_module
 
 Directory = Annotated[
     Path,
@@ -71,5 +70,5 @@ def salvage(directory: Directory, target: Target) -> None:
 def _run(verb: str, directory: Path, *others: Path) -> None:
     if not directory.is_dir():
         fail(f"{directory}: not a directory", CONFIG)
-    command = module_command("shardmq.shardd.store.tools", verb, str(directory), *map(str, others))
-    raise typer.Exit(subprocess.run(command, env=module_environment(), check=False).returncode)
+    paths = map(str, (directory, *others))
+    raise typer.Exit(run_module("shardmq.shardd.store.tools", verb, *paths))

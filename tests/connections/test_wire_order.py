@@ -91,11 +91,14 @@ async def test_nothing_follows_the_close_ok_of_a_connection() -> None:
     assert play.names() == ["Connection.CloseOk"]
 
 
-# -- random histories --------------------------------------------------------------------------------------------------
+# -- random histories ------------------------------------------------------------------------------
 
 
 class History(Consuming):
-    """Consumers that come and go on one channel, and shards that answer and deliver whenever they like."""
+    """Consumers that come and go on one channel.
+
+    Shards answer and deliver whenever they like.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()

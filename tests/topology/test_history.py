@@ -1,4 +1,4 @@
-"""A queue that is bound to an exchange that keeps messages gets each of them once, whenever it came."""
+"""A queue bound to an exchange that keeps messages gets each of them once, at any time."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def begun(made: Catalog, request: Bind) -> Any:
 class World:
     """The shards and the controller, asked by steps. What else happens is up to the test.
 
-    The stream is a list of (stored message, whether its record names the queue). `behind` says how many of the last
-    are not on stable storage yet.
+    The stream is a list of (stored message, whether its record names the queue). `behind` says how
+    many of the last are not on stable storage yet.
     """
 
     def __init__(self, made: Catalog, *messages: bytes) -> None:
@@ -154,20 +154,25 @@ class World:
         return [type(each).__name__ for each in self.asked]
 
 
-# -- random histories --------------------------------------------------------------------------------------------------
+# -- random histories ------------------------------------------------------------------------------
 
 
 class Busy(World):
-    """Two front doors publish while a third one binds: at any time, and what they send arrives later."""
+    """Two front doors publish while a third one binds.
+
+    They publish at any time, and their messages arrive later.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(catalog())
         self.random = random.Random(seed)
         self.number = 0
         self.has_binding = [False, False]
-        self.on_the_way: list[list[tuple[bytes, bytes, bool]]] = [[], []]  # by front door: key, message, for the queue
+        # by front door: key, message, for the queue
+        self.on_the_way: list[list[tuple[bytes, bytes, bool]]] = [[], []]
         self.queue: list[bytes] = []  # bodies, in order
-        self.wanted: list[bytes] = []  # bodies of those that the binding lets through, published so far
+        # bodies of those that the binding lets through, published so far
+        self.wanted: list[bytes] = []
         self.looks = 0
         for _ in range(self.random.randrange(12)):
             self.happen()
@@ -228,7 +233,10 @@ class Busy(World):
 
 
 def play(seed: int) -> None:
-    """Bind at some point of a random history, and compare what the queue has with what a list says."""
+    """Bind at some point of a random history.
+
+    Compare the messages of the queue with what a list says.
+    """
     world = Busy(seed)
     wish = world.random.choice([{"x-from": 0}, {"x-tail": 3}, {"x-head": -1}])
     before: list[bytes] = []
@@ -286,7 +294,7 @@ def test_the_random_histories_catch_a_bind_that(
             play(seed)
 
 
-# -- what is copied, and how -------------------------------------------------------------------------------------------
+# -- what is copied, and how -----------------------------------------------------------------------
 
 
 def test_a_binding_that_exists_brings_nothing_again() -> None:
@@ -367,7 +375,7 @@ def test_what_is_not_on_stable_storage_is_waited_for() -> None:
     assert world.copies() == [(b"a", 0)]
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def test_a_refused_bind_ends_the_watch_and_is_refused() -> None:

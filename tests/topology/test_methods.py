@@ -344,7 +344,8 @@ def test_a_queue_bound_to_an_exchange_that_keeps_messages_gets_its_history_first
     recent = ExchangePut("/", "r", "x-recent-history")
     session = FakeSession(PLAIN, MINE, THEIRS, recent, QueuePut("/", keeping.queue_name("r"), 9, 0))
     assert done(session, Queue.Bind(queue="q", exchange="r", routing_key="k")).name == "Queue.BindOk"
-    assert session.shards.asked == [wire.InspectStream(1, 9, PLAIN.id, 0, 0)] * 2  # before and after the bind
+    # before and after the bind
+    assert session.shards.asked == [wire.InspectStream(1, 9, PLAIN.id, 0, 0)] * 2
     assert session.catalog_link.asked == [Bind("/", "r", "queue", "q", "k", {})]
     assert refused(session, Queue.Bind(queue="theirs", exchange="r")) == LOCKED
     assert refused(session, Queue.Bind(queue="missing", exchange="r"))[0] == 404

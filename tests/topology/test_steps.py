@@ -1,4 +1,4 @@
-"""What the steps of a method say is done, and its outcome, also a failure, comes back to the steps."""
+"""The steps of a method are carried out, and each outcome or failure comes back to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Lane: two ways between two processes, one order, also when one of them dies; and no lane where none can be made."""
+"""A lane has two ways between two processes and one order, also when one of them dies.
+
+There is no lane where none can be made.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ SEEDS = range(60)
 
 
 class End:
-    """The lane as shards and front doors use it: what came through the ring is behind what came by ZeroMQ before it."""
+    """The lane as shards and front doors use it.
+
+    A message through the ring is behind those that came by ZeroMQ before it.
+    """
 
     kind: type[lane.Lane] = lane.Lane
 
@@ -66,7 +72,8 @@ class History(NamedTuple):
 def histories(seed: int, dies: str = "", *, loses: bool = False, kind: type[End] = End) -> list[History]:
     """Return what went to the shard and to the door in a random history.
 
-    The process `dies` dies at some time. With `loses`, the end of what it sent by ZeroMQ is lost with it.
+    The process `dies` dies at some time. With `loses`, the end of what it sent by ZeroMQ is lost
+    with it.
     """
     numbers = random.Random(seed)
     door, shard = ends(kind)

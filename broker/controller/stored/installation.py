@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
+
+from shardmq.broker.controller.stored.room import write_whole
 
 NAME = "installation"
 
@@ -19,15 +20,5 @@ def installation_id(directory: Path) -> uuid.UUID:
         return uuid.UUID(path.read_text().strip())
     except FileNotFoundError:
         made = uuid.uuid4()
-    new = path.with_name(f"{NAME}.new")
-    with new.open("w") as file:
-        file.write(f"{made}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_whole(path, f"{made}\n".encode())
     return made

@@ -92,6 +92,17 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a small file, on stable storage: a crash leaves the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_directory(path.parent)
+
+
 class GrowingLog:
     """A log that is appended to, and replaced whole now and then; it ends at `size`."""
 

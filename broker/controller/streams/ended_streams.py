@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.config import ControllerConfig
+from shardmq.broker.controller.stored.room import write_whole
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges, is_stream
 from shardmq.broker.model.changes import QueuePut
 
@@ -75,12 +75,15 @@ class EndedStreams:
         ended = Ended(queue.vhost, queue.part.exchange, queue.part.index, id_, found.next)
         others = [each for each in self._known() if each.id != id_]
         try:
-            self._write((*others, ended)[-ENDED_MAX:])
+            streams = (*others, ended)[-ENDED_MAX:]
+            text = json.dumps(msgspec.to_builtins(_File(FORMAT, streams)), indent=1) + "\n"
+            write_whole(Path(config.data_dir) / NAME, text.encode())
         except OSError as error:
             log.warning(
                 "shard queue '%s' in vhost '%s' stays for now: %s", queue.name, queue.vhost, error
             )
             return False
+        self._streams = streams
         return True
 
     def _known(self) -> tuple[Ended, ...]:
@@ -99,18 +102,3 @@ class EndedStreams:
                 "%s cannot be read, readers of shards that went are told of a loss: %s", path, error
             )
             return ()
-
-    def _write(self, streams: tuple[Ended, ...]) -> None:
-        directory = Path(self._config_now().data_dir)
-        new = directory / f"{NAME}.new"
-        with new.open("w") as file:
-            file.write(json.dumps(msgspec.to_builtins(_File(FORMAT, streams)), indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(directory / NAME)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        self._streams = streams

@@ -4,13 +4,28 @@
 from libc.stdint cimport uint8_t, uint64_t
 
 from shardmq.shardd.grown cimport Grown
-from shardmq.shardd.store.format.growing cimport Text
 
 cdef enum:
     # All columns there are have 25 and 64.
     NODES_MAX = 32
     BUFFERS_MAX = 80
     REPEATED_MAX = 2
+
+
+# Columns that grow. Zero-filled they are empty; the owner frees their memory.
+cdef struct Text:
+    Grown ends
+    Grown data
+    Grown valid
+    uint64_t rows
+    uint64_t nulls
+
+
+cdef struct Number:
+    Grown values
+    Grown valid
+    uint64_t rows
+    uint64_t nulls
 
 
 cdef struct Node:

@@ -1,12 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loop that turns chunks of a stream into columns: the buffers of Arrow arrays, made directly from the bytes of a window.
+"""Turn chunks of a stream into columns: the buffers of Arrow arrays.
 
-Knows the shape of a chunk (drawn in chunk.pyx), of a stored message (record.pyx) and of AMQP's properties and tables;
-nothing of files but how to read on in one, and nothing of Arrow but how its arrays lie in memory:
+They are made directly from the bytes of a window. The shapes are drawn elsewhere: a chunk in
+chunk.pyx, a stored message in record.pyx, properties and tables in shardd/content.pxd. In memory the
+arrays lie as Arrow has them:
 
-    text, bytes    i32 ends[rows + 1], the first 0 | data back to back | a bit per row that has a value, lowest first
+    text, bytes    i32 ends[rows + 1], the first 0 | data back to back
+                   | a bit per row that has a value, lowest first
     numbers        i32 or i64 [rows] | bits as above
-    headers        i32 ends[rows + 1] of the entries | bits; the entries' key, type and value are columns of their own
+    headers        i32 ends[rows + 1] of the entries | bits;
+                   the entries' key, type and value are columns of their own
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -20,23 +23,6 @@ from shardmq.shardd.content cimport (
 from shardmq.shardd.grown cimport Grown, reserve
 from shardmq.shardd.octets cimport be32, copy_short
 from shardmq.shardd.store.format.chunk_shape cimport CHUNK_HEADER, CUT_OFF, FILTERS, chunk_bytes
-from shardmq.shardd.store.format.growing cimport (
-    Number,
-    Text,
-    clear_text,
-    fill32,
-    fill_bits,
-    fill_number,
-    fill_text,
-    free_text,
-    is_ascii,
-    push32,
-    push64,
-    push_bytes,
-    put_end,
-    put_number,
-    set_bit,
-)
 from shardmq.shardd.store.format.layout cimport RECORD_HEADER, message_bytes, u16, u32, u64
 
 cdef extern from "../../crc32c.h" nogil:
@@ -72,11 +58,12 @@ cdef enum:
     KINDS = 14
     NUMBERS = 3
     TEXTS = 9
-    # Of a chunk, what its length can be told by: its header, and the names of a message that has it alone.
+    # These bytes tell the length of a chunk: its header, and the names of a message that is alone.
     HEAD_BYTES_MAX = CHUNK_HEADER + 4 * FILTERS + 10 + 255
     CACHE_LINE = 64
 
-# Of each property from bit 15 down: its kind, and its place among the columns of that kind (-1: in none).
+# For each property from bit 15 down: its kind, and its place among the columns of that kind, -1 if
+# it has no column.
 cdef int[KINDS] kind_of = [SHORT, SHORT, TABLE, OCTET, OCTET, SHORT, SHORT, SHORT, SHORT, TIME, SHORT, SHORT, SHORT, SHORT]
 cdef int[KINDS] place_of = [0, 1, -1, 0, 1, 2, 3, 4, 5, 2, 6, 7, 8, -1]
 PROPERTY_COLUMNS = (
@@ -91,7 +78,8 @@ cdef uint64_t SECONDS_MAX = 9223372036854
 cdef extern from *:
     """
     #if defined(__GNUC__)
-    /* `found`, by way of a branch that is not taken while `guess` is right: what depends on it need not wait for it. */
+    /* Returns `found`, by way of a branch that is not taken while `guess` is right: the processor
+       then goes on with the guess and does not wait for `found`. */
     static inline uint64_t shardd_guessed(uint64_t found, uint64_t guess) {
         uint64_t right = guess;
         __asm__("" : "+r"(right));
@@ -106,6 +94,123 @@ cdef extern from *:
     #endif
     """
     uint64_t guessed "shardd_guessed"(uint64_t found, uint64_t guess) noexcept nogil
+
+
+# -- columns that grow: `push_` and `fill_` make the room they need, `put_` has it already -----------
+
+
+cdef inline int push32(Grown *grown, int32_t value) except -1 nogil:
+    reserve(grown, 4)
+    memcpy(grown.data + grown.used, &value, 4)
+    grown.used += 4
+    return 0
+
+
+cdef inline int push64(Grown *grown, int64_t value) except -1 nogil:
+    reserve(grown, 8)
+    memcpy(grown.data + grown.used, &value, 8)
+    grown.used += 8
+    return 0
+
+
+cdef inline int fill_bits(Grown *bits, uint64_t rows) except -1 nogil:
+    """Add bits that are not set, until there is one for each of `rows`."""
+    cdef size_t size = (rows + 7) >> 3
+    if size > bits.used:
+        reserve(bits, size - bits.used)
+        memset(bits.data + bits.used, 0, size - bits.used)
+        bits.used = size
+    return 0
+
+
+cdef inline int set_bit(Grown *bits, uint64_t row) except -1 nogil:
+    fill_bits(bits, row + 1)
+    bits.data[row >> 3] |= <uint8_t>(1 << (row & 7))
+    return 0
+
+
+cdef inline int fill32(Grown *grown, uint64_t count, int32_t value) except -1 nogil:
+    cdef int32_t *out
+    cdef uint64_t i
+    reserve(grown, 4 * count)
+    out = <int32_t*>(grown.data + grown.used)
+    for i in range(count):
+        out[i] = value
+    grown.used += 4 * count
+    return 0
+
+
+cdef inline bint is_ascii(const uint8_t *at, size_t size) noexcept nogil:
+    """Return whether all bytes are ASCII. The last word overlaps the one before it."""
+    cdef size_t i = 0
+    cdef uint64_t seen = 0
+    if size >= 8:
+        while i + 8 <= size:
+            seen |= u64(at + i)
+            i += 8
+        seen |= u64(at + size - 8)
+    elif size >= 4:
+        seen = u32(at) | u32(at + size - 4)
+    elif size:
+        seen = at[0] | at[size >> 1] | at[size - 1]
+    return seen & <uint64_t>0x8080808080808080 == 0
+
+
+cdef inline int clear_text(Text *text) except -1 nogil:
+    text.ends.used = text.data.used = text.valid.used = 0
+    text.rows = text.nulls = 0
+    return push32(&text.ends, 0)
+
+
+cdef inline void free_text(Text *text) noexcept:
+    free(text.ends.data)
+    free(text.data.data)
+    free(text.valid.data)
+
+
+cdef inline int push_bytes(Text *text, const uint8_t *at, size_t size) except -1 nogil:
+    """Add one value, without a bit."""
+    reserve(&text.data, size)
+    copy_short(text.data.data + text.data.used, at, size)
+    text.data.used += size
+    text.rows += 1
+    return push32(&text.ends, <int32_t>text.data.used)
+
+
+cdef inline void put_number(Grown *grown, int64_t value) noexcept nogil:
+    (<int64_t*>(grown.data + grown.used))[0] = value
+    grown.used += 8
+
+
+cdef inline void put_end(Text *text) noexcept nogil:
+    """Add the end of one value."""
+    (<int32_t*>(text.ends.data + text.ends.used))[0] = <int32_t>text.data.used
+    text.ends.used += 4
+    text.rows += 1
+
+
+cdef inline int fill_text(Text *text, uint64_t rows) except -1 nogil:
+    """Add rows without a value, until there are `rows`."""
+    cdef uint64_t more = rows - text.rows
+    if more:
+        fill32(&text.ends, more, <int32_t>text.data.used)
+        text.rows = rows
+        text.nulls += more
+    return fill_bits(&text.valid, rows)
+
+
+cdef inline int fill_number(Number *number, uint64_t rows, size_t width) except -1 nogil:
+    cdef uint64_t more = rows - number.rows
+    if more:
+        reserve(&number.values, width * more)
+        memset(number.values.data + number.values.used, 0, width * more)
+        number.values.used += width * more
+        number.rows = rows
+        number.nulls += more
+    return fill_bits(&number.valid, rows)
+
+
+# -- arrays and filters -----------------------------------------------------------------------------
 
 
 cdef struct Word:
@@ -131,7 +236,10 @@ cdef class Arrays:
             free_text(&self.repeated[i].text)
 
     def repeat(self, bytes value, bint is_text) -> None:
-        """A column that says the same in each row: a text, or a number by its bytes."""
+        """Add a column that has the same value in each row.
+
+        `value` is a text, or the bytes of a number.
+        """
         cdef Repeated *repeated = &self.repeated[self.repeats]
         if self.repeats == REPEATED_MAX or self.rows == NULL:
             raise ValueError("two columns may repeat, of a batch that has rows")
@@ -144,7 +252,6 @@ cdef class Arrays:
         self.add_buffer(&repeated.text.data)
 
     cdef int add_node(self, const uint64_t *rows, const uint64_t *nulls, Grown *bits) except -1:
-        """With the buffer of its bits."""
         if self.nodes == NODES_MAX:
             raise ValueError("too many arrays")
         self.node[self.nodes].rows, self.node[self.nodes].nulls = rows, nulls
@@ -166,7 +273,10 @@ cdef class Arrays:
         return self.add_buffer(&text.data)
 
     cdef int settle(self) except -1 nogil:
-        """What repeats, as long as the batch is: made for the longest so far, of which others are the beginning."""
+        """Make the repeated values as many as the rows of the batch.
+
+        They are made for the longest batch so far; a shorter one uses their beginning.
+        """
         cdef int i
         cdef uint64_t row, rows = self.rows[0]
         cdef Repeated *repeated
@@ -190,7 +300,10 @@ cdef class Sink:
     """Takes batch after batch out of compiled code."""
 
     cdef bint take(self) except -1 nogil:
-        """The batch is done; what it was made of is cleared when this returns. Whether there may be another at once."""
+        """Take a batch; return whether another may follow at once.
+
+        The memory of the batch is cleared after this.
+        """
         with gil:
             raise NotImplementedError
 
@@ -208,7 +321,11 @@ cdef class Filter:
     cdef uint64_t since, until
 
     def __init__(self, pattern=None, key=None, exchange=None, since=0, until=(1 << 64) - 1):
-        """`pattern`: of a topic binding, at most 255 bytes; timestamps from `since` on and below `until`, ms."""
+        """Make a filter; what is None lets all messages through.
+
+        `pattern` is one of a topic binding, at most 255 bytes. A chunk passes with a timestamp from
+        `since` on and below `until`, in ms.
+        """
         self.pattern, self.key, self.exchange = pattern, key, exchange
         self.since, self.until = since, until
         self.wanted_key, self.wanted_exchange = _word(key), _word(exchange)
@@ -247,7 +364,11 @@ cdef class Filter:
         return self.count < 0 or self._matches(message + 10 + n, m)
 
     cdef bint _matches(self, const uint8_t *key, size_t size) noexcept nogil:
-        """reached[j]: the first j words of the pattern can stand for the key's words so far."""
+        """Return whether a routing key matches the pattern.
+
+        `reached[j]` says that the first j words of the pattern can stand for the words of the key
+        so far.
+        """
         cdef uint8_t[PATTERN_WORDS + 1] reached
         cdef size_t begin = 0, i
         memset(reached, 0, sizeof(reached))
@@ -296,18 +417,22 @@ cdef inline bint _equal(Word *wanted, const uint8_t *at, size_t size) noexcept n
 
 
 cdef int push_replaced(Text *text, const uint8_t *at, size_t size) except -1 with gil:
-    """A function of its own: one that may take the interpreter's lock does something for it at each call."""
+    """Add a text whose bytes are no UTF-8, with those bytes replaced.
+
+    This is a function of its own because a function that may take the interpreter's lock prepares
+    for it at each call.
+    """
     cdef bytes said = (<const char*>at)[:size].decode("utf-8", "replace").encode()
     return push_bytes(text, <const uint8_t*><const char*>said, len(said))
 
 
 cdef inline int push_text(Text *text, const uint8_t *at, size_t size) except -1 nogil:
-    """As UTF-8, which Arrow asks for: bytes that are none are replaced."""
+    """Add a text as UTF-8, which Arrow asks for: other bytes are replaced."""
     return push_bytes(text, at, size) if is_ascii(at, size) else push_replaced(text, at, size)
 
 
 cdef inline int put_name(Text *text, const uint8_t *at, size_t size) except -1 nogil:
-    """As `push_text`, where there is room for its end."""
+    """Add a text as `push_text` does, where there is room for its end."""
     if not is_ascii(at, size):
         return push_replaced(text, at, size)
     reserve(&text.data, size)
@@ -326,8 +451,10 @@ cdef int _not_well_made() except -1 with gil:
 
 
 cdef class Columns:
-    """Rows of a batch, one after the other out of windows of a segment. The object is kept and used for batch after
-    batch; where a `take` came to is told in its attributes."""
+    """The rows of a batch, taken one after the other out of windows of a segment.
+
+    The object is kept and used for batch after batch. Its attributes say how far a `take` came.
+    """
 
     cdef int wanted
     cdef Filter filter
@@ -339,15 +466,16 @@ cdef class Columns:
     cdef uint64_t headers_nulls
     cdef Text[TEXTS] texts
     cdef Number[NUMBERS] numbers
-    # Where the batch before became full: of the chunk at that position the message with that offset begins there.
+    # Where the last batch became full: the position of the chunk, the offset of the message in it,
+    # and where this message begins.
     cdef uint64_t left_position, left_offset, left_at
     cdef readonly unsigned long long rows
     cdef readonly unsigned long long bytes  # of their stored messages
     cdef readonly unsigned long long position  # of the chunk to go on with
     cdef readonly unsigned long long offset  # of the message to go on with
-    cdef readonly unsigned long long checked  # position of the last chunk that was found good, 0: none
-    cdef readonly unsigned long long base, used  # of the file that many bytes, from there on, are in the window
-    cdef readonly unsigned long long need  # bytes from `position` on that it takes to go on; 0: these were enough
+    cdef readonly unsigned long long checked  # position of the last good chunk, 0: none
+    cdef readonly unsigned long long base, used  # the window: `used` bytes from `base` on
+    cdef readonly unsigned long long need  # bytes needed from `position` on, 0: enough were there
     cdef readonly bint damaged  # there is no good chunk at `position`
     cdef readonly bint full  # the next message would be too much
 
@@ -375,7 +503,6 @@ cdef class Columns:
             free(self.numbers[i].valid.data)
 
     def clear(self) -> None:
-        """No rows."""
         self._clear()
 
     cdef int _clear(self) except -1 nogil:
@@ -400,15 +527,20 @@ cdef class Columns:
              unsigned long long checked, uint32_t salt, unsigned long long offset, unsigned long long limit,
              unsigned long long rows_max, unsigned long long bytes_max, int handle=-1, unsigned long long end=0,
              unsigned long long piece=0, Sink sink=None) -> None:
-        """Add messages from `offset` on and below `limit`, until there are `rows_max` rows or the next would make it more than
-        `bytes_max`, out of the chunks from `position` on in `window`, which holds `used` bytes of the file from `base`. The
-        chunk at `checked` is known to be good.
+        """Add messages from `offset` on and below `limit`, until the batch is full.
 
-        `handle`: a descriptor of the file, of which the first `end` bytes may be read: what follows is read into the window,
-        a chunk at a time, or `piece` bytes where chunks are smaller, so that it is still in the cache when it is looked at.
-        What does not fit or cannot be read is left to the caller, as without one. `base` and `used` say what there is then.
+        It is full with `rows_max` rows, or when the next message would make it more than
+        `bytes_max`. The messages come from the chunks from `position` on in `window`, which holds
+        `used` bytes of the file from `base` on. The chunk at `checked` is known to be good.
 
-        `sink`: full batches go there, until it wants no more at once; then there are no rows, and `full` is said.
+        `handle` is a descriptor of the file, of which the first `end` bytes may be read. The bytes
+        behind the window are then read into it, a chunk at a time, or `piece` bytes where chunks
+        are smaller, so that they are still in the cache when they are looked at. What does not fit
+        or cannot be read is left to the caller, as without a descriptor. `base` and `used` say what
+        the window holds in the end.
+
+        With a `sink` full batches go there, until it wants no more at once. Then there are no rows,
+        and `full` is set.
         """
         cdef uint8_t *data = <uint8_t*>PyByteArray_AS_STRING(window)
         cdef uint64_t size = PyByteArray_GET_SIZE(window)
@@ -425,7 +557,7 @@ cdef class Columns:
                     break
 
     def flush(self, Sink sink not None) -> None:
-        """The rows there are, to the sink."""
+        """Hand the rows to the sink."""
         with nogil:
             self._hand_over(sink)
 
@@ -445,14 +577,17 @@ cdef class Columns:
         return more
 
     cdef bint _is_cut_off(self, uint64_t end, uint64_t limit) noexcept nogil:
-        """The file has more, and the window was all that was missing."""
+        """Return whether the file has more, and only the window was too short."""
         if self.full or self.damaged or self.offset >= limit or self.base + self.used >= end:
             return False
         return self.need != 0 or self.position >= self.base + self.used
 
     cdef bint _read_on(self, int handle, uint64_t end, uint64_t piece, uint8_t *data, uint64_t size) noexcept nogil:
-        """From where it stopped; whether there is more of it in the window than before. What it has of that is read again:
-        so source and target lie alike in their cache lines, for which the kernel's copy is up to twice as fast."""
+        """Read on from `position`; return whether the window now reaches further than before.
+
+        The bytes that the window has from there are read again, so that source and target lie alike
+        in their cache lines: the kernel's copy is then up to twice as fast.
+        """
         cdef uint64_t before = (self.position - <uint64_t>data) % CACHE_LINE, wanted = piece, had = self.base + self.used
         cdef ssize_t got
         # Up to the next chunk's header, which says how much to read then.
@@ -479,7 +614,7 @@ cdef class Columns:
             room = base + used - self.position
             length = chunk_bytes(chunk, room)
             if length == CUT_OFF or length > room:
-                if length == CUT_OFF:  # of a long one the length is checked by what the head of its message says
+                if length == CUT_OFF:  # the head of its message checks the length of a long chunk
                     length = room + HEAD_BYTES_MAX if room >= CHUNK_HEADER else CHUNK_HEADER
                 self.need = length
                 break
@@ -522,7 +657,7 @@ cdef class Columns:
             size = message_bytes(chunk + at, length - at)
             if size == 0:
                 _not_well_made()
-            if steady:  # messages of one length, most likely: where the next begins is known before this one is read
+            if steady:  # most likely all have one length: the next place is known
                 size = guessed(size, before)
             steady = size == before
             before = size
@@ -536,7 +671,7 @@ cdef class Columns:
         return 0
 
     cdef int64_t _begin(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t passed) except -1 nogil:
-        """Where the message behind the first `passed` ones begins."""
+        """Return where the message behind the first `passed` ones begins."""
         cdef uint64_t i, size
         if self.position == self.left_position and self.offset == self.left_offset and self.left_at < length:
             return <int64_t>self.left_at
@@ -548,15 +683,17 @@ cdef class Columns:
         return <int64_t>at
 
     cdef int _leave(self, uint64_t offset, uint64_t at) except -1 nogil:
-        """For the next batch."""
+        """Remember where the next batch begins."""
         self.full = True
         self.left_position, self.left_offset, self.left_at = self.position, offset, at
         return 0
 
     cdef int _take_plain(self, const uint8_t *chunk, uint64_t length, uint64_t at, uint64_t first, uint64_t count,
                          uint64_t rows_max, uint64_t bytes_max) except -1 nogil:
-        """As the loop in `_take`, without filter and of columns for which there is room already: what most who read all
-        of a stream want costs half as much."""
+        """Do what the loop in `_take` does, without a filter, for columns that have room already.
+
+        Most readers want all of a stream, and this way costs half as much.
+        """
         cdef uint64_t rows = min(count, rows_max - self.rows if self.rows < rows_max else 0), i = 0, size, total = 0
         cdef uint64_t bytes_left = bytes_max - self.bytes if self.bytes < bytes_max else 0
         cdef uint64_t before = 0
@@ -592,7 +729,7 @@ cdef class Columns:
 
     cdef void _add_plain(self, uint64_t rows, uint64_t size, size_t value_end, int64_t first,
                          int64_t time_us) noexcept nogil:
-        """So many rows are taken: their numbers, and what is used of the room made for them."""
+        """Fill the numbers of `rows` rows, and count what was used of the room made for them."""
         cdef int64_t *out
         cdef uint64_t i
         self.rows += rows
@@ -613,7 +750,7 @@ cdef class Columns:
             self.value.rows += rows
 
     cdef int _make_room(self, uint64_t count, uint64_t length) except -1 nogil:
-        """For what each row of a chunk takes, once."""
+        """Make room for the columns of `count` rows of a chunk, once."""
         reserve(&self.offsets, 8 * count)
         reserve(&self.timestamps, 8 * count)
         if self.wanted & C_VALUE:
@@ -650,8 +787,8 @@ cdef class Columns:
     cdef int _add_properties(self, const uint8_t *props, size_t size) except -1 nogil:
         """Add a message's properties.
 
-        Columns whose property the message lacks stay behind, until one has it or all are asked for. A property list
-        that is broken ends where it breaks: what follows counts as not given.
+        Columns whose property the message lacks stay behind, until one has it or all are asked for.
+        A broken property list ends where it breaks: what follows counts as not given.
         """
         cdef Properties walk
         cdef int i
@@ -696,7 +833,10 @@ cdef class Columns:
         return fill_bits(&self.headers_valid, rows)
 
     cdef int _add_headers(self, const uint8_t *table, size_t size) except -1 nogil:
-        """Add the entries of a table. A broken one ends it: what is left has no name and the type "?"."""
+        """Add the entries of a table.
+
+        The rest of a broken table becomes one entry without a name and of the type "?".
+        """
         cdef Table entry
         cdef int found
         self._fill_headers(self.rows - 1)
@@ -715,23 +855,23 @@ cdef class Columns:
             push_bytes(&self.header_value, entry.next, entry.end - entry.next)
         return push32(&self.headers, <int32_t>self.header_key.rows)
 
-    # -- what comes of it ------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------
 
     @property
     def first_offset(self) -> int:
-        """Of the first row, where offsets are wanted and there is one."""
+        """The offset of the first row. Raises ValueError without rows or a column of offsets."""
         if not self.rows or not self.wanted & C_OFFSET:
             raise ValueError("there is no offset")
         return (<int64_t*>self.offsets.data)[0]
 
     def arrays(self) -> Arrays:
-        """Of these rows; those of the columns are for `lay_out` to add."""
+        """Return arrays for these rows, without columns: `lay_out` adds those."""
         cdef Arrays found = Arrays.__new__(Arrays)
         found.owner, found.rows = self, <const uint64_t*>&self.rows
         return found
 
     def lay_out(self, int column, Arrays to not None) -> None:
-        """One more column."""
+        """Add the arrays of one column to `to`."""
         cdef const uint64_t *rows = <const uint64_t*>&self.rows
         if column == C_OFFSET or column == C_TIMESTAMP:
             to.add_node(rows, NULL, NULL)
@@ -753,7 +893,7 @@ cdef class Columns:
         return to.add_text(entries, &self.header_value, False)
 
     cdef int _lay_out_properties(self, Arrays to) except -1:
-        """As PROPERTY_COLUMNS names them."""
+        """Add the arrays of the properties, in the order of PROPERTY_COLUMNS."""
         cdef const uint64_t *rows = <const uint64_t*>&self.rows
         cdef Number *number
         cdef int i

@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from shardmq.shardd.store.errors import refuse_newer
-from shardmq.shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.files import Files, is_full, is_missing, sync_file
 from shardmq.shardd.store.format.record import crc32c
 from shardmq.shardd.store.format.segment_file import file_name
 
@@ -60,16 +60,7 @@ class ManifestSync:
 
         A list that was removed meanwhile needs no sync, since it says nothing wrong.
         """
-        try:
-            handle = self.files.open(self.path)
-        except OSError as error:
-            if is_missing(error):
-                return
-            raise
-        try:
-            self.files.sync(handle)
-        finally:
-            self.files.close(handle)
+        sync_file(self.files, self.path, if_there=True)
 
 
 class Manifest:

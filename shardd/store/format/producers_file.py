@@ -13,8 +13,9 @@ import struct
 from dataclasses import dataclass
 
 from shardmq.shardd.store.errors import refuse_newer
-from shardmq.shardd.store.files import Files, is_full
+from shardmq.shardd.store.files import Files, is_full, read_file, replace_file
 from shardmq.shardd.store.format import record
+from shardmq.shardd.store.format.sequences import Sequences
 
 FORMAT = 1
 MAGIC = b"SHMQPROD"
@@ -28,7 +29,7 @@ REWRITE_BYTES = 256 << 10
 
 @dataclass(slots=True, eq=False)
 class Cover:
-    """The block to be written after a sync of the segments.
+    """The block to be written after a sync of the messages that it covers.
 
     `run` is called in the thread of the sync.
     """
@@ -42,7 +43,7 @@ class Cover:
     full: bool = False
 
     def run(self) -> None:
-        """Write the block. On a full disk the segments stay uncovered."""
+        """Write the block. On a full disk the messages stay uncovered."""
         try:
             self._write()
         except OSError as error:
@@ -52,21 +53,64 @@ class Cover:
 
     def _write(self) -> None:
         path = f"{self.directory}/{NAME}"
-        handle = self.files.open(path if self.at else path + ".new", create=True)
+        if not self.at:
+            data = encode_header() + self.block
+            replace_file(self.files, path, f"{path}.new", data, sync=self.sync)
+            if self.sync:
+                self.files.sync_directory(self.directory)
+            return
+        handle = self.files.open(path, create=True)
         try:
-            if not self.at:
-                self.files.truncate(handle, 0)
-            self.files.write(
-                handle, self.block if self.at else encode_header() + self.block, self.at
-            )
+            self.files.write(handle, self.block, self.at)
             if self.sync:
                 self.files.sync(handle)
         finally:
             self.files.close(handle)
-        if not self.at:
-            self.files.rename(path + ".new", path)
-            if self.sync:
-                self.files.sync_directory(self.directory)
+
+
+class ProducersFile:
+    """The file of one store or stream, with the table of the sequences that it has or will have."""
+
+    def __init__(self, files: Files, directory: str, sync: bool) -> None:
+        self.files = files
+        self.directory = directory
+        self.sync = sync
+        self.table = Sequences()
+        self.covered = 0  # the file covers all up to this segment, or below this offset
+        self._end = 0  # size of the file; 0: it is to be written anew
+        self._whole_bytes = 0  # size of the file when it was last written anew
+
+    def recover(self) -> tuple[int, int] | None:
+        """Read the file; return the (start, stop) of the bytes that cannot be read, or None.
+
+        Raises FormatTooNew.
+        """
+        data = read_file(self.files, f"{self.directory}/{NAME}")
+        blocks, end = decode(data)
+        for places, covered in blocks:
+            self.table.add(places)
+            self.covered = max(self.covered, covered)
+        return (end, len(data)) if end < len(data) else None
+
+    def begin(self, covered: int) -> Cover:
+        """Return the job that writes what the table has, up to `covered`; `end` follows its run."""
+        anew = not self._end or self._end > max(REWRITE_BYTES, 2 * self._whole_bytes)
+        block = encode_block(self.table.take_changes(anew), covered)
+        at = 0 if anew else self._end
+        return Cover(self.files, self.directory, self.sync, block, at, covered)
+
+    def end(self, cover: Cover) -> bool:
+        """Note the end of a job; return False if the disk was full."""
+        if cover.full:
+            # A part of the block may be in the file. Only a file that is written anew has all
+            # changes, since the table no longer lists those of this block.
+            self._end = 0
+            return False
+        self.covered = cover.covered
+        self._end = (cover.at or HEADER.size) + len(cover.block)
+        if not cover.at:
+            self._whole_bytes = self._end
+        return True
 
 
 def encode_header() -> bytes:

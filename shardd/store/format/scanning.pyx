@@ -44,8 +44,8 @@ cdef extern from "../../crc32c.h" nogil:
 
 crc32c_start()
 
-# How many bytes a search for good records behind a bad one may run a crc over, per byte of segment: bodies can be
-# made to look like records, and recovery must end.
+# Bytes of which a search for good records behind a bad one may take the crc, per byte of the
+# segment: bodies can be made to look like records, and recovery must end.
 cdef uint64_t RESYNC_CRC_SHARE = 8
 
 # Limits of a record that compaction writes: enough messages to make records few, few enough to
@@ -74,7 +74,7 @@ cdef inline bint pair_set_has(const PairSet *known, uint64_t pair) noexcept nogi
 
 
 cdef inline int pair_set_fill(PairSet *known, const uint8_t *pairs, size_t count) except -1 nogil:
-    """With `count` pairs of 8 bytes, in any order, repeats and zeros among them."""
+    """Fill the set with `count` pairs of 8 bytes, in any order; repeats and zeros are allowed."""
     cdef uint64_t size = 16, pair
     cdef size_t i
     while size < count * 2:
@@ -98,8 +98,12 @@ cdef int add_abstract(Grown *out, const uint8_t *record, uint64_t position, cons
 
 
 def scan(bytearray segment, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
-    """(abstracts, end, holes): the good records of segment[start:stop], where the last of them ends, and the
-    (from, to) of what is bad between good ones. What is bad behind the last good one is a tail, not a hole."""
+    """Return (abstracts, end, holes) of segment[start:stop].
+
+    `abstracts` are those of the good records, `end` is where the last of them ends, `holes` are the
+    (from, to) of bad bytes between good records. Bad bytes behind the last good record are a tail,
+    not a hole.
+    """
     cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(segment)
     cdef uint64_t at = start, end = start, length, bodies = 0
     cdef uint64_t crc_bytes_left = (stop - start) * RESYNC_CRC_SHARE + 4096
@@ -140,8 +144,11 @@ def scan(bytearray segment, unsigned long long start, unsigned long long stop, u
 
 
 def sound_until(bytearray data, unsigned long long start, unsigned long long stop, uint32_t salt) -> tuple:
-    """(end, needed): the records of data[start:stop] are good up to `end`. `needed`: bytes from there on without which
-    the next one cannot be judged; 0: there is none, or it is bad."""
+    """Return (end, needed): the records of data[start:stop] are good up to `end`.
+
+    `needed` is how many bytes from there on the next record needs to be judged, or 0 when there is
+    none, or it is bad.
+    """
     cdef const uint8_t *bytes_of = <const uint8_t*>PyByteArray_AS_STRING(data)
     cdef uint64_t at = start, length
     if stop > <unsigned long long>PyByteArray_GET_SIZE(data):
@@ -161,8 +168,11 @@ def sound_until(bytearray data, unsigned long long start, unsigned long long sto
 
 
 def torn_bytes(bytearray segment, unsigned long long end, unsigned long long stop) -> int:
-    """How much was torn off behind the last good record: 0 when nothing was begun there, else what the broken record says
-    it would have taken, as far as the segment goes."""
+    """Return how many bytes were torn off behind the last good record.
+
+    0 means that nothing was begun there. Otherwise the result is the length that the broken record
+    has in its header, as far as the segment goes.
+    """
     cdef const uint8_t *data = <const uint8_t*>PyByteArray_AS_STRING(segment)
     cdef uint64_t length
     if end + 8 > stop or u64(data + end) == 0:
@@ -207,7 +217,7 @@ cdef int found_reserve(Found *found, size_t more) except -1:
 
 
 cdef class Collector:
-    """Gathers the live entries of the known queues from the abstracts of one segment after another."""
+    """Gathers the live entries of the known queues from abstracts, one segment after another."""
 
     cdef IdTable table
     cdef Found *found
@@ -236,8 +246,11 @@ cdef class Collector:
         free(self.table.slots)
 
     def add(self, bytes abstracts, unsigned long long segment, bytes pairs, unsigned int flags) -> tuple:
-        """(records, messages, references, live references) of one segment. `pairs`: the settled of it, in any order,
-        repeats and nonsense allowed. Raises ValueError when the abstracts are not whole."""
+        """Return (records, messages, references, live references) of one segment.
+
+        `pairs` are its settled pairs, in any order; repeats and nonsense are allowed. Raises
+        ValueError when the abstracts are not whole.
+        """
         cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
         cdef const uint8_t *stop = at + PyBytes_GET_SIZE(abstracts)
         cdef PairSet settled
@@ -278,7 +291,7 @@ cdef class Collector:
         # An abstract is the record without its first 8 bytes.
         fact = fact_of(abstract - 8)
         if u32(abstract + 8) == 0:
-            # What waits at an exchange used to have its priority here; what is too old already needs none.
+            # Messages that wait at an exchange used to have their priority here; old ones need none.
             fact = u64(abstract)
         if fact != 0 and found.facts == NULL:
             found.facts = <uint64_t*>calloc(found.room, 8)
@@ -304,7 +317,7 @@ cdef class Collector:
         return at - before
 
     def take(self) -> list:
-        """An Arrival for each queue that has entries; the memory is theirs now."""
+        """Return an Arrival for each queue that has entries; the memory is theirs now."""
         cdef size_t i
         cdef Found *found
         cdef list arrivals = []
@@ -327,7 +340,7 @@ cdef object moved_out(uint64_t **values, size_t count):
     return result
 
 
-# -- compaction ---------------------------------------------------------------------------------------
+# -- compaction ------------------------------------------------------------------------------------
 
 
 cdef inline int push64(Grown *grown, uint64_t value) except -1 nogil:
@@ -349,9 +362,11 @@ cdef inline bint is_among(const uint32_t *ids, size_t count, uint32_t wanted) no
 
 
 cdef class Survivors:
-    """A new segment's bytes, which begin with `header_bytes` zeros, as one segment after another is added.
+    """The bytes of a new segment, to which one old segment after another is added.
 
-    records, messages, references: of it so far."""
+    They begin with `header_bytes` zeros. `records`, `messages` and `references` count what they
+    hold.
+    """
 
     cdef Grown out, known, placed, ids
     cdef size_t open_at  # of the record that more may be added to, 0: none
@@ -379,10 +394,13 @@ cdef class Survivors:
 
     def add(self, bytearray data, bytes abstracts, unsigned long long number, bytes settled,
             unsigned long long dead_until, array.array queue_ids) -> tuple:
-        """(known, placed): entries of what is left of segment `number`, and what they are in the new one; flags are 0.
+        """Add what is left of segment `number`.
 
-        Nobody needs what is `settled` (pairs), what lies below position `dead_until`, or queues that are not among
-        `queue_ids` (ascending; None: all are). Raises ValueError when `abstracts` are not of these bytes."""
+        Returns (known, placed): the entries of its messages there and in the new segment, with
+        flags of 0. A message is left out if it is `settled` (pairs), if it lies below position
+        `dead_until`, or if it is for queues that are not among `queue_ids` (ascending; None: all
+        are). Raises ValueError when `abstracts` are not of these bytes.
+        """
         cdef const uint8_t *source = <const uint8_t*>PyByteArray_AS_STRING(data)
         cdef uint64_t size = PyByteArray_GET_SIZE(data)
         cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
@@ -415,8 +433,10 @@ cdef class Survivors:
 
     def ranges(self, bytes abstracts, unsigned long long end, bytes settled, unsigned long long dead_until,
                array.array queue_ids) -> list:
-        """(start, stop) of the records of which something is left, neighbours together; the last record ends at `end`.
-        The rest as for `add`."""
+        """Return the (start, stop) of the records of which something is left, neighbours together.
+
+        The last record ends at `end`. The other arguments are as for `add`.
+        """
         cdef const uint8_t *at = <const uint8_t*>PyBytes_AS_STRING(abstracts)
         cdef const uint8_t *stop = at + PyBytes_GET_SIZE(abstracts)
         cdef const uint8_t *pairs = <const uint8_t*>PyBytes_AS_STRING(settled)
@@ -513,7 +533,7 @@ cdef class Survivors:
 
     cdef uint32_t _live_of(self, const uint8_t *abstract, uint32_t queues, uint32_t position, PairSet *gone,
                            const uint32_t *wanted, size_t wanted_count, bint all_wanted) except? 0xFFFFFFFF nogil:
-        """How many queues need it; which: in `ids`."""
+        """Return how many queues need the message; `ids` has these queues."""
         cdef uint32_t i, queue_id, live = 0
         cdef uint64_t pair
         self.ids.used = 0
@@ -545,7 +565,10 @@ cdef class Survivors:
         return 0
 
     cdef bint _goes_on(self, const uint8_t *abstract, uint32_t live, uint64_t total) noexcept nogil:
-        """Whether the next message fits in the open record: the same queues, times, priority and flags."""
+        """Return whether the open record takes the next message.
+
+        Both must have the same queues, times, priority and flags.
+        """
         cdef const uint8_t *record = self.out.data + self.open_at
         if self.open_count >= RECORD_MESSAGES_MAX or self.out.used - self.open_at + total > RECORD_BYTES_MAX:
             return False
@@ -584,7 +607,7 @@ cdef class Survivors:
         return 0
 
     def take(self) -> bytearray:
-        """The bytes. Nothing can be added after this."""
+        """Return the bytes. Nothing can be added after this."""
         cdef bytearray taken = PyByteArray_FromStringAndSize(<char*>self.out.data, self.out.used)
         free(self.out.data)
         memset(&self.out, 0, sizeof(Grown))
@@ -598,10 +621,13 @@ cdef array.array array_of(Grown *values):
     return result
 
 
-# -- finding them again -------------------------------------------------------------------------------
+# -- find moved messages ---------------------------------------------------------------------------
 
 cdef inline Py_ssize_t place_of(const uint64_t *known, Py_ssize_t count, uint64_t wanted, Py_ssize_t hint) noexcept nogil:
-    """Index of `wanted`, or -1. Looks first at `hint`: who asks goes on in order."""
+    """Return the index of `wanted`, or -1.
+
+    `hint` is tried first, since a caller goes on in order.
+    """
     cdef Py_ssize_t low = 0, high = count, middle
     if hint < count and known[hint] == wanted:
         return hint
@@ -615,8 +641,10 @@ cdef inline Py_ssize_t place_of(const uint64_t *known, Py_ssize_t count, uint64_
 
 
 def moved_entries(array.array known, array.array placed, array.array entries, Py_ssize_t start, Py_ssize_t stop):
-    """entries[start:stop], each where `placed` says, with its flags. `known` ascends. KeyError if one is not known:
-    another message in its place would be worse than none."""
+    """Return entries[start:stop], each as `placed` has it, with its flags. `known` ascends.
+
+    Raises KeyError if an entry is not known: another message in its place would be worse than none.
+    """
     cdef const uint64_t *keys = <const uint64_t*>known.data.as_ulonglongs
     cdef const uint64_t *values = <const uint64_t*>placed.data.as_ulonglongs
     cdef const uint64_t *wanted = <const uint64_t*>entries.data.as_ulonglongs
@@ -632,7 +660,10 @@ def moved_entries(array.array known, array.array placed, array.array entries, Py
 
 
 def moved_pairs(array.array known, array.array placed, unsigned long long number, bytes pairs) -> bytes:
-    """Pairs of segment `number` as they are where its messages went; those of messages that went nowhere are left out."""
+    """Return the pairs of segment `number` as they are in the segment its messages went to.
+
+    The pairs of messages that went nowhere are left out.
+    """
     cdef const uint64_t *keys = <const uint64_t*>known.data.as_ulonglongs
     cdef const uint64_t *values = <const uint64_t*>placed.data.as_ulonglongs
     cdef const uint8_t *data = <const uint8_t*>PyBytes_AS_STRING(pairs)
@@ -650,8 +681,11 @@ def moved_pairs(array.array known, array.array placed, unsigned long long number
 
 
 def moved_again(array.array known, array.array between, array.array from_there, array.array placed) -> tuple:
-    """`known` messages went to `between` once, and `from_there` to `placed` now: (known, placed) of those that are in
-    both. All ascend."""
+    """Return (known, placed) of messages that were moved twice.
+
+    The messages `known` went to `between` once, and those of `from_there` go to `placed` now. The
+    result has the messages that are in both. All arrays ascend.
+    """
     cdef const uint64_t *old = <const uint64_t*>known.data.as_ulonglongs
     cdef const uint64_t *via = <const uint64_t*>between.data.as_ulonglongs
     cdef const uint64_t *start = <const uint64_t*>from_there.data.as_ulonglongs

@@ -9,12 +9,7 @@ from __future__ import annotations
 from array import array
 
 from shardmq.shardd.store.files import is_full
-from shardmq.shardd.store.segments.compaction import (
-    Merged,
-    ReclaimJob,
-    bytes_max_alone,
-    source_of,
-)
+from shardmq.shardd.store.segments.compaction import Merged, ReclaimJob, bytes_max_alone, source_of
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments
 

@@ -19,17 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shardmq.shardd.store.files import Files, read_file
-from shardmq.shardd.store.format.producers_file import (
-    HEADER,
-    NAME,
-    REWRITE_BYTES,
-    Cover,
-    decode,
-    encode_block,
-)
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.format.producers_file import Cover, ProducersFile
 from shardmq.shardd.store.format.segment_file import NO_CHAIN
-from shardmq.shardd.store.format.sequences import Screened, Sequences
+from shardmq.shardd.store.format.sequences import Screened
 from shardmq.shardd.store.segments.segment import Segment
 
 # Producers that one store remembers, counted once for each queue. When there are more, the half
@@ -48,18 +41,18 @@ class Producers:
     """The producers of one store: their table, its file, and the segments not covered yet."""
 
     def __init__(self, files: Files, directory: str, sync: bool) -> None:
-        self.files = files
-        self.directory = directory
-        self.sync = sync
-        self.table = Sequences()
+        self.file = ProducersFile(files, directory, sync)
+        self.table = self.file.table
         self.uncovered: dict[Segment, None] = {}  # sealed segments, some of them dead
-        self.covered = 0  # the highest number of a segment whose sequences are in the file
         self._covering: list[Segment] = []  # the segments of the cover that runs
-        self._end = 0  # end of the file; 0: the file is to be written anew
-        self._whole_bytes = 0  # size of the file when it was last written anew
         self._forgotten: set[int] = set()  # ids of queues that are gone
         self._seen: dict[int, int] = {}  # where the scanned segments end, by number
         self._trusting = True
+
+    @property
+    def covered(self) -> int:
+        """The highest number of a segment whose sequences are in the file."""
+        return self.file.covered
 
     # -- a batch -----------------------------------------------------------------------------------
 
@@ -114,42 +107,19 @@ class Producers:
             return None
         segments = self._covering = list(self.uncovered)
         self.uncovered = {}
-        anew = not self._end or self._end > max(REWRITE_BYTES, 2 * self._whole_bytes)
-        covered = max(self.covered, *(segment.number for segment in segments))
-        block = encode_block(self.table.take_changes(anew), covered)
-        at = 0 if anew else self._end
-        return Cover(self.files, self.directory, self.sync, block, at, covered)
+        return self.file.begin(max(self.covered, *(segment.number for segment in segments)))
 
     def end(self, cover: Cover) -> list[Segment]:
         """End a cover after its `run`; return the segments that may go now."""
         segments, self._covering = self._covering, []
-        if cover.full:
-            # A part of the block may be in the file. Only a file that is written anew has all
-            # changes.
-            self._end = 0
+        if not self.file.end(cover):
             self.uncovered = dict.fromkeys([*segments, *self.uncovered])
             return []
-        self.covered = cover.covered
-        self._end = (cover.at or HEADER.size) + len(cover.block)
-        if not cover.at:
-            self._whole_bytes = self._end
         for segment in segments:
             segment.in_sequence = False
         return segments
 
     # -- recovery ----------------------------------------------------------------------------------
-
-    def recover(self) -> tuple[int, int] | None:
-        """Read the file; return the (start, stop) of the bytes that cannot be read, or None.
-
-        Raises FormatTooNew.
-        """
-        data = read_file(self.files, f"{self.directory}/{NAME}")
-        blocks, end = decode(data)
-        for places, covered in blocks:
-            self.table.add(places)
-            self.covered = max(self.covered, covered)
-        return (end, len(data)) if end < len(data) else None
 
     def found(
         self, segment: Segment, data: bytearray, abstracts: bytes, holes: list[tuple[int, int]]

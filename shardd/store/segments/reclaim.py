@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardmq.shardd.store.files import Files, is_full, is_missing, remove_files
+from shardmq.shardd.store.files import Files, is_full, is_missing, read_head, remove_files
 from shardmq.shardd.store.format.manifest import Manifest
 from shardmq.shardd.store.format.segment_file import HEADER_BYTES, decode_header, file_name
 from shardmq.shardd.store.segments.segment import Segment
@@ -141,9 +141,7 @@ class Reclaimer:
             self.files.close(handle)
 
     def _numbers_in(self, handle: int) -> tuple[int, int]:
-        head = bytearray(HEADER_BYTES)
-        with memoryview(head) as view:
-            header = decode_header(head[: self.files.read_into(handle, view, 0)])
+        header = decode_header(read_head(self.files, handle, HEADER_BYTES))
         return (header[3] or header[0], header[0]) if header else (0, 0)
 
     def unlasting(self) -> list[Spare]:

@@ -29,6 +29,7 @@ from shardmq.shardd.store.files import (
     is_full,
     is_missing,
     read_file,
+    read_head,
     remove_files,
     write_file,
 )
@@ -107,7 +108,7 @@ def recover(
     reader = Reader(files, directory, sync, producers)
     manifest = reclaimer.manifest
     listed = set(manifest.read(read_file(files, f"{directory}/{manifests.NAME}")))
-    unread = producers.recover() if producers is not None else None
+    unread = producers.file.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
     collector = scanning.Collector(queue_ids, frozenset(timed))
     found = Found(
@@ -132,9 +133,12 @@ def recover(
         if loaded is not None and loaded.segment.capacity:
             pairs = reader.load_acks(loaded.segment)
             fresh = state is not None and number < state.next_number
-            count_in(collector, loaded, pairs, 0 if fresh else REDELIVERED)
-            found.segments.append(loaded.segment)
-            messages += loaded.segment.messages
+            segment, flags = loaded.segment, 0 if fresh else REDELIVERED
+            segment.records, segment.messages, segment.references, segment.live = collector.add(
+                loaded.abstracts, number, pairs, flags
+            )
+            found.segments.append(segment)
+            messages += segment.messages
         bytes_done += reader.sizes[number]
         if progress is not None:
             progress(bytes_done, bytes_total, messages)
@@ -188,12 +192,6 @@ def missing(
     return [Damage(file_name("msgs", number), "missing", 0, 0) for number in sorted(gone)]
 
 
-def count_in(collector: scanning.Collector, loaded: Loaded, pairs: bytes, flags: int) -> None:
-    segment = loaded.segment
-    counts = collector.add(loaded.abstracts, segment.number, pairs, flags)
-    segment.records, segment.messages, segment.references, segment.live = counts
-
-
 def mark(arrivals: list[record.Arrival], state: State | None) -> None:
     for arrival in arrivals if state is not None and state.marks else ():
         marks = state.marks.get(arrival.queue_id) if state is not None else None
@@ -238,9 +236,7 @@ class Reader:
         handle = self.files.open(f"{self.directory}/{file_name('msgs', number)}", read_only=True)
         try:
             self.sizes[number] = self.files.size(handle)
-            head = bytearray(HEADER_BYTES)
-            with memoryview(head) as view:
-                return decode_header(head[: self.files.read_into(handle, view, 0)])
+            return decode_header(read_head(self.files, handle, HEADER_BYTES))
         finally:
             self.files.close(handle)
 
@@ -255,9 +251,7 @@ class Reader:
         handle = self.files.open(path, read_only=not repair)
         try:
             size = self.files.size(handle)
-            head = bytearray(min(HEADER_BYTES, size))
-            with memoryview(head) as view:
-                self.files.read_into(handle, view, 0)
+            head = read_head(self.files, handle, HEADER_BYTES)
             header = decode_header(head)
             damage: list[Damage] = []
             if header is None and any(head) and (salt := self._salt_told(number)) is not None:

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 
 from shardmq.shardd.store.errors import refuse_newer
-from shardmq.shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.files import Files, is_full, read_file, replace_file, sync_file
 from shardmq.shardd.store.format import record
 
 FORMAT = 1
@@ -121,13 +121,8 @@ class Returns:
     def _write_all(self, files: Files, directory: str, placed: Placed) -> None:
         keys = [(queue_id, place) for queue_id, times in self.times.items() for place in times]
         data = encode_header() + (self._block(keys, placed) if keys else b"")
-        handle = files.open(f"{directory}/{NAME}.new", create=True)
-        try:
-            files.truncate(handle, 0)
-            files.write(handle, data, 0)
-        finally:
-            files.close(handle)
-        files.rename(f"{directory}/{NAME}.new", f"{directory}/{NAME}")
+        path = f"{directory}/{NAME}"
+        replace_file(files, path, f"{path}.new", data, sync=False)
         self._end = len(data)
         self._anew = False
         self._changed.clear()
@@ -138,11 +133,7 @@ class Returns:
         Counts may be lost while the store lives, but not at a clean stop.
         """
         if self._end:
-            handle = files.open(f"{directory}/{NAME}")
-            try:
-                files.sync(handle)
-            finally:
-                files.close(handle)
+            sync_file(files, f"{directory}/{NAME}")
 
     def _block(self, keys: list[tuple[int, int]], placed: Placed) -> bytes:
         places = placed(array("Q", [place for _, place in keys]))
@@ -156,20 +147,7 @@ class Returns:
 
 def read(files: Files, directory: str) -> dict[tuple[int, int], int]:
     """Return the counts in the file, by queue id and entry. Raises FormatTooNew."""
-    path = f"{directory}/{NAME}"
-    try:
-        handle = files.open(path, read_only=True)
-    except OSError as error:
-        if is_missing(error):
-            return {}
-        raise
-    try:
-        data = bytearray(files.size(handle))
-        with memoryview(data) as view:
-            got = files.read_into(handle, view, 0)
-    finally:
-        files.close(handle)
-    return decode(bytes(data[:got]))
+    return decode(read_file(files, f"{directory}/{NAME}"))
 
 
 def encode_header() -> bytes:

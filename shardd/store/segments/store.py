@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Closed, DiskFull
-from shardmq.shardd.store.files import Files, OsFiles
+from shardmq.shardd.store.files import Files, OsFiles, sync_file
 from shardmq.shardd.store.format.producers_file import NAME as PRODUCERS
 from shardmq.shardd.store.format.record import (
     Arrival,
@@ -197,7 +197,9 @@ class SegmentStore:
             if segment.flushed == segment.used:
                 self._flusher.write_index_if_made(segment)
             if segment.acks_end:
-                self._sync_acks(segment)
+                # While the store lives acks may be lost, but not at a clean stop.
+                name = file_name("acks", segment.number)
+                sync_file(segments.files, f"{segments.directory}/{name}")
         segments.returns.make_last(segments.files, segments.directory)
         segments.files.sync_directory(segments.directory)
         segments.dispose_replaced()
@@ -208,15 +210,6 @@ class SegmentStore:
             recovery.write_state(
                 segments.files, segments.directory, segments.next_number, placed, there
             )
-
-    def _sync_acks(self, segment: Segment) -> None:
-        """Sync the acks of a segment at a clean stop; while the store lives they may be lost."""
-        segments = self._segments
-        handle = segments.files.open(f"{segments.directory}/{file_name('acks', segment.number)}")
-        try:
-            segments.files.sync(handle)
-        finally:
-            segments.files.close(handle)
 
     # -- append ------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import struct
 
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import refuse_newer
-from shardmq.shardd.store.files import Files, is_full, read_file
+from shardmq.shardd.store.files import Files, is_full, read_file, replace_file, sync_file
 from shardmq.shardd.store.format import record
 
 FORMAT = 1
@@ -123,11 +123,7 @@ class Positions:
         """Write all changes and make them last."""
         self.flush()
         if self.sync and self.end:
-            handle = self.files.open(self.path)
-            try:
-                self.files.sync(handle)
-            finally:
-                self.files.close(handle)
+            sync_file(self.files, self.path)
             self.files.sync_directory(self.directory)
 
     def _write(self, added: bytes) -> None:
@@ -156,15 +152,7 @@ class Positions:
         head = struct.pack("<8sII", MAGIC, FORMAT, record.crc32c(rest, FORMAT)) + rest
         data = head + b"".join(_encode(name, offset, salt) for name, offset in self.offsets.items())
         new = f"{self.directory}/{NEW_NAME}"
-        handle = self.files.open(new, create=True)
-        try:
-            self.files.truncate(handle, 0)
-            self.files.write(handle, data, 0)
-            if self.sync:
-                self.files.sync(handle)
-        finally:
-            self.files.close(handle)
-        self.files.rename(new, self.path)
+        replace_file(self.files, self.path, new, data, sync=self.sync)
         self.salt, self.end, self.torn = salt, len(data), False
         self._unsynced, self._renamed = False, True
         self.changed.clear()

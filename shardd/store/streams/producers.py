@@ -24,10 +24,9 @@ counts as stored. The worst case is an unconfirmed message that is stored twice;
 from __future__ import annotations
 
 from shardmq.shardd.store.errors import DiskFull
-from shardmq.shardd.store.files import Files, read_file
-from shardmq.shardd.store.format import producers_file
-from shardmq.shardd.store.format.producers_file import Cover
-from shardmq.shardd.store.format.sequences import Screened, Sequences
+from shardmq.shardd.store.files import Files
+from shardmq.shardd.store.format.producers_file import NAME, Cover, ProducersFile
+from shardmq.shardd.store.format.sequences import Screened
 
 # Recovery reads at most so many bytes of chunks, plus those of one sync.
 COVER_BYTES = 64 << 20
@@ -37,15 +36,15 @@ PRODUCERS_MAX = 1 << 16
 
 class StreamProducers:
     def __init__(self, files: Files, directory: str, sync: bool) -> None:
-        self.files = files
-        self.directory = directory
-        self.sync = sync
-        self.table = Sequences()
+        self.file = ProducersFile(files, directory, sync)
+        self.table = self.file.table
         self.in_use = False  # the file exists
-        self.covered_to = 0  # the file covers the messages below this offset
         self.uncovered_bytes = 0  # bytes appended since the last block was written
-        self._end = 0  # size of the file; 0: the next block rewrites the file
-        self._whole_bytes = 0  # size of the file after it was last rewritten
+
+    @property
+    def covered_to(self) -> int:
+        """The offset below which the file covers all messages."""
+        return self.file.covered
 
     @property
     def is_due(self) -> bool:
@@ -71,7 +70,7 @@ class StreamProducers:
         cover.run()
         self.covered(cover)
         if cover.full:
-            raise DiskFull(f"no room for {producers_file.NAME} in {self.directory}")
+            raise DiskFull(f"no room for {NAME} in {self.file.directory}")
         self.in_use = True
 
     def appended(self, size: int) -> None:
@@ -86,23 +85,12 @@ class StreamProducers:
         The caller runs the job when all these messages are on stable storage, and then calls
         `covered`. The table must not yet hold sequences of messages at or behind `next_offset`.
         """
-        anew = not self._end or self._end > max(producers_file.REWRITE_BYTES, 2 * self._whole_bytes)
-        block = producers_file.encode_block(self.table.take_changes(anew), next_offset)
         self.uncovered_bytes = 0
-        at = 0 if anew else self._end
-        return Cover(self.files, self.directory, self.sync, block, at, next_offset)
+        return self.file.begin(next_offset)
 
     def covered(self, cover: Cover) -> None:
-        # A full disk may have taken half of the block. The table no longer lists the changes in it,
-        # so only a rewritten file can have them.
-        if cover.full:
-            self._end = 0
+        if not self.file.end(cover):
             self.uncovered_bytes += COVER_BYTES
-            return
-        self.covered_to = cover.covered
-        self._end = (cover.at or producers_file.HEADER.size) + len(cover.block)
-        if not cover.at:
-            self._whole_bytes = self._end
 
     # -- recovery ----------------------------------------------------------------------------------
 
@@ -112,15 +100,10 @@ class StreamProducers:
         The caller passes the chunks behind that offset to `found`. Return None when there is no
         file: no producer has written to the stream in sequence.
         """
-        if producers_file.NAME not in self.files.list(self.directory):
+        if NAME not in self.file.files.list(self.file.directory):
             return None
         self.in_use = True
-        blocks, _ = producers_file.decode(
-            read_file(self.files, f"{self.directory}/{producers_file.NAME}")
-        )
-        for places, _ in blocks:
-            self.table.add(places)
-        self.covered_to = max((covered for _, covered in blocks), default=0)
+        self.file.recover()
         return self.covered_to
 
     def found(self, window: bytearray, position: int) -> None:

@@ -27,7 +27,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from shardmq.shardd.store.damage import Damage
-from shardmq.shardd.store.files import Files, is_full, read_file, write_file
+from shardmq.shardd.store.files import Files, is_full, read_file, read_head, write_file
 from shardmq.shardd.store.format.chunk import Scanner
 from shardmq.shardd.store.streams.reading import OFFSET_MAX, scan
 from shardmq.shardd.store.streams.segment import (
@@ -154,9 +154,7 @@ def _ends_at(files: Files, directory: str, first: int, end: int) -> bool:
     path = f"{directory}/{file_name('log', first)}"
     handle = files.open(path, read_only=True)
     try:
-        head = bytearray(HEADER_BYTES)
-        with memoryview(head) as view:
-            segment = decode_header(head[: files.read_into(handle, view, 0)], path)
+        segment = decode_header(read_head(files, handle, HEADER_BYTES), path)
         return (
             segment is not None
             and scan(files, handle, segment, files.size(handle), OFFSET_MAX).offset == end
@@ -172,12 +170,10 @@ def _end_said(files: Files, directory: str, first: int) -> int | None:
     """
     handle = files.open(f"{directory}/{file_name('index', first)}", read_only=True)
     try:
-        head = bytearray(INDEX_HEADER.size)
-        with memoryview(head) as view:
-            got = files.read_into(handle, view, 0)
+        head = read_head(files, handle, INDEX_HEADER.size)
     finally:
         files.close(handle)
-    return int(INDEX_HEADER.unpack(head)[INDEX_END]) if got == INDEX_HEADER.size else None
+    return int(INDEX_HEADER.unpack(head)[INDEX_END]) if len(head) == INDEX_HEADER.size else None
 
 
 def _end_by_index(files: Files, directory: str, first: int) -> int | None:
@@ -201,9 +197,7 @@ def _load_header(
     handle = files.open(f"{directory}/{name}", read_only=True)
     try:
         size = files.size(handle)
-        head = bytearray(min(2 * HEADER_BYTES, size))
-        with memoryview(head) as view:
-            files.read_into(handle, view, 0)
+        head = read_head(files, handle, 2 * HEADER_BYTES)
     finally:
         files.close(handle)
     segment = decode_header(head[:HEADER_BYTES], f"{directory}/{name}")
@@ -245,7 +239,10 @@ def _without_index(files: Files, directory: str, segments: list[StreamSegment]) 
     uncertain: list[Scanned] = []
     covered = indexed = False
     for segment in reversed(segments):
-        if segment.has_index and (indexed or _read_index(files, directory, segment)):
+        name = f"{directory}/{file_name('index', segment.first)}"
+        if segment.has_index and (
+            indexed or decode_index(read_file(files, name), segment, segment.used)
+        ):
             indexed = True
             continue
         last, size = segment is segments[-1], segment.used
@@ -259,11 +256,6 @@ def _without_index(files: Files, directory: str, segments: list[StreamSegment]) 
         indexed = indexed or segment.has_index
         covered = covered or scanner.mark > 0
     return uncertain[::-1]
-
-
-def _read_index(files: Files, directory: str, segment: StreamSegment) -> bool:
-    data = read_file(files, f"{directory}/{file_name('index', segment.first)}")
-    return decode_index(data, segment, segment.used)
 
 
 def _settle_ends(uncertain: list[Scanned], found: Found, lost: list[int]) -> list[str]:

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 
 from shardmq.shardd.store.errors import Corrupt
-from shardmq.shardd.store.files import Files, is_missing, read_file
+from shardmq.shardd.store.files import Files, is_missing, read_file, read_head
 from shardmq.shardd.store.format.chunk import Scanner, chunk_at
 from shardmq.shardd.store.format.columns import OFFSET, Columns, Filter, Sink
 from shardmq.shardd.store.streams.reading import OFFSET_MAX
@@ -283,11 +283,9 @@ def open_segment(files: Files, directory: str, first: int) -> tuple[int, StreamS
     path = f"{directory}/{file_name('log', first)}"
     handle = files.open(path, read_only=True)
     try:
-        head = bytearray(HEADER_BYTES)
-        with memoryview(head) as view:
-            used = files.read_into(handle, view, 0)
+        head = read_head(files, handle, HEADER_BYTES)
         size = files.size(handle)
-        segment = decode_header(head[:used], path)
+        segment = decode_header(head, path)
         if segment is None or segment.first != first:
             return handle, StreamSegment(first, 0, path, has_index=True, entries=array("Q"))
         segment.synced = size

@@ -57,15 +57,11 @@ def copy_segment(
     for group in groups(one.survivors()):
         for arrival in store.append(encode(group)):
             entries = live.setdefault(arrival.queue_id, array("Q"))
-            marked = marks_of(state, arrival.queue_id)
+            marks = state.marks.get(arrival.queue_id, ()) if state is not None else ()
+            marked = {entry & ~15 for entry in marks}
             for message, entry in zip(group, arrival.entries, strict=True):
                 known = state is not None and message.segment < state.next_number
                 again = not known or message.segment << 32 | message.position << 4 in marked
                 entries.append(entry | REDELIVERED if again else entry)
             outcome.references += len(arrival.entries)
         outcome.messages += len(group)
-
-
-def marks_of(state: State | None, queue_id: int) -> set[int]:
-    marks = state.marks.get(queue_id) if state is not None else None
-    return {entry & ~15 for entry in marks or ()}
