@@ -96,7 +96,8 @@ class LogOrder:
             self.leave(queue, for_good=False)
         elif queue is self.current and not waits:
             self._wanting[queue] = queue.dispatch.head()
-            self._choose()
+            if len(self._wanting) > 1:  # else others may be about to look
+                self._choose()
             self.wake(self.current)
 
     def go_on(self, now: int) -> None:

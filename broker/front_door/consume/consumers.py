@@ -225,10 +225,7 @@ class Consumer:
 
 
 class GroupConsumer:
-    """A consumer of a virtual queue. `limit` is the prefetch of all its assignments together.
-
-    `allotments` are those at each shard; its assignments there share it.
-    """
+    """A consumer of a virtual queue. `limit` is the prefetch of all its assignments together."""
 
     def __init__(self, channel: ConsumingChannel, number: int, tag: str) -> None:
         self.channel = channel
@@ -246,7 +243,6 @@ class GroupConsumer:
         self.left = False  # was cancelled, or its channel is gone
         self.assignments: dict[AssignmentName, Assignment] = {}
         self.limit = Limit()
-        self.allotments: dict[int, Allotment] = {}
 
     @property
     def is_let_in(self) -> bool:

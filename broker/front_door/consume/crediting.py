@@ -42,13 +42,12 @@ class Crediting:
             if limits:
                 consumer.allotment = self._open_one(consumer.number, consumer.shard)
                 consumer.allotment.put_under(limits)
-        elif consumer.shard in group.allotments:
-            consumer.allotment = group.allotments[consumer.shard]
-            self._put_under(consumer.allotment, limits)
+        elif (found := self._open.get((group.number, consumer.shard))) is not None:
+            consumer.allotment = found
+            self._put_under(found, limits)
         else:
             consumer.allotment = self._open_one(group.number, consumer.shard)
             consumer.allotment.put_under(limits)
-            group.allotments[consumer.shard] = consumer.allotment
 
     def _open_one(self, number: int, shard: int, used: int = 0) -> Allotment:
         allotment = self._open[number, shard] = Allotment(number, shard, used)
@@ -71,10 +70,12 @@ class Crediting:
 
     def close_group(self, group: GroupConsumer) -> None:
         """Take the credit of a group consumer that has no assignment any more."""
-        for allotment in group.allotments.values():
+        for allotment in self._of(group):
             self._links.allot(allotment.shard, allotment.number, 0, wire.CLOSE)
             self._close(allotment)
-        group.allotments.clear()
+
+    def _of(self, group: GroupConsumer) -> list[Allotment]:
+        return [each for each in self._open.values() if each.number == group.number]
 
     def drop(self, consumer: Consumer) -> None:
         """Take the credit of a consumer whose channel is gone."""
@@ -105,7 +106,6 @@ class Crediting:
             if consumer.shard == shard:
                 consumer.allotment = None
                 if isinstance(consumer, Assignment):
-                    consumer.group.allotments.pop(shard, None)
                     self.forget_held(consumer)
         for home in homes:
             self.share(home)
@@ -169,7 +169,7 @@ class Crediting:
                         consumer.allotment = self._open_one(number, shard, consumer.delivered)
                     self._put_under(consumer.allotment, limits_of(channel))
             for group in channel.groups.values():
-                for allotment in group.allotments.values():
+                for allotment in self._of(group):
                     self._put_under(allotment, limits_of(channel, group))
         if most:
             self._tell(channel.limit.change(most))
