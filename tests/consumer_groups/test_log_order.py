@@ -39,7 +39,7 @@ class Bench:
         self.dirty: dict[Queue, None] = {}
         self.order = LogOrder(lambda queue: self.dirty.update({queue: None}))
         self.allotment = Allotment(100, None, self.order, is_limited=prefetch > 0)
-        self.prefetch = prefetch
+        self.prefetch = max(1, prefetch // queues) * queues if prefetch else 0
         self.window = Window(window)
         self.queues: list[Queue] = []
         self.parts: list[Consumer] = []
