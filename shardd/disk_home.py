@@ -1,6 +1,6 @@
 """Open, recover and remove the stores and streams of a shard on its disk.
 
-`DiskHome` fulfils the protocol `Home` of stores.py.
+`DiskHome` fulfils the protocol `StoreHome` of stores.py.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from shardmq.shardd.queues import (
     limits_of,
 )
 from shardmq.shardd.reservations import Reservations
-from shardmq.shardd.stores import Home, Store, Sync
+from shardmq.shardd.stores import Store, StoreHome, Sync
 from shardmq.shardd.streams import Streams
 from shardmq.shardd.upkeep import Upkeep
 from shardmq.shardd.wire import envelope
@@ -47,7 +47,7 @@ class Registry:
         self,
         number: int,
         epoch: int,
-        home: Home,
+        home: StoreHome,
         consumer_timeout: int | None,
         timeout_closes: bool,
     ) -> None:

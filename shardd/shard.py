@@ -29,7 +29,7 @@ from shardmq.shardd.queue_requests import QueueRequests
 from shardmq.shardd.queues import Arrival, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving
-from shardmq.shardd.stores import Home, NoRoom, Screened, Store
+from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.wire import codec, envelope
@@ -51,7 +51,7 @@ class Shard:
         number: int,
         epoch: int,
         pid: int,
-        home: Home,
+        home: StoreHome,
         *,
         no_room: tuple[type[Exception], ...] = (NoRoom,),
         process_stats: Callable[[], dict[str, float]] = dict,
@@ -76,7 +76,6 @@ class Shard:
         self.peers = registry.peers
         self.upkeep = registry.upkeep
         self.dead_letters = registry.dead_letters
-        self.dedup = registry.dedup
         self.reservations = registry.reservations
         self._senders = registry.senders
         self._dirty = registry.dirty

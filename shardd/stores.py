@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from shardmq.shardd.queues import Arrival
 from shardmq.shardd.queues import Store as QueueStore
-from shardmq.shardd.streams import Home as StreamHome
+from shardmq.shardd.streams import StreamHome
 from shardmq.shardd.upkeep import Store as UpkeepStore
 
 # A store or a stream that is synced.
@@ -90,7 +90,7 @@ class Screened(Protocol):
     altered: list[int]
 
 
-class Home(StreamHome, Protocol):
+class StoreHome(StreamHome, Protocol):
     """The place where the stores of all vhosts lie."""
 
     def open(self, vhost: str) -> Store: ...

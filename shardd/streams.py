@@ -58,7 +58,7 @@ class _Purge(NamedTuple):
     messages: int
 
 
-class Home(Protocol):
+class StreamHome(Protocol):
     """The place where the logs of streams lie."""
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> Log:
@@ -69,7 +69,7 @@ class Home(Protocol):
 
 
 class Streams:
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: StreamHome) -> None:
         self.queues: dict[int, StreamQueue] = {}
         self.dirty: dict[StreamQueue, None] = {}  # streams with something that waits for a sync
         self._home = home

@@ -53,7 +53,9 @@ def page(table: Table) -> str:
 
 def shardctl(table: Table) -> str:
     """Write a module with a line for each argument that acts, and the policy keys that act."""
-    acting = {name: key for name, key in table.keys.items() if name not in table.keys_without_effect}
+    acting = {
+        name: key for name, key in table.keys.items() if name not in table.keys_without_effect
+    }
     return "".join(
         (
             '"""Help of shardctl for arguments and policy keys.\n\n',
@@ -63,7 +65,9 @@ def shardctl(table: Table) -> str:
             _dictionary("EXCHANGE", table.exchange.values()),
             _tuple("POLICY_KEYS", acting),
             _tuple("APPLY_TO", APPLY_TO),
-            _tuple("OPERATOR_POLICY_KEYS", [name for name, key in acting.items() if key.is_operator]),
+            _tuple(
+                "OPERATOR_POLICY_KEYS", [name for name, key in acting.items() if key.is_operator]
+            ),
         )
     )
 
@@ -83,9 +87,12 @@ def document(table: Table) -> str:
     made = [
         "# Arguments of queues and exchanges\n\n",
         f"Written by `make arguments` from [{SOURCE}](model/arguments.py).\n\n",
-        "A policy sets an argument by its policy key. An operator policy may have only the keys that\n",
-        "are marked *operator*. If a policy and the argument of a queue or exchange differ, the column\n",
-        "*in force* says which one counts: the argument, or the lower value. If a policy and an operator\n",
+        "A policy sets an argument by its policy key. An operator policy may have only the keys "
+        "that\n",
+        "are marked *operator*. If a policy and the argument of a queue or exchange differ, the "
+        "column\n",
+        "*in force* says which one counts: the argument, or the lower value. If a policy and an "
+        "operator\n",
         "policy differ, the operator policy counts, or the lower value.\n\n",
         "## Queues\n\n",
         *_rows(table.queue.values()),
@@ -105,7 +112,9 @@ def document(table: Table) -> str:
 
 
 def _rows(rows: Iterable[Argument]) -> Iterable[str]:
-    yield "| argument | types | policy key | in force | meaning |\n| --- | --- | --- | --- | --- |\n"
+    yield (
+        "| argument | types | policy key | in force | meaning |\n| --- | --- | --- | --- | --- |\n"
+    )
     for row in rows:
         if row.no_effect:
             continue

@@ -17,7 +17,9 @@ pytest.register_assert_rewrite("tests.support")
 pytest_plugins = ["tests.support.brokers"]
 
 # A busy machine makes an example slow, not wrong.
-settings.register_profile("shardmq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shardmq", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shardmq")
 
 # The commands of shardctl are put together once, not for each call: a tenth of a second, of a
@@ -26,8 +28,12 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, default=None, help="of the first random life and of the kills")
-    parser.addoption("--histories", type=int, default=3000, help="random lives of each kind (make torture)")
+    parser.addoption(
+        "--seed", type=int, default=None, help="of the first random life and of the kills"
+    )
+    parser.addoption(
+        "--histories", type=int, default=3000, help="random lives of each kind (make torture)"
+    )
     parser.addoption("--rounds", type=int, default=100, help="of kills (make torture)")
 
 
@@ -50,9 +56,13 @@ def lives_played() -> list[int]:
     return _lives_played
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     if _lives_played:
-        terminalreporter.write_line(f"{len(_lives_played)} random lives of a store, --seed {config.option.seed}")
+        terminalreporter.write_line(
+            f"{len(_lives_played)} random lives of a store, --seed {config.option.seed}"
+        )
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -62,20 +62,32 @@ def main(arguments: list[str]) -> int:
     found = next((path for path in TABLES if path.is_file()), TABLES[0])
     path = Path(os.environ.get("FEATURES", found))
     if not path.is_file():
-        print(f"rows: there is no feature table at {path}; FEATURES=... says where it is", file=sys.stderr)
+        print(
+            f"rows: there is no feature table at {path}; FEATURES=... says where it is",
+            file=sys.stderr,
+        )
         return 2
     rows = rows_of(path.read_text(encoding="utf-8"))
     collected = Collected()
     quiet = ["-p", "no:terminal", "-o", "addopts="]  # whose options need the terminal's plugin
-    status = pytest.main(["--collect-only", *quiet, str(Path(__file__).parent)], plugins=[collected])
+    status = pytest.main(
+        ["--collect-only", *quiet, str(Path(__file__).parent)], plugins=[collected]
+    )
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        print("rows: the tests cannot be collected; python -m pytest --collect-only says why", file=sys.stderr)
+        print(
+            "rows: the tests cannot be collected; python -m pytest --collect-only says why",
+            file=sys.stderr,
+        )
         return 2
     if unknown := {row: tests for row, tests in collected.tests.items() if row not in rows}:
         for row, tests in unknown.items():
-            print(f"rows: {tests[0]} is marked with {row}, which is no row of {path}", file=sys.stderr)
+            print(
+                f"rows: {tests[0]} is marked with {row}, which is no row of {path}", file=sys.stderr
+            )
         return 1
-    wanted = {row: what for row, what in rows.items() if not arguments or row.startswith(tuple(arguments))}
+    wanted = {
+        row: what for row, what in rows.items() if not arguments or row.startswith(tuple(arguments))
+    }
     print("\n".join(report(wanted, collected.tests)))
     return 0
 

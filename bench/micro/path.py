@@ -89,7 +89,7 @@ def _is_deliver(message: envelope.Parts) -> bool:
     return (message if isinstance(message, bytes) else message[0])[0] == wire.DELIVER
 
 
-class Home:
+class OneStore:
     """A shard's home with one store, opened as the shard's process opens it."""
 
     def __init__(self, directory: str) -> None:
@@ -139,7 +139,7 @@ class Path:
         self._routes.learn(LINE, TARGETS, [(0, [QUEUE])], True)
         self._packer = packer.Packer(1)
         self._out, self._back = Ring(views=True), Ring(views=False)
-        self._shard = Shard(0, EPOCH, 1, Home(directory))  # type: ignore[arg-type] # no streams: their part is never asked
+        self._shard = Shard(0, EPOCH, 1, OneStore(directory))  # type: ignore[arg-type] # no streams: their part is never asked
         self._batch = self._tag = self._acked = 0
         self._prepare()
 

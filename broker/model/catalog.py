@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
+
 from shardmq.broker.model import policies
 from shardmq.broker.model.changes import (
     USER_LIMITS,

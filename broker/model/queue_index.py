@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
+
 from shardmq.broker.model.changes import QueuePut
 
 ARGUMENTS_SHARED_MAX = 1_000  # different arguments of queues that are kept to be shared

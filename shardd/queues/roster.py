@@ -49,10 +49,14 @@ class Roster:
         if (kind := self._unused.pop(id, None)) is not None:
             # The time since when the queue is unused does not matter: a queue that expires is never
             # stored as a kind.
-            make = DelayQueue if kind.limits.delays else Queue
-            queue = self._used[id] = make(
-                id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete
-            )
+            queue = self._make(id, kind, 0)
+        return queue
+
+    def _make(self, id: int, kind: Kind, now: int) -> Queue:
+        make = DelayQueue if kind.limits.delays else Queue
+        queue = self._used[id] = make(
+            id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete, now=now
+        )
         return queue
 
     def named(self, ids: Sequence[int]) -> list[Queue]:
@@ -74,15 +78,7 @@ class Roster:
             queue.change(kind.limits, now)
         elif kind.limits.expires is not None:
             self._unused.pop(id, None)
-            queue = Queue(
-                id,
-                kind.store,
-                kind.limits,
-                durable=kind.durable,
-                auto_delete=kind.auto_delete,
-                now=now,
-            )
-            self._used[id] = queue
+            queue = self._make(id, kind, now)
         else:
             self._unused[id] = self._kinds.setdefault(kind, kind)
         return queue

@@ -57,7 +57,7 @@ class Batch(Protocol):
     def next_offset(self) -> int: ...
 
 
-class Taken(Protocol):
+class AppendResult(Protocol):
     """The result of an append of a batch of records.
 
     `records` are the records that were appended, `count` the number of their messages. `repeated`
@@ -137,7 +137,7 @@ class Log(Protocol):
     def stream(self) -> Stream: ...
     def append_records(
         self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
-    ) -> Taken: ...
+    ) -> AppendResult: ...
     def named_in(self, records: memoryview, queue_id: int, other: int) -> list[tuple[int, int]]: ...
     def filters(self, values: Sequence[str], unfiltered: bool) -> array[int] | None: ...
     def batch(
@@ -231,7 +231,7 @@ class StreamQueue(Queue):
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> Taken:
+    def append(self, records: memoryview, alone: bool, in_sequence: bool = False) -> AppendResult:
         """Append the records of a PUBLISH that name this stream.
 
         `alone` says that all records name it.

@@ -6,12 +6,11 @@ import json
 import logging
 import socket
 import threading
-import time
 from types import ModuleType
 
 from shardmq.shardd.directories import shard_directory, stream_directory, vhost_directory
 from shardmq.shardd.reader.ipc import END, batch_head
-from shardmq.shardd.reader.pace import Pace
+from shardmq.shardd.reader.pace import Pacer
 from shardmq.shardd.reader.sending import Sender
 from shardmq.shardd.store.errors import Corrupt, FormatTooNew
 from shardmq.shardd.store.files import OsFiles
@@ -26,9 +25,6 @@ from shardmq.shardd.wire.reader_protocol import LENGTH, Answer, Find, Scan
 # sending.
 BATCH_ROWS_MAX = 5_000
 BATCH_BYTES_MAX = 1 << 20
-# The pace is checked this many times per second, or after this many bytes without a limit.
-LOOKS_PER_S = 32
-UNSEEN_BYTES_MAX = 64 << 20
 # The key of the metadata of an empty batch behind the others, sent if messages in between are lost.
 # The value is [[from, to], ...]; `to` is not included.
 GAPS = "shardmq.gaps"
@@ -208,24 +204,6 @@ def filter_of(asked: Scan) -> Filter | None:
         return None
     until = (1 << 64) - 1 if asked.until is None else asked.until
     return Filter(**given, since=asked.since or 0, until=until)
-
-
-class Pacer:
-    """A Pace that all threads share."""
-
-    def __init__(self, bytes_per_s: int) -> None:
-        # The bytes that may be sent between two calls.
-        self.unseen_bytes = (
-            min(bytes_per_s // LOOKS_PER_S, UNSEEN_BYTES_MAX) if bytes_per_s else UNSEEN_BYTES_MAX
-        )
-        self._pace = Pace(bytes_per_s)
-        self._lock = threading.Lock()
-
-    def __call__(self, count: int) -> None:
-        with self._lock:
-            wait_s = self._pace.take(count, time.monotonic())
-        if wait_s > 0:
-            time.sleep(wait_s)
 
 
 def as_chunk(data: bytes) -> bytes:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 import msgspec
 
 from shardmq.shardd.reader.config import ReaderConfig, read
-from shardmq.shardd.reader.scanning import NO_ARROW, Pacer, Refused, Scanning, Streams
+from shardmq.shardd.reader.pace import Pacer
+from shardmq.shardd.reader.scanning import NO_ARROW, Refused, Scanning, Streams
 from shardmq.shardd.signals import Signals
 from shardmq.shardd.store.errors import Corrupt
 from shardmq.shardd.store.streams.scan import Truncated

@@ -24,11 +24,15 @@ from tests.support.real_broker import RealBroker
 TRIES = 30  # of wrong passwords of one user from one address before they are refused unseen
 
 
-def status(broker: RealBroker, path: str, user: str, password: str, how: str = "GET", body: Any = None) -> int:
+def status(
+    broker: RealBroker, path: str, user: str, password: str, how: str = "GET", body: Any = None
+) -> int:
     """Of a call by another user than guest."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{broker.http}{path}", data, method=how)
-    request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
+    request.add_header(
+        "Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+    )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return int(answer.status)
@@ -48,7 +52,11 @@ def logins(port: int, user: str, passwords: Sequence[str]) -> list[bool]:
             client.send(HEADER)
             client.expect(Connection.Start)
             capabilities = {"capabilities": {"authentication_failure_close": True}}
-            client.send(method(0, Connection.StartOk(capabilities, "PLAIN", f"\0{user}\0{password}", "en_US")))
+            client.send(
+                method(
+                    0, Connection.StartOk(capabilities, "PLAIN", f"\0{user}\0{password}", "en_US")
+                )
+            )
         said = [client.read() for client in clients]
     return [read is not None and isinstance(read[1], Connection.Tune) for read in said]
 
@@ -69,7 +77,11 @@ def test_who_may_not_publish_to_an_exchange_does_not_hear_whether_it_is_there(
     broker: RealBroker, api: Api, name: str
 ) -> None:
     api(f"/api/users/{name}", method="PUT", body={"tags": "", "password": "p"})
-    api(f"/api/permissions/%2F/{name}", method="PUT", body={"configure": "", "write": "^mine$", "read": ""})
+    api(
+        f"/api/permissions/%2F/{name}",
+        method="PUT",
+        body={"configure": "", "write": "^mine$", "read": ""},
+    )
     with RawClient(broker.port) as client:
         client.shake_hands(user=name, password="p", channels=2)
         client.send(publish(1, "theirs", "k", b"x") + publish(2, "mine", "k", b"x"))
@@ -77,7 +89,9 @@ def test_who_may_not_publish_to_an_exchange_does_not_hear_whether_it_is_there(
         for _ in range(2):
             channel, said = client.read() or (0, None)
             closed[channel] = said.reply_text if isinstance(said, Channel.Close) else said
-    refused = f"ACCESS_REFUSED - write access to exchange 'theirs' in vhost '/' refused for user '{name}'"
+    refused = (
+        f"ACCESS_REFUSED - write access to exchange 'theirs' in vhost '/' refused for user '{name}'"
+    )
     assert closed == {1: refused, 2: "NOT_FOUND - no exchange 'mine' in vhost '/'"}
 
 
@@ -87,8 +101,14 @@ def test_a_tag_opens_what_it_is_for(
     broker: RealBroker, api: Api, name: str, tag: str, opened: tuple[int, int, int, int]
 ) -> None:
     api(f"/api/users/{name}", method="PUT", body={"tags": tag, "password": "p"})
-    api(f"/api/permissions/%2F/{name}", method="PUT", body={"configure": ".*", "write": ".*", "read": ".*"})
-    found = [status(broker, f"/api/{path}", name, "p") for path in ("whoami", "users", "connections")]
+    api(
+        f"/api/permissions/%2F/{name}",
+        method="PUT",
+        body={"configure": ".*", "write": ".*", "read": ".*"},
+    )
+    found = [
+        status(broker, f"/api/{path}", name, "p") for path in ("whoami", "users", "connections")
+    ]
     policy = {"pattern": "^nothing$", "definition": {"max-length": 1}}
     found.append(status(broker, f"/api/policies/%2F/{name}", name, "p", "PUT", policy))
     assert tuple(found) == opened
@@ -120,7 +140,9 @@ def test_what_processes_say_to_each_other_is_nobody_elses(broker: RealBroker) ->
 def test_many_wrong_passwords_of_a_user_are_refused_unseen_and_nobody_elses(tmp_path: Path) -> None:
     """Nor its own, when it was right lately. The log and the metrics say so."""
     (tmp_path / "broker.toml").write_text("[front_doors]\nhandshake_timeout_s = 60\n")
-    broker = RealBroker(tmp_path / "data", shards=1, more=("--config", str(tmp_path / "broker.toml")))
+    broker = RealBroker(
+        tmp_path / "data", shards=1, more=("--config", str(tmp_path / "broker.toml"))
+    )
     try:
         for user in ("known", "new", "web", "other"):
             body = {"tags": "administrator", "password": "right"}
@@ -130,7 +152,9 @@ def test_many_wrong_passwords_of_a_user_are_refused_unseen_and_nobody_elses(tmp_
             assert status(broker, f"/api/users/{user}", "guest", "guest", "PUT", body) == 201
         assert login(broker.port, "known", "right")
         # What is too much is paid for in time: a minute, in which the rest of this is done.
-        assert not any(logins(broker.port, "known", [f"wrong {number}" for number in range(TRIES * 3 // 2)]))
+        assert not any(
+            logins(broker.port, "known", [f"wrong {number}" for number in range(TRIES * 3 // 2)])
+        )
         assert login(broker.port, "known", "right")
         assert login(broker.port, "new", "right")
         for number in range(TRIES * 2):
@@ -139,11 +163,20 @@ def test_many_wrong_passwords_of_a_user_are_refused_unseen_and_nobody_elses(tmp_
         assert status(broker, "/api/whoami", "other", "right") == 200
         log = broker.log_path.read_text()
         for user in ("known", "web"):
-            assert log.count(f"login of user '{user}' from 127.0.0.1 refused unseen: too many failed logins") == 1
+            assert (
+                log.count(
+                    f"login of user '{user}' from 127.0.0.1 refused unseen: too many failed logins"
+                )
+                == 1
+            )
         assert "right" not in log.replace("rights", "") and "wrong 3" not in log
         with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as answer:
             metrics = answer.read().decode()
-        unseen = dict(re.findall(r'^shardmq_logins_refused_unseen_total\{protocol="(\w+)"\} (\S+)$', metrics, re.M))
+        unseen = dict(
+            re.findall(
+                r'^shardmq_logins_refused_unseen_total\{protocol="(\w+)"\} (\S+)$', metrics, re.M
+            )
+        )
         assert float(unseen["amqp091"]) >= TRIES // 2 - 5 and float(unseen["http"]) >= 1
         broker.stop()
     finally:
@@ -155,7 +188,9 @@ FORGED = "nobody'\n2026-01-01 INFO controller, all is well\x1b[2J\r\x9b1m\u2028\
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [a-z]")
 
 
-def test_who_cannot_log_in_cannot_write_a_line_of_the_log_either(broker: RealBroker, api: Api) -> None:
+def test_who_cannot_log_in_cannot_write_a_line_of_the_log_either(
+    broker: RealBroker, api: Api
+) -> None:
     """By AMQP as user, vhost and connection name, by HTTP as user, path and reason."""
     assert not login(broker.port, FORGED, "p")
     assert status(broker, "/api/whoami", FORGED, "p") == 401
@@ -164,7 +199,12 @@ def test_who_cannot_log_in_cannot_write_a_line_of_the_log_either(broker: RealBro
     with RawClient(broker.port) as client:
         client.send(HEADER)
         client.expect(Connection.Start)
-        client.send(method(0, Connection.StartOk({"connection_name": FORGED}, "PLAIN", "\0guest\0guest", "en_US")))
+        client.send(
+            method(
+                0,
+                Connection.StartOk({"connection_name": FORGED}, "PLAIN", "\0guest\0guest", "en_US"),
+            )
+        )
         offered = client.expect(Connection.Tune)
         client.send(method(0, Connection.TuneOk(offered.channel_max, offered.frame_max, 0)))
         client.send(method(0, Connection.Open(FORGED)))
@@ -175,4 +215,6 @@ def test_who_cannot_log_in_cannot_write_a_line_of_the_log_either(broker: RealBro
     assert [line for line in lines if not LOG_LINE.match(line)] == []
     assert [line for line in lines if not line.isprintable()] == []
     kept = [row["message"] for row in api("/api/logs")]
-    assert sum("all is well" in message for message in kept) >= 4 and all(map(str.isprintable, kept))
+    assert sum("all is well" in message for message in kept) >= 4 and all(
+        map(str.isprintable, kept)
+    )

@@ -55,12 +55,17 @@ class Model:
 # Bursts of wrong passwords: after a pause (in eighths of a second, which floats hold), of whom, how
 # many.
 BURSTS = st.lists(
-    st.tuples(st.integers(0, 400), st.sampled_from(ADDRESSES), st.sampled_from(USERS), st.integers(1, 60)), max_size=30
+    st.tuples(
+        st.integers(0, 400), st.sampled_from(ADDRESSES), st.sampled_from(USERS), st.integers(1, 60)
+    ),
+    max_size=30,
 )
 
 
 @given(BURSTS)
-def test_any_history_is_judged_as_by_a_model_that_forgets_nothing(history: list[tuple[int, str, str, int]]) -> None:
+def test_any_history_is_judged_as_by_a_model_that_forgets_nothing(
+    history: list[tuple[int, str, str, int]],
+) -> None:
     failures, model, eighths = Failures(), Model(), 0
     for pause, address, user, count in history:
         eighths += pause
@@ -74,7 +79,9 @@ def test_any_history_is_judged_as_by_a_model_that_forgets_nothing(history: list[
 
 
 @given(BURSTS)
-def test_no_more_guesses_than_the_budgets_and_what_time_gave(history: list[tuple[int, str, str, int]]) -> None:
+def test_no_more_guesses_than_the_budgets_and_what_time_gave(
+    history: list[tuple[int, str, str, int]],
+) -> None:
     failures, taken, now = Failures(), Counter[tuple[str, ...]](), 0.0
     for pause, address, user, count in history:
         now += pause / 8
@@ -84,13 +91,17 @@ def test_no_more_guesses_than_the_budgets_and_what_time_gave(history: list[tuple
                 taken.update([(address, user), (address,)])
     for key, count in taken.items():
         most, refill_s = (
-            (USER_FAILURES_MAX, USER_FAILURE_S) if len(key) == 2 else (ADDRESS_FAILURES_MAX, ADDRESS_FAILURE_S)
+            (USER_FAILURES_MAX, USER_FAILURE_S)
+            if len(key) == 2
+            else (ADDRESS_FAILURES_MAX, ADDRESS_FAILURE_S)
         )
         assert count <= most + now / refill_s + 1e-6
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 200)), max_size=60))
-def test_one_user_takes_nothing_from_the_others_however_often_it_fails(history: list[tuple[int, int]]) -> None:
+def test_one_user_takes_nothing_from_the_others_however_often_it_fails(
+    history: list[tuple[int, int]],
+) -> None:
     failures, now = Failures(), 0.0
     for pause, count in history:
         now += pause / 8
@@ -126,7 +137,9 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(unseen._said) == SAID_MAX
 
 
-def test_a_budget_forgets_whom_it_did_not_hear_of_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_forgets_whom_it_did_not_hear_of_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "USERS_MAX", 2)
     failures = Failures()
     for _ in range(USER_FAILURES_MAX):
@@ -136,8 +149,15 @@ def test_a_budget_forgets_whom_it_did_not_hear_of_for_longest(monkeypatch: pytes
     assert [failures.refusal("x", user, 0.0) for user in ("a", "b")] == ["", TOO_MANY_OF_USER]
 
 
-@given(st.lists(st.tuples(st.integers(0, 800), st.sampled_from(ADDRESSES), st.sampled_from(USERS)), max_size=200))
-def test_what_is_refused_is_counted_and_said_at_most_once_in_a_while(history: list[tuple[int, str, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 800), st.sampled_from(ADDRESSES), st.sampled_from(USERS)),
+        max_size=200,
+    )
+)
+def test_what_is_refused_is_counted_and_said_at_most_once_in_a_while(
+    history: list[tuple[int, str, str]],
+) -> None:
     unseen, now, said = Unseen(), 0.0, defaultdict[tuple[str, str], list[float]](list)
     for pause, address, user in history:
         now += pause / 8

@@ -43,14 +43,18 @@ def catalog() -> Catalog:
     return made
 
 
-def enter(mechanism: str, response: bytes, peer: str = "10.0.0.7", client: dict[str, Any] | None = None) -> str:
+def enter(
+    mechanism: str, response: bytes, peer: str = "10.0.0.7", client: dict[str, Any] | None = None
+) -> str:
     users = catalog()
     return login.authenticate(
         mechanism,
         response,
         client or {},
         users,
-        verdict=lambda user, password: "" if passwords.matches(users.users.get(user), password) else "wrong",
+        verdict=lambda user, password: (
+            "" if passwords.matches(users.users.get(user), password) else "wrong"
+        ),
         peer_host=peer,
         loopback_users=frozenset({"guest"}),
     )
@@ -59,7 +63,13 @@ def enter(mechanism: str, response: bytes, peer: str = "10.0.0.7", client: dict[
 def amqplain(**fields: str) -> bytes:
     made = b""
     for name, value in fields.items():
-        made += bytes([len(name)]) + name.encode() + b"S" + struct.pack(">I", len(value.encode())) + value.encode()
+        made += (
+            bytes([len(name)])
+            + name.encode()
+            + b"S"
+            + struct.pack(">I", len(value.encode()))
+            + value.encode()
+        )
     return made
 
 
@@ -69,7 +79,9 @@ def test_both_mechanisms_let_the_right_password_in() -> None:
     assert enter("AMQPLAIN", amqplain(LOGIN="u", PASSWORD="pässword")) == "u"
 
 
-@pytest.mark.parametrize("response", [b"\0u\0wrong", b"\0nobody\0x", b"\0u\0", b"\0nologin\0", b"\0\0"])
+@pytest.mark.parametrize(
+    "response", [b"\0u\0wrong", b"\0nobody\0x", b"\0u\0", b"\0nologin\0", b"\0\0"]
+)
 def test_a_refused_login_says_the_same_whatever_was_wrong(response: bytes) -> None:
     with pytest.raises(LoginRefused) as refused:
         enter("PLAIN", response, client=CLOSES)
@@ -77,12 +89,15 @@ def test_a_refused_login_says_the_same_whatever_was_wrong(response: bytes) -> No
     assert refused.value.tell
     assert answer.code == 403
     assert answer.text == (
-        "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+        "Login was refused using authentication mechanism PLAIN. For details see the broker "
+        "logfile."
     )
 
 
 @pytest.mark.parametrize("client", [{}, {"capabilities": {}}, {"capabilities": 1}])
-def test_a_client_that_does_not_expect_a_refusal_sees_only_the_stream_end(client: dict[str, Any]) -> None:
+def test_a_client_that_does_not_expect_a_refusal_sees_only_the_stream_end(
+    client: dict[str, Any],
+) -> None:
     with pytest.raises(LoginRefused) as refused:
         enter("AMQPLAIN", amqplain(LOGIN="u", PASSWORD="x"), client=client)
     assert not refused.value.tell
@@ -95,7 +110,9 @@ def test_guest_enters_from_this_host(peer: str) -> None:
 
 
 @pytest.mark.row("A1.6")
-@pytest.mark.parametrize("peer", ["10.0.0.7", "::ffff:10.0.0.7", "fe80::1%eth0", "2001:db8::1", "not an address"])
+@pytest.mark.parametrize(
+    "peer", ["10.0.0.7", "::ffff:10.0.0.7", "fe80::1%eth0", "2001:db8::1", "not an address"]
+)
 def test_guest_enters_from_nowhere_else(peer: str) -> None:
     with pytest.raises(LoginRefused, match="user 'guest' can only connect via localhost"):
         enter("PLAIN", b"\0guest\0guest", peer)
@@ -116,7 +133,9 @@ def test_what_is_no_response_at_all_is_a_syntax_error_that_repeats_nothing() -> 
 
 
 def test_an_unknown_mechanism_is_refused() -> None:
-    with pytest.raises(ConnectionException, match="unknown authentication mechanism 'EXTERNAL'") as error:
+    with pytest.raises(
+        ConnectionException, match="unknown authentication mechanism 'EXTERNAL'"
+    ) as error:
         enter("EXTERNAL", b"")
     assert error.value.code == 503
 
@@ -133,8 +152,12 @@ def test_a_vhost_opens_to_a_user_with_any_permission_in_it() -> None:
     ("vhost", "connected", "text"),
     [
         pytest.param("missing", 0, "vhost missing not found", id="no vhost"),
-        proving("I4", "no permission", "closed", 0, "access to vhost 'closed' refused for user 'u'"),
-        pytest.param("/", 9, "connection refused: node connection limit (9) is reached", id="node limit"),
+        proving(
+            "I4", "no permission", "closed", 0, "access to vhost 'closed' refused for user 'u'"
+        ),
+        pytest.param(
+            "/", 9, "connection refused: node connection limit (9) is reached", id="node limit"
+        ),
     ],
 )
 def test_a_refused_open_has_rabbitmqs_texts(vhost: str, connected: int, text: str) -> None:
@@ -151,13 +174,25 @@ LIMIT = {"max-connections": 2, "max-channels": 3}
     ("of_vhost", "of_user", "text"),
     [
         proving(
-            "I8", "of the vhost", 2, 0, "access to vhost '/' refused for user 'u': connection limit (2) is reached"
+            "I8",
+            "of the vhost",
+            2,
+            0,
+            "access to vhost '/' refused for user 'u': connection limit (2) is reached",
         ),
-        proving("I9", "of the user", 0, 2, "connection refused for user 'u': user connection limit (2) is reached"),
+        proving(
+            "I9",
+            "of the user",
+            0,
+            2,
+            "connection refused for user 'u': user connection limit (2) is reached",
+        ),
         proving("I9", "below", 1, 1, ""),
     ],
 )
-def test_limits_of_vhosts_and_users_have_rabbitmqs_texts(of_vhost: int, of_user: int, text: str) -> None:
+def test_limits_of_vhosts_and_users_have_rabbitmqs_texts(
+    of_vhost: int, of_user: int, text: str
+) -> None:
     known = catalog()
     known.apply(ParameterPut("/", "vhost-limits", "limits", LIMIT))
     known.apply(ParameterPut("", "user-limits", "u", LIMIT))
@@ -186,11 +221,16 @@ def test_channels_are_counted_only_where_there_is_a_limit() -> None:
     known.apply(ParameterPut("", "user-limits", "u", {"max-channels": 2}))
     assert login.has_channel_limit(known, "u") and not login.has_channel_limit(known, "v")
     checks.check_channel_limits(known, "u", 2, 1000, 1000, "node")
-    text = r"number of channels opened for user 'u' has reached the maximum allowed user limit of \(2\)"
+    text = (
+        r"number of channels opened for user 'u' has reached the maximum allowed user limit of "
+        r"\(2\)"
+    )
     with pytest.raises(checks.Refusal, match=text) as refused:
         checks.check_channel_limits(known, "u", 3, 3, 0, "node")
     assert refused.value.code == 530
-    with pytest.raises(checks.Refusal, match=r"on node 'node' has reached the maximum allowed limit of \(5\)"):
+    with pytest.raises(
+        checks.Refusal, match=r"on node 'node' has reached the maximum allowed limit of \(5\)"
+    ):
         checks.check_channel_limits(known, "v", 1, 6, 5, "node")
 
 

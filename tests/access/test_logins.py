@@ -89,22 +89,33 @@ async def test_many_who_come_back_together_cost_one_hash(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(passwords, "matches", matches)
     logins = Logins()
-    assert await asyncio.gather(*(logins.slowly(SLOW, "s", "right", HERE, 0.0) for _ in range(100))) == [""] * 100
+    assert (
+        await asyncio.gather(*(logins.slowly(SLOW, "s", "right", HERE, 0.0) for _ in range(100)))
+        == [""] * 100
+    )
     assert hashed == ["right"]
 
 
-async def test_many_users_of_one_address_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_users_of_one_address_come_back_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: True)
     logins = Logins()
-    asked = (logins.slowly(user, user.name, "p", HERE, 0.0) for user in users(10 * USER_FAILURES_MAX))
+    asked = (
+        logins.slowly(user, user.name, "p", HERE, 0.0) for user in users(10 * USER_FAILURES_MAX)
+    )
     assert set(await asyncio.gather(*asked)) == {""}
 
 
-async def test_guesses_side_by_side_are_no_more_than_those_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_guesses_side_by_side_are_no_more_than_those_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: False)
     logins = Logins()
     count = 3 * USER_FAILURES_MAX
-    guesses = await asyncio.gather(*(logins.slowly(SLOW, "s", f"guess {n}", HERE, 0.0) for n in range(count)))
+    guesses = await asyncio.gather(
+        *(logins.slowly(SLOW, "s", f"guess {n}", HERE, 0.0) for n in range(count))
+    )
     assert guesses == [WRONG] * USER_FAILURES_MAX + [TOO_MANY_OF_USER] * (count - USER_FAILURES_MAX)
     assert ask(logins, SLOW, "another", now=USER_FAILURE_S - 0.01) == TOO_MANY_OF_USER
     with pytest.raises(TakesLong):
@@ -160,16 +171,22 @@ async def test_no_more_than_so_many_passwords_from_one_address_are_looked_at_at_
     assert ask(logins, QUICK, "wrong", now=made_up_for) == WRONG
 
 
-async def test_a_thousand_clients_with_one_stale_password_made_one_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thousand_clients_with_one_stale_password_made_one_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(passwords, "matches", lambda user, password: False)
     logins = Logins()
-    stale = await asyncio.gather(*(logins.slowly(SLOW, "s", "stale", HERE, 0.0) for _ in range(1000)))
+    stale = await asyncio.gather(
+        *(logins.slowly(SLOW, "s", "stale", HERE, 0.0) for _ in range(1000))
+    )
     assert stale == [WRONG] * 1000
     with pytest.raises(TakesLong):
         ask(logins, SLOW, "right")
 
 
-async def test_an_answer_nobody_waits_for_any_more_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_nobody_waits_for_any_more_is_not_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun, go_on = [], threading.Event()
 
     def matches(user: Any, password: str) -> bool:
@@ -189,7 +206,9 @@ async def test_an_answer_nobody_waits_for_any_more_is_not_worked_out(monkeypatch
     assert len(begun) == THREADS
 
 
-async def test_who_gave_up_finds_it_done_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_gave_up_finds_it_done_when_it_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def matches(user: Any, password: str) -> bool:
@@ -212,7 +231,9 @@ async def test_what_waits_for_a_thread_has_a_bound(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(logins_module, "PENDING_MAX", 1)
     monkeypatch.setattr(passwords, "matches", lambda user, password: True)
     logins = Logins()
-    assert await asyncio.gather(*(logins.slowly(SLOW, "s", f"p{n}", HERE, 0.0) for n in range(2))) == ["", BUSY]
+    assert await asyncio.gather(
+        *(logins.slowly(SLOW, "s", f"p{n}", HERE, 0.0) for n in range(2))
+    ) == ["", BUSY]
 
 
 def test_a_user_whose_password_is_guessed_is_refused_unseen_and_nobody_else() -> None:
@@ -257,12 +278,18 @@ async def test_who_was_let_in_before_is_let_in_although_a_neighbour_guesses() ->
     assert ask(logins, SLOW, "wrong") == TOO_MANY
 
 
-def test_what_is_refused_unseen_is_counted_each_time_and_said_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_refused_unseen_is_counted_each_time_and_said_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     logins = Logins()
     for tenth in range(int(10 * (SAY_EACH_S + 1)) + USER_FAILURES_MAX):
         ask(logins, QUICK, "stale", now=tenth / 10)
     said = [record.getMessage() for record in caplog.records]
-    assert [line for line in said if not line.startswith("login of user 'q' from 10.0.0.1 refused unseen: ")] == []
+    assert [
+        line
+        for line in said
+        if not line.startswith("login of user 'q' from 10.0.0.1 refused unseen: ")
+    ] == []
     assert len(said) == 2 and said[1].endswith(" more since this was last said)")
     assert logins.refused_unseen > 500
 
@@ -271,7 +298,8 @@ def test_what_is_refused_unseen_is_counted_each_time_and_said_now_and_then(caplo
     ("address", "source"),
     [
         ("10.0.0.1", "10.0.0.1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:db8::/64"),
-        ("2001:db8::1:2:3:4", "2001:db8::/64"), ("fe80::1%eth0", "fe80::/64"), ("", ""), ("no address", "no address"),
+        ("2001:db8::1:2:3:4", "2001:db8::/64"), ("fe80::1%eth0", "fe80::/64"), ("", ""),
+        ("no address", "no address"),
     ],
 )  # fmt: skip
 def test_a_subscribers_addresses_share_one_budget(address: str, source: str) -> None:

@@ -26,7 +26,12 @@ def test_the_hash_of_rabbitmqs_documentation_is_made() -> None:
 
 @pytest.mark.parametrize(
     ("stored", "given", "ok"),
-    [(KNOWN, "test12", True), (KNOWN, "test13", False), ("", "", False), ("not base64!", "x", False)],
+    [
+        (KNOWN, "test12", True),
+        (KNOWN, "test13", False),
+        ("", "", False),
+        ("not base64!", "x", False),
+    ],
 )
 def test_only_the_right_password_is_taken(stored: str, given: str, ok: bool) -> None:
     catalog = Catalog()
@@ -46,7 +51,9 @@ def test_sha512_users_can_log_in() -> None:
 @pytest.mark.parametrize(
     ("word", "user", "password"), [("sha256", "olga", "olga secret"), ("sha512", "sha512", "long")]
 )
-def test_what_a_setting_makes_is_what_rabbitmq_would_have_made(word: str, user: str, password: str) -> None:
+def test_what_a_setting_makes_is_what_rabbitmq_would_have_made(
+    word: str, user: str, password: str
+) -> None:
     document = json.loads(EXPORT.read_bytes())
     [theirs] = [row for row in document["users"] if row["name"] == user]
     config = ControllerConfig(data_dir="", runtime_dir="", boot="b", shards=1, hashing=word)

@@ -14,7 +14,9 @@ api, user, vhost = vhosts.api, vhosts.user, vhosts.vhost
 
 
 @pytest.mark.row("I6", "I5", "G1.22")
-def test_a_changed_permission_holds_for_the_next_publish(broker: RealBroker, api: Api, vhost: str, user: str) -> None:
+def test_a_changed_permission_holds_for_the_next_publish(
+    broker: RealBroker, api: Api, vhost: str, user: str
+) -> None:
     with connect(broker, vhost, user) as connection:
         channel = connection.channel()
         channel.queue_declare("q")
@@ -22,12 +24,17 @@ def test_a_changed_permission_holds_for_the_next_publish(broker: RealBroker, api
         api("PUT", f"permissions/{vhost}/{user}", {"configure": "", "write": "^other", "read": ""})
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
             publish(channel, "q", 1)
-        text = f"ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '{vhost}' refused for user '{user}'"
+        text = (
+            f"ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '{vhost}' "
+            f"refused for user '{user}'"
+        )
         assert (closed.value.reply_code, closed.value.reply_text) == (403, text)
 
 
 @pytest.mark.row("I7", "G3.2")
-def test_topic_permissions_say_which_keys(broker: RealBroker, api: Api, vhost: str, user: str) -> None:
+def test_topic_permissions_say_which_keys(
+    broker: RealBroker, api: Api, vhost: str, user: str
+) -> None:
     body = {"exchange": "amq.topic", "write": "^{username}\\.", "read": "^open\\."}
     api("PUT", f"topic-permissions/{vhost}/{user}", body)
     with connect(broker, vhost, user) as connection:
@@ -37,12 +44,17 @@ def test_topic_permissions_say_which_keys(broker: RealBroker, api: Api, vhost: s
         publish(channel, f"{user}.x", 2, "amq.topic")
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
             publish(channel, "other.x", 1, "amq.topic")
-        text = f"ACCESS_REFUSED - write access to topic 'other.x' in exchange 'amq.topic' in vhost '{vhost}' refused"
+        text = (
+            "ACCESS_REFUSED - write access to topic 'other.x' in exchange 'amq.topic' in vhost "
+            f"'{vhost}' refused"
+        )
         assert closed.value.reply_text.startswith(text)
         channel = connection.channel()
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
             channel.queue_bind("q", "amq.topic", "secret.#")
-        assert closed.value.reply_text.startswith("ACCESS_REFUSED - read access to topic 'secret.#'")
+        assert closed.value.reply_text.startswith(
+            "ACCESS_REFUSED - read access to topic 'secret.#'"
+        )
         channel = connection.channel()
         publish(channel, "anything", 1, "amq.direct")
         api("DELETE", f"topic-permissions/{vhost}/{user}")

@@ -101,11 +101,19 @@ def declare_queue(name: str, **arguments: Any) -> Amqp:
 
 
 def declare_exchange(name: str, type: str = "direct", **arguments: Any) -> Amqp:
-    return amqp(Exchange.Declare(0, name, type, durable=True, arguments=arguments), answer=Exchange.DeclareOk)
+    return amqp(
+        Exchange.Declare(0, name, type, durable=True, arguments=arguments),
+        answer=Exchange.DeclareOk,
+    )
 
 
 def published(exchange: str, key: str, **headers: Any) -> tuple[Amqp, Http]:
-    body = {"routing_key": key, "properties": {"headers": headers}, "payload": "x", "payload_encoding": "string"}
+    body = {
+        "routing_key": key,
+        "properties": {"headers": headers},
+        "payload": "x",
+        "payload_encoding": "string",
+    }
     return (
         amqp(Confirm.Select(), Message(exchange, key, headers), answer=Basic.Ack),
         Http("POST", f"exchanges/V/{exchange or 'amq.default'}/publish", body, BAD_REQUEST),
@@ -132,7 +140,8 @@ QUEUE, EXCHANGE, OTHER, TOPIC = (
     put_exchange("t@n", "topic"),
 )
 MESSAGE = Http("POST", "exchanges/V/amq.default/publish", {
-    "routing_key": "q@n", "properties": {}, "payload": "x", "payload_encoding": "string"})  # fmt: skip
+    "routing_key": "q@n", "properties": {}, "payload": "x",
+    "payload_encoding": "string"})  # fmt: skip
 BOUND = Http("POST", "bindings/V/e/x@n/q/q@n", {"routing_key": "k"})
 STREAM_EXCHANGE = put_exchange("x@n", "x-modulus-hash", arguments={"x-shards": 2})
 STREAMS = {"x-super-stream": True, "x-shard-arguments": {"x-queue-type": "stream"}}
@@ -180,7 +189,8 @@ ACTS = [
     ),
     Act(
         "delete an exchange",
-        (amqp(Exchange.Delete(0, "x@n"), answer=Exchange.DeleteOk), Http("DELETE", "exchanges/V/x@n")),
+        (amqp(Exchange.Delete(0, "x@n"), answer=Exchange.DeleteOk),
+         Http("DELETE", "exchanges/V/x@n")),
         (("configure", "x@n"),),
         (EXCHANGE,),
     ),
@@ -232,10 +242,12 @@ ACTS = [
         (OTHER, EXCHANGE, Http("POST", "bindings/V/e/x@n/e/y@n", {"routing_key": "k"})),
     ),
     Act("publish", published("x@n", "k"), (("write", "x@n"),), (EXCHANGE,)),
-    Act("publish to the default exchange", published("", "q@n"), (("write", "amq.default"),), (QUEUE,)),
+    Act("publish to the default exchange", published("", "q@n"), (("write", "amq.default"),),
+        (QUEUE,)),
     Act(
         "publish to a topic exchange",
-        (*published("t@n", "k"), Http("POST", "exchanges/V/t@n/arrow?routing_key=k&mandatory=false", row())),
+        (*published("t@n", "k"),
+         Http("POST", "exchanges/V/t@n/arrow?routing_key=k&mandatory=false", row())),
         (("write", "t@n"), ("topic write", "t@n", "k")),
         (TOPIC,),
     ),
@@ -257,7 +269,8 @@ ACTS = [
     Act(
         "publish what names a topic exchange for its dead letter",
         published("x@n", "k", **{DLX: "t@n", "BCC": ["more"]}),
-        (("write", "x@n"), ("write", "t@n"), ("topic write", "t@n", "k"), ("topic write", "t@n", "more")),
+        (("write", "x@n"), ("write", "t@n"), ("topic write", "t@n", "k"),
+         ("topic write", "t@n", "more")),
         (EXCHANGE, TOPIC),
     ),
     Act(
@@ -271,14 +284,16 @@ ACTS = [
         (
             amqp(Basic.Consume(0, "q@n", "tag"), answer=Basic.ConsumeOk),
             amqp(Basic.Get(0, "q@n"), answer=Basic.GetEmpty),
-            Http("POST", "queues/V/q@n/get", {"ackmode": "ack_requeue_true", "count": 1, "encoding": "auto"}),
+            Http("POST", "queues/V/q@n/get",
+                 {"ackmode": "ack_requeue_true", "count": 1, "encoding": "auto"}),
         ),
         (("read", "q@n"),),
         (QUEUE,),
     ),
     Act(
         "purge a queue",
-        (amqp(Queue.Purge(0, "q@n"), answer=Queue.PurgeOk), Http("DELETE", "queues/V/q@n/contents")),
+        (amqp(Queue.Purge(0, "q@n"), answer=Queue.PurgeOk),
+         Http("DELETE", "queues/V/q@n/contents")),
         (("read", "q@n"),),
         (QUEUE,),
     ),
@@ -297,7 +312,8 @@ ACTS = [
     Act(
         "have messages of a stream exchange",
         (
-            amqp(Basic.Qos(prefetch_count=5), Basic.Consume(0, "x@n", "tag"), answer=Basic.ConsumeOk),
+            amqp(Basic.Qos(prefetch_count=5), Basic.Consume(0, "x@n", "tag"),
+                 answer=Basic.ConsumeOk),
             Http("GET", "streams/V/x@n"),
             Http("GET", "streams/V/x@n/0/arrow"),
             Http("GET", "streams/V/x@n/offset-for-time?timestamp=0"),
@@ -311,7 +327,8 @@ ACTS = [
     Act(
         "read a stream",
         (
-            amqp(Basic.Qos(prefetch_count=5), Basic.Consume(0, "q@n", "tag"), answer=Basic.ConsumeOk),
+            amqp(Basic.Qos(prefetch_count=5), Basic.Consume(0, "q@n", "tag"),
+                 answer=Basic.ConsumeOk),
             Http("POST", "queues/V/q@n/stream", {"offset": 0, "count": 1}),
             Http("GET", "streams/V/q@n/0/arrow"),
         ),
@@ -320,13 +337,15 @@ ACTS = [
     ),
     Act(
         "purge a stream exchange",
-        (amqp(Queue.Purge(0, "x@n"), answer=Queue.PurgeOk), Http("DELETE", "virtual-queues/V/x@n/contents")),
+        (amqp(Queue.Purge(0, "x@n"), answer=Queue.PurgeOk),
+         Http("DELETE", "virtual-queues/V/x@n/contents")),
         (("read", "x@n"),),
         (STREAM_EXCHANGE,),
     ),
     Act(
         "delete the queues of a stream exchange",
-        (amqp(Queue.Delete(0, "x@n"), answer=Queue.DeleteOk), Http("DELETE", "virtual-queues/V/x@n")),
+        (amqp(Queue.Delete(0, "x@n"), answer=Queue.DeleteOk),
+         Http("DELETE", "virtual-queues/V/x@n")),
         (("configure", "x@n"),),
         (STREAM_EXCHANGE,),
     ),
@@ -337,7 +356,8 @@ ACTS = [
     ),
     # Rows that ask for a tag; administrators need no permission in the vhost.
     Act("set a policy", (Http("PUT", "policies/V/p@n", POLICY),), tag="policymaker"),
-    Act("set a policy with a dead-letter exchange", (Http("PUT", "policies/V/p@n", DLX_POLICY),), tag="policymaker"),
+    Act("set a policy with a dead-letter exchange", (Http("PUT", "policies/V/p@n", DLX_POLICY),),
+        tag="policymaker"),
     Act(
         "delete a policy",
         (Http("DELETE", "policies/V/p@n"),),
@@ -355,7 +375,8 @@ ACTS = [
     ),
     Act(
         "delete an operator policy",
-        (Http("DELETE", "operator-policies/V/p@n"), Http("DELETE", "parameters/operator_policy/V/p@n")),
+        (Http("DELETE", "operator-policies/V/p@n"),
+         Http("DELETE", "parameters/operator_policy/V/p@n")),
         (),
         (Http("PUT", "operator-policies/V/p@n", POLICY),),
         "administrator",
@@ -370,7 +391,8 @@ ACTS = [
     ),
     Act(
         "delete a limit of a vhost",
-        (Http("DELETE", "vhost-limits/V/max-queues"), Http("DELETE", "parameters/vhost-limits/V/limits")),
+        (Http("DELETE", "vhost-limits/V/max-queues"),
+         Http("DELETE", "parameters/vhost-limits/V/limits")),
         (),
         (Http("PUT", "vhost-limits/V/max-queues", {"value": 100000}),),
         "administrator",
@@ -428,7 +450,8 @@ ACTS = [
         "import definitions",
         (
             Http("POST", "definitions", {"queues": [{"name": "i@n", "vhost": VHOST}]}),
-            Http("POST", "definitions/V", {"queues": [{"name": "i@n", "arguments": {DLX: "foreign"}}]}),
+            Http("POST", "definitions/V",
+                 {"queues": [{"name": "i@n", "arguments": {DLX: "foreign"}}]}),
         ),
         tag="administrator",
         entry=False,
@@ -438,7 +461,8 @@ ACTS = [
         (
             Http("PUT", "users/u@n", {"tags": "", "password_hash": ""}),
             Http("PUT", "permissions/V/guest", {"configure": ".*", "write": ".*", "read": ".*"}),
-            Http("PUT", "topic-permissions/V/guest", {"exchange": "none", "write": ".*", "read": ".*"}),
+            Http("PUT", "topic-permissions/V/guest",
+                 {"exchange": "none", "write": ".*", "read": ".*"}),
             Http("PUT", "vhosts/v@n", {}),
         ),
         tag="administrator",
@@ -447,8 +471,10 @@ ACTS = [
 ]  # fmt: skip
 
 WAYS = [(act, way) for act in ACTS for way in act.ways]
-IDS = [f"{act.name} by {way.says[-1].name if isinstance(way.says[-1], base.Frame) else 'Basic.Publish'}"
-       if isinstance(way, Amqp) else f"{act.name} by {way.how} {way.path}" for act, way in WAYS]  # fmt: skip
+IDS = [f"{act.name} by "
+       f"{way.says[-1].name if isinstance(way.says[-1], base.Frame) else 'Basic.Publish'}"
+       if isinstance(way, Amqp) else f"{act.name} by {way.how} {way.path}"
+       for act, way in WAYS]  # fmt: skip
 
 
 class Broker:
@@ -459,7 +485,9 @@ class Broker:
         self.number = 0
         self.user = ""
 
-    def begin(self, act: Act, needs: tuple[tuple[str, ...], ...], tag: str, entry: bool = True) -> None:
+    def begin(
+        self, act: Act, needs: tuple[tuple[str, ...], ...], tag: str, entry: bool = True
+    ) -> None:
         """Prepare an act with new names.
 
         Create what the act needs, and a user with these rights and no others.
@@ -468,13 +496,25 @@ class Broker:
         self.user = f"u-rights-{self.number}"
         for call in act.before:
             assert self.call(call, ADMIN) < 300, call
-        body = {"tags": tag, "password_hash": HASH, "hashing_algorithm": "rabbit_password_hashing_sha256"}
+        body = {
+            "tags": tag,
+            "password_hash": HASH,
+            "hashing_algorithm": "rabbit_password_hashing_sha256",
+        }
         assert self.call(Http("PUT", f"users/{self.user}", body), ADMIN) < 300
         if entry:
-            rights = {right: one_of(need[1] for need in needs if need[0] == right) for right in RIGHTS}
-            assert self.call(Http("PUT", f"permissions/V/{self.user}", self.named(rights)), ADMIN) < 300
+            rights = {
+                right: one_of(need[1] for need in needs if need[0] == right) for right in RIGHTS
+            }
+            assert (
+                self.call(Http("PUT", f"permissions/V/{self.user}", self.named(rights)), ADMIN)
+                < 300
+            )
         for exchange in {need[1] for need in act.needs if need[0] in TOPIC_RIGHTS}:
-            keys = {right: one_of(need[2] for need in needs if need[0] == said) for said, right in TOPIC_RIGHTS.items()}
+            keys = {
+                right: one_of(need[2] for need in needs if need[0] == said)
+                for said, right in TOPIC_RIGHTS.items()
+            }
             body = self.named({"exchange": exchange, **keys})
             assert self.call(Http("PUT", f"topic-permissions/V/{self.user}", body), ADMIN) < 300
 
@@ -518,8 +558,12 @@ class Broker:
         data = way.body
         if data is not None and not isinstance(data, bytes):
             data = json.dumps(self.named(data)).encode()
-        request = urllib.request.Request(f"http://{self.real.http}/api/{path}", data, method=way.how)
-        request.add_header("Authorization", "Basic " + base64.b64encode(":".join(login).encode()).decode())
+        request = urllib.request.Request(
+            f"http://{self.real.http}/api/{path}", data, method=way.how
+        )
+        request.add_header(
+            "Authorization", "Basic " + base64.b64encode(":".join(login).encode()).decode()
+        )
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return int(answer.status)
@@ -564,12 +608,16 @@ def test_an_act_is_done_with_its_rights_and_refused_without_any_one_of_them(
             assert tried.attempt(way) == UNAUTHORISED, f"with the tag '{less}'"
     if act.entry and (act.needs or act.tag == "policymaker"):
         tried.begin(act, (), tag, entry=False)
-        assert tried.attempt(way) == (NOT_ALLOWED if isinstance(way, Amqp) else UNAUTHORISED), "outside the vhost"
+        assert tried.attempt(way) == (NOT_ALLOWED if isinstance(way, Amqp) else UNAUTHORISED), (
+            "outside the vhost"
+        )
 
 
 @pytest.mark.row("I1")
 @pytest.mark.parametrize(
-    "act", [act for act in ACTS if act.tag in ("policymaker", "administrator")], ids=lambda act: act.name
+    "act",
+    [act for act in ACTS if act.tag in ("policymaker", "administrator")],
+    ids=lambda act: act.name,
 )
 def test_administrators_set_what_tags_are_for_in_every_vhost(tried: Broker, act: Act) -> None:
     for way in act.ways:
@@ -584,13 +632,19 @@ def test_a_right_to_some_names_is_none_to_others(tried: Broker, right: str) -> N
         wanted = [need for need in act.needs if need[0] == right]
         if not wanted or isinstance(way, Http):
             continue
-        tried.begin(act, tuple((right, "elsewhere@n") if need == wanted[0] else need for need in act.needs), "")
+        tried.begin(
+            act,
+            tuple((right, "elsewhere@n") if need == wanted[0] else need for need in act.needs),
+            "",
+        )
         assert tried.attempt(way) == REFUSED, act.name
 
 
 @pytest.mark.row("I4")
 def test_line_breaks_that_fall_out_of_a_name_do_not_change_who_may_have_it(tried: Broker) -> None:
-    act = Act("declare a queue with a name read from a file", (Http("PUT", "queues/V/sec%0Aret@n", {}),))
+    act = Act(
+        "declare a queue with a name read from a file", (Http("PUT", "queues/V/sec%0Aret@n", {}),)
+    )
     tried.begin(act, (), "management")
     everything_else = {"configure": "^(?!secret)", "write": "", "read": ""}
     assert tried.call(Http("PUT", f"permissions/V/{tried.user}", everything_else), ADMIN) == 204
@@ -604,7 +658,9 @@ def test_an_exclusive_queue_is_its_connections_by_http_too(tried: Broker, api: A
         client.shake_hands(vhost=VHOST)
         client.ask(1, Queue.Declare(0, queue, exclusive=True), Queue.DeclareOk)
         client.send(with_properties(1, "", queue, b"x"))
-        assert client.ask(1, Queue.Declare(0, queue, passive=True), Queue.DeclareOk).message_count == 1
+        assert (
+            client.ask(1, Queue.Declare(0, queue, passive=True), Queue.DeclareOk).message_count == 1
+        )
         path = f"/api/queues/{VHOST}/{queue}"
         get = {"ackmode": "ack_requeue_false", "count": 1, "encoding": "auto"}
         for how, act, body in (
@@ -617,8 +673,13 @@ def test_an_exclusive_queue_is_its_connections_by_http_too(tried: Broker, api: A
             with pytest.raises(urllib.error.HTTPError) as refused:
                 api(path + act, method=how, body=body)
             assert refused.value.code == BAD_REQUEST
-            assert "cannot obtain exclusive access to locked queue" in json.loads(refused.value.read())["reason"]
-        assert client.ask(1, Queue.Declare(0, queue, passive=True), Queue.DeclareOk).message_count == 1
+            assert (
+                "cannot obtain exclusive access to locked queue"
+                in json.loads(refused.value.read())["reason"]
+            )
+        assert (
+            client.ask(1, Queue.Declare(0, queue, passive=True), Queue.DeclareOk).message_count == 1
+        )
 
 
 def test_what_is_imported_into_a_vhost_is_made_in_that_vhost(tried: Broker, api: Api) -> None:

@@ -49,12 +49,19 @@ async def test_recover_requeues_all_that_the_channel_holds() -> None:
     assert play.shards.acks == [(0, number, wire.REQUEUE, 1, 2)]
 
 
-@pytest.mark.parametrize("what", [commands.Basic.Ack(5), commands.Basic.Reject(5)], ids=lambda what: what.name)
-async def test_a_tag_that_is_not_outstanding_ends_the_channel_and_what_came_before_it_counts(what: Any) -> None:
+@pytest.mark.parametrize(
+    "what", [commands.Basic.Ack(5), commands.Basic.Reject(5)], ids=lambda what: what.name
+)
+async def test_a_tag_that_is_not_outstanding_ends_the_channel_and_what_came_before_it_counts(
+    what: Any,
+) -> None:
     play, number = await holding(b"1")
     play.read(method(1, commands.Basic.Ack(1)) + method(1, what))
     *_, close = play.got()
-    assert (close.reply_code, close.reply_text) == (406, "PRECONDITION_FAILED - unknown delivery tag 5")
+    assert (close.reply_code, close.reply_text) == (
+        406,
+        "PRECONDITION_FAILED - unknown delivery tag 5",
+    )
     assert play.shards.acks[0][:5] == (0, number, wire.ACK, 1, 1)
 
 
@@ -109,7 +116,12 @@ async def got(play: Consuming, *answers: Any, no_ack: bool = False, queue: str =
 async def test_a_message_is_got_and_waits_for_its_ack() -> None:
     play = Consuming()
     ok, _, body = await got(play, wire.Got(1, message(b"hello"), 1, False, 5))
-    assert (ok.name, ok.delivery_tag, ok.message_count, ok.redelivered) == ("Basic.GetOk", 1, 5, False)
+    assert (ok.name, ok.delivery_tag, ok.message_count, ok.redelivered) == (
+        "Basic.GetOk",
+        1,
+        5,
+        False,
+    )
     assert body.value == b"hello" and play.channel.unacked.count == 1
     play.says(1, commands.Basic.Ack(1))
     (ack,) = play.shards.acks
@@ -155,7 +167,9 @@ async def test_a_message_for_a_channel_that_was_closed_meanwhile_is_not_sent() -
         ("stream", None, "Connection.Close", 540),
     ],
 )
-async def test_a_get_that_cannot_be_is_refused(queue: str, refused: Any, name: str, code: int) -> None:
+async def test_a_get_that_cannot_be_is_refused(
+    queue: str, refused: Any, name: str, code: int
+) -> None:
     play = Consuming()
     play.line.catalog.apply(QueuePut("/", "stream", 3, 1, durable=True, arguments=STREAM))
     (close,) = await got(play, *([refused] if refused else []), queue=queue)
@@ -166,7 +180,9 @@ async def of_shards(play: Consuming, *answers: Any) -> list[Any]:
     """Get one message as got() does, from a virtual queue of two shard queues."""
     shards = (QueuePut("/", "s.0", 100, 0), QueuePut("/", "s.1", 101, 1))
     found: list[Any] = []
-    task = asyncio.ensure_future(play.consuming.gets.get_of_shards(play.channel, "s", shards, no_ack=False))
+    task = asyncio.ensure_future(
+        play.consuming.gets.get_of_shards(play.channel, "s", shards, no_ack=False)
+    )
     for answer in answers:
         await play.settled()
         found.append(play.shards.asked[0][1].queue)  # type: ignore[attr-defined]
@@ -212,7 +228,9 @@ async def test_many_shards_are_asked_what_they_have_only_when_the_first_is_empty
     assert play.got()[0].message_count == 2
 
 
-async def test_cursors_of_virtual_queues_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cursors_of_virtual_queues_do_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("shardmq.broker.front_door.consume.get.CURSORS_MAX", 2)
     gets = Consuming().consuming.gets
     assert [gets._next_cursor(("/", name), 3) for name in "aabca"] == [0, 1, 0, 0, 0]

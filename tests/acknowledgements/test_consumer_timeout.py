@@ -39,7 +39,9 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.mark.row("A6.7")
 @pytest.mark.parametrize("how", ["consume", "get"])
-def test_a_channel_that_does_not_settle_in_time_is_closed_as_by_rabbitmq(strict: RealBroker, how: str) -> None:
+def test_a_channel_that_does_not_settle_in_time_is_closed_as_by_rabbitmq(
+    strict: RealBroker, how: str
+) -> None:
     with pika.BlockingConnection(pika.URLParameters(strict.url)) as connection:
         channel, other = connection.channel(), connection.channel()
         channel.queue_declare(how)
@@ -56,10 +58,13 @@ def test_a_channel_that_does_not_settle_in_time_is_closed_as_by_rabbitmq(strict:
 
         wait_until(closed, "the channel's end")
         reason = channel._closing_reason
-        assert isinstance(reason, pika.exceptions.ChannelClosedByBroker) and reason.reply_code == 406
+        assert (
+            isinstance(reason, pika.exceptions.ChannelClosedByBroker) and reason.reply_code == 406
+        )
         assert reason.reply_text == (
-            "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value used: 300 ms. "
-            "This timeout value can be configured, see consumers doc guide to learn more"
+            "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value "
+            "used: 300 ms. This timeout value can be configured, see consumers doc guide to learn "
+            "more"
         )
         method, _, body = other.basic_get(how, auto_ack=True)
         assert body == b"1" and method.redelivered

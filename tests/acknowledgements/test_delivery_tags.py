@@ -43,7 +43,9 @@ def test_runs_behave_like_a_table_of_single_tags(history: list[tuple[str, int, i
             next_number[first] += count
         elif what == "through":
             if first == 0 or first in table:
-                expected = [(tag, *table.pop(tag)) for tag in sorted(table) if first == 0 or tag <= first]
+                expected = [
+                    (tag, *table.pop(tag)) for tag in sorted(table) if first == 0 or tag <= first
+                ]
                 assert spread(unacked.take_through(first)) == expected
             else:
                 assert refuses(lambda first=first: unacked.take_through(first), first)
@@ -57,7 +59,10 @@ def test_runs_behave_like_a_table_of_single_tags(history: list[tuple[str, int, i
             if len(known) == count + 1:
                 assert spread(list(unacked.take(first, last))) == known
             else:
-                assert refuses(lambda first=first, last=last: list(unacked.take(first, last)), first + len(known))
+                assert refuses(
+                    lambda first=first, last=last: list(unacked.take(first, last)),
+                    first + len(known),
+                )
         assert unacked.count == len(table)
 
 

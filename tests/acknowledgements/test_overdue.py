@@ -15,7 +15,9 @@ STEP = st.tuples(st.integers(0, 40), st.integers(0, 4), st.integers(0, 3))
 
 
 @given(st.integers(1, 200), st.lists(STEP, max_size=40))
-def test_never_early_and_at_most_a_step_late(timeout: int, steps: list[tuple[int, int, int]]) -> None:
+def test_never_early_and_at_most_a_step_late(
+    timeout: int, steps: list[tuple[int, int, int]]
+) -> None:
     handed = Handed()
     times: dict[int, int] = {}  # when each number was handed over
     now, next_number, settled = 1000, 1, 0
@@ -93,12 +95,17 @@ def test_what_basic_get_took_is_no_exception() -> None:
     queue.take_overdue(1049)
     assert queue.backlog.ready_count == 0
     queue.take_overdue(1055)
-    assert (queue.backlog.ready_count, queue.backlog.unacked_count) == (1, 1) and queue.next_due() == 1060
+    assert (queue.backlog.ready_count, queue.backlog.unacked_count) == (
+        1,
+        1,
+    ) and queue.next_due() == 1060
     assert getter.settle(1, 1) == [] and len(getter.settle(2, 2)) == 1
 
 
 @pytest.mark.row("A6.7")
-def test_where_channels_are_closed_for_it_a_late_consumer_is_told_once_and_keeps_its_messages() -> None:
+def test_where_channels_are_closed_for_it_a_late_consumer_is_told_once_and_keeps_its_messages() -> (
+    None
+):
     store, outlet = DictStore(), Outlet()
     limits = limits_of({"x-consumer-timeout": 160})._replace(timeout_closes=True)
     queue = Queue(1, store, limits)
@@ -113,4 +120,8 @@ def test_where_channels_are_closed_for_it_a_late_consumer_is_told_once_and_keeps
     due = queue.next_due()
     assert due is not None and 1200 < due <= 1260
     assert queue.late(1260) == [getter] and queue.late(9999) == [] and not queue.take_overdue(9999)
-    assert queue.backlog.unacked_count == 2 and queue.backlog.ready_count == 1 and queue.next_due() is None
+    assert (
+        queue.backlog.unacked_count == 2
+        and queue.backlog.ready_count == 1
+        and queue.next_due() is None
+    )

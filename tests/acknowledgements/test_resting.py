@@ -58,10 +58,15 @@ def test_a_million_that_rest_equally_long_are_a_handful_of_parts() -> None:
         ({"x-delayed-retry-min": 100, "x-delayed-retry-max": 250}, [100, 200, 250, 250]),
         ({"x-delayed-retry-min": 100, "x-delayed-retry-multiplier": 1}, [100, 100, 100, 100]),
         ({"x-delayed-retry-min": 100, "x-delayed-retry-multiplier": 3}, [100, 300, 900, 2700]),
-        ({"x-delayed-retry-min": 400, "x-delayed-retry-max": 100, "x-delayed-retry-type": "all"}, [100] * 4),
+        (
+            {"x-delayed-retry-min": 400, "x-delayed-retry-max": 100, "x-delayed-retry-type": "all"},
+            [100] * 4,
+        ),
     ],
 )
-def test_the_time_grows_with_the_number_of_returns(arguments: dict[str, object], rests: list[int]) -> None:
+def test_the_time_grows_with_the_number_of_returns(
+    arguments: dict[str, object], rests: list[int]
+) -> None:
     retry = limits_of(arguments).retry
     assert retry is not None
     assert [retry.rest_ms(times) for times in range(1, 5)] == rests

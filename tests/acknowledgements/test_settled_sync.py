@@ -90,10 +90,14 @@ class Loop:
 
     def ack(self) -> None:
         """Acknowledge the oldest messages that are held."""
-        for number, message in list(self.life.held[self.queue].items())[: self.random.choice([1, 4])]:
+        for number, message in list(self.life.held[self.queue].items())[
+            : self.random.choice([1, 4])
+        ]:
             del self.life.held[self.queue][number]
             door = DOORS[self.queue % len(DOORS)]
-            self.life.receive(envelope.settles(door, 1, 1, 0, [(self.queue, m.ACK, number, number)]))
+            self.life.receive(
+                envelope.settles(door, 1, 1, 0, [(self.queue, m.ACK, number, number)])
+            )
             position = self.life.position(self.queue) if self.queue == STREAM else message
             self.settled_at[position] = self.now
 
@@ -146,7 +150,9 @@ def written_alone() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("broken", [once_in_five_seconds, written_alone], ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize(
+    "broken", [once_in_five_seconds, written_alone], ids=lambda broken: broken.__name__
+)
 @pytest.mark.parametrize("queue", [QUEUE, STREAM], ids=["classic", "stream"])
 def test_a_shard_that_syncs_acks_too_late_is_convicted(queue: int, broken: object) -> None:
     bound = BOUND_MS

@@ -24,7 +24,12 @@ from shardmq.shardd.wire import messages as wire
 CONSUMERS: list[Any] = ["a", "b"]
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["ack", "requeue", "take"]), st.integers(1, 3), st.integers(1, 9), st.booleans()),
+    st.tuples(
+        st.sampled_from(["ack", "requeue", "take"]),
+        st.integers(1, 3),
+        st.integers(1, 9),
+        st.booleans(),
+    ),
     max_size=60,
 )
 
@@ -95,12 +100,21 @@ def test_acks_that_make_no_room_where_they_are_wait_longer_but_not_for_ever() ->
     assert not settles.may_wait_on()
     settles.take()
     settles.ack(1, 6, 9, NO_HURRY)
-    assert [settles.may_wait_on() for _ in range(NO_HURRY_WAITS)] == [True] * (NO_HURRY_WAITS - 1) + [False]
+    assert [settles.may_wait_on() for _ in range(NO_HURRY_WAITS)] == [True] * (
+        NO_HURRY_WAITS - 1
+    ) + [False]
 
 
 def test_neighbours_are_one_range() -> None:
     settles = Settles()
-    for consumer, first, last in ((1, 1, 5), (2, 1, 3), (1, 6, 9), (2, 4, 4), (1, 11, 11), (1, 12, 13)):
+    for consumer, first, last in (
+        (1, 1, 5),
+        (2, 1, 3),
+        (1, 6, 9),
+        (2, 4, 4),
+        (1, 11, 11),
+        (1, 12, 13),
+    ):
         settles.ack(consumer, first, last, 100)
     ack = wire.ACK
     assert settles.take() == [(1, ack, 1, 9), (2, ack, 1, 4), (1, ack, 11, 13)]
@@ -128,8 +142,15 @@ def test_what_waits_has_a_bound() -> None:
 
 ranges = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from([wire.ACK, wire.REQUEUE]), st.integers(0, 30), st.just(0), st.just(True)),
-        st.tuples(st.sampled_from([wire.ACK, wire.REQUEUE]), st.integers(1, 30), st.integers(0, 3), st.just(False)),
+        st.tuples(
+            st.sampled_from([wire.ACK, wire.REQUEUE]), st.integers(0, 30), st.just(0), st.just(True)
+        ),
+        st.tuples(
+            st.sampled_from([wire.ACK, wire.REQUEUE]),
+            st.integers(1, 30),
+            st.integers(0, 3),
+            st.just(False),
+        ),
     ),
     max_size=6,
 )
@@ -139,7 +160,10 @@ ranges = st.lists(
 def test_cumulative_acks_together_do_what_they_do_one_by_one(
     deliveries: list[tuple[int, int]], said: list[tuple[int, int, int, bool]]
 ) -> None:
-    asked = [(kind, first, first if multiple else first + last, multiple) for kind, first, last, multiple in said]
+    asked = [
+        (kind, first, first if multiple else first + last, multiple)
+        for kind, first, last, multiple in said
+    ]
 
     def settled(together: bool) -> tuple[dict[int, int], int | None]:
         unacked, tag, numbers = Unacked(), 1, [1, 1]
@@ -149,7 +173,9 @@ def test_cumulative_acks_together_do_what_they_do_one_by_one(
         found: dict[int, int] = {}
 
         def note(kind: int, runs: list[Run]) -> None:
-            found.update({tag: kind for run in runs for tag in range(run.first_tag, run.last_tag + 1)})
+            found.update(
+                {tag: kind for run in runs for tag in range(run.first_tag, run.last_tag + 1)}
+            )
 
         try:
             for kind, first, last, multiple in subsumed(asked, unacked.has) if together else asked:

@@ -18,9 +18,13 @@ from tests.support.real_broker import wait_until
         proving("A6.10", "one", [Basic.Ack(2)], [b"1", b"3"]),
         proving("A6.10", "multiple", [Basic.Ack(2, multiple=True)], [b"3"]),
         proving("A6.10", "all", [Basic.Ack(0, multiple=True)], []),
-        proving("A6.10", "nack without requeue", [Basic.Nack(2, multiple=True, requeue=False)], [b"3"]),
+        proving(
+            "A6.10", "nack without requeue", [Basic.Nack(2, multiple=True, requeue=False)], [b"3"]
+        ),
         proving("A6.10", "reject without requeue", [Basic.Reject(3, requeue=False)], [b"1", b"2"]),
-        proving("A6.11", "in place", [Basic.Nack(3), Basic.Reject(1), Basic.Nack(2)], [b"1", b"2", b"3"]),
+        proving(
+            "A6.11", "in place", [Basic.Nack(3), Basic.Reject(1), Basic.Nack(2)], [b"1", b"2", b"3"]
+        ),
     ],
 )
 def test_what_is_settled_is_gone_and_the_rest_goes_back_in_order(
@@ -37,14 +41,18 @@ def test_what_is_settled_is_gone_and_the_rest_goes_back_in_order(
 
 
 @pytest.mark.row("A6.10")
-@pytest.mark.parametrize("what", [Basic.Ack(7), Basic.Nack(7), Basic.Reject(7), Basic.Ack(7, multiple=True)])
+@pytest.mark.parametrize(
+    "what", [Basic.Ack(7), Basic.Nack(7), Basic.Reject(7), Basic.Ack(7, multiple=True)]
+)
 def test_an_unknown_tag_ends_the_channel(client: RawClient, what: base.Frame) -> None:
     client.send(method(1, what))
     client.expect_channel_close(1, 406, "PRECONDITION_FAILED - unknown delivery tag 7")
 
 
 @pytest.mark.row("A6.13")
-def test_recover_gives_everything_again_in_order_behind_its_answer(client: RawClient, name: str) -> None:
+def test_recover_gives_everything_again_in_order_behind_its_answer(
+    client: RawClient, name: str
+) -> None:
     declare(client, name)
     client.ask(1, Basic.Consume(queue=name), Basic.ConsumeOk)
     client.send(b"".join(publish(1, "", name, body) for body in (b"1", b"2", b"3")))
@@ -74,7 +82,9 @@ def test_what_was_recovered_is_got_by_who_asks_next(client: RawClient, name: str
 
 
 @pytest.mark.row("A6.8", "A6.13")
-def test_what_an_ack_made_room_for_comes_before_the_cancel_that_follows_it(client: RawClient, name: str) -> None:
+def test_what_an_ack_made_room_for_comes_before_the_cancel_that_follows_it(
+    client: RawClient, name: str
+) -> None:
     """All in one write: each takes effect in its turn."""
     declare(client, name)
     client.ask(1, Basic.Qos(prefetch_count=2), Basic.QosOk)
@@ -90,7 +100,9 @@ def test_what_an_ack_made_room_for_comes_before_the_cancel_that_follows_it(clien
 
 
 @pytest.mark.row("A6.13")
-def test_recover_without_an_answer_and_recover_to_the_same_consumer(client: RawClient, name: str) -> None:
+def test_recover_without_an_answer_and_recover_to_the_same_consumer(
+    client: RawClient, name: str
+) -> None:
     declare(client, name)
     client.send(publish(1, "", name, b"x"))
     client.ask(1, Basic.Get(queue=name), Basic.GetOk)

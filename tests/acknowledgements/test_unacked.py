@@ -14,7 +14,9 @@ def test_any_range_is_settled_once_in_any_order(steps: list[tuple[bool, int, int
     for add, a, b in steps:
         if add:
             numbers = range(last + 1, last + 1 + b)
-            assert unacked.add(array("Q", [n * 16 for n in numbers]), array("I", numbers)) == last + 1
+            assert (
+                unacked.add(array("Q", [n * 16 for n in numbers]), array("I", numbers)) == last + 1
+            )
             model.update((n, n * 16) for n in numbers)
             last += b
         else:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pamqp import base, body, commands, frame, header
 
-from shardmq.broker.amqp import Connection, Event, Failed, Method, Open, Publishes, StartOk, contents
+from shardmq.broker.amqp import (
+    Connection,
+    Event,
+    Failed,
+    Method,
+    Open,
+    Publishes,
+    StartOk,
+    contents,
+)
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 
@@ -14,7 +23,12 @@ def method(channel: int, what: base.Frame) -> bytes:
 
 
 def publish(
-    channel: int, exchange: str = "", key: str = "", content: bytes = b"", part: int = 4088, **props: object
+    channel: int,
+    exchange: str = "",
+    key: str = "",
+    content: bytes = b"",
+    part: int = 4088,
+    **props: object,
 ) -> list[bytes]:
     """Return the frames of a publish, with the content in bodies of `part` bytes."""
     properties = commands.Basic.Properties(**props)  # type: ignore[arg-type]
@@ -31,7 +45,8 @@ def shake_hands(connection: Connection, channels: int = 0, frame_max: int = 1310
     said = [
         HEADER,
         method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
-        method(0, commands.Connection.TuneOk(2047, frame_max, 60)) + method(0, commands.Connection.Open("/")),
+        method(0, commands.Connection.TuneOk(2047, frame_max, 60))
+        + method(0, commands.Connection.Open("/")),
     ]
     for data in said + [method(n, commands.Channel.Open()) for n in range(1, channels + 1)]:
         for event in received(connection, data):

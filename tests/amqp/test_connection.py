@@ -22,7 +22,9 @@ from tests.amqp.bytes_of import HEADER, facts, method, publish, received, shake_
 
 
 def connection(channels: int = 0, **kwargs: int) -> Connection:
-    made = Connection(server_properties={"product": "x", "capabilities": {"basic.nack": True}}, **kwargs)  # type: ignore[arg-type]
+    made = Connection(
+        server_properties={"product": "x", "capabilities": {"basic.nack": True}}, **kwargs
+    )  # type: ignore[arg-type]
     if channels:
         shake_hands(made, channels)
         made.data_to_send()
@@ -75,12 +77,23 @@ def test_until_a_frame_size_is_agreed_frames_are_small(payload_bytes: int) -> No
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ((2047, 0, 60), "negotiated frame_max = 0 is higher than the maximum allowed value (131072)"),
-        ((2047, 4095, 60), "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
-        ((2048, 131072, 60), "negotiated channel_max = 2048 is higher than the maximum allowed value (2047)"),
+        (
+            (2047, 0, 60),
+            "negotiated frame_max = 0 is higher than the maximum allowed value (131072)",
+        ),
+        (
+            (2047, 4095, 60),
+            "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
+        ),
+        (
+            (2048, 131072, 60),
+            "negotiated channel_max = 2048 is higher than the maximum allowed value (2047)",
+        ),
     ],
 )
-def test_tune_ok_outside_of_what_was_offered_is_refused(values: tuple[int, int, int], text: str) -> None:
+def test_tune_ok_outside_of_what_was_offered_is_refused(
+    values: tuple[int, int, int], text: str
+) -> None:
     made = connection()
     received(made, HEADER + method(0, commands.Connection.StartOk({}, "PLAIN", "\0a\0b", "en_US")))
     events = received(made, method(0, commands.Connection.TuneOk(*values)))
@@ -94,7 +107,11 @@ def test_tune_ok_outside_of_what_was_offered_is_refused(values: tuple[int, int, 
         (method(1, commands.Channel.Open()), 504, "second 'channel.open' seen"),
         (publish(1, content=b"x")[1], 505, "expected method frame, got non method frame instead"),
         (method(0, commands.Basic.Qos()), 503, "method Basic.Qos on channel 0"),
-        (method(0, commands.Connection.Open("/")), 504, "unexpected method in connection state running"),
+        (
+            method(0, commands.Connection.Open("/")),
+            504,
+            "unexpected method in connection state running",
+        ),
         (publish(2, content=b"x")[1], 505, "expected method frame, got non method frame instead"),
         (b"\x05\0\x01\0\0\0\0\xce", 501, "type 5, all octets = <<>>: unknown_frame"),
         (b"\x08\0\x01\0\0\0\0\xce", 505, "heartbeat frame must be on channel 0"),
@@ -102,7 +119,11 @@ def test_tune_ok_outside_of_what_was_offered_is_refused(values: tuple[int, int, 
         (b"\x03\0\0\0\0\0\x02a\x80\xce", 505, "type 3, all octets = <<97,128>>"),
         (b"\x01\0\x01\0\0\0\x02\0\x32\xce", 501, "type 1, all octets = <<0,50>>: unknown_frame"),
         (b"\x01\0\x01\0\0\0\x04\0\x63\0\x01\xce", 503, "unimplemented method"),
-        (b"\x01\0\x01\0\x02\0\1", 501, "type 1, all octets = <<>>: {frame_too_large,131073,131064}"),
+        (
+            b"\x01\0\x01\0\x02\0\1",
+            501,
+            "type 1, all octets = <<>>: {frame_too_large,131073,131064}",
+        ),
         (b"\x01\0\x01\0\0\0\x04\0\x32\0\x0a\xce", 501, "a field ends behind its frame or table"),
         (b"\x08\0\0\0\0\0\0\xcd", 501, "type 8, all octets = <<>>: {invalid_frame_end_marker,205}"),
         (method(1, commands.Basic.Publish(immediate=True)), 540, "immediate=true"),
@@ -140,7 +161,10 @@ def test_a_frame_whose_payload_alone_is_of_the_agreed_size_is_taken() -> None:
 def test_a_message_over_the_limit_ends_its_channel_and_its_body_is_forgotten() -> None:
     made = connection(2, message_bytes_max=10)
     big = publish(1, content=b"12345678901")
-    events = received(made, b"".join(publish(2, content=b"1")) + b"".join(big) + b"".join(publish(2, content=b"2")))
+    events = received(
+        made,
+        b"".join(publish(2, content=b"1")) + b"".join(big) + b"".join(publish(2, content=b"2")),
+    )
     failed = events[1]
     assert isinstance(failed, Failed)
     assert failed.channel == 1
@@ -154,11 +178,18 @@ def test_what_comes_on_a_channel_we_closed_is_forgotten_until_close_ok() -> None
     (sent,) = made.data_to_send()
     assert b"NOT_FOUND - no exchange 'e' in vhost '/'" in sent
     late = (
-        b"".join(publish(1, content=b"late")) + method(1, commands.Basic.Ack(1)) + method(1, commands.Queue.Declare())
+        b"".join(publish(1, content=b"late"))
+        + method(1, commands.Basic.Ack(1))
+        + method(1, commands.Queue.Declare())
     )
     assert received(made, late) == []
-    events = received(made, method(1, commands.Channel.CloseOk()) + method(1, commands.Channel.Open()))
-    assert [event.method.name for event in events if isinstance(event, Method)] == ["Channel.CloseOk", "Channel.Open"]
+    events = received(
+        made, method(1, commands.Channel.CloseOk()) + method(1, commands.Channel.Open())
+    )
+    assert [event.method.name for event in events if isinstance(event, Method)] == [
+        "Channel.CloseOk",
+        "Channel.Open",
+    ]
     assert made.channel_is_open(1)
 
 
@@ -168,14 +199,20 @@ def test_after_our_close_nothing_but_close_ok_is_heard_or_said() -> None:
     assert len(made.data_to_send()) == 1
     made.send_method(1, commands.Basic.QosOk())
     assert made.data_to_send() == []
-    events = received(made, b"".join(publish(1, content=b"late")) + method(0, commands.Connection.CloseOk()))
-    assert [event.method.name for event in events if isinstance(event, Method)] == ["Connection.CloseOk"]
+    events = received(
+        made, b"".join(publish(1, content=b"late")) + method(0, commands.Connection.CloseOk())
+    )
+    assert [event.method.name for event in events if isinstance(event, Method)] == [
+        "Connection.CloseOk"
+    ]
     assert made.closed
 
 
 def test_what_a_handler_does_is_in_force_for_the_bytes_behind() -> None:
     made = connection(1)
-    made.receive_data(method(1, commands.Queue.Declare(queue="q")) + b"".join(publish(1, content=b"x")))
+    made.receive_data(
+        method(1, commands.Queue.Declare(queue="q")) + b"".join(publish(1, content=b"x"))
+    )
     assert isinstance(made.next_event(), Method)
     made.close_channel(1, ChannelException(406, "no"))
     assert made.next_event() is None
@@ -187,7 +224,13 @@ def test_runs_of_acks_become_ranges() -> None:
     data = b"".join(method(1, ack) for ack, _ in acks)
     data += method(1, commands.Basic.Ack(9, True)) + method(1, commands.Basic.Nack(10, False, True))
     data += method(1, commands.Basic.Reject(11, True)) + method(1, commands.Basic.Reject(12, False))
-    ranges = [(0, 1, 3, False), (0, 7, 7, False), (0, 9, 9, True), (2, 10, 11, False), (1, 12, 12, False)]
+    ranges = [
+        (0, 1, 3, False),
+        (0, 7, 7, False),
+        (0, 9, 9, True),
+        (2, 10, 11, False),
+        (1, 12, 12, False),
+    ]
     assert received(made, data) == [Settles(1, ranges)]
 
 
@@ -220,7 +263,9 @@ def test_a_large_body_in_small_reads_is_one_message() -> None:
     made = connection(1)
     content = bytes(range(256)) * 4096
     data = b"".join(publish(1, "e", "k", content, part=131064))
-    events = [event for at in range(0, len(data), 1000) for event in received(made, data[at : at + 1000])]
+    events = [
+        event for at in range(0, len(data), 1000) for event in received(made, data[at : at + 1000])
+    ]
     (event,) = events
     assert isinstance(event, Publishes)
     assert contents.read_stored(contents.stored(event.buffer, event.table, 0))[3] == content
@@ -228,7 +273,9 @@ def test_a_large_body_in_small_reads_is_one_message() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 140_000), max_size=6), st.integers(0, 1))
-def test_a_large_body_frame_without_its_end_is_told_alike_however_it_is_cut(cuts: list[int], frame: int) -> None:
+def test_a_large_body_frame_without_its_end_is_told_alike_however_it_is_cut(
+    cuts: list[int], frame: int
+) -> None:
     *before, first, second = publish(1, "e", "k", bytes(range(256)) * 512, part=70_000)
     broken = [first, second]
     broken[frame] = broken[frame][:-1] + b"\x01"
@@ -250,9 +297,17 @@ def test_a_channel_closed_within_a_body_frame_forgets_the_rest_of_it(cut: int) -
     data = b"".join(publish(1, "e", "k", bytes(131_072), part=70_000))
     assert received(made, data[:cut]) == []
     made.close_channel(1, ChannelException(406, "no", 60, 40))
-    behind = [method(1, commands.Channel.CloseOk()), method(1, commands.Channel.Open()), *publish(2, "e", "k", b"x")]
+    behind = [
+        method(1, commands.Channel.CloseOk()),
+        method(1, commands.Channel.Open()),
+        *publish(2, "e", "k", b"x"),
+    ]
     closed, opened, published = received(made, data[cut:] + b"".join(behind))
-    assert isinstance(closed, Method) and isinstance(opened, Method) and isinstance(published, Publishes)
+    assert (
+        isinstance(closed, Method)
+        and isinstance(opened, Method)
+        and isinstance(published, Publishes)
+    )
 
 
 PROPS = st.fixed_dictionaries(
@@ -277,9 +332,17 @@ def conversations(draw: st.DrawFn) -> bytes:
         for _ in range(draw(st.integers(0, 4))):
             what = draw(st.integers(0, 3))
             if what == 0:
-                lane.append(method(channel, commands.Basic.Ack(draw(st.integers(0, 5)), draw(st.booleans()))))
+                lane.append(
+                    method(
+                        channel, commands.Basic.Ack(draw(st.integers(0, 5)), draw(st.booleans()))
+                    )
+                )
             elif what == 1:
-                lane.append(method(channel, commands.Queue.Declare(queue="q", arguments={"x-max-length": 5})))
+                lane.append(
+                    method(
+                        channel, commands.Queue.Declare(queue="q", arguments={"x-max-length": 5})
+                    )
+                )
             else:
                 size = draw(st.sampled_from([0, 1, 16, 5000, 70000]))
                 lane += publish(channel, "ex", "key", bytes([channel]) * size, **draw(PROPS))
@@ -287,14 +350,20 @@ def conversations(draw: st.DrawFn) -> bytes:
     out = []
     is_mixed = draw(st.booleans())
     while any(lanes):
-        lane = draw(st.sampled_from([lane for lane in lanes if lane])) if is_mixed else next(filter(None, lanes))
+        lane = (
+            draw(st.sampled_from([lane for lane in lanes if lane]))
+            if is_mixed
+            else next(filter(None, lanes))
+        )
         out.append(lane.pop(0))
     return b"".join(out)
 
 
 @settings(max_examples=150, deadline=None)
 @given(conversations(), st.lists(st.tuples(st.integers(0, 80000), st.booleans()), max_size=20))
-def test_the_same_bytes_cut_anywhere_give_the_same_events(data: bytes, cuts: list[tuple[int, bool]]) -> None:
+def test_the_same_bytes_cut_anywhere_give_the_same_events(
+    data: bytes, cuts: list[tuple[int, bool]]
+) -> None:
     """Also when some pieces begin with what was kept of those before."""
     whole = facts(received(connection(3), data))
     made = connection(3)

@@ -19,7 +19,9 @@ from tests.reference import deaths as reference
 
 NAMES = st.sampled_from(["a", "b", "häufig"])
 REASONS = st.sampled_from(["expired", "rejected", "maxlen", "delivery_limit"])
-VALUES = st.one_of(st.integers(-(1 << 31), (1 << 31) - 1), st.text(max_size=5), st.booleans(), st.none())
+VALUES = st.one_of(
+    st.integers(-(1 << 31), (1 << 31) - 1), st.text(max_size=5), st.booleans(), st.none()
+)
 TABLES = st.fixed_dictionaries(
     {},
     optional={
@@ -48,14 +50,28 @@ def props_of(**what: Any) -> bytes:
     return commands.Basic.Properties(**what).marshal()
 
 
-@given(HEADERS, st.none() | st.just("5000"), NAMES, REASONS, st.integers(0, (1 << 32) - 1), st.booleans())
+@given(
+    HEADERS,
+    st.none() | st.just("5000"),
+    NAMES,
+    REASONS,
+    st.integers(0, (1 << 32) - 1),
+    st.booleans(),
+)
 def test_the_headers_of_the_copy_are_those_of_the_rule(
-    headers: dict[str, Any], expiration: str | None, queue: str, reason: str, time_s: int, without_cc: bool
+    headers: dict[str, Any],
+    expiration: str | None,
+    queue: str,
+    reason: str,
+    time_s: int,
+    without_cc: bool,
 ) -> None:
     props = props_of(headers=headers or None, expiration=expiration)
     before = properties.read(props).headers or {}
     death = deaths.Death(queue, reason, time_s, "ex", "key")
-    found = deaths.record(properties.headers_inside(props), expiration, death, without_cc=without_cc)
+    found = deaths.record(
+        properties.headers_inside(props), expiration, death, without_cc=without_cc
+    )
     expected = reference.headers_after(
         before,
         expiration,
@@ -67,14 +83,20 @@ def test_the_headers_of_the_copy_are_those_of_the_rule(
         without_cc=without_cc,
     )
     assert decode_table(found.headers) == expected
-    assert decode_table(found.shown) == {name: value for name, value in expected.items() if name != "BCC"}
+    assert decode_table(found.shown) == {
+        name: value for name, value in expected.items() if name != "BCC"
+    }
     more = [headers.get(name, []) for name in ("CC", "BCC")]
-    assert found.more_keys == [key for keys in more if isinstance(keys, list) for key in keys if isinstance(key, str)]
+    assert found.more_keys == [
+        key for keys in more if isinstance(keys, list) for key in keys if isinstance(key, str)
+    ]
     assert found.deaths[0] == (queue, reason) and len(found.deaths) == len(expected["x-death"])
 
 
 @given(HEADERS)
-def test_a_message_says_by_two_headers_where_it_goes_as_far_as_they_are_names(headers: dict[str, Any]) -> None:
+def test_a_message_says_by_two_headers_where_it_goes_as_far_as_they_are_names(
+    headers: dict[str, Any],
+) -> None:
     def name(of: str) -> str | None:
         value = headers.get(of)
         return value if isinstance(value, str) and len(value.encode()) <= 255 else None
@@ -95,10 +117,16 @@ def test_tables_of_brokers_that_did_not_count_are_counted_together() -> None:
     old = [{"queue": name, "reason": "expired"} for name in ("a", "b", "a", "a")]
     inside = encode_table({"x-death": old})[4:]
     said = decode_table(
-        deaths.record(inside, None, deaths.Death("q", "rejected", 1, "", "q"), without_cc=False).headers
+        deaths.record(
+            inside, None, deaths.Death("q", "rejected", 1, "", "q"), without_cc=False
+        ).headers
     )
     assert [(t["queue"], t.get("count")) for t in said["x-death"]] == [("q", 1), ("a", 3), ("b", 1)]
-    said = decode_table(deaths.record(inside, None, deaths.Death("a", "expired", 1, "", "q"), without_cc=False).headers)
+    said = decode_table(
+        deaths.record(
+            inside, None, deaths.Death("a", "expired", 1, "", "q"), without_cc=False
+        ).headers
+    )
     assert [(t["queue"], t.get("count")) for t in said["x-death"]] == [("a", 4), ("b", 1)]
 
 
@@ -106,7 +134,9 @@ def test_the_first_death_has_its_facts_in_rabbitmqs_order_and_later_ones_sorted(
     first = deaths.record(b"", "5", deaths.Death("q", "expired", 1, "e", "k"), without_cc=False)
     facts = ["count", "reason", "queue", "time", "exchange", "routing-keys", "original-expiration"]
     assert list(decode_table(first.headers)["x-death"][0]) == facts
-    again = deaths.record(first.headers[4:], None, deaths.Death("r", "rejected", 2, "", "k"), without_cc=False)
+    again = deaths.record(
+        first.headers[4:], None, deaths.Death("r", "rejected", 2, "", "k"), without_cc=False
+    )
     assert list(decode_table(again.headers)["x-death"][0]) == sorted(facts[:-1])
 
 
@@ -125,7 +155,13 @@ def test_a_cycle_is_one_that_nobody_rejected_in(queue: str, died: list[tuple[str
 
 
 def test_headers_find_their_place_among_the_other_properties() -> None:
-    everything = {"content_type": "a", "priority": 3, "expiration": "7", "message_id": "m", "user_id": "u"}
+    everything = {
+        "content_type": "a",
+        "priority": 3,
+        "expiration": "7",
+        "message_id": "m",
+        "user_id": "u",
+    }
     props = properties.with_headers(props_of(**everything), b"\x01hS\0\0\0\x01v")
     said = properties.read(props)
     assert said.headers == {"h": "v"}
@@ -149,13 +185,19 @@ SOME_PROPERTIES = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(SOME_PROPERTIES, st.binary(max_size=9)), max_size=5))
-def test_letters_are_taken_apart_at_their_headers_and_expiration(messages: list[tuple[dict[str, Any], bytes]]) -> None:
+def test_letters_are_taken_apart_at_their_headers_and_expiration(
+    messages: list[tuple[dict[str, Any], bytes]],
+) -> None:
     names = b"\x01e\x02kk"
     wholes = [(props_of(**what), body) for what, body in messages]
-    blob = b"".join(struct.pack("<II", len(body), len(props)) + names + props + body for props, body in wholes)
+    blob = b"".join(
+        struct.pack("<II", len(body), len(props)) + names + props + body for props, body in wholes
+    )
     found = contents.letters(blob, len(wholes))
     assert contents.split(blob, len(wholes)) == [(names, props, body) for props, body in wholes]
-    for (props, body), (look, flags, before, middle, after, last) in zip(wholes, found, strict=True):
+    for (props, body), (look, flags, before, middle, after, last) in zip(
+        wholes, found, strict=True
+    ):
         said = properties.read(props)
         assert look[0] == names and last == body
         assert look[2:] == (

@@ -13,7 +13,16 @@ from shardmq.broker.amqp.contents import released
 from shardmq.broker.amqp.methods import decode_table
 from tests.reference import delayed_release as reference
 
-NUMBERS = {b"b": ">b", b"B": ">B", b"s": ">h", b"u": ">H", b"I": ">i", b"i": ">I", b"l": ">q", b"L": ">q"}
+NUMBERS = {
+    b"b": ">b",
+    b"B": ">B",
+    b"s": ">h",
+    b"u": ">H",
+    b"I": ">i",
+    b"i": ">I",
+    b"l": ">q",
+    b"L": ">q",
+}
 
 
 def number(kind: bytes, value: int) -> bytes:
@@ -30,15 +39,27 @@ def integers() -> st.SearchStrategy[bytes]:
     return st.sampled_from(sorted(NUMBERS)).flatmap(of)
 
 
-TEXTS = st.text("0123456789", max_size=5).map(lambda text: b"S" + struct.pack(">I", len(text)) + text.encode())
-OTHERS = st.sampled_from([b"V", b"t\1", b"d" + struct.pack(">d", 2.5), b"D\1\0\0\0\x63", b"T" + bytes(8)])
+TEXTS = st.text("0123456789", max_size=5).map(
+    lambda text: b"S" + struct.pack(">I", len(text)) + text.encode()
+)
+OTHERS = st.sampled_from(
+    [b"V", b"t\1", b"d" + struct.pack(">d", 2.5), b"D\1\0\0\0\x63", b"T" + bytes(8)]
+)
 DELAYS = st.one_of(integers(), TEXTS, OTHERS)
 INNER = b"F" + struct.pack(">I", 10) + b"\x07x-delayt\0"  # in a table of its own it means nothing
 MORE = st.lists(
-    st.sampled_from([b"\1a" + b"t\1", b"\1b" + INNER, b"\1c" + b"A" + struct.pack(">I", 2) + b"t\0"]), max_size=2
+    st.sampled_from(
+        [b"\1a" + b"t\1", b"\1b" + INNER, b"\1c" + b"A" + struct.pack(">I", 2) + b"t\0"]
+    ),
+    max_size=2,
 )
 KEYS = st.sampled_from(
-    [b"", b"\2CC" + b"A" + bytes(4), b"\3BCC" + b"A" + bytes(4), b"\x16x-dead-letter-exchange" + b"S" + bytes(4)]
+    [
+        b"",
+        b"\2CC" + b"A" + bytes(4),
+        b"\3BCC" + b"A" + bytes(4),
+        b"\x16x-dead-letter-exchange" + b"S" + bytes(4),
+    ]
 )
 
 
@@ -57,7 +78,10 @@ def messages(draw: Any) -> tuple[bytes, bytes | None]:
         if draw(st.integers(0, 3)) == 0:
             flags, props = flags | 1 << bit, props + value
     props = struct.pack(">H", flags) + props
-    names, body = draw(st.sampled_from([b"\1x\1k", b"\1x\1l", b"\0\0"])), draw(st.binary(max_size=5))
+    names, body = (
+        draw(st.sampled_from([b"\1x\1k", b"\1x\1l", b"\0\0"])),
+        draw(st.binary(max_size=5)),
+    )
     return struct.pack("<II", len(body), len(props)) + names + props + body, delay
 
 
@@ -71,7 +95,9 @@ def test_each_is_as_the_plain_rule_makes_it(some: list[tuple[bytes, bytes | None
 
 
 @given(st.lists(messages(), min_size=1, max_size=3), st.data())
-def test_broken_bytes_are_an_error_and_nothing_else(some: list[tuple[bytes, bytes | None]], data: Any) -> None:
+def test_broken_bytes_are_an_error_and_nothing_else(
+    some: list[tuple[bytes, bytes | None]], data: Any
+) -> None:
     blob = bytearray(b"".join(message for message, _ in some))
     at = data.draw(st.integers(0, len(blob) - 1))
     blob[at] = data.draw(st.integers(0, 255))

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header
 
-from shardmq.broker.amqp import Connection, ConnectionException, Publishes, contents, frames, properties
+from shardmq.broker.amqp import (
+    Connection,
+    ConnectionException,
+    Publishes,
+    contents,
+    frames,
+    properties,
+)
 from shardmq.broker.amqp.methods import decode_method, decode_table, encode_method, encode_table
 from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.support.raw_client import raw_frame
@@ -21,7 +28,15 @@ BODY = st.binary(max_size=300)
 
 def stored(exchange: str, key: str, props: commands.Basic.Properties, content: bytes) -> bytes:
     e, k, p = exchange.encode(), key.encode(), props.marshal()
-    return struct.pack("<II", len(content), len(p)) + bytes([len(e)]) + e + bytes([len(k)]) + k + p + content
+    return (
+        struct.pack("<II", len(content), len(p))
+        + bytes([len(e)])
+        + e
+        + bytes([len(k)])
+        + k
+        + p
+        + content
+    )
 
 
 def read_frames(data: bytes) -> list[object]:
@@ -33,15 +48,25 @@ def read_frames(data: bytes) -> list[object]:
     return found
 
 
-@given(st.lists(st.tuples(SHORT, SHORT, BODY), max_size=5), st.integers(0, 2**62), st.integers(9, 200))
-def test_deliveries_are_what_was_stored(messages: list[tuple[str, str, bytes]], tag: int, frame_max: int) -> None:
+@given(
+    st.lists(st.tuples(SHORT, SHORT, BODY), max_size=5), st.integers(0, 2**62), st.integers(9, 200)
+)
+def test_deliveries_are_what_was_stored(
+    messages: list[tuple[str, str, bytes]], tag: int, frame_max: int
+) -> None:
     props = commands.Basic.Properties(delivery_mode=2, headers={"a": "b"})
     blob = b"".join(stored(exchange, key, props, content) for exchange, key, content in messages)
-    found = iter(read_frames(contents.deliveries(blob, len(messages), 3, b"ctag", tag, True, frame_max)))
+    found = iter(
+        read_frames(contents.deliveries(blob, len(messages), 3, b"ctag", tag, True, frame_max))
+    )
     for number, (exchange, key, content) in enumerate(messages):
         deliver, head = next(found), next(found)
         assert isinstance(deliver, commands.Basic.Deliver)
-        assert (deliver.consumer_tag, deliver.delivery_tag, deliver.redelivered) == ("ctag", tag + number, True)
+        assert (deliver.consumer_tag, deliver.delivery_tag, deliver.redelivered) == (
+            "ctag",
+            tag + number,
+            True,
+        )
         assert (deliver.exchange, deliver.routing_key) == (exchange, key)
         assert isinstance(head, header.ContentHeader)
         assert (head.body_size, head.properties.headers) == (len(content), {"a": "b"})
@@ -96,7 +121,12 @@ def test_a_rows_facts_are_those_of_the_properties(
     props = commands.Basic.Properties(expiration=expiration, priority=priority, headers=headers)
     ttl, _, found, flags = frames.facts(props.marshal())
     # pamqp leaves out what is empty or 0
-    digits = expiration and expiration.isdigit() and len(expiration) <= 10 and int(expiration) < 0xFFFFFFFF
+    digits = (
+        expiration
+        and expiration.isdigit()
+        and len(expiration) <= 10
+        and int(expiration) < 0xFFFFFFFF
+    )
     assert ttl == (int(expiration) if digits and expiration else 0xFFFFFFFF)
     assert bool(flags & frames.BAD_EXPIRATION) == bool(expiration and not digits)
     read = properties.read(props.marshal())
@@ -115,7 +145,9 @@ def test_equal_neighbours_are_one_event() -> None:
 
 
 def test_a_header_is_taken_out_and_nothing_else_changes() -> None:
-    props = commands.Basic.Properties(headers={"BCC": ["x"], "a": 1, "z": {"BCC": 2}}, priority=4, reply_to="r")
+    props = commands.Basic.Properties(
+        headers={"BCC": ["x"], "a": 1, "z": {"BCC": 2}}, priority=4, reply_to="r"
+    )
     message = properties.without_header(stored("e", "k", props, b"body"), "BCC")
     exchange, key, found, content = contents.read_stored(message)
     assert (exchange, key, content) == (b"e", b"k", b"body")
@@ -124,9 +156,11 @@ def test_a_header_is_taken_out_and_nothing_else_changes() -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=9)
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+    | st.text(max_size=9)
     | st.binary(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=9), inner, max_size=3),
     max_leaves=10,
 )  # fmt: skip
 
@@ -147,11 +181,15 @@ def test_methods_are_read_as_pamqp_writes_them(kind: type) -> None:
         setattr(made, name, value)
     payload = encode_method(made)
     back = decode_method(payload)
-    assert [getattr(back, name) for name in made.__slots__] == [getattr(made, name) for name in made.__slots__]
+    assert [getattr(back, name) for name in made.__slots__] == [
+        getattr(made, name) for name in made.__slots__
+    ]
     with pytest.raises(ConnectionException):
         decode_method(payload + b"\0")
     _used, _, other = frame.unmarshal(struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce")
-    assert [getattr(other, name) for name in made.__slots__] == [getattr(made, name) for name in made.__slots__]
+    assert [getattr(other, name) for name in made.__slots__] == [
+        getattr(made, name) for name in made.__slots__
+    ]
 
 
 def some(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
@@ -170,7 +208,9 @@ PROPERTIES = st.fixed_dictionaries(
         "expiration": some(st.just("60000")),
         "message_id": some(SHORT),
         "timestamp": some(
-            st.datetimes(min_value=datetime.datetime(1970, 1, 2), max_value=datetime.datetime(2100, 1, 1))
+            st.datetimes(
+                min_value=datetime.datetime(1970, 1, 2), max_value=datetime.datetime(2100, 1, 1)
+            )
         ),
         "message_type": some(SHORT),
         "user_id": some(SHORT),
@@ -191,9 +231,14 @@ def test_who_has_no_timestamp_gets_this_one_and_nothing_else_changes(
         buffer += line + props + rest
         facts = frames.facts(props)
         body_at = at + len(line) + len(props)
-        table += frames.row(at, len(line), number, at + len(line), len(props), body_at, len(content), facts)
+        table += frames.row(
+            at, len(line), number, at + len(line), len(props), body_at, len(content), facts
+        )
     made = frames.stamped(buffer, table, seconds)
-    before = [contents.read_stored(contents.stored(buffer, table, number)) for number in range(len(messages))]
+    before = [
+        contents.read_stored(contents.stored(buffer, table, number))
+        for number in range(len(messages))
+    ]
     kept = [properties.read(props).timestamp is not None for _, _, props, _ in before]
     assert (made is None) == all(kept)
     for number, (exchange, key, props, content) in enumerate(before):
@@ -224,7 +269,9 @@ def test_who_asks_for_direct_replies_gets_its_channels_name_and_nothing_else_cha
         table += frames.row(*place, frames.facts(props))
     assert frames.asking(table) == {channel for channel, asks, _, _ in messages if asks}
     made = frames.with_replies(buffer, table, names)
-    assert frames.asking(made[1]) == {channel for channel, asks, _, _ in messages if asks} - set(names)
+    assert frames.asking(made[1]) == {channel for channel, asks, _, _ in messages if asks} - set(
+        names
+    )
     for number, (channel, asks, _, _) in enumerate(messages):
         before = contents.read_stored(contents.stored(buffer, table, number))
         after = contents.read_stored(contents.stored(*made, number))
@@ -232,7 +279,10 @@ def test_who_asks_for_direct_replies_gets_its_channels_name_and_nothing_else_cha
         if asks and channel in names:
             given_name = bytes([len(names[channel])]) + names[channel]
             wanted = before[2].replace(b"\x15amq.rabbitmq.reply-to", given_name)
-            assert frames.facts(after[2]) == (*frames.facts(before[2])[:3], frames.facts(before[2])[3] ^ 16)
+            assert frames.facts(after[2]) == (
+                *frames.facts(before[2])[:3],
+                frames.facts(before[2])[3] ^ 16,
+            )
         assert after == (*before[:2], wanted, before[3])
 
 

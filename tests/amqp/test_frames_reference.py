@@ -25,9 +25,13 @@ PROPS = st.fixed_dictionaries(
     optional={
         "delivery_mode": st.integers(1, 2),
         "priority": st.integers(0, 9),
-        "expiration": st.sampled_from(["0", "60000", "4294967295", "4294967294", "99999999999", "x", ""]),
+        "expiration": st.sampled_from(
+            ["0", "60000", "4294967295", "4294967294", "99999999999", "x", ""]
+        ),
         "headers": st.dictionaries(
-            st.sampled_from(["CC", "BCC", "aCC", "b", "x-dead-letter-exchange"]), st.sampled_from(["x", 1]), max_size=2
+            st.sampled_from(["CC", "BCC", "aCC", "b", "x-dead-letter-exchange"]),
+            st.sampled_from(["x", 1]),
+            max_size=2,
         ),
         "reply_to": st.sampled_from(["q", "amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.1"]),
         "user_id": SHORT,
@@ -40,7 +44,9 @@ SETTLE = st.one_of(
     st.builds(commands.Basic.Reject, st.integers(0, 9), st.booleans()),
 )
 PUBLISH = st.builds(
-    lambda channel, exchange, key, body, part, props: b"".join(publish(channel, exchange, key, body, part, **props)),
+    lambda channel, exchange, key, body, part, props: b"".join(
+        publish(channel, exchange, key, body, part, **props)
+    ),
     CHANNEL,
     SHORT,
     SHORT,
@@ -49,7 +55,9 @@ PUBLISH = st.builds(
     PROPS,
 )
 SETTLES = st.builds(
-    lambda channel, some: b"".join(method(channel, each) for each in some), CHANNEL, st.lists(SETTLE, max_size=6)
+    lambda channel, some: b"".join(method(channel, each) for each in some),
+    CHANNEL,
+    st.lists(SETTLE, max_size=6),
 )
 ANY = st.builds(lambda channel: method(channel, commands.Channel.Open()), CHANNEL)
 
@@ -58,9 +66,17 @@ ANY = st.builds(lambda channel: method(channel, commands.Channel.Open()), CHANNE
 def streams(draw: st.DrawFn) -> bytes:
     """Frames, as often as not with some bytes wrong, or cut off."""
     data = bytearray(
-        b"".join(draw(st.lists(st.one_of(PUBLISH, PUBLISH, SETTLES, ANY, st.binary(max_size=9)), max_size=6)))
+        b"".join(
+            draw(
+                st.lists(
+                    st.one_of(PUBLISH, PUBLISH, SETTLES, ANY, st.binary(max_size=9)), max_size=6
+                )
+            )
+        )
     )
-    for at, value in draw(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2)):
+    for at, value in draw(
+        st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2)
+    ):
         if data:
             data[at % len(data)] = value
     return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data)
@@ -85,7 +101,9 @@ def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join), st.sets(CHANNEL), st.integers(0, 8))
-def test_copies_are_the_publishes_of_their_channels(data: bytes, channels: set[int], first: int) -> None:
+def test_copies_are_the_publishes_of_their_channels(
+    data: bytes, channels: set[int], first: int
+) -> None:
     _, table, count, _, _ = frames.scan(data, 0, len(data), b"\1\1\1\1", FRAME_MAX, 1000)
     expected: dict[int, list[bytes]] = {}
     for index in range(first, count):
@@ -93,7 +111,10 @@ def test_copies_are_the_publishes_of_their_channels(data: bytes, channels: set[i
         if number in channels:
             expected.setdefault(number, []).append(reference.stored(data, table, index))
     copies = copies_by_channel(Publishes(data, table, count), channels, first)
-    found = {n: [contents.stored(c.buffer, c.table, index) for index in range(c.count)] for n, c in copies.items()}
+    found = {
+        n: [contents.stored(c.buffer, c.table, index) for index in range(c.count)]
+        for n, c in copies.items()
+    }
     assert found == expected
 
 
@@ -106,7 +127,9 @@ def test_a_publish_too_large_to_wait_for_is_another_matter() -> None:
 
 
 EMPTY = frames.row(0, 0, 1, 0, 0, 0, 0, (0, 0, 0, 0))
-SIZES = st.integers(0, 40) | st.integers(0, (1 << 64) - 1) | st.integers(0, 63).map(lambda k: 1 << k)
+SIZES = (
+    st.integers(0, 40) | st.integers(0, (1 << 64) - 1) | st.integers(0, 63).map(lambda k: 1 << k)
+)
 
 
 @given(st.lists(st.tuples(SIZES, st.integers(1, 3)), max_size=8))
@@ -131,7 +154,9 @@ def test_rows_are_bounded() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal()))
+@given(
+    st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal())
+)
 def test_facts(props: bytes) -> None:
     found, expected = frames.facts(props), reference.facts(props)
     if expected[3] & frames.BAD_PROPERTIES:
@@ -141,7 +166,9 @@ def test_facts(props: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal()))
+@given(
+    st.binary(max_size=40) | PROPS.map(lambda props: commands.Basic.Properties(**props).marshal())
+)
 def test_fields(props: bytes) -> None:
     try:
         expected = reference.fields(props)
@@ -169,7 +196,8 @@ def test_ranges_are_bounded() -> None:
 BIND = st.builds(
     lambda channel, queue, exchange, key, nowait, arguments: method(
         channel,
-        commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key, nowait=nowait, arguments=arguments),
+        commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key, nowait=nowait,
+                            arguments=arguments),
     ),
     st.just(1) | CHANNEL, SHORT, SHORT, st.sampled_from(["k", "", "grüße"]), st.booleans(),
     st.sampled_from([{}, {"a": 1}]),
@@ -183,7 +211,9 @@ BIND = st.builds(
     st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2),
     st.data(),
 )
-def test_binds(data: bytes, states: bytes, wrong: list[tuple[int, int]], more: st.DataObject) -> None:
+def test_binds(
+    data: bytes, states: bytes, wrong: list[tuple[int, int]], more: st.DataObject
+) -> None:
     broken = bytearray(data)
     for at, value in wrong:
         if data:
@@ -193,7 +223,10 @@ def test_binds(data: bytes, states: bytes, wrong: list[tuple[int, int]], more: s
 
 
 def test_a_run_of_binds_is_bounded_and_goes_on() -> None:
-    data = b"".join(method(1, commands.Queue.Bind(queue="q", exchange="e", routing_key=str(n))) for n in range(600))
+    data = b"".join(
+        method(1, commands.Queue.Bind(queue="q", exchange="e", routing_key=str(n)))
+        for n in range(600)
+    )
     at, found = 0, []
     while at < len(data):
         at, _, some, _ = frames.binds(data, at, len(data), b"\0\1")
@@ -208,13 +241,25 @@ STORED = st.builds(
     st.binary(max_size=5), st.binary(max_size=255), st.binary(max_size=30), st.binary(max_size=200),
 )  # fmt: skip
 BLOB = st.lists(STORED, max_size=4).map(b"".join)
-BROKEN = st.one_of(BLOB, st.binary(max_size=40), st.tuples(BLOB, st.integers(0, 300)).map(lambda it: it[0][: it[1]]))
-NUMBERS = (st.integers(0, 65535), st.binary(max_size=255), st.integers(0, 2**63), st.booleans(), st.integers(9, 300))
+BROKEN = st.one_of(
+    BLOB,
+    st.binary(max_size=40),
+    st.tuples(BLOB, st.integers(0, 300)).map(lambda it: it[0][: it[1]]),
+)
+NUMBERS = (
+    st.integers(0, 65535),
+    st.binary(max_size=255),
+    st.integers(0, 2**63),
+    st.booleans(),
+    st.integers(9, 300),
+)
 
 
 @settings(max_examples=300, deadline=None)
 @given(BROKEN, st.integers(0, 4), *NUMBERS)
-def test_deliveries(blob: bytes, count: int, channel: int, ctag: bytes, tag: int, again: bool, frame_max: int) -> None:
+def test_deliveries(
+    blob: bytes, count: int, channel: int, ctag: bytes, tag: int, again: bool, frame_max: int
+) -> None:
     arguments = (blob, count, channel, ctag, tag, again, frame_max)
     assert _or_error(contents.deliveries, *arguments) == _or_error(reference.deliveries, *arguments)
     assert _or_error(_in_parts, *arguments) == _or_error(reference.deliveries, *arguments)
@@ -240,7 +285,14 @@ def _in_parts(*arguments: Any) -> bytes:
 
 
 @settings(max_examples=300, deadline=None)
-@given(BROKEN, st.integers(0, 65535), st.integers(0, 2**63), st.booleans(), st.integers(0, 2**32 - 1), NUMBERS[-1])
+@given(
+    BROKEN,
+    st.integers(0, 65535),
+    st.integers(0, 2**63),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+    NUMBERS[-1],
+)
 def test_get_ok_and_read_stored(
     message: bytes, channel: int, tag: int, again: bool, remaining: int, frame_max: int
 ) -> None:
@@ -250,7 +302,9 @@ def test_get_ok_and_read_stored(
 
 
 @settings(deadline=None)
-@given(NUMBERS[0], st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=400), NUMBERS[-1])
+@given(
+    NUMBERS[0], st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=400), NUMBERS[-1]
+)
 def test_content(channel: int, said: bytes, props: bytes, body: bytes, frame_max: int) -> None:
     arguments = (channel, said, props, body, frame_max)
     assert contents.content(*arguments) == reference.content(*arguments)

@@ -12,21 +12,26 @@ from shardmq.broker.amqp import Connection, Failed
 from tests.amqp.bytes_of import HEADER, method, publish, received, shake_hands
 
 FRAMES = st.builds(
-    lambda kind, channel, payload: struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce",
+    lambda kind, channel, payload: (
+        struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+    ),
     st.sampled_from([1, 1, 2, 3, 8]),
     st.integers(0, 3),
     st.one_of(
         st.binary(max_size=40),
         st.builds(
             lambda ids, rest: struct.pack(">HH", *ids) + rest,
-            st.tuples(st.sampled_from([10, 20, 40, 50, 60, 85, 90]), st.sampled_from([10, 11, 20, 40, 41, 50, 80, 90])),
+            st.tuples(
+                st.sampled_from([10, 20, 40, 50, 60, 85, 90]),
+                st.sampled_from([10, 11, 20, 40, 41, 50, 80, 90]),
+            ),
             st.binary(max_size=30),
         ),
     ),
 )
-VALID = b"".join(publish(1, "e", "k", b"x" * 50, priority=3, expiration="5", headers={"CC": ["a", {"b": 1}]})) + method(
-    1, commands.Queue.Declare(queue="q", arguments={"a": [1, {"b": None}]})
-)
+VALID = b"".join(
+    publish(1, "e", "k", b"x" * 50, priority=3, expiration="5", headers={"CC": ["a", {"b": 1}]})
+) + method(1, commands.Queue.Declare(queue="q", arguments={"a": [1, {"b": None}]}))
 
 
 @settings(max_examples=300, deadline=None)
@@ -61,4 +66,8 @@ def test_tables_as_deep_as_a_frame_allows_are_refused() -> None:
     payload = struct.pack(">HHH", 50, 10, 0) + b"\x01q\0" + struct.pack(">I", len(deep)) + deep
     (event,) = received(made, struct.pack(">BHI", 1, 1, len(payload)) + payload + b"\xce")
     assert isinstance(event, Failed)
-    assert (event.exception.code, event.exception.class_id, event.exception.method_id) == (502, 50, 10)
+    assert (event.exception.code, event.exception.class_id, event.exception.method_id) == (
+        502,
+        50,
+        10,
+    )

@@ -43,8 +43,13 @@ def unpacked(props: bytes) -> Basic.Properties:
     return made.properties
 
 
-@given(st.lists(st.tuples(PROPERTIES, st.binary(max_size=9)), max_size=5), st.integers(0, (1 << 63) - 10))
-def test_each_message_says_its_offset_and_is_else_the_same(pairs: list[tuple[Any, bytes]], first: int) -> None:
+@given(
+    st.lists(st.tuples(PROPERTIES, st.binary(max_size=9)), max_size=5),
+    st.integers(0, (1 << 63) - 10),
+)
+def test_each_message_says_its_offset_and_is_else_the_same(
+    pairs: list[tuple[Any, bytes]], first: int
+) -> None:
     blob = b"".join(stored(*pair) for pair in pairs)
     offsets = array("Q", range(first, first + len(pairs)))
     found = split(properties.with_offsets(blob, offsets.tobytes(), NAME), len(pairs))

@@ -24,8 +24,8 @@ ON_CONNECTION = [
     *(
         f"Connection.{name}"
         for name in (
-            "Start", "StartOk", "Secure", "SecureOk", "Tune", "TuneOk", "Open", "OpenOk", "Close", "CloseOk",
-            "Blocked", "Unblocked", "UpdateSecret", "UpdateSecretOk",
+            "Start", "StartOk", "Secure", "SecureOk", "Tune", "TuneOk", "Open", "OpenOk", "Close",
+            "CloseOk", "Blocked", "Unblocked", "UpdateSecret", "UpdateSecretOk",
         )
     ),
 ]  # fmt: skip
@@ -37,14 +37,27 @@ CONTENT = ON_CHANNEL[5:]
 WORDS = dict(
     zip(
         ConnectionState,
-        ["pre_init", "starting", "securing", "tuning", "opening", "opening", "running", "closing", "closing", "closed"],
+        [
+            "pre_init",
+            "starting",
+            "securing",
+            "tuning",
+            "opening",
+            "opening",
+            "running",
+            "closing",
+            "closing",
+            "closed",
+        ],
         strict=True,
     )
 )  # RabbitMQ's
 LEAVING = {ChannelState.CLOSING, ChannelState.CLOSED_BY_CLIENT}
 
 
-@pytest.mark.parametrize(("state", "arrived"), [*itertools.product(ConnectionState, ON_CONNECTION)], ids=str)
+@pytest.mark.parametrize(
+    ("state", "arrived"), [*itertools.product(ConnectionState, ON_CONNECTION)], ids=str
+)
 def test_every_pair_of_the_connection(state: ConnectionState, arrived: str) -> None:
     following = CONNECTION_RECEIVED.get((state, arrived))
     if following is not None:
@@ -56,7 +69,9 @@ def test_every_pair_of_the_connection(state: ConnectionState, arrived: str) -> N
     assert refused.value.text == f"unexpected method in connection state {WORDS[state]}"
 
 
-@pytest.mark.parametrize(("state", "arrived"), [*itertools.product(ChannelState, ON_CHANNEL)], ids=str)
+@pytest.mark.parametrize(
+    ("state", "arrived"), [*itertools.product(ChannelState, ON_CHANNEL)], ids=str
+)
 def test_every_pair_of_a_channel(state: ChannelState, arrived: str) -> None:
     following = CHANNEL_RECEIVED.get((state, arrived))
     if following is not None or state in LEAVING:
@@ -72,7 +87,10 @@ def test_every_pair_of_a_channel(state: ChannelState, arrived: str) -> None:
         assert arrived in CONTENT
         expected = (505, "expected method frame, got non method frame instead")
     elif state is ChannelState.AWAITING_CONTENT_HEADER:
-        expected = (505, "expected content header for class 60, got non content header frame instead")
+        expected = (
+            505,
+            "expected content header for class 60, got non content header frame instead",
+        )
     else:
         expected = (505, "expected content body, got non content body frame instead")
     assert (refused.value.code, refused.value.text) == expected
@@ -96,11 +114,21 @@ def test_the_handshake_is_the_only_way_in_and_every_state_is_reached() -> None:
     state, path = ConnectionState.AWAITING_HEADER, []
     for way, name in steps:
         path.append(state)
-        state = CONNECTION_RECEIVED[state, name] if way == "received" else CONNECTION_SENT[state, name]
+        state = (
+            CONNECTION_RECEIVED[state, name] if way == "received" else CONNECTION_SENT[state, name]
+        )
     assert state is ConnectionState.OPEN
     assert [*path, state] == sorted([*path, state])
-    entering = [pair for table in (CONNECTION_RECEIVED, CONNECTION_SENT) for pair, to in table.items() if to is state]
-    assert sorted(entering) == [(ConnectionState.OPENING, "Connection.OpenOk"), (state, "Connection.UpdateSecret")]
+    entering = [
+        pair
+        for table in (CONNECTION_RECEIVED, CONNECTION_SENT)
+        for pair, to in table.items()
+        if to is state
+    ]
+    assert sorted(entering) == [
+        (ConnectionState.OPENING, "Connection.OpenOk"),
+        (state, "Connection.UpdateSecret"),
+    ]
 
 
 @pytest.mark.parametrize("state", ConnectionState)

@@ -22,7 +22,10 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def baseline(**of: str) -> dict[str, Any]:
-    return {"of": HERE | of, "instructions": {"16 B": {"scan": 100.0}, "one a read": {"scan": 1000.0}}}
+    return {
+        "of": HERE | of,
+        "instructions": {"16 B": {"scan": 100.0}, "one a read": {"scan": 1000.0}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,12 @@ def baseline(**of: str) -> dict[str, Any]:
     ],
 )
 def test_the_tolerance(
-    capsys: pytest.CaptureFixture[str], scan: float, one: float, of: dict[str, str], status: int, said: str
+    capsys: pytest.CaptureFixture[str],
+    scan: float,
+    one: float,
+    of: dict[str, str],
+    status: int,
+    said: str,
 ) -> None:
     counts = {"16 B": {"scan": scan}, "one a read": {"scan": one}}
     assert guard.compare(baseline(**of), counts) == status
@@ -58,7 +66,8 @@ def test_the_baseline_has_every_stage_of_every_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body_bytes", "count", "acks"), [(16, 0, False), (16, 0, True), (1024, 0, True), (200_000, 2, False)]
+    ("body_bytes", "count", "acks"),
+    [(16, 0, False), (16, 0, True), (1024, 0, True), (200_000, 2, False)],
 )
 def test_what_goes_in_comes_out_of_the_path_that_is_measured(
     tmp_path: Any, body_bytes: int, count: int, acks: bool

@@ -13,7 +13,13 @@ import report
 
 
 def broker(**figures: float) -> dict[str, Any]:
-    return {"runs": [figures], "failures": [], "load_average": [0.0], "median": figures, "spread": {}}
+    return {
+        "runs": [figures],
+        "failures": [],
+        "load_average": [0.0],
+        "median": figures,
+        "spread": {},
+    }
 
 
 def outcome() -> dict[str, Any]:
@@ -22,8 +28,9 @@ def outcome() -> dict[str, Any]:
     ours = {"latency_p50_us": 300.0, "latency_p99_us": 900.0}
     theirs = {"latency_p50_us": 75.0, "latency_p99_us": 450.0}
     return {
-        "date": "2026-01-01T00:00:00+00:00", "commit": "c", "machine": facts, "load_average": 0.1, "syncs_per_s": 1,
-        "runs": 1, "seconds": 1.0, "brokers": {"shardmq": {"product": "A", "version": "1"}},
+        "date": "2026-01-01T00:00:00+00:00", "commit": "c", "machine": facts, "load_average": 0.1,
+        "syncs_per_s": 1, "runs": 1, "seconds": 1.0,
+        "brokers": {"shardmq": {"product": "A", "version": "1"}},
         "scenarios": {
             "small": {"shardmq": broker(**small), "other": broker(rate=1e5, per_cpu_s=1e5)},
             "body-1k": {"shardmq": broker(rate=3e5), "other": broker()},
@@ -44,7 +51,11 @@ def test_the_page_shows_the_charts_that_were_written_and_says_what_was_done(tmp_
     path = tmp_path / "result.json"
     path.write_text(json.dumps(outcome()))
     page, *drawn = report.write(outcome(), path)
-    assert [file.name for file in drawn] == ["result-throughput.svg", "result-cpu.svg", "result-latency.svg"]
+    assert [file.name for file in drawn] == [
+        "result-throughput.svg",
+        "result-cpu.svg",
+        "result-latency.svg",
+    ]
     text = page.read_text()
     assert all(f"({file.name})" in text for file in drawn)
     assert "- **small**: 16 B, 64 KB a write" in text and "A 1" in text

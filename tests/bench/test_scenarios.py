@@ -14,7 +14,11 @@ from load.scenarios import SMOKE, Scenario
 LOAD = Path(__file__).parents[2] / "bench" / "load"
 TRANSFERS = ("rate", "per_cpu_s", "cores", "mb_per_s", "published_per_s", "consumed_per_s")
 MEMORY = ("rss_added_mb", "pss_added_mb", "rss_max_mb", "rss_each_bytes")
-TIMES = tuple(f"{what}_{percentile}_us" for what in ("confirm", "latency") for percentile in ("p50", "p99", "p99.9"))
+TIMES = tuple(
+    f"{what}_{percentile}_us"
+    for what in ("confirm", "latency")
+    for percentile in ("p50", "p99", "p99.9")
+)
 RECOVERY = ("start_s", "recovered_per_s")
 
 
@@ -26,11 +30,17 @@ def generator() -> Path:
     return LOAD / "amqpload"
 
 
-@pytest.mark.parametrize("scenario", [each for each in BY_NAME.values() if each.options], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "scenario", [each for each in BY_NAME.values() if each.options], ids=lambda each: each.name
+)
 @pytest.mark.parametrize("is_peer", [False, True])
-def test_the_generator_takes_the_options_of_every_scenario(generator: Path, scenario: Scenario, is_peer: bool) -> None:
+def test_the_generator_takes_the_options_of_every_scenario(
+    generator: Path, scenario: Scenario, is_peer: bool
+) -> None:
     options = scenario.words(scenario.count_of(is_peer))
-    done = subprocess.run([str(generator), "--url", "amqp://127.0.0.1:0/", *options], capture_output=True, check=False)
+    done = subprocess.run(
+        [str(generator), "--url", "amqp://127.0.0.1:0/", *options], capture_output=True, check=False
+    )
     # no broker there; 2 would be an option it does not take
     assert done.returncode == 1, done.stderr
     assert b"cannot connect" in done.stderr

@@ -11,12 +11,16 @@ from tests.support.real_broker import RealBroker
 
 
 @pytest.mark.asyncio
-async def test_a_thousand_publishes_at_once_are_all_confirmed_and_in_order(broker: RealBroker, name: str) -> None:
+async def test_a_thousand_publishes_at_once_are_all_confirmed_and_in_order(
+    broker: RealBroker, name: str
+) -> None:
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel(publisher_confirms=True)
         queue = await channel.declare_queue(name, durable=True)
         exchange = channel.default_exchange
-        await asyncio.gather(*(exchange.publish(aio_pika.Message(str(n).encode()), name) for n in range(1000)))
+        await asyncio.gather(
+            *(exchange.publish(aio_pika.Message(str(n).encode()), name) for n in range(1000))
+        )
         seen: list[int] = []
         async with queue.iterator(timeout=60) as messages:
             async for message in messages:
@@ -29,7 +33,9 @@ async def test_a_thousand_publishes_at_once_are_all_confirmed_and_in_order(broke
 
 
 @pytest.mark.asyncio
-async def test_channels_of_one_connection_do_not_wait_for_one_another(broker: RealBroker, name: str) -> None:
+async def test_channels_of_one_connection_do_not_wait_for_one_another(
+    broker: RealBroker, name: str
+) -> None:
     async with await aio_pika.connect(broker.url) as connection:
 
         async def one(number: int) -> None:

@@ -21,7 +21,11 @@ def test_kombu_publishes_and_drains(broker: RealBroker, name: str) -> None:
 
 def test_a_celery_worker_runs_tasks_and_answers(broker: RealBroker, name: str) -> None:
     app = Celery(name, broker=broker.url.replace("amqp://", "pyamqp://"), backend="rpc://")
-    app.conf.update(task_default_queue=name, worker_prefetch_multiplier=1, broker_connection_retry_on_startup=False)
+    app.conf.update(
+        task_default_queue=name,
+        worker_prefetch_multiplier=1,
+        broker_connection_retry_on_startup=False,
+    )
     app.conf.update(broker_heartbeat=2)  # its worker looks around as often, for its end too
 
     @app.task(name=f"{name}.add")

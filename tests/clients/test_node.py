@@ -8,7 +8,17 @@ from pathlib import Path
 from tests.support.real_broker import RealBroker
 
 SCRIPTS = Path(__file__).parent / "node"
-STEPS = ["channel", "confirmed", "consumed in order", "got", "returned", "routed", "refused", "committed", "closed"]
+STEPS = [
+    "channel",
+    "confirmed",
+    "consumed in order",
+    "got",
+    "returned",
+    "routed",
+    "refused",
+    "committed",
+    "closed",
+]
 
 
 def test_cloudamqp_amqp_client_does_what_its_users_do(broker: RealBroker, name: str) -> None:

@@ -11,10 +11,14 @@ import pytest
 
 from tests.support.real_broker import RealBroker, wait_until
 
-PERSISTENT = pika.BasicProperties(delivery_mode=2, content_type="text/plain", headers={"n": 1, "list": ["a", None]})
+PERSISTENT = pika.BasicProperties(
+    delivery_mode=2, content_type="text/plain", headers={"n": 1, "list": ["a", None]}
+)
 
 
-def test_what_is_published_arrives_whole_and_in_order(connection: pika.BlockingConnection, name: str) -> None:
+def test_what_is_published_arrives_whole_and_in_order(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.queue_declare(name, durable=True)
     channel.confirm_delivery()
@@ -35,7 +39,9 @@ def test_what_is_published_arrives_whole_and_in_order(connection: pika.BlockingC
     assert channel.queue_declare(name, passive=True).method.message_count == 0
 
 
-def test_a_mandatory_message_without_a_queue_comes_back(connection: pika.BlockingConnection) -> None:
+def test_a_mandatory_message_without_a_queue_comes_back(
+    connection: pika.BlockingConnection,
+) -> None:
     channel = connection.channel()
     channel.confirm_delivery()
     with pytest.raises(pika.exceptions.UnroutableError) as unroutable:
@@ -45,7 +51,9 @@ def test_a_mandatory_message_without_a_queue_comes_back(connection: pika.Blockin
     assert returned.body == b"back"
 
 
-def test_a_requeued_message_takes_its_old_place_and_is_marked(connection: pika.BlockingConnection, name: str) -> None:
+def test_a_requeued_message_takes_its_old_place_and_is_marked(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
     channel.confirm_delivery()
@@ -54,11 +62,17 @@ def test_a_requeued_message_takes_its_old_place_and_is_marked(connection: pika.B
     first, _, _ = channel.basic_get(name)
     channel.basic_nack(first.delivery_tag, requeue=True)
     order = [channel.basic_get(name, auto_ack=True) for _ in range(3)]
-    assert [(got[2], got[0].redelivered) for got in order] == [(b"0", True), (b"1", False), (b"2", False)]
+    assert [(got[2], got[0].redelivered) for got in order] == [
+        (b"0", True),
+        (b"1", False),
+        (b"2", False),
+    ]
 
 
 def came(connection: pika.BlockingConnection, happened: Callable[[], bool]) -> None:
-    wait_until(lambda: connection.process_data_events(0) is not None or happened(), "what the broker sends")
+    wait_until(
+        lambda: connection.process_data_events(0) is not None or happened(), "what the broker sends"
+    )
 
 
 def test_prefetch_bounds_what_is_out(connection: pika.BlockingConnection, name: str) -> None:
@@ -77,7 +91,9 @@ def test_prefetch_bounds_what_is_out(connection: pika.BlockingConnection, name: 
         channel.basic_ack(most, multiple=True)
 
 
-def test_a_deleted_queue_cancels_its_consumers(connection: pika.BlockingConnection, name: str) -> None:
+def test_a_deleted_queue_cancels_its_consumers(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel, other = connection.channel(), connection.channel()
     channel.queue_declare(name)
     cancelled: list[str] = []
@@ -88,7 +104,9 @@ def test_a_deleted_queue_cancels_its_consumers(connection: pika.BlockingConnecti
     assert cancelled == [tag]
 
 
-def test_a_transaction_shows_nothing_until_commit(connection: pika.BlockingConnection, name: str) -> None:
+def test_a_transaction_shows_nothing_until_commit(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel, other = connection.channel(), connection.channel()
     channel.queue_declare(name, exclusive=True)
     channel.tx_select()
@@ -150,7 +168,9 @@ def test_who_needs_no_acks_leaves_the_room_of_the_channel_to_the_others(
     channel.basic_qos(prefetch_count=1, global_qos=True)
     got: list[tuple[str, int]] = []
 
-    def take(_channel: object, method: pika.spec.Basic.Deliver, _properties: object, _body: bytes) -> None:
+    def take(
+        _channel: object, method: pika.spec.Basic.Deliver, _properties: object, _body: bytes
+    ) -> None:
         got.append((method.consumer_tag, method.delivery_tag))
 
     queues = [f"{name}-{n}" for n in range(8)]  # on both shards; the first with acks

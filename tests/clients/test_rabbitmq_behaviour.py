@@ -16,8 +16,9 @@ from tests.support.real_broker import RealBroker
 Act = Callable[[BlockingChannel, str], object]
 
 LOCKED = (
-    "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{n}' in vhost '/'. It could be originally "
-    "declared on another connection or the exclusive property value does not match that of the original declaration."
+    "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{n}' in vhost '/'. It could "
+    "be originally declared on another connection or the exclusive property value does not match "
+    "that of the original declaration."
 )
 
 
@@ -44,14 +45,18 @@ def _publish(channel: BlockingChannel, name: str) -> None:
 
 CHANNEL_ERRORS: list[tuple[str, Act, int, str]] = [
     ("passive queue", _declare(passive=True), 404, "NOT_FOUND - no queue '{n}' in vhost '/'"),
-    ("passive exchange", _exchange("direct", passive=True), 404, "NOT_FOUND - no exchange '{n}' in vhost '/'"),
+    ("passive exchange", _exchange("direct", passive=True), 404,
+     "NOT_FOUND - no exchange '{n}' in vhost '/'"),
     ("publish nowhere", _publish, 404, "NOT_FOUND - no exchange '{n}' in vhost '/'"),
-    ("bind nowhere", lambda c, n: c.queue_bind(n, "amq.direct", "k"), 404, "NOT_FOUND - no queue '{n}' in vhost '/'"),
-    ("purge nothing", lambda c, n: c.queue_purge(n), 404, "NOT_FOUND - no queue '{n}' in vhost '/'"),
+    ("bind nowhere", lambda c, n: c.queue_bind(n, "amq.direct", "k"), 404,
+     "NOT_FOUND - no queue '{n}' in vhost '/'"),
+    ("purge nothing", lambda c, n: c.queue_purge(n), 404,
+     "NOT_FOUND - no queue '{n}' in vhost '/'"),
     ("consume nothing", lambda c, n: c.basic_consume(n, lambda *_: None), 404,
      "NOT_FOUND - no queue '{n}' in vhost '/'"),
     ("get nothing", lambda c, n: c.basic_get(n), 404, "NOT_FOUND - no queue '{n}' in vhost '/'"),
-    ("no last queue", lambda c, n: c.queue_purge(""), 404, "NOT_FOUND - no previously declared queue"),
+    ("no last queue", lambda c, n: c.queue_purge(""), 404,
+     "NOT_FOUND - no previously declared queue"),
     ("reserved exchange", lambda c, n: c.exchange_declare(f"amq.{n}"), 403,
      "ACCESS_REFUSED - exchange name 'amq.{n}' contains reserved prefix 'amq.*'"),
     ("reserved queue", lambda c, n: c.queue_declare(f"amq.{n}"), 403,
@@ -61,21 +66,24 @@ CHANNEL_ERRORS: list[tuple[str, Act, int, str]] = [
     ("system exchange", lambda c, n: c.exchange_delete("amq.direct"), 403,
      "ACCESS_REFUSED - deletion of system exchange 'amq.direct' in vhost '/' not allowed"),
     ("other durable queue", _twice(_declare(durable=True), _declare(durable=False)), 406,
-     "PRECONDITION_FAILED - inequivalent arg 'durable' for queue '{n}' in vhost '/': received 'false' but current is "
-     "'true'"),
-    ("other durable exchange", _twice(_exchange("direct", durable=True), _exchange("direct", durable=False)), 406,
-     "PRECONDITION_FAILED - inequivalent arg 'durable' for exchange '{n}' in vhost '/': received 'false' but current "
-     "is 'true'"),
+     "PRECONDITION_FAILED - inequivalent arg 'durable' for queue '{n}' in vhost '/': received "
+     "'false' but current is 'true'"),
+    ("other durable exchange",
+     _twice(_exchange("direct", durable=True), _exchange("direct", durable=False)), 406,
+     "PRECONDITION_FAILED - inequivalent arg 'durable' for exchange '{n}' in vhost '/': received "
+     "'false' but current is 'true'"),
     ("other type", _twice(_exchange("direct"), _exchange("fanout")), 406,
-     "PRECONDITION_FAILED - inequivalent arg 'type' for exchange '{n}' in vhost '/': received 'fanout' but current is "
-     "'direct'"),
+     "PRECONDITION_FAILED - inequivalent arg 'type' for exchange '{n}' in vhost '/': received "
+     "'fanout' but current is 'direct'"),
     ("negative ttl", _declare(arguments={"x-message-ttl": -1}), 406,
-     "PRECONDITION_FAILED - invalid arg 'x-message-ttl' for queue '{n}' in vhost '/': {{value_negative,-1}}"),
+     "PRECONDITION_FAILED - invalid arg 'x-message-ttl' for queue '{n}' in vhost '/': "
+     "{{value_negative,-1}}"),
     ("publish internal", _twice(_exchange("direct", internal=True), _publish), 403,
      "ACCESS_REFUSED - cannot publish to internal exchange '{n}' in vhost '/'"),
     ("unknown tag", lambda c, n: (c.basic_ack(99), c.queue_declare("", exclusive=True)), 406,
      "PRECONDITION_FAILED - unknown delivery tag 99"),
-    ("commit without select", lambda c, n: c.tx_commit(), 406, "PRECONDITION_FAILED - channel is not transactional"),
+    ("commit without select", lambda c, n: c.tx_commit(), 406,
+     "PRECONDITION_FAILED - channel is not transactional"),
     ("confirm to tx", _twice(lambda c, n: c.confirm_delivery(), lambda c, n: c.tx_select()), 406,
      "PRECONDITION_FAILED - cannot switch from confirm to tx mode"),
     ("tx to confirm", _twice(lambda c, n: c.tx_select(), lambda c, n: c.confirm_delivery()), 406,
@@ -96,7 +104,8 @@ def test_a_channel_error_closes_the_channel_with_rabbitmqs_text_and_the_connecti
 
 
 @pytest.mark.parametrize("act", [_declare(passive=True), _declare(), lambda c, n: c.queue_purge(n),
-                                 lambda c, n: c.basic_get(n), lambda c, n: c.queue_delete(n)])  # fmt: skip
+                                 lambda c, n: c.basic_get(n),
+                                 lambda c, n: c.queue_delete(n)])  # fmt: skip
 def test_an_exclusive_queue_is_locked_for_every_other_connection(
     broker: RealBroker, connection: pika.BlockingConnection, name: str, act: Act
 ) -> None:
@@ -110,7 +119,12 @@ def test_an_exclusive_queue_is_locked_for_every_other_connection(
 
 
 CONNECTION_ERRORS: list[tuple[str, Act, int, str]] = [
-    ("prefetch size", lambda c, n: c.basic_qos(prefetch_size=10), 540, "NOT_IMPLEMENTED - prefetch_size!=0 (10)"),
+    (
+        "prefetch size",
+        lambda c, n: c.basic_qos(prefetch_size=10),
+        540,
+        "NOT_IMPLEMENTED - prefetch_size!=0 (10)",
+    ),
     ("unknown type", _exchange("odd"), 503, "COMMAND_INVALID - unknown exchange type 'odd'"),
 ]
 
@@ -126,13 +140,19 @@ def test_a_hard_error_closes_the_connection(
 
 def test_a_wrong_password_is_refused_in_words(broker: RealBroker) -> None:
     with pytest.raises(pika.exceptions.ProbableAuthenticationError) as refused:
-        pika.BlockingConnection(pika.URLParameters(f"amqp://guest:wrong@{broker.host}:{broker.port}/"))
-    assert "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN" in str(refused.value)
+        pika.BlockingConnection(
+            pika.URLParameters(f"amqp://guest:wrong@{broker.host}:{broker.port}/")
+        )
+    assert "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN" in str(
+        refused.value
+    )
 
 
 def test_a_missing_vhost_is_refused_in_words(broker: RealBroker) -> None:
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as refused:
-        pika.BlockingConnection(pika.URLParameters(f"amqp://guest:guest@{broker.host}:{broker.port}/missing"))
+        pika.BlockingConnection(
+            pika.URLParameters(f"amqp://guest:guest@{broker.host}:{broker.port}/missing")
+        )
     assert "NOT_ALLOWED - vhost missing not found" in str(refused.value)
 
 
@@ -152,8 +172,12 @@ def raw(broker: RealBroker) -> socket.socket:
     return sock
 
 
-@pytest.mark.parametrize("hello", [b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_wrong_protocol_header_is_answered_by_the_right_one_and_the_end(broker: RealBroker, hello: bytes) -> None:
+@pytest.mark.parametrize(
+    "hello", [b"AMQP\x00\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_a_wrong_protocol_header_is_answered_by_the_right_one_and_the_end(
+    broker: RealBroker, hello: bytes
+) -> None:
     with raw(broker) as sock:
         sock.sendall(hello)
         assert receive_exactly(sock, 8) == b"AMQP\x00\x00\x09\x01"
@@ -171,7 +195,9 @@ def test_connection_start_offers_both_mechanisms(broker: RealBroker) -> None:
     assert payload.endswith(b"en_US\xce")
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 64, bytes(64), b"\x01\x00\x00\x7f\xff\xff\xff" + b"x" * 64])
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 64, bytes(64), b"\x01\x00\x00\x7f\xff\xff\xff" + b"x" * 64]
+)
 def test_garbage_after_the_header_ends_that_connection_and_no_other(
     broker: RealBroker, connection: pika.BlockingConnection, garbage: bytes
 ) -> None:

@@ -44,18 +44,30 @@ def section(title: str) -> str:
 
 def programs(broker: RealBroker, title: str) -> list[list[str]]:
     """As command lines."""
-    return [[sys.executable, "-c", code.replace("localhost", broker.amqp)] for code in PROGRAM.findall(section(title))]
+    return [
+        [sys.executable, "-c", code.replace("localhost", broker.amqp)]
+        for code in PROGRAM.findall(section(title))
+    ]
 
 
 def ran(command: list[str]) -> str:
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
 def shardctl(broker: RealBroker, words: str) -> str:
     return ran(
-        [sys.executable, "-m", "shardmq.supervisor.cli.app", *shlex.split(words), "--data-dir", str(broker.data_dir)]
+        [
+            sys.executable,
+            "-m",
+            "shardmq.supervisor.cli.app",
+            *shlex.split(words),
+            "--data-dir",
+            str(broker.data_dir),
+        ]
     )
 
 
@@ -80,7 +92,9 @@ def test_two_workers_share_an_exchange_and_each_customer_stays_in_order_with_one
 
     try:
         wait_until(lambda: sum(map(len, lines())) == ORDERS, "the first orders")
-        wait_until(lambda: len(owners(broker)) == 2 and not moving(broker), "both workers to own shards")
+        wait_until(
+            lambda: len(owners(broker)) == 2 and not moving(broker), "both workers to own shards"
+        )
         before = list(map(len, lines()))
         ran(publisher)
         wait_until(lambda: sum(map(len, lines())) == 2 * ORDERS, "the next orders")

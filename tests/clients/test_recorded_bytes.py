@@ -89,18 +89,28 @@ class Deliberate(NamedTuple):
 def last_death(reason: bytes) -> bytes:
     """Return the headers x-last-death-* of a message that died in the queue m.live."""
     text = b"S\0\0\0"
-    exchange, queue = b"\x15x-last-death-exchange" + text + b"\0", b"\x12x-last-death-queue" + text + b"\x06m.live"
+    exchange, queue = (
+        b"\x15x-last-death-exchange" + text + b"\0",
+        b"\x12x-last-death-queue" + text + b"\x06m.live",
+    )
     return exchange + queue + b"\x13x-last-death-reason" + text + bytes([len(reason)]) + reason
 
 
 # Bytes of our frames that stand for some of RabbitMQ's.
 UNKNOWN_MECHANISM = b"COMMAND_INVALID - unknown authentication mechanism 'SCRAM'"
-BAD_AGE = b"PRECONDITION_FAILED - invalid arg 'x-max-age' for queue 's.bad' in vhost '/': invalid_max_age"
+BAD_AGE = (
+    b"PRECONDITION_FAILED - invalid arg 'x-max-age' for queue 's.bad' in vhost '/': invalid_max_age"
+)
 HANGS_UP_WITH_WORDS = (
-    b"\x01\0\0\0\x0a\0\x32\x01\xf7" + bytes([len(UNKNOWN_MECHANISM)]) + UNKNOWN_MECHANISM + b"\0\x0a\0\x0b\xce"
+    b"\x01\0\0\0\x0a\0\x32\x01\xf7"
+    + bytes([len(UNKNOWN_MECHANISM)])
+    + UNKNOWN_MECHANISM
+    + b"\0\x0a\0\x0b\xce"
 )
 INTERNAL_ERROR = b"\x01\0\0\0\x0a\0\x32\x02\x1d\x0eINTERNAL_ERROR\0\0\0\0"
-BAD_AGE_CLOSE = b"\x01\0\x01\0\x14\0\x28\x01\x96" + bytes([len(BAD_AGE)]) + BAD_AGE + b"\0\x32\0\x0a"
+BAD_AGE_CLOSE = (
+    b"\x01\0\x01\0\x14\0\x28\x01\x96" + bytes([len(BAD_AGE)]) + BAD_AGE + b"\0\x32\0\x0a"
+)
 LATER = "later releases of RabbitMQ say too what a message died of last"
 DELIBERATE = (
     Deliberate(
@@ -287,7 +297,9 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("conversation", [name for name in CONVERSATIONS if name != "stopped"] + ["stopped"])
+@pytest.mark.parametrize(
+    "conversation", [name for name in CONVERSATIONS if name != "stopped"] + ["stopped"]
+)
 def test_the_bytes_are_those_of_the_recording(conversation: str, replayed: RealBroker) -> None:
     found = differences(replayed, conversation)
     meant = [one for one in DELIBERATE if one.conversation == conversation]
@@ -304,7 +316,9 @@ def test_every_method_a_server_may_send_is_in_the_recordings() -> None:
             who, what, *rest = line.split()
             if who != "#" and what == "<" and (frame := bytes.fromhex(rest[0]))[0] == METHOD:
                 recorded.add(struct.unpack_from(">HH", frame, FRAME_HEAD_BYTES))
-    assert recorded == {(class_id, method_id) for class_id, methods in SENT.items() for method_id in methods}
+    assert recorded == {
+        (class_id, method_id) for class_id, methods in SENT.items() for method_id in methods
+    }
 
 
 def test_a_frame_with_one_other_byte_is_a_difference() -> None:

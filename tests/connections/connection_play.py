@@ -178,7 +178,9 @@ class Shards:
         self.asked.append((shard, make(len(self.asked) + 1), future))
         return future
 
-    async def ask_in_epoch(self, shard: int, make: Callable[[int], wire.Message]) -> tuple[int, Any]:
+    async def ask_in_epoch(
+        self, shard: int, make: Callable[[int], wire.Message]
+    ) -> tuple[int, Any]:
         epoch = self.links[shard].epoch
         return epoch, await self.ask(shard, make)
 
@@ -189,7 +191,9 @@ class Shards:
         """Answer the oldest question; return it."""
         _, what, future = self.asked.pop(0)
         if not future.done():
-            future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+            future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(
+                answer
+            )
         return what
 
     def tell(self, shard: int, what: wire.Message) -> None:
@@ -198,10 +202,14 @@ class Shards:
     def is_up(self, shard: int) -> bool:
         return bool(self.links[shard].up)
 
-    def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
+    def settle(
+        self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
+    ) -> None:
         self.acks.append((shard, consumer, kind, first, last))
 
-    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int) -> None:
+    def ack(
+        self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int
+    ) -> None:
         self.acks.append((shard, consumer, wire.ACK, first, last, together))
 
     def allot(self, shard: int, allotment: int, allowed: int, mode: int) -> None:
@@ -234,7 +242,8 @@ class Line:
         self.catalog = Catalog()
         for change in (
             VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),
-            QueuePut("/", "a", 1, 0), QueuePut("/", "b", 2, 1), ExchangePut("/", "direct", "direct"),
+            QueuePut("/", "a", 1, 0), QueuePut("/", "b", 2, 1),
+            ExchangePut("/", "direct", "direct"),
         ):  # fmt: skip
             self.catalog.apply(change)
         self.up: list[Any] = []
@@ -290,7 +299,9 @@ class Publishing:
         self.published.append((done, event.done))
         return self.effects.pop(0) if self.effects else Published()
 
-    async def publish_deferred(self, session: Any, channels: Any, channel: Any, event: Publishes, task: Any) -> None:
+    async def publish_deferred(
+        self, session: Any, channels: Any, channel: Any, event: Publishes, task: Any
+    ) -> None:
         self.deferred.append((channel.number, event.count))
         task.carry_out(Published())
 
@@ -326,13 +337,17 @@ class Logins:
 class Play:
     """One connection and all it stands on."""
 
-    def __init__(self, *, tls: TlsPeer | None = None, trusted: bool = False, tick_us: int = 0, **config: Any) -> None:
+    def __init__(
+        self, *, tls: TlsPeer | None = None, trusted: bool = False, tick_us: int = 0, **config: Any
+    ) -> None:
         self.aio = Aio()
         self.sock = Sock()
         self.shards = Shards()
         self.line = Line()
         self.publishing = Publishing()
-        self.config = BrokerConfig(runtime_dir="nowhere", door=0, shards=2, listen_fds=[], boot="1", **config)
+        self.config = BrokerConfig(
+            runtime_dir="nowhere", door=0, shards=2, listen_fds=[], boot="1", **config
+        )
         self.loop = PassLoop(self.aio, self.shards, self.publishing, shards=2, tick_us=tick_us)  # type: ignore[arg-type]
         counts = Counts()
         self.logins = Logins()
@@ -353,7 +368,8 @@ class Play:
         self.ended: list[ClientConnection] = []
         self.count_of_connected = 0
         self.connection = ClientConnection(
-            self.services, self, self.sock, Peer("127.0.0.1", 4000), 9, tls, trusted=trusted  # type: ignore[arg-type]
+            self.services, self, self.sock, Peer("127.0.0.1", 4000), 9, tls,
+            trusted=trusted  # type: ignore[arg-type]
         )  # fmt: skip
         self._seen = 0
 
@@ -409,7 +425,10 @@ class Play:
     def open(self, channels: int = 1, **properties: Any) -> None:
         """Open the connection and so many channels."""
         self.log_in(**properties)
-        self.read(method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(0, commands.Connection.Open("/")))
+        self.read(
+            method(0, commands.Connection.TuneOk(2047, 131072, 60))
+            + method(0, commands.Connection.Open("/"))
+        )
         for number in range(1, channels + 1):
             self.read(method(number, commands.Channel.Open()))
         assert self.connection.session.is_open

@@ -13,7 +13,12 @@ from pamqp import commands
 from shardmq.broker.amqp import ChannelException, ConnectionException, properties
 from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connection.connection import ClientConnection
-from shardmq.broker.front_door.connection.socket import CLOSE_TIMEOUT_S, PAUSE_ALARM, PAUSE_LOGIN, PAUSE_WORK
+from shardmq.broker.front_door.connection.socket import (
+    CLOSE_TIMEOUT_S,
+    PAUSE_ALARM,
+    PAUSE_LOGIN,
+    PAUSE_WORK,
+)
 from shardmq.broker.front_door.connection.work_queue import WORK_BYTES_MAX, WORK_MAX
 from shardmq.broker.front_door.consume.consumers import EndedConsumer
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
@@ -28,7 +33,9 @@ from tests.amqp.bytes_of import HEADER, method, publish
 from tests.connections.connection_play import FD, WANTS_ALL, Play
 from tests.support.fake_publishing import events_of
 
-OPEN = method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(0, commands.Connection.Open("/"))
+OPEN = method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(
+    0, commands.Connection.Open("/")
+)
 CLOSE = commands.Connection.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0)
 CLOSE_CHANNEL = commands.Channel.Close(reply_code=200, reply_text="bye", class_id=0, method_id=0)
 
@@ -64,7 +71,9 @@ async def test_a_wrong_password_ends_the_connection_and_says_why_to_who_can_hear
     assert (start.name, close.reply_code) == ("Connection.Start", 403)
 
 
-async def test_a_password_that_takes_long_is_waited_for_and_what_is_sent_meanwhile_is_kept() -> None:
+async def test_a_password_that_takes_long_is_waited_for_and_what_is_sent_meanwhile_is_kept() -> (
+    None
+):
     play = Play()
     play.log_in("slow")
     assert play.connection.socket.paused & PAUSE_LOGIN and play.names() == ["Connection.Start"]
@@ -86,7 +95,10 @@ async def test_the_handshake_has_a_limited_time() -> None:
 async def test_a_vhost_that_the_user_may_not_open_ends_the_connection() -> None:
     play = Play()
     play.log_in()
-    play.read(method(0, commands.Connection.TuneOk(2047, 131072, 60)) + method(0, commands.Connection.Open("/other")))
+    play.read(
+        method(0, commands.Connection.TuneOk(2047, 131072, 60))
+        + method(0, commands.Connection.Open("/other"))
+    )
     *_, close = play.got()
     assert (close.name, close.reply_code) == ("Connection.Close", 530)
 
@@ -104,7 +116,9 @@ async def test_a_front_door_takes_as_many_connections_as_it_may() -> None:
 async def test_limits_over_all_front_doors_are_the_controllers_to_keep(refused: bool) -> None:
     play = Play()
     play.line.catalog.apply(
-        ParameterPut(vhost="/", component="vhost-limits", name="limits", value={"max-connections": 3})
+        ParameterPut(
+            vhost="/", component="vhost-limits", name="limits", value={"max-connections": 3}
+        )
     )
     play.log_in()
     play.read(OPEN)
@@ -114,7 +128,9 @@ async def test_limits_over_all_front_doors_are_the_controllers_to_keep(refused: 
     assert isinstance(play.line.answer(530 if refused else 0, "too many"), ConnectionOpen)
     said = await play.settled()
     if refused:
-        assert names(said) == ["Connection.Close"] and play.line.down == [play.connection.session.owner]
+        assert names(said) == ["Connection.Close"] and play.line.down == [
+            play.connection.session.owner
+        ]
     else:
         assert names(said) == ["Connection.OpenOk"] and play.connection.session.is_open
 
@@ -233,7 +249,10 @@ async def test_a_declare_behind_a_method_that_waits_is_asked_in_its_turn() -> No
     play = Play()
     play.open()
     get = commands.Basic.Get(queue="a", no_ack=True)
-    play.read(method(1, get) + method(1, commands.Exchange.Declare(exchange="new", exchange_type="direct")))
+    play.read(
+        method(1, get)
+        + method(1, commands.Exchange.Declare(exchange="new", exchange_type="direct"))
+    )
     await play.settled()
     assert play.line.asked == []
     play.shards.answer(wire.Got(1, b"", 0, False, 0))
@@ -387,7 +406,11 @@ async def test_flow_and_recover_are_answered() -> None:
 
 @pytest.mark.parametrize(
     "what",
-    [commands.Channel.Flow(active=False), commands.Basic.Recover(requeue=False), commands.Basic.Qos(prefetch_size=1)],
+    [
+        commands.Channel.Flow(active=False),
+        commands.Basic.Recover(requeue=False),
+        commands.Basic.Qos(prefetch_size=1),
+    ],
     ids=lambda what: what.name,
 )
 async def test_what_is_not_implemented_ends_the_connection(what: Any) -> None:
@@ -532,7 +555,10 @@ async def test_a_publisher_is_told_of_an_alarm_and_not_read_until_it_is_over() -
     play.read(messages(1))
     (blocked,) = play.got()
     assert (blocked.name, blocked.reason) == ("Connection.Blocked", "memory")
-    assert play.connection.socket.paused == PAUSE_ALARM and play.connection.report()["state"] == "blocked"
+    assert (
+        play.connection.socket.paused == PAUSE_ALARM
+        and play.connection.report()["state"] == "blocked"
+    )
     play.connection.alarm_changed()
     play.services.alarms.set(WHOLE_BROKER, "")
     play.connection.alarm_changed()

@@ -18,11 +18,15 @@ from tests.support.raw_client import HEADER, RawClient, content_header, method, 
 from tests.support.real_broker import RealBroker, wait_until
 
 CAPABILITIES = {
-    "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify", "connection.blocked",
-    "consumer_priorities", "authentication_failure_close", "per_consumer_qos", "direct_reply_to",
+    "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify",
+    "connection.blocked", "consumer_priorities", "authentication_failure_close", "per_consumer_qos",
+    "direct_reply_to",
 }  # fmt: skip
 CLOSES = {"capabilities": {"authentication_failure_close": True}}
-REFUSED = "ACCESS_REFUSED - Login was refused using authentication mechanism {}. For details see the broker logfile."
+REFUSED = (
+    "ACCESS_REFUSED - Login was refused using authentication mechanism {}. For details see "
+    "the broker logfile."
+)
 
 
 def start(client: RawClient) -> Connection.Start:
@@ -48,7 +52,9 @@ def enter(client: RawClient, *, heartbeat: int = 0, **properties: Any) -> RawCli
 
 
 @pytest.mark.row("A1.1")
-@pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x08\x00", b"GET / HT", b"\x00" * 8])
+@pytest.mark.parametrize(
+    "said", [b"AMQP\x00\x01\x00\x00", b"AMQP\x01\x01\x08\x00", b"GET / HT", b"\x00" * 8]
+)
 def test_another_protocol_is_told_ours(broker: RealBroker, said: bytes) -> None:
     with RawClient(broker.port) as client:
         client.send(said)
@@ -79,7 +85,8 @@ def _amqplain(user: str, password: str) -> str:
 
 @pytest.mark.row("A1.4")
 @pytest.mark.parametrize(
-    ("mechanism", "response"), [("PLAIN", "\0guest\0guest"), ("AMQPLAIN", _amqplain("guest", "guest"))]
+    ("mechanism", "response"),
+    [("PLAIN", "\0guest\0guest"), ("AMQPLAIN", _amqplain("guest", "guest"))],
 )
 def test_both_mechanisms_log_in(broker: RealBroker, mechanism: str, response: str) -> None:
     with RawClient(broker.port) as client:
@@ -90,9 +97,12 @@ def test_both_mechanisms_log_in(broker: RealBroker, mechanism: str, response: st
 
 @pytest.mark.row("A1.5")
 @pytest.mark.parametrize(
-    ("mechanism", "response"), [("PLAIN", "\0guest\0wrong"), ("AMQPLAIN", _amqplain("nobody", "guest"))]
+    ("mechanism", "response"),
+    [("PLAIN", "\0guest\0wrong"), ("AMQPLAIN", _amqplain("nobody", "guest"))],
 )
-def test_a_refused_login_is_told_to_who_can_hear_it(broker: RealBroker, mechanism: str, response: str) -> None:
+def test_a_refused_login_is_told_to_who_can_hear_it(
+    broker: RealBroker, mechanism: str, response: str
+) -> None:
     for properties, told in ((CLOSES, True), ({}, False)):
         with RawClient(broker.port) as client:
             start(client)
@@ -125,7 +135,9 @@ HIGHER = "negotiated {} = {} is higher than the maximum allowed value ({})"
         (2047, 4095, LOWER.format("frame_max", 4095, 4096)),
     ],
 )
-def test_what_was_not_offered_cannot_be_agreed(broker: RealBroker, channel_max: int, frame_max: int, text: str) -> None:
+def test_what_was_not_offered_cannot_be_agreed(
+    broker: RealBroker, channel_max: int, frame_max: int, text: str
+) -> None:
     with RawClient(broker.port) as client:
         offered = log_in(client, **CLOSES)
         assert (offered.channel_max, offered.frame_max, offered.heartbeat) == (2047, 131072, 60)
@@ -137,7 +149,10 @@ def test_what_was_not_offered_cannot_be_agreed(broker: RealBroker, channel_max: 
 def test_frames_are_as_small_as_agreed(broker: RealBroker, name: str) -> None:
     with RawClient(broker.port) as client:
         tune = log_in(client)
-        client.send(method(0, Connection.TuneOk(tune.channel_max, 4096, 0)) + method(0, Connection.Open("/")))
+        client.send(
+            method(0, Connection.TuneOk(tune.channel_max, 4096, 0))
+            + method(0, Connection.Open("/"))
+        )
         client.expect(Connection.OpenOk)
         client.ask(1, Channel.Open(), Channel.OpenOk)
         client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
@@ -202,7 +217,9 @@ def test_a_vhost_without_rights_is_refused(broker: RealBroker, name: str, api: A
         tune = client.expect(Connection.Tune)
         client.send(method(0, Connection.TuneOk(tune.channel_max, tune.frame_max, 0)))
         client.send(method(0, Connection.Open(name)))
-        client.expect_close(530, f"NOT_ALLOWED - access to vhost '{name}' refused for user '{name}'")
+        client.expect_close(
+            530, f"NOT_ALLOWED - access to vhost '{name}' refused for user '{name}'"
+        )
     api(f"/api/users/{name}", method="DELETE")
     api(f"/api/vhosts/{name}", method="DELETE")
 
@@ -221,24 +238,36 @@ def _named(api: Api, name: str) -> dict[str, Any]:
 
 @pytest.mark.row("A1.10", "A1.13")
 @pytest.mark.parametrize("reason", ["", "maintenance"])
-def test_an_operator_closes_a_connection_with_a_reason(broker: RealBroker, name: str, api: Api, reason: str) -> None:
+def test_an_operator_closes_a_connection_with_a_reason(
+    broker: RealBroker, name: str, api: Api, reason: str
+) -> None:
     with RawClient(broker.port) as client:
         enter(client, connection_name=name)
         listed = _named(api, name)["name"]
         assert listed.endswith(f" -> 127.0.0.1:{broker.port}")
         headers = {"X-Reason": reason} if reason else {}
-        api(f"/api/connections/{urllib.parse.quote(listed, safe='')}", method="DELETE", headers=headers)
+        api(
+            f"/api/connections/{urllib.parse.quote(listed, safe='')}",
+            method="DELETE",
+            headers=headers,
+        )
         client.expect_close(320, f"CONNECTION_FORCED - {reason or 'Closed via management plugin'}")
 
 
 @pytest.mark.broker
 @pytest.mark.row("A1.10", "A1.11")
-def test_a_full_disk_blocks_publishers_who_are_told_and_a_stop_is_told_to_all(tmp_path: Path, name: str) -> None:
+def test_a_full_disk_blocks_publishers_who_are_told_and_a_stop_is_told_to_all(
+    tmp_path: Path, name: str
+) -> None:
     """The limit is above what any disk has free, so the alarm is there from the start."""
     (tmp_path / "broker.toml").write_text("[shards]\ndisk_free_min_bytes = 1125899906842624\n")
     broker = RealBroker(tmp_path / "data", more=("--config", str(tmp_path / "broker.toml")))
     try:
-        with RawClient(broker.port) as told, RawClient(broker.port) as deaf, RawClient(broker.port) as idle:
+        with (
+            RawClient(broker.port) as told,
+            RawClient(broker.port) as deaf,
+            RawClient(broker.port) as idle,
+        ):
             enter(told, capabilities={"connection.blocked": True})
             enter(deaf, capabilities={})
             enter(idle, capabilities={"connection.blocked": True})
@@ -272,26 +301,44 @@ FRAMES = [
         "FRAME_ERROR - type 1, all octets = <<0,0>>: {invalid_frame_end_marker,0}",
         id="bad end",
     ),
-    pytest.param(raw_frame(9, 1, b""), 501, "FRAME_ERROR - type 9, all octets = <<>>: unknown_frame", id="bad type"),
     pytest.param(
-        struct.pack(">BHI", 1, 1, 1 << 20), 501, f"FRAME_ERROR - type 1, all octets = <<>>: {TOO_LARGE}", id="too large"
+        raw_frame(9, 1, b""),
+        501,
+        "FRAME_ERROR - type 9, all octets = <<>>: unknown_frame",
+        id="bad type",
+    ),
+    pytest.param(
+        struct.pack(">BHI", 1, 1, 1 << 20),
+        501,
+        f"FRAME_ERROR - type 1, all octets = <<>>: {TOO_LARGE}",
+        id="too large",
     ),
     pytest.param(content_header(1, 1), 505, NO_METHOD, id="header without publish"),
     pytest.param(raw_frame(3, 1, b"x"), 505, NO_METHOD, id="body without header"),
-    pytest.param(method(0, Queue.Declare(queue="q")), 503, "COMMAND_INVALID - ", id="queue.declare on channel 0"),
+    pytest.param(
+        method(0, Queue.Declare(queue="q")),
+        503,
+        "COMMAND_INVALID - ",
+        id="queue.declare on channel 0",
+    ),
     pytest.param(method(0, Connection.TuneOk(9, 131072, 0)), 504, NOT_NOW, id="tune-ok again"),
     pytest.param(method(0, Connection.CloseOk()), 504, NOT_NOW, id="close-ok to no close"),
     pytest.param(raw_frame(1, 1, b"\0\x32"), 501, SHORT, id="short"),
     pytest.param(raw_frame(8, 0, b"x"), 501, NO_HEARTBEAT, id="heartbeat"),
     pytest.param(
-        raw_frame(1, 1, struct.pack(">HH", 60, 999)), 503, "COMMAND_INVALID - unimplemented method", id="unknown method"
+        raw_frame(1, 1, struct.pack(">HH", 60, 999)),
+        503,
+        "COMMAND_INVALID - unimplemented method",
+        id="unknown method",
     ),
 ]
 
 
 @pytest.mark.row("A1.14", "A1.15", "A2.6")
 @pytest.mark.parametrize(("said", "code", "text"), FRAMES)
-def test_a_broken_frame_ends_the_connection(client: RawClient, said: bytes, code: int, text: str) -> None:
+def test_a_broken_frame_ends_the_connection(
+    client: RawClient, said: bytes, code: int, text: str
+) -> None:
     client.send(said)
     client.expect_close(code, text)
     # else nobody knows where close-ok begins
@@ -330,27 +377,37 @@ def test_a_channel_is_opened_once(client: RawClient) -> None:
 def test_channels_end_at_the_agreed_number(broker: RealBroker) -> None:
     with RawClient(broker.port) as client:
         tune = log_in(client)
-        client.send(method(0, Connection.TuneOk(2, tune.frame_max, 0)) + method(0, Connection.Open("/")))
+        client.send(
+            method(0, Connection.TuneOk(2, tune.frame_max, 0)) + method(0, Connection.Open("/"))
+        )
         client.expect(Connection.OpenOk)
         for number in (1, 65535):  # their number counts, not the numbers they have
             client.ask(number, Channel.Open(), Channel.OpenOk)
         client.ask(1, Channel.Close(200, "", 0, 0), Channel.CloseOk)
         client.ask(2, Channel.Open(), Channel.OpenOk)
         client.send(method(3, Channel.Open()))
-        text = "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
+        text = (
+            "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
+        )
         client.expect_close(530, text)
 
 
 @pytest.mark.row("A2.2")
-@pytest.mark.parametrize("said", [Queue.Declare(queue="q"), Basic.Ack(1), Channel.Close(200, "", 0, 0)])
+@pytest.mark.parametrize(
+    "said", [Queue.Declare(queue="q"), Basic.Ack(1), Channel.Close(200, "", 0, 0)]
+)
 def test_nothing_is_said_on_a_channel_before_it_is_open(client: RawClient, said: Any) -> None:
     client.send(method(9, said))
     client.expect_close(504, "CHANNEL_ERROR - expected 'channel.open'")
 
 
 @pytest.mark.row("A2.3")
-def test_what_follows_a_closed_channel_is_dropped_until_close_ok(client: RawClient, name: str) -> None:
-    client.send(method(1, Queue.Declare(queue=name, passive=True)) + method(1, Queue.Declare(queue=name)))
+def test_what_follows_a_closed_channel_is_dropped_until_close_ok(
+    client: RawClient, name: str
+) -> None:
+    client.send(
+        method(1, Queue.Declare(queue=name, passive=True)) + method(1, Queue.Declare(queue=name))
+    )
     client.send(publish(1, "", name, b"lost"))
     client.expect_channel_close(1, 404, f"NOT_FOUND - no queue '{name}' in vhost '/'")
     client.ask(1, Channel.Open(), Channel.OpenOk)
@@ -366,7 +423,10 @@ def test_what_a_channel_held_goes_back_in_its_place(client: RawClient, name: str
     for _ in range(2):
         client.ask(2, Basic.Get(queue=name), Basic.GetOk)
     client.ask(2, Channel.Close(200, "", 0, 0), Channel.CloseOk)
-    got = [(client.ask(1, Basic.Get(queue=name), Basic.GetOk).redelivered, client.content()) for _ in range(3)]
+    got = [
+        (client.ask(1, Basic.Get(queue=name), Basic.GetOk).redelivered, client.content())
+        for _ in range(3)
+    ]
     assert got == [(True, b"1"), (True, b"2"), (False, b"3")]
 
 
@@ -385,7 +445,9 @@ def test_access_request_is_granted_to_old_clients(client: RawClient) -> None:
 
 @pytest.mark.row("A1.15")
 @pytest.mark.parametrize("hard", [True, False])
-def test_hard_errors_end_the_connection_and_soft_ones_the_channel(client: RawClient, name: str, hard: bool) -> None:
+def test_hard_errors_end_the_connection_and_soft_ones_the_channel(
+    client: RawClient, name: str, hard: bool
+) -> None:
     said = Exchange.Declare(exchange=name, passive=True) if not hard else Basic.Qos(prefetch_size=1)
     client.send(method(1, said))
     if hard:

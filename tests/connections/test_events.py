@@ -35,7 +35,9 @@ class Heard(Consuming):
             unroutable=2,
             published={"expired": 3},
         )
-        self.publishing.dedup = SimpleNamespace(duplicates=1, told=self._deduped, restarted=self._deduped)  # type: ignore[attr-defined]
+        self.publishing.dedup = SimpleNamespace(
+            duplicates=1, told=self._deduped, restarted=self._deduped
+        )  # type: ignore[attr-defined]
         self.publishing.trace = lambda tracing: setattr(self.publishing, "tracing", tracing)  # type: ignore[attr-defined]
         self.publishing.catalog_changed = lambda something_went: self.changed.append(something_went)  # type: ignore[attr-defined]
         self.publishing.unroutable_dropped = 5  # type: ignore[attr-defined]
@@ -67,9 +69,16 @@ class Heard(Consuming):
 
 def test_alarms_of_several_shards_are_told_once_for_each_reason() -> None:
     alarms = Alarms()
-    assert alarms.set(0, "disk") and not alarms.set(1, "disk") and alarms.set(WHOLE_BROKER, "memory")
+    assert (
+        alarms.set(0, "disk") and not alarms.set(1, "disk") and alarms.set(WHOLE_BROKER, "memory")
+    )
     assert alarms.text == "disk & memory"
-    assert not alarms.set(0, "") and alarms.set(1, "") and alarms.set(WHOLE_BROKER, "") and not alarms.text
+    assert (
+        not alarms.set(0, "")
+        and alarms.set(1, "")
+        and alarms.set(WHOLE_BROKER, "")
+        and not alarms.text
+    )
     assert not alarms.set(3, "")
 
 
@@ -214,7 +223,8 @@ async def test_reports_have_what_is_open_and_not_the_controllers_own() -> None:
     assert channels[0]["messages_unacknowledged"] == 1
     expected = {
         "connections": 1, "channels": 1, "publishers": 0, "unroutable_dropped": 7, "duplicates": 1,
-        "dead_lettered_expired": 3, "publishers_waiting.1": 0, "ring_full.0": 0, "delivered_manual": 1,
+        "dead_lettered_expired": 3, "publishers_waiting.1": 0, "ring_full.0": 0,
+        "delivered_manual": 1,
     }  # fmt: skip
     assert {name: totals[name] for name in expected} == expected
     assert [row["delivery_tag"] for row in play.controller_events.unacked(1)] == [1]

@@ -124,7 +124,9 @@ def resident_bytes(broker: RealBroker) -> int:
         if not child["pid"]:
             continue
         status = Path(f"/proc/{child['pid']}/status").read_text()
-        total += next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
+        total += next(
+            int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS")
+        )
     return total
 
 
@@ -206,20 +208,34 @@ def test_methods_before_their_time_are_refused(broker: RealBroker) -> None:
 @pytest.mark.parametrize(
     ("mechanism", "response", "code", "text"),
     [
-        ("PLAIN", "\0guest\0wrong", 403, "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. "),
+        (
+            "PLAIN",
+            "\0guest\0wrong",
+            403,
+            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. ",
+        ),
         ("PLAIN", "guest", 502, "SYNTAX_ERROR - "),
         ("PLAIN", "\0" * 4_000, 502, "SYNTAX_ERROR - "),
-        ("PLAIN", "\0" * 100_000, 501, "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,"),
+        (
+            "PLAIN",
+            "\0" * 100_000,
+            501,
+            "FRAME_ERROR - type 1, all octets = <<>>: {frame_too_large,",
+        ),
         ("AMQPLAIN", "\xff" * 100, 502, "SYNTAX_ERROR - "),
         ("KERBEROS", "", 503, "COMMAND_INVALID - unknown authentication mechanism 'KERBEROS'"),
     ],
 )
-def test_a_bad_login_is_refused(broker: RealBroker, mechanism: str, response: str, code: int, text: str) -> None:
+def test_a_bad_login_is_refused(
+    broker: RealBroker, mechanism: str, response: str, code: int, text: str
+) -> None:
     with RawClient(broker.port) as client:
         client.send(HEADER)
         client.expect(commands.Connection.Start)
         properties = {"capabilities": {"authentication_failure_close": True}}
-        client.send(method(0, commands.Connection.StartOk(properties, mechanism, response, "en_US")))
+        client.send(
+            method(0, commands.Connection.StartOk(properties, mechanism, response, "en_US"))
+        )
         client.expect_close(code, text)
         client.expect_end()
 
@@ -228,12 +244,20 @@ def test_a_bad_login_is_refused(broker: RealBroker, mechanism: str, response: st
     ("tuned", "text"),
     [
         ((0, 131072), "negotiated channel_max = 0 is higher than the maximum allowed value (255)"),
-        ((256, 131072), "negotiated channel_max = 256 is higher than the maximum allowed value (255)"),
+        (
+            (256, 131072),
+            "negotiated channel_max = 256 is higher than the maximum allowed value (255)",
+        ),
         ((10, 100), "negotiated frame_max = 100 is lower than the minimum allowed value (4096)"),
-        ((10, 131073), "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"),
+        (
+            (10, 131073),
+            "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)",
+        ),
     ],
 )
-def test_limits_are_not_negotiated_away(broker: RealBroker, tuned: tuple[int, int], text: str) -> None:
+def test_limits_are_not_negotiated_away(
+    broker: RealBroker, tuned: tuple[int, int], text: str
+) -> None:
     with RawClient(broker.port) as client:
         client.send(HEADER)
         client.expect(commands.Connection.Start)
@@ -260,12 +284,16 @@ def nested_tables() -> bytes:
 @pytest.mark.parametrize(
     ("said", "code", "text"),
     [
-        (raw_frame(8, 0, b"", b"x"), 501, "type 8, all octets = <<>>: {invalid_frame_end_marker,120}"),
-        (raw_frame(1, 1, bytes(20), b"x"), 501, "type 1, first 16 octets = <<0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0>>: {inv"),
+        (raw_frame(8, 0, b"", b"x"), 501,
+         "type 8, all octets = <<>>: {invalid_frame_end_marker,120}"),
+        (raw_frame(1, 1, bytes(20), b"x"), 501,
+         "type 1, first 16 octets = <<0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0>>: {inv"),
         (raw_frame(9, 0, b"abc"), 501, "type 9, all octets = <<>>: unknown_frame"),
         (b"\xff" * 8, 501, "type 255, all octets = <<>>: unknown_frame"),
-        (struct.pack(">BHI", 1, 1, 200_000), 501, "type 1, all octets = <<>>: {frame_too_large,200000,131064}"),
-        (struct.pack(">BHI", 1, 1, 0xFFFFFFFF), 501, "type 1, all octets = <<>>: {frame_too_large,4294967295,131064}"),
+        (struct.pack(">BHI", 1, 1, 200_000), 501,
+         "type 1, all octets = <<>>: {frame_too_large,200000,131064}"),
+        (struct.pack(">BHI", 1, 1, 0xFFFFFFFF), 501,
+         "type 1, all octets = <<>>: {frame_too_large,4294967295,131064}"),
         (raw_frame(8, 1, b""), 505, "heartbeat frame must be on channel 0"),
         (raw_frame(1, 1, b""), 501, "type 1, all octets = <<>>: unknown_frame"),
         (raw_frame(1, 1, b"\0\x3c"), 501, "type 1, all octets = <<0,60>>: unknown_frame"),
@@ -276,19 +304,24 @@ def nested_tables() -> bytes:
         (raw_frame(1, 1, struct.pack(">HHH", 50, 10, 0) + b"\x05ab"), 501, ""),
         (content_header(1, 5), 505, "expected method frame, got non method frame instead"),
         (raw_frame(3, 1, b"x"), 505, "expected method frame, got non method frame instead"),
-        (PUBLISH + PUBLISH, 505, "expected content header for class 60, got non content header frame instead"),
-        (PUBLISH + content_header(1, 5, 50), 505, "expected content header for class 60, got one for class 50 instead"),
-        (PUBLISH + content_header(1, 5) + PUBLISH, 505, "expected content body, got non content body frame instead"),
+        (PUBLISH + PUBLISH, 505,
+         "expected content header for class 60, got non content header frame instead"),
+        (PUBLISH + content_header(1, 5, 50), 505,
+         "expected content header for class 60, got one for class 50 instead"),
+        (PUBLISH + content_header(1, 5) + PUBLISH, 505,
+         "expected content body, got non content body frame instead"),
         (PUBLISH + content_header(1, 5) + raw_frame(3, 1, b"x" * 6), 501, ""),
         (PUBLISH + raw_frame(2, 1, b"\0\x3c"), 502, ""),
         (PUBLISH + content_header(1, 5, props=b"\xff\xff"), 502, ""),
         (method(0, commands.Channel.Open()), 503, ""),
         (method(0, commands.Basic.Get(queue="q")), 503, ""),
-        (method(0, commands.Connection.StartOk({}, "PLAIN", "", "en_US")), 504, "unexpected method in connection"),
+        (method(0, commands.Connection.StartOk({}, "PLAIN", "", "en_US")), 504,
+         "unexpected method in connection"),
         (method(1, commands.Channel.Open()), 504, "second 'channel.open' seen"),
         (method(2, commands.Basic.Get(queue="q")), 504, "expected 'channel.open'"),
         (method(65535, commands.Basic.Ack(1)), 504, "expected 'channel.open'"),
-        (method(1, commands.Basic.Publish(exchange="", routing_key="q", immediate=True)), 540, "immediate=true"),
+        (method(1, commands.Basic.Publish(exchange="", routing_key="q", immediate=True)), 540,
+         "immediate=true"),
         (method(1, commands.Channel.Flow(False)), 540, "active=false"),
         (method(1, commands.Basic.Qos(prefetch_size=7)), 540, "prefetch_size!=0 (7)"),
         (method(1, commands.Basic.Recover(False)), 540, "requeue=false"),
@@ -296,7 +329,9 @@ def nested_tables() -> bytes:
     ],
     ids=itertools.count(),
 )  # fmt: skip
-def test_what_breaks_the_protocol_ends_the_connection(client: RawClient, said: bytes, code: int, text: str) -> None:
+def test_what_breaks_the_protocol_ends_the_connection(
+    client: RawClient, said: bytes, code: int, text: str
+) -> None:
     names = {501: "FRAME_ERROR", 502: "SYNTAX_ERROR", 503: "COMMAND_INVALID", 504: "CHANNEL_ERROR",
              505: "UNEXPECTED_FRAME", 530: "NOT_ALLOWED", 540: "NOT_IMPLEMENTED"}  # fmt: skip
     client.send(said)
@@ -308,36 +343,52 @@ def test_what_breaks_the_protocol_ends_the_connection(client: RawClient, said: b
 @pytest.mark.parametrize(
     ("said", "code", "text"),
     [
-        (PUBLISH + content_header(1, 1 << 62), 406, "PRECONDITION_FAILED - message size 4611686018427387904 is l"),
+        (PUBLISH + content_header(1, 1 << 62), 406,
+         "PRECONDITION_FAILED - message size 4611686018427387904 is l"),
         (method(1, commands.Basic.Ack(77)), 406, "PRECONDITION_FAILED - unknown delivery tag 77"),
-        (method(1, commands.Basic.Ack(77, True)), 406, "PRECONDITION_FAILED - unknown delivery tag 77"),
-        (method(1, commands.Basic.Nack(2**63 - 1)), 406, "PRECONDITION_FAILED - unknown delivery tag 9223372036"),
+        (method(1, commands.Basic.Ack(77, True)), 406,
+         "PRECONDITION_FAILED - unknown delivery tag 77"),
+        (method(1, commands.Basic.Nack(2**63 - 1)), 406,
+         "PRECONDITION_FAILED - unknown delivery tag 9223372036"),
         (method(1, commands.Basic.Reject(0)), 406, "PRECONDITION_FAILED - unknown delivery tag 0"),
         (publish(1, "nowhere", "", b"x"), 404, "NOT_FOUND - no exchange 'nowhere' in vhost '/'"),
-        (method(1, commands.Basic.Get(queue="nobody")), 404, "NOT_FOUND - no queue 'nobody' in vhost '/'"),
+        (method(1, commands.Basic.Get(queue="nobody")), 404,
+         "NOT_FOUND - no queue 'nobody' in vhost '/'"),
         (method(1, commands.Basic.Get(queue="")), 404, "NOT_FOUND - no previously declared queue"),
-        (method(1, commands.Queue.Declare(queue="amq.mine")), 403, "ACCESS_REFUSED - queue name 'amq.mine' "),
-        (method(1, commands.Tx.Commit()), 406, "PRECONDITION_FAILED - channel is not transactional"),
+        (method(1, commands.Queue.Declare(queue="amq.mine")), 403,
+         "ACCESS_REFUSED - queue name 'amq.mine' "),
+        (method(1, commands.Tx.Commit()), 406,
+         "PRECONDITION_FAILED - channel is not transactional"),
     ],
     ids=itertools.count(),
 )  # fmt: skip
-def test_what_is_refused_ends_the_channel_only(client: RawClient, said: bytes, code: int, text: str) -> None:
+def test_what_is_refused_ends_the_channel_only(
+    client: RawClient, said: bytes, code: int, text: str
+) -> None:
     client.send(said + publish(1, "", "q", b"late") + method(1, commands.Basic.Ack(5)))
     client.expect_channel_close(1, code, text)
     client.ask(1, commands.Channel.Open(), commands.Channel.OpenOk)
-    client.send(method(1, commands.Basic.Publish(exchange="", routing_key="nobody")) + content_header(1, 0))
+    client.send(
+        method(1, commands.Basic.Publish(exchange="", routing_key="nobody")) + content_header(1, 0)
+    )
     client.ask(1, commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
 
 
-def test_noise_after_the_handshake_never_breaks_more_than_its_connection(broker: RealBroker) -> None:
+def test_noise_after_the_handshake_never_breaks_more_than_its_connection(
+    broker: RealBroker,
+) -> None:
     chance = random.Random(7)
     for _ in range(40):
         with RawClient(broker.port) as client:
             client.shake_hands()
             kind, size = chance.choice([1, 1, 1, 2, 3, 8]), chance.randrange(60)
             class_id = chance.choice([10, 20, 40, 50, 60, 85, 90])
-            said = struct.pack(">HH", class_id, chance.choice([10, 11, 20, 40, 70, 80])) + chance.randbytes(size)
-            client.send_what_is_taken(raw_frame(kind, chance.choice([0, 1]), said) + chance.randbytes(50))
+            said = struct.pack(
+                ">HH", class_id, chance.choice([10, 11, 20, 40, 70, 80])
+            ) + chance.randbytes(size)
+            client.send_what_is_taken(
+                raw_frame(kind, chance.choice([0, 1]), said) + chance.randbytes(50)
+            )
 
 
 # -- too much --------------------------------------------------------------------------------------
@@ -349,9 +400,9 @@ def test_bodies_that_never_end_are_bounded_together(broker: RealBroker) -> None:
         client.shake_hands(channels=20)
         part = raw_frame(3, 0, bytes(131064))
         for channel in range(1, 21):
-            head = method(channel, commands.Basic.Publish(exchange="", routing_key="q")) + content_header(
-                channel, 32 * MIB
-            )
+            head = method(
+                channel, commands.Basic.Publish(exchange="", routing_key="q")
+            ) + content_header(channel, 32 * MIB)
             one = part[:1] + struct.pack(">H", channel) + part[3:]
             if client.send_what_is_taken(head + one * 200, 5) == 0:
                 break
@@ -393,7 +444,9 @@ def test_a_consumer_that_never_reads_costs_little(broker: RealBroker) -> None:
         growth = Growth(broker)
         with RawClient(broker.port, receive_bytes=4096) as client:
             client.shake_hands()
-            client.send(method(1, commands.Basic.Consume(queue="unread", consumer_tag="t", no_ack=True)))
+            client.send(
+                method(1, commands.Basic.Consume(queue="unread", consumer_tag="t", no_ack=True))
+            )
             growth.check(2)
         owner.channel().queue_delete("unread")
 
@@ -403,7 +456,9 @@ def gets() -> bytes:
 
 
 def gets_on_all_channels() -> bytes:
-    return b"".join(method(number, commands.Basic.Get(queue="asked")) for number in range(1, 201)) * 20
+    return (
+        b"".join(method(number, commands.Basic.Get(queue="asked")) for number in range(1, 201)) * 20
+    )
 
 
 def declares() -> bytes:
@@ -425,7 +480,9 @@ def publishes_behind_declares() -> bytes:
 
 
 def channels_opened_and_closed() -> bytes:
-    return (method(201, commands.Channel.Open()) + method(201, commands.Channel.Close(200, "", 0, 0))) * 20_000
+    return (
+        method(201, commands.Channel.Open()) + method(201, commands.Channel.Close(200, "", 0, 0))
+    ) * 20_000
 
 
 def heartbeats() -> bytes:
@@ -433,14 +490,17 @@ def heartbeats() -> bytes:
 
 
 def bindings() -> bytes:
-    return method(1, commands.Queue.Bind(queue="again", exchange="amq.direct", routing_key="k")) * 20_000
+    return (
+        method(1, commands.Queue.Bind(queue="again", exchange="amq.direct", routing_key="k"))
+        * 20_000
+    )
 
 
 @pytest.mark.parametrize(
     "flood",
     [
-        gets, gets_on_all_channels, declares, unroutable, qos_on_all_channels, publishes_behind_declares,
-        channels_opened_and_closed, heartbeats, bindings,
+        gets, gets_on_all_channels, declares, unroutable, qos_on_all_channels,
+        publishes_behind_declares, channels_opened_and_closed, heartbeats, bindings,
     ],
 )  # fmt: skip
 def test_a_flood_of_questions_whose_answers_are_not_read_is_bounded(
@@ -469,7 +529,9 @@ def test_connections_opened_and_dropped_leave_nothing(broker: RealBroker) -> Non
 
 def front_door_bytes(broker: RealBroker) -> int:
     status = Path(f"/proc/{broker.pid('front-door')}/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS"))
+    return next(
+        int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS")
+    )
 
 
 def test_sessions_cut_off_amid_their_work_leave_no_memory(broker: RealBroker) -> None:
@@ -526,7 +588,9 @@ def test_a_publish_cut_anywhere_is_no_publish(broker: RealBroker, client: RawCli
     expected = len(range(0, len(whole), 3))
 
     def count() -> int:
-        answer = client.ask(1, commands.Queue.Declare(queue="cut", passive=True), commands.Queue.DeclareOk)
+        answer = client.ask(
+            1, commands.Queue.Declare(queue="cut", passive=True), commands.Queue.DeclareOk
+        )
         return int(answer.message_count)
 
     wait_until(lambda: count() == expected, "what was whole to arrive")
@@ -539,22 +603,30 @@ def test_what_a_channel_sends_behind_its_mistake_is_dropped(client: RawClient) -
     client.send(good * 5 + publish(1, "nowhere", "", b"y") + good * 100)
     client.expect_channel_close(1, 404, "NOT_FOUND - no exchange 'nowhere' in vhost '/'")
     client.ask(1, commands.Channel.Open(), commands.Channel.OpenOk)
-    answer = client.ask(1, commands.Queue.Declare(queue="race", passive=True), commands.Queue.DeclareOk)
+    answer = client.ask(
+        1, commands.Queue.Declare(queue="race", passive=True), commands.Queue.DeclareOk
+    )
     assert answer.message_count == 5
     client.ask(1, commands.Queue.Delete(queue="race"), commands.Queue.DeleteOk)
 
 
-def test_a_peer_that_falls_silent_is_dropped_and_its_messages_are_back(broker: RealBroker, client: RawClient) -> None:
+def test_a_peer_that_falls_silent_is_dropped_and_its_messages_are_back(
+    broker: RealBroker, client: RawClient
+) -> None:
     client.ask(1, commands.Queue.Declare(queue="half"), commands.Queue.DeclareOk)
     client.send(publish(1, "", "half", b"x"))
     with RawClient(broker.port) as silent:
         silent.shake_hands(heartbeat=1)
-        silent.ask(1, commands.Basic.Consume(queue="half", consumer_tag="t"), commands.Basic.ConsumeOk)
+        silent.ask(
+            1, commands.Basic.Consume(queue="half", consumer_tag="t"), commands.Basic.ConsumeOk
+        )
         silent.expect(commands.Basic.Deliver)
         began = time.monotonic()
         silent.expect_end()
         assert time.monotonic() - began < 30
-    answer = client.ask(1, commands.Queue.Declare(queue="half", passive=True), commands.Queue.DeclareOk)
+    answer = client.ask(
+        1, commands.Queue.Declare(queue="half", passive=True), commands.Queue.DeclareOk
+    )
     assert (answer.message_count, answer.consumer_count) == (1, 0)
     client.ask(1, commands.Queue.Delete(queue="half"), commands.Queue.DeleteOk)
 
@@ -566,7 +638,10 @@ def test_a_peer_that_neither_reads_nor_speaks_is_dropped(broker: RealBroker) -> 
             stuck.send(method(1, commands.Basic.Consume(queue="stuck", consumer_tag="t")))
             stuck.send_what_is_taken(method(1, commands.Basic.Qos(0, 0)) * 200_000, 1)
             channel = owner.channel()
-            wait_until(lambda: channel.queue_declare("stuck", passive=True).method.consumer_count == 0, "it to go")
+            wait_until(
+                lambda: channel.queue_declare("stuck", passive=True).method.consumer_count == 0,
+                "it to go",
+            )
             assert channel.queue_declare("stuck", passive=True).method.message_count == 20
         channel.queue_delete("stuck")
 
@@ -574,24 +649,31 @@ def test_a_peer_that_neither_reads_nor_speaks_is_dropped(broker: RealBroker) -> 
 # -- what clients may say, and hardly any does -----------------------------------------------------
 
 EXTREMES = [
-    b"t\1", b"b\xff", b"B\xff", b"u\xff\xff", b"s\xff\xff", b"I\xff\xff\xff\xff", b"i\xff\xff\xff\xff",
-    b"l" + b"\xff" * 8, b"L" + b"\xff" * 8, b"L" + b"\x7f" + b"\xff" * 7, b"f\x7f\xc0\0\0", b"d\x7f\xf8\0\0\0\0\0\0",
-    b"D\xff\xff\xff\xff\xff", b"S\0\0\0\2\xff\xfe", b"A\0\0\0\3Vt\0", b"T" + b"\xff" * 8, b"F\0\0\0\0", b"V",
+    b"t\1", b"b\xff", b"B\xff", b"u\xff\xff", b"s\xff\xff", b"I\xff\xff\xff\xff",
+    b"i\xff\xff\xff\xff", b"l" + b"\xff" * 8, b"L" + b"\xff" * 8, b"L" + b"\x7f" + b"\xff" * 7,
+    b"f\x7f\xc0\0\0", b"d\x7f\xf8\0\0\0\0\0\0", b"D\xff\xff\xff\xff\xff", b"S\0\0\0\2\xff\xfe",
+    b"A\0\0\0\3Vt\0", b"T" + b"\xff" * 8, b"F\0\0\0\0", b"V",
     b"x\0\0\0\1\0",
 ]  # fmt: skip
 
 
-def test_values_of_every_type_at_their_extremes_may_be_said_everywhere(broker: RealBroker, client: RawClient) -> None:
+def test_values_of_every_type_at_their_extremes_may_be_said_everywhere(
+    broker: RealBroker, client: RawClient
+) -> None:
     controller = broker.pid("controller")
     fields = b"".join(b"\x02%02d" % number + value for number, value in enumerate(EXTREMES))
     table = struct.pack(">I", len(fields)) + fields
     client.send(raw_frame(1, 1, struct.pack(">HHH", 50, 10, 0) + b"\x08extremes\0" + table))
     client.expect(commands.Queue.DeclareOk)
-    client.send(raw_frame(1, 1, struct.pack(">HHH", 50, 20, 0) + b"\x08extremes\x0bamq.headers\0\0" + table))
+    client.send(
+        raw_frame(1, 1, struct.pack(">HHH", 50, 20, 0) + b"\x08extremes\x0bamq.headers\0\0" + table)
+    )
     client.expect(commands.Queue.BindOk)
     content = content_header(1, 1, props=struct.pack(">H", 0x2000) + table) + raw_frame(3, 1, b"x")
     for exchange in ("amq.headers", ""):  # not by the first: what is no number equals nothing
-        client.send(method(1, commands.Basic.Publish(exchange=exchange, routing_key="extremes")) + content)
+        client.send(
+            method(1, commands.Basic.Publish(exchange=exchange, routing_key="extremes")) + content
+        )
     client.send(raw_frame(1, 1, struct.pack(">HHH", 60, 20, 0) + b"\x08extremes\x01t\2" + table))
     client.expect(commands.Basic.ConsumeOk)
     client.expect(commands.Basic.Deliver)

@@ -49,7 +49,9 @@ class Made:
 
     def confirm(self, client: Client, failure: ChannelException | None = None) -> None:
         """Let a channel have an ack for its publisher, and a failure."""
-        confirms = SimpleNamespace(client=client, channel=7, answers=lambda: b"ack", failure=failure)
+        confirms = SimpleNamespace(
+            client=client, channel=7, answers=lambda: b"ack", failure=failure
+        )
         self.publishing.confirms_due.append(confirms)  # type: ignore[arg-type]
 
 
@@ -110,7 +112,9 @@ def test_the_time_of_a_pass_is_when_it_began() -> None:
     assert made.loop.now == 7.0
 
 
-def test_small_reads_that_come_fast_make_passes_keep_a_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_reads_that_come_fast_make_passes_keep_a_distance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("shardmq.broker.front_door.loop.time.perf_counter", lambda: 1.0)
     busy = iter([0.0, 0.0001])
     monkeypatch.setattr("shardmq.broker.front_door.loop.time.thread_time", lambda: next(busy))

@@ -223,7 +223,9 @@ def test_what_is_sent_without_a_pause_arrives_whole_and_in_order_wherever_a_read
     assert taken == sent
 
 
-def test_binds_sent_at_once_are_done_up_to_the_first_that_cannot_be(broker: RealBroker, name: str) -> None:
+def test_binds_sent_at_once_are_done_up_to_the_first_that_cannot_be(
+    broker: RealBroker, name: str
+) -> None:
     Bind = commands.Queue.Bind
     binds = [Bind(queue=name, exchange="amq.direct", routing_key=f"{name}.{n}") for n in range(700)]
     binds[400] = Bind(queue=name, exchange="missing")
@@ -241,17 +243,31 @@ def test_binds_sent_at_once_are_done_up_to_the_first_that_cannot_be(broker: Real
         other.send(publish(1, "amq.direct", f"{name}.401", b"lost"))
         # Counted behind what was published on the same channel.
         assert (
-            other.ask(1, commands.Queue.Declare(queue=name, passive=True), commands.Queue.DeclareOk).message_count == 8
+            other.ask(
+                1, commands.Queue.Declare(queue=name, passive=True), commands.Queue.DeclareOk
+            ).message_count
+            == 8
         )
-        assert other.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 8
+        assert (
+            other.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count
+            == 8
+        )
 
 
-def test_binds_without_answers_are_done_before_what_follows_them(broker: RealBroker, name: str) -> None:
+def test_binds_without_answers_are_done_before_what_follows_them(
+    broker: RealBroker, name: str
+) -> None:
     Bind = commands.Queue.Bind
-    binds = [Bind(queue=name, exchange="amq.topic", routing_key=f"{name}.{n}", nowait=True) for n in range(300)]
+    binds = [
+        Bind(queue=name, exchange="amq.topic", routing_key=f"{name}.{n}", nowait=True)
+        for n in range(300)
+    ]
     with RawClient(broker.port) as client:
         client.shake_hands()
         declare = method(1, commands.Queue.Declare(queue=name, nowait=True))
         published = publish(1, "amq.topic", f"{name}.299", b"x")
         client.send(declare + b"".join(method(1, bind) for bind in binds) + published)
-        assert client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 1
+        assert (
+            client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count
+            == 1
+        )

@@ -16,7 +16,10 @@ from shardmq.broker.front_door.connection.output import Output, close_behind_out
 @pytest.mark.parametrize("shut", [True, False])
 async def test_last_words_are_read_though_the_client_was_still_talking(shut: bool) -> None:
     loop = asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
         sock, _ = server.accept()
         sock.setblocking(False)
         client.sendall(b"x" * 100_000)  # never read before the close
@@ -56,7 +59,8 @@ class Slow:
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.tuples(st.binary(max_size=9), st.booleans()), min_size=1, max_size=4), st.integers(0, 20)
+            st.lists(st.tuples(st.binary(max_size=9), st.booleans()), min_size=1, max_size=4),
+            st.integers(0, 20),
         ),
         max_size=8,
     )
@@ -70,7 +74,10 @@ def test_what_was_lent_is_written_though_its_lender_changes_it(
         lent = [bytearray(part) for part, is_lent in parts if is_lent]
         views = iter(lent)
         output.add_parts_then_credit(
-            [memoryview(next(views)) if is_lent else part for part, is_lent in parts], 0, 0, len(parts)
+            [memoryview(next(views)) if is_lent else part for part, is_lent in parts],
+            0,
+            0,
+            len(parts),
         )
         said += b"".join(part for part, _ in parts)
         slow.room = room
@@ -81,4 +88,6 @@ def test_what_was_lent_is_written_though_its_lender_changes_it(
     slow.room = len(said) + 1
     output.write(sock)
     assert slow.taken == said
-    assert sum(credit for _, _, credit in output.take_credits()) == sum(len(parts) for parts, _ in steps)
+    assert sum(credit for _, _, credit in output.take_credits()) == sum(
+        len(parts) for parts, _ in steps
+    )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.pace import ALONE_PASSES, AT_ONCE_PASSES, PASSES_HELD_MAX, TIMES_ITS_WORK, Pace, Reads
+from shardmq.broker.front_door.pace import (
+    ALONE_PASSES,
+    AT_ONCE_PASSES,
+    PASSES_HELD_MAX,
+    TIMES_ITS_WORK,
+    Pace,
+    Reads,
+)
 
 TICK = 0.001
 MUCH = TICK  # of the processor: half a core and more
@@ -55,7 +62,9 @@ def test_who_waits_for_an_answer_to_each_message_waits_for_nobody_else() -> None
         waits.append(wait)
         pace.came(1)
         now += wait + TICK / 4
-    assert [wait > 0 for wait in waits] == [False] + ALONE_PASSES * [True] + 9 * (AT_ONCE_PASSES * [False] + [True])
+    assert [wait > 0 for wait in waits] == [False] + ALONE_PASSES * [True] + 9 * (
+        AT_ONCE_PASSES * [False] + [True]
+    )
 
 
 def test_what_came_together_once_is_waited_for_again() -> None:
@@ -70,7 +79,9 @@ def test_what_came_together_once_is_waited_for_again() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.booleans()), max_size=40))
-def test_batches_wait_for_few_passes_and_only_while_every_read_is_full(passes: list[tuple[int, int, bool]]) -> None:
+def test_batches_wait_for_few_passes_and_only_while_every_read_is_full(
+    passes: list[tuple[int, int, bool]],
+) -> None:
     reads, waited = Reads(), 0
     for full, short, is_small in passes:
         reads.full += full

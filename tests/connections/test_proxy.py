@@ -45,7 +45,9 @@ def test_version_2_names_the_client_and_is_wanted_whole(
 
 
 @given(st.ip_addresses(), PORTS, st.integers(0, 200))
-def test_version_1_names_the_client_and_is_wanted_whole(source: ipaddress.IPv4Address, port: int, cut: int) -> None:
+def test_version_1_names_the_client_and_is_wanted_whole(
+    source: ipaddress.IPv4Address, port: int, cut: int
+) -> None:
     other = "192.0.2.1" if source.version == 4 else "2001:db8::1"
     header = f"PROXY TCP{source.version} {source} {other} {port} 5672\r\n".encode()
     assert scan(header + AMQP) == Header(len(header), (str(source), port), relayed=True)
@@ -68,7 +70,9 @@ def test_a_balancer_names_nobody_of_whom_it_does_not_know_or_when_it_speaks_for_
     assert scan(header + AMQP) == Header(len(header), None, relayed)
 
 
-@pytest.mark.parametrize("data", [AMQP, b"\x16\x03\x01", b"GET / HTTP/1.1\r\n", b"PROXIES", b"\r\n\r\nhello"])
+@pytest.mark.parametrize(
+    "data", [AMQP, b"\x16\x03\x01", b"GET / HTTP/1.1\r\n", b"PROXIES", b"\r\n\r\nhello"]
+)
 def test_what_is_no_header_is_left_as_it_is(data: bytes) -> None:
     assert scan(data) == Header(0, None, relayed=False)
 
@@ -127,7 +131,9 @@ class Arriving:
 
 
 @pytest.mark.row("N12")
-@pytest.mark.parametrize("header", [version_2("192.0.2.7", 77), b"PROXY TCP4 192.0.2.7 192.0.2.1 77 5672\r\n"])
+@pytest.mark.parametrize(
+    "header", [version_2("192.0.2.7", 77), b"PROXY TCP4 192.0.2.7 192.0.2.1 77 5672\r\n"]
+)
 async def test_however_the_bytes_arrive_those_behind_the_header_stay_unread(header: bytes) -> None:
     for piece in (1, 5, 1000):
         arriving = Arriving()

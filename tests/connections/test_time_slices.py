@@ -21,7 +21,14 @@ from shardmq.broker.front_door.publish.replies import Reply
 from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.time_slices import ROUND_S, SLICE_S_MAX, SLICE_S_MIN, TimeSlices
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
-from tests.support.fake_publishing import NOW_MS, Links, Publisher, catalog, events_of, publishing_of
+from tests.support.fake_publishing import (
+    NOW_MS,
+    Links,
+    Publisher,
+    catalog,
+    events_of,
+    publishing_of,
+)
 
 # -- the length of slices --------------------------------------------------------------------------
 
@@ -78,7 +85,11 @@ def test_a_round_over_busy_clients_takes_about_what_it_should(steps_s: list[floa
     assert loop.now - begun <= max(ROUND_S, len(clients) * SLICE_S_MIN) + sum(steps_s) + 1e-9
     for client, before in zip(clients, served, strict=True):
         had = client.served_s - before
-        assert min(SLICE_S_MAX, ROUND_S / len(clients)) - 1e-9 <= had <= SLICE_S_MAX + client.step_s + 1e-9
+        assert (
+            min(SLICE_S_MAX, ROUND_S / len(clients)) - 1e-9
+            <= had
+            <= SLICE_S_MAX + client.step_s + 1e-9
+        )
 
 
 def test_a_client_that_is_alone_again_has_long_slices_again() -> None:
@@ -103,8 +114,19 @@ NOW_NS = NOW_MS * 1_000_000
 
 MESSAGE = st.tuples(
     st.sampled_from([1, 2, 3]),
-    st.sampled_from([("", "a"), ("", "nobody"), ("direct", "k1"), ("direct", "k2"), ("direct", "k3"), ("headers", "")]),
-    st.sampled_from([{}, {"headers": {"one": 1}}, {"headers": {"CC": ["k2"]}}, {"headers": {"CC": 5}}]),
+    st.sampled_from(
+        [
+            ("", "a"),
+            ("", "nobody"),
+            ("direct", "k1"),
+            ("direct", "k2"),
+            ("direct", "k3"),
+            ("headers", ""),
+        ]
+    ),
+    st.sampled_from(
+        [{}, {"headers": {"one": 1}}, {"headers": {"CC": ["k2"]}}, {"headers": {"CC": 5}}]
+    ),
     st.booleans(),
 )
 
@@ -136,7 +158,9 @@ def outcome(messages: list[Any], is_over: Callable[[], bool] | None) -> tuple[An
 
 @settings(max_examples=150)
 @given(st.lists(MESSAGE, max_size=12), st.lists(st.booleans(), min_size=1, max_size=5))
-def test_what_is_published_in_slices_is_what_is_published_at_once(messages: list[Any], overs: list[bool]) -> None:
+def test_what_is_published_in_slices_is_what_is_published_at_once(
+    messages: list[Any], overs: list[bool]
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: NOW_NS)
         turns = iter(overs * 100)
@@ -193,7 +217,9 @@ class Requester:
 REPLY_QUEUE = "amq.rabbitmq.reply-to.1"
 
 
-def test_a_reply_that_goes_by_its_shard_goes_before_the_slice_ends_and_takes_no_other_with_it() -> None:
+def test_a_reply_that_goes_by_its_shard_goes_before_the_slice_ends_and_takes_no_other_with_it() -> (
+    None
+):
     """A publish of another client in between would go by the shard unasked.
 
     The next reply of that client would then overtake it.
@@ -235,7 +261,9 @@ class Reader:
         self.published = False
         self._begun: Publishes | None = None
         amqp = SimpleNamespace(next_event=iter([*events, None]).__next__)
-        self.socket = SimpleNamespace(amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None)
+        self.socket = SimpleNamespace(
+            amqp=amqp, lost=False, paused=0, end_slice=lambda: None, gather=lambda: None
+        )
         self.session = self.route_cache = None
         self.channels = SimpleNamespace(by_number={})
         self.work = SimpleNamespace(waiting=set())
@@ -334,7 +362,9 @@ class Transacting:
 
     async def commit(self) -> bool:
         held = self.channel.transaction.take().publishes
-        waits = await self.publishing.commit(self.client, self.channel, held, None, self.reservation, self.client)  # type: ignore[arg-type]
+        waits = await self.publishing.commit(
+            self.client, self.channel, held, None, self.reservation, self.client
+        )  # type: ignore[arg-type]
         self.stored += self.links.stored()
         assert not waits.done() or not self.links.waiting
         for waiting in self.links.waiting:
@@ -344,7 +374,9 @@ class Transacting:
 
 @settings(max_examples=50)
 @given(st.lists(MESSAGE, min_size=1, max_size=12), st.lists(st.booleans(), min_size=1, max_size=5))
-def test_what_is_committed_in_slices_is_what_is_committed_at_once(messages: list[Any], overs: list[bool]) -> None:
+def test_what_is_committed_in_slices_is_what_is_committed_at_once(
+    messages: list[Any], overs: list[bool]
+) -> None:
     messages = [(1, where, {}, False) for _, where, _, _ in messages]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: NOW_NS)
@@ -353,10 +385,15 @@ def test_what_is_committed_in_slices_is_what_is_committed_at_once(messages: list
         sliced.client.is_over = lambda: next(turns)
         assert asyncio.run(whole.commit()) and asyncio.run(sliced.commit())
     for shard in (0, 1):
-        assert [one for one in sliced.stored if one[0] == shard] == [one for one in whole.stored if one[0] == shard]
+        assert [one for one in sliced.stored if one[0] == shard] == [
+            one for one in whole.stored if one[0] == shard
+        ]
     assert whole.client.slices == 1
     assert whole.reservation.said == ["redeem", "end"]
-    assert sliced.reservation.said == ["redeem", "rest"] * (sliced.client.slices - 1) + ["redeem", "end"]
+    assert sliced.reservation.said == ["redeem", "rest"] * (sliced.client.slices - 1) + [
+        "redeem",
+        "end",
+    ]
     assert sliced.client.slices == 1 + sum((overs * 100)[: len(messages) - 1])
 
 
@@ -389,7 +426,9 @@ def test_publishes_that_a_shard_is_asked_about_go_in_slices() -> None:
         client = Publisher(publishing)
         client.is_over = is_over
         (event,) = events_of([(1, ("", "a"), {}, False)] * 10)
-        await publishing.publish_deferred(client, client.channels, client.channels[1], event, client)
+        await publishing.publish_deferred(
+            client, client.channels, client.channels[1], event, client
+        )
         return links.stored(), client.slices
 
     with pytest.MonkeyPatch.context() as patch:

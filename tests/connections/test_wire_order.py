@@ -23,7 +23,7 @@ HISTORIES = 60
 STEPS = 40
 
 
-async def test_a_delivery_to_a_consumer_of_a_group_that_is_quicker_than_its_answer_brings_consume_ok() -> None:
+async def test_a_delivery_to_a_group_consumer_before_its_answer_brings_consume_ok() -> None:
     play = Grouped()
     begun = play.begin()
     await play.settled()
@@ -113,7 +113,11 @@ class History(Consuming):
         ):
             case "consume":
                 self.tags += 1
-                self.says_more(commands.Basic.Consume(queue=self.random.choice("ab"), consumer_tag=f"c{self.tags}"))
+                self.says_more(
+                    commands.Basic.Consume(
+                        queue=self.random.choice("ab"), consumer_tag=f"c{self.tags}"
+                    )
+                )
             case "answer" if self.shards.asked:
                 self.answer_oldest()
             case "deliver" if self.attached:
@@ -198,11 +202,19 @@ async def play_all() -> list[Any]:
 
 async def test_random_histories_keep_the_order() -> None:
     seen = {what.name for what in await play_all()}
-    assert seen >= {"Basic.ConsumeOk", "Basic.Deliver", "Basic.CancelOk", "Basic.Cancel", "Channel.CloseOk"}
+    assert seen >= {
+        "Basic.ConsumeOk",
+        "Basic.Deliver",
+        "Basic.CancelOk",
+        "Basic.Cancel",
+        "Channel.CloseOk",
+    }
 
 
 def announced_late(self: Consumer) -> Any:
-    return None if self.attaching is None or not self.attached else commands.Basic.ConsumeOk(self.tag)
+    return (
+        None if self.attaching is None or not self.attached else commands.Basic.ConsumeOk(self.tag)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Test the prefetch of a virtual consumer, which is divided among its assignments at several shards.
+"""Test the prefetch of a virtual consumer, which is divided among several shards.
 
-Never are more messages than the prefetch on their way or unsettled. No message waits while there is room, and no queue
-is forgotten. This holds in whatever order the processes hear of each other. The queues, streams or not, are those of
-the shards; consuming is that of the front door; lists stand for the connections between them.
+Never are more messages than the prefetch on their way or unsettled. No message waits while there is
+room, and no queue is forgotten. This holds in whatever order the processes hear of each other. The
+queues, streams or not, are those of the shards; consuming is that of the front door; lists stand
+for the connections between them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Shard:
         self.dirty[queue] = None
         if isinstance(queue, StreamQueue):
             if count:
-                queue.append(memoryview(Record((queue.id,), (MESSAGE,) * count).encode()), alone=True)
+                queue.append(
+                    memoryview(Record((queue.id,), (MESSAGE,) * count).encode()), alone=True
+                )
                 if (job := queue.begin_sync()) is not None:
                     job.run()
                     queue.finish_sync(job)
@@ -104,8 +107,12 @@ class Bench:
             links=self.links,
             allot=lambda at, *told: self.settles[at].allot(*told),
             wait_for_acks=lambda: None,
-            ack=lambda at, epoch, number, *rest: epoch == self.links[at].epoch and self.settles[at].ack(number, *rest),
-            settle=lambda at, epoch, *rest: epoch == self.links[at].epoch and self.settles[at].add(*rest),
+            ack=lambda at, epoch, number, *rest: (
+                epoch == self.links[at].epoch and self.settles[at].ack(number, *rest)
+            ),
+            settle=lambda at, epoch, *rest: (
+                epoch == self.links[at].epoch and self.settles[at].add(*rest)
+            ),
         )
         self.door: Any = SimpleNamespace(now=0.0)
         controller: Any = SimpleNamespace(say=lambda said: None)
@@ -146,7 +153,9 @@ class Bench:
         queue.attach(consumer)
         shard.parts[part.number] = consumer
         shard.outlet = SimpleNamespace(
-            deliver=lambda consumer, first, redelivered, count, blob: self.deliver(shard, consumer, first, count),
+            deliver=lambda consumer, first, redelivered, count, blob: self.deliver(
+                shard, consumer, first, count
+            ),
             report=lambda allotment: self.report(part.shard, allotment.report),
         )
 
@@ -174,7 +183,9 @@ class Bench:
         def hear() -> None:
             for number, kind, first, last in told:
                 if kind == wire.ALLOT:
-                    if last in (wire.KEEP, wire.DRAIN) and shard.allotment.allow(first, last == wire.DRAIN):
+                    if last in (wire.KEEP, wire.DRAIN) and shard.allotment.allow(
+                        first, last == wire.DRAIN
+                    ):
                         self.report(at, shard.allotment.report)
                     shard.order.go_on(shard.now_ms)
                     continue
@@ -216,7 +227,9 @@ class Bench:
             assert first == self.given[part.number] + 1
             self.given[part.number] += count
             self.on_way -= count
-            self.channel.unacked.add(self.channel.next_tag, count, part, self.links[part.shard].epoch, first)
+            self.channel.unacked.add(
+                self.channel.next_tag, count, part, self.links[part.shard].epoch, first
+            )
             self.channel.next_tag += count
             self.channel.limit.unacked += count
             assert isinstance(part, Assignment) and part.allotment is not None
@@ -257,7 +270,11 @@ class Bench:
         A `share` of 1 means all of them, any other the oldest one.
         """
         if self.channel.unacked.count:
-            tag = self.channel.next_tag - 1 if share == 1 else self.channel.next_tag - self.channel.unacked.count
+            tag = (
+                self.channel.next_tag - 1
+                if share == 1
+                else self.channel.next_tag - self.channel.unacked.count
+            )
             self.consuming.acks.settle(self.channel, [(wire.ACK, tag, tag, True)])
             self.tell_due()
 
@@ -370,11 +387,15 @@ class Bench:
     def waiting(self) -> int:
         """Parts that have something to get."""
         consumers = [shard.parts[number] for number, shard in self.numbers.items()]
-        return sum(consumer.queue.has_for(consumer) for consumer in consumers if not consumer.detached)  # nor away
+        return sum(
+            consumer.queue.has_for(consumer) for consumer in consumers if not consumer.detached
+        )  # nor away
 
 
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
-OF_CLIENTS = st.sampled_from(["publish", "publish", "ack", "ack one", "requeue", "other", "others ack", "stop", "wait"])
+OF_CLIENTS = st.sampled_from(
+    ["publish", "publish", "ack", "ack one", "requeue", "other", "others ack", "stop", "wait"]
+)
 OF_PROCESSES = st.sampled_from(["shard", "door", "tick", "rest", "away", "back"])
 STEPS = st.lists(
     st.tuples(OF_CLIENTS | OF_PROCESSES, st.integers(0, 60)),
@@ -433,7 +454,9 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
             bench.come_back(n % len(layout))
         else:
             bench.rest()
-            left_behind = sum(part.held for part in bench.whole.assignments.values() if not part.wanted)
+            left_behind = sum(
+                part.held for part in bench.whole.assignments.values() if not part.wanted
+            )
             assert left_behind or not bench.waiting() or bench.in_use == limit
     for at in range(len(layout)):
         bench.come_back(at)
@@ -450,7 +473,9 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
 @pytest.mark.parametrize("streams", [False, True], ids=["queues", "streams"])
 @settings(max_examples=30)
 @given(LAYOUTS, st.integers(1, 20), st.integers(1, ROUND_MS))
-def test_no_queue_waits_for_another_to_be_empty(streams: bool, layout: list[int], limit: int, pace_ms: int) -> None:
+def test_no_queue_waits_for_another_to_be_empty(
+    streams: bool, layout: list[int], limit: int, pace_ms: int
+) -> None:
     bench = Bench(layout, limit, streams)
     # So many as a turn of the whole broker lasts, at that pace.
     most = limit * (ROUND_MS // pace_ms + 20) * len(bench.numbers)
@@ -517,7 +542,12 @@ def test_a_shard_that_has_nothing_in_its_turn_leaves_it_to_the_others() -> None:
     bench.rest()
     turns = given_by_turns(bench, 8)
     assert all(sum(turn) == 90 for turn in turns)
-    assert turns[0][2] == turns[-1][2] == 0 < min(sum(turn[0] for turn in turns), sum(turn[1] for turn in turns))
+    assert (
+        turns[0][2]
+        == turns[-1][2]
+        == 0
+        < min(sum(turn[0] for turn in turns), sum(turn[1] for turn in turns))
+    )
 
 
 def test_what_parts_of_one_shard_hold_counts_when_they_all_stop_at_once() -> None:
@@ -556,7 +586,11 @@ def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
     rounds take.
     """
     rng = random.Random(seed)
-    bench = Bench([rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.choice([2, 3, 7, 20, 60]), streams)
+    bench = Bench(
+        [rng.randint(1, 3) for _ in range(rng.randint(2, 3))],
+        rng.choice([2, 3, 7, 20, 60]),
+        streams,
+    )
     for number, shard in bench.numbers.items():
         if rng.random() < 0.8:
             shard.publish(number, 3000)

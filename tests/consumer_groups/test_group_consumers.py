@@ -32,7 +32,8 @@ class Grouped(Consuming):
     def __init__(self, prefetch: int = 0, arguments: dict[str, Any] | None = None) -> None:
         super().__init__(prefetch=prefetch)
         self.queues = tuple(
-            QueuePut("/", f"s.{at}", 100 + at, at, arguments=arguments or {}, part=ShardOf("s", at)) for at in (0, 1)
+            QueuePut("/", f"s.{at}", 100 + at, at, arguments=arguments or {}, part=ShardOf("s", at))
+            for at in (0, 1)
         )
         self.line.catalog.apply(ExchangePut("/", "s", "x-modulus-hash"))
         for queue in self.queues:
@@ -58,12 +59,18 @@ class Grouped(Consuming):
         self.aio.run()
         return group
 
-    def order(self, group: GroupConsumer, kind: str, name: AssignmentName = NAMES[0], **how: Any) -> None:
-        said = AssignmentOrder(kind, group.number, name, how.get("stop"), how.get("mark"), how.get("fresh", False))
+    def order(
+        self, group: GroupConsumer, kind: str, name: AssignmentName = NAMES[0], **how: Any
+    ) -> None:
+        said = AssignmentOrder(
+            kind, group.number, name, how.get("stop"), how.get("mark"), how.get("fresh", False)
+        )
         for ended in self.consuming.groups.obey([said], self.line.catalog):
             ended.client.consumer_ended(ended)
 
-    async def give(self, group: GroupConsumer, *given: AssignmentName, answer: Any = None) -> list[Assignment]:
+    async def give(
+        self, group: GroupConsumer, *given: AssignmentName, answer: Any = None
+    ) -> list[Assignment]:
         """Let the controller assign these shards, which attach the consumer."""
         for name in given:
             self.order(group, "give", name)
@@ -81,11 +88,17 @@ class Grouped(Consuming):
 
 async def test_a_consumer_joins_at_the_controller_and_is_told_when_it_is_let_in() -> None:
     play = Grouped(prefetch=8)
-    begun = play.begin(arguments={"x-group": "readers", "x-priority": 2, "x-handover-timeout": 1500})
+    begun = play.begin(
+        arguments={"x-group": "readers", "x-priority": 2, "x-handover-timeout": 1500}
+    )
     await play.settled()
     assert play.got() == []
     join = play.line.answer()
-    assert isinstance(join, ConsumerJoin) and (join.exchange, join.terms.group, join.terms.priority) == (
+    assert isinstance(join, ConsumerJoin) and (
+        join.exchange,
+        join.terms.group,
+        join.terms.priority,
+    ) == (
         "s",
         "readers",
         2,
@@ -104,14 +117,17 @@ async def test_a_consumer_that_the_controller_refuses_ends_its_channel() -> None
     play.line.answer(403, "exclusive")
     with pytest.raises(Exception, match="exclusive"):
         await begun
-    assert play.channel.consumers == play.channel.groups == {} and play.consuming.groups.here() == []
+    assert (
+        play.channel.consumers == play.channel.groups == {} and play.consuming.groups.here() == []
+    )
 
 
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("x-group", 5), ("x-shard-assignment", "best"), ("x-priority", True), ("x-priority", "high"),
-        ("x-key-affinity", "yes"), ("x-handover-timeout", "long"), ("x-handover-timeout", -1),
+        ("x-group", 5), ("x-shard-assignment", "best"), ("x-priority", True),
+        ("x-priority", "high"), ("x-key-affinity", "yes"), ("x-handover-timeout", "long"),
+        ("x-handover-timeout", -1),
     ],
 )  # fmt: skip
 async def test_an_argument_of_a_wrong_kind_is_refused_by_name(argument: str, value: Any) -> None:
@@ -204,7 +220,9 @@ async def test_an_assignment_is_attached_for_the_whole_consumer() -> None:
     )  # fmt: skip
 
 
-async def test_a_shard_that_does_not_know_the_queue_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shard_that_does_not_know_the_queue_yet_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(group_consumer, "ATTACH_AGAIN_S", 0)
     play = Grouped()
     group = await play.join()
@@ -223,7 +241,9 @@ async def test_orders_about_what_is_not_there_give_the_seat_back() -> None:
     play.order(group, "bound", NAMES[1], stop=5)
     group.left = True
     play.order(group, "give", NAMES[0])
-    assert play.given_up() == [AssignmentName(999, 0), NAMES[1], NAMES[0]] and play.shards.asked == []
+    assert (
+        play.given_up() == [AssignmentName(999, 0), NAMES[1], NAMES[0]] and play.shards.asked == []
+    )
 
 
 async def test_a_shard_is_handed_over_when_what_it_gave_is_settled() -> None:
@@ -282,7 +302,12 @@ async def test_members_of_a_group_share_the_position_that_is_kept_under_its_name
     await play.settled()
     attach = play.shards.answer(wire.AttachedAt(1, 0))
     assert isinstance(attach, wire.AttachStreamPart)
-    assert (attach.read.name, attach.read.start, attach.stop, attach.mark) == ("readers", "first", 90, 10)
+    assert (attach.read.name, attach.read.start, attach.stop, attach.mark) == (
+        "readers",
+        "first",
+        90,
+        10,
+    )
 
 
 async def test_who_names_no_group_is_alone_in_its_own() -> None:

@@ -61,17 +61,23 @@ class FrontDoors:
     def receive(self, who: GroupConsumer) -> None:
         for order in self.on_their_way.pop(who, []):
             if order.kind == GIVE:
-                assert order.assignment not in self.has, f"{order} while {self.has[order.assignment]} has it"
+                assert order.assignment not in self.has, (
+                    f"{order} while {self.has[order.assignment]} has it"
+                )
                 self.has[order.assignment] = order.consumer
             elif order.kind == TAKE:
-                assert self.has.get(order.assignment) == order.consumer, f"{order}, who does not have it"
+                assert self.has.get(order.assignment) == order.consumer, (
+                    f"{order}, who does not have it"
+                )
                 assert (order.consumer, order.assignment) not in self.giving_up, f"{order} twice"
                 self.giving_up.append((order.consumer, order.assignment))
 
     def die(self, who: GroupConsumer) -> None:
         self.on_their_way.pop(who, None)
         self.has = {assignment: owner for assignment, owner in self.has.items() if owner != who}
-        self.giving_up = [(owner, assignment) for owner, assignment in self.giving_up if owner != who]
+        self.giving_up = [
+            (owner, assignment) for owner, assignment in self.giving_up if owner != who
+        ]
 
 
 class History:
@@ -101,7 +107,9 @@ class History:
             self.doors.send(self.groups.leave(who))
             if at % 2:  # nothing unacknowledged: it gives up by itself
                 self.doors.receive(who)
-                for assignment in [assignment for assignment, owner in self.doors.has.items() if owner == who]:
+                for assignment in [
+                    assignment for assignment, owner in self.doors.has.items() if owner == who
+                ]:
                     self._give_up(who, assignment)
 
     def die(self, who: GroupConsumer, at: int) -> None:
@@ -149,7 +157,9 @@ ACTS = ["join", "join", "leave", "die", "receive", "receive", "settle", "settle"
 
 
 def histories() -> st.SearchStrategy[list[Act]]:
-    return st.lists(st.builds(Act, st.sampled_from(ACTS), st.integers(0, 9), st.integers(0, 30)), max_size=60)
+    return st.lists(
+        st.builds(Act, st.sampled_from(ACTS), st.integers(0, 9), st.integers(0, 30)), max_size=60
+    )
 
 
 @given(st.integers(1, 12), st.booleans(), histories())
@@ -169,7 +179,10 @@ def test_never_two_owners_and_at_rest_every_shard_has_one_and_loads_differ_by_on
     assert {assignment.queue for assignment in history.doors.has} == set(history.shards)
     assert max(loads.values()) - min(loads.values()) <= 1
     if affinity and len(active) >= len(history.shards):
-        assignments = [sum(assignment.queue == queue for assignment in history.doors.has) for queue in history.shards]
+        assignments = [
+            sum(assignment.queue == queue for assignment in history.doors.has)
+            for queue in history.shards
+        ]
         assert sum(assignments) == len(active) and max(assignments) - min(assignments) <= 1
     else:
         assert len(history.doors.has) == len(history.shards)
@@ -186,11 +199,16 @@ def test_of_those_who_are_gone_nothing_is_kept(shards: int, acts: list[Act]) -> 
 
 
 def fewest_moves(
-    assignments: list[Assignment], consumers: list[GroupConsumer], before: dict[Assignment, GroupConsumer]
+    assignments: list[Assignment],
+    consumers: list[GroupConsumer],
+    before: dict[Assignment, GroupConsumer],
 ) -> int:
     """By trying every choice of who has one more than the others."""
     fewest, more = divmod(len(assignments), len(consumers))
-    now = {each: sum(before.get(assignment) == each for assignment in assignments) for each in consumers}
+    now = {
+        each: sum(before.get(assignment) == each for assignment in assignments)
+        for each in consumers
+    }
     return min(
         len(assignments) - sum(min(now[each], fewest + (each in larger)) for each in consumers)
         for larger in combinations(consumers, more)
@@ -208,9 +226,9 @@ def test_as_few_shards_as_possible_move(data: st.DataObject, shards: int, count:
     after = assign(assignments, consumers, before)
     loads = [sum(owner == each for owner in after.values()) for each in consumers]
     assert set(after) == set(assignments) and max(loads) - min(loads) <= 1
-    assert sum(after[assignment] != before.get(assignment) for assignment in assignments) == fewest_moves(
-        assignments, consumers, before
-    )
+    assert sum(
+        after[assignment] != before.get(assignment) for assignment in assignments
+    ) == fewest_moves(assignments, consumers, before)
 
 
 def test_a_shard_is_given_only_when_its_holder_gave_it_up() -> None:
@@ -242,7 +260,10 @@ def test_lower_priorities_stand_by() -> None:
     high, low = consumer(1), consumer(2)
     groups.join(high, NAME, ConsumeTerms(priority=5), [7, 8])
     assert groups.join(low, NAME, ConsumeTerms(), [7, 8]) == []
-    assert groups.gone([high]) == [GroupOrder(GIVE, low, Assignment(7)), GroupOrder(GIVE, low, Assignment(8))]
+    assert groups.gone([high]) == [
+        GroupOrder(GIVE, low, Assignment(7)),
+        GroupOrder(GIVE, low, Assignment(8)),
+    ]
 
 
 def test_groups_share_nothing() -> None:
@@ -250,7 +271,9 @@ def test_groups_share_nothing() -> None:
     groups.begin()
     one, two = consumer(1), consumer(2)
     groups.join(one, NAME, ConsumeTerms(group="a"), [7])
-    assert groups.join(two, NAME, ConsumeTerms(group="b"), [7]) == [GroupOrder(GIVE, two, Assignment(7))]
+    assert groups.join(two, NAME, ConsumeTerms(group="b"), [7]) == [
+        GroupOrder(GIVE, two, Assignment(7))
+    ]
 
 
 @pytest.mark.row("E2.6", "E2.7")
@@ -258,7 +281,8 @@ def test_least_goes_to_the_shard_with_fewest_consumers_however_fast_they_come() 
     groups = Groups(lambda n: 0)
     groups.begin()
     assignments = [
-        groups.join(consumer(n), NAME, ConsumeTerms(assignment=LEAST), [5, 6, 7])[0].assignment for n in range(4)
+        groups.join(consumer(n), NAME, ConsumeTerms(assignment=LEAST), [5, 6, 7])[0].assignment
+        for n in range(4)
     ]
     assert assignments == [Assignment(5), Assignment(6), Assignment(7), Assignment(5)]
     groups.gone([consumer(1)])
@@ -276,7 +300,10 @@ def test_random_is_one_shard_for_good() -> None:
     assert groups.join(consumer(2), NAME, ConsumeTerms(assignment=RANDOM), [5, 6]) == [
         GroupOrder(GIVE, consumer(2), Assignment(6))
     ]
-    assert groups.reshard(NAME, [5]) == [GroupOrder(CLOSE, consumer(1)), GroupOrder(CLOSE, consumer(2))]
+    assert groups.reshard(NAME, [5]) == [
+        GroupOrder(CLOSE, consumer(1)),
+        GroupOrder(CLOSE, consumer(2)),
+    ]
 
 
 def test_exclusive_is_alone() -> None:
@@ -304,12 +331,16 @@ def test_without_shards_all_consumers_are_closed() -> None:
     groups.join(consumer(2), NAME, ConsumeTerms(group="other"), [5, 6])
     groups.join(consumer(3), NAME, ConsumeTerms(assignment=LEAST), [5, 6])
     orders = groups.reshard(NAME, [])
-    assert {(order.kind, order.consumer) for order in orders} == {(CLOSE, consumer(n)) for n in (1, 2, 3)}
+    assert {(order.kind, order.consumer) for order in orders} == {
+        (CLOSE, consumer(n)) for n in (1, 2, 3)
+    }
     assert not groups.queues and groups.gave_up(consumer(1), Assignment(5)) == []
 
 
 @given(st.integers(1, 8), histories())
-def test_a_new_controller_takes_over_what_is_held_and_moves_no_more_than_it_must(shards: int, acts: list[Act]) -> None:
+def test_a_new_controller_takes_over_what_is_held_and_moves_no_more_than_it_must(
+    shards: int, acts: list[Act]
+) -> None:
     history = History(shards, affinity=False)
     for act in acts:
         history.play(act)

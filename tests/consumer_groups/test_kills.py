@@ -32,7 +32,9 @@ DRAINED_WITHIN_S = 60.0
 async def declare(broker: RealBroker, name: str, shards: int) -> None:
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
-        await channel.declare_exchange(name, "x-modulus-hash", durable=True, arguments={"x-shards": shards})
+        await channel.declare_exchange(
+            name, "x-modulus-hash", durable=True, arguments={"x-shards": shards}
+        )
 
 
 class Group:
@@ -66,7 +68,9 @@ class Group:
             await self.members.pop(who).leave("gone")
 
     async def is_balanced(self, within_s: float = OWNED_WITHIN_S) -> None:
-        self.took_s.append(await balanced(self.broker, self.name, set(self.members), within_s, self.affinity))
+        self.took_s.append(
+            await balanced(self.broker, self.name, set(self.members), within_s, self.affinity)
+        )
 
     async def end(self, publishers: list[Publisher]) -> None:
         for publisher in publishers:
@@ -82,7 +86,9 @@ class Group:
             await member.leave("cancel")
 
 
-async def play(broker: RealBroker, name: str, seed: int, acts: list[str], steps: int, affinity: bool = False) -> Group:
+async def play(
+    broker: RealBroker, name: str, seed: int, acts: list[str], steps: int, affinity: bool = False
+) -> Group:
     """With `affinity` there are few shards, which members share."""
     await declare(broker, name, 2 if affinity else SHARDS)
     group = Group(broker, name, seed, affinity)
@@ -104,8 +110,9 @@ async def play(broker: RealBroker, name: str, seed: int, acts: list[str], steps:
     await group.end(publishers)
     assert sorted(group.took_s)[len(group.took_s) // 4] < OWNED_SOON_S
     print(
-        f"{group.ledger.deliveries} deliveries, {group.ledger.repeats} again, {len(group.ledger.doubtful)} published"
-        f" again, {group.joined} members, balanced after {max(group.took_s):.2f} s at the most"
+        f"{group.ledger.deliveries} deliveries, {group.ledger.repeats} again, "
+        f"{len(group.ledger.doubtful)} published again, {group.joined} members, balanced after "
+        f"{max(group.took_s):.2f} s at the most"
     )
     return group
 

@@ -32,9 +32,11 @@ class SpacedStore(DictStore):
 
 
 class Bench:
-    """`prefetch`: of all together, as a front door divides it that has no other shard; 0: without acks."""
+    """Queues of one consumer. `prefetch` is that of all together; 0: without acks."""
 
-    def __init__(self, queues: int, prefetch: int = 0, window: int = ROOM, step: int = STEP) -> None:
+    def __init__(
+        self, queues: int, prefetch: int = 0, window: int = ROOM, step: int = STEP
+    ) -> None:
         self.store = SpacedStore(step)
         self.dirty: dict[Queue, None] = {}
         self.order = LogOrder(lambda queue: self.dirty.update({queue: None}))
@@ -49,7 +51,9 @@ class Bench:
         self.now = 0
         for number in range(1, queues + 1):
             queue = Queue(number, self.store, limits_of({}))
-            part = Consumer(queue, None, number, self.window, no_ack=not prefetch, allotment=self.allotment)
+            part = Consumer(
+                queue, None, number, self.window, no_ack=not prefetch, allotment=self.allotment
+            )
             queue.attach(part)
             self.queues.append(queue)
             self.parts.append(part)
@@ -78,7 +82,9 @@ class Bench:
             if queue.deliver(self.now, self, bytes_max):  # type: ignore[arg-type]
                 self.dirty[queue] = None
 
-    def deliver(self, part: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, part: Consumer, first: int, redelivered: bool, count: int, blob: bytes
+    ) -> None:
         number = part.queue.id
         if part.no_ack:
             self.got += [(number, self.entries[number][first - 1 + i]) for i in range(count)]
@@ -107,7 +113,8 @@ class Bench:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["publish", "publish", "serve", "settle", "requeue", "credit", "wait"]), st.integers(0, 40)
+        st.sampled_from(["publish", "publish", "serve", "settle", "requeue", "credit", "wait"]),
+        st.integers(0, 40),
     ),
     max_size=60,
 )
@@ -143,9 +150,13 @@ def test_all_comes_once_settled_and_each_queue_in_its_order(
 
 
 @given(
-    st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=40), st.sampled_from([0, 3, 40]), st.integers(1, 300)
+    st.lists(st.permutations([1, 2, 3, 4]), min_size=1, max_size=40),
+    st.sampled_from([0, 3, 40]),
+    st.integers(1, 300),
 )
-def test_nothing_is_handed_out_long_before_what_is_older(order: list[list[int]], prefetch: int, window: int) -> None:
+def test_nothing_is_handed_out_long_before_what_is_older(
+    order: list[list[int]], prefetch: int, window: int
+) -> None:
     bench = Bench(4, prefetch, window)
     for number in [number for four in order for number in four]:
         bench.publish(number)
@@ -192,7 +203,9 @@ def test_a_turn_lasts_while_the_client_is_fast() -> None:
 
 
 @given(st.integers(1, 20), st.integers(2, 4), st.integers(0, 30))
-def test_a_message_beside_backlogs_waits_for_a_few_turns_only(prefetch: int, queues: int, pause: int) -> None:
+def test_a_message_beside_backlogs_waits_for_a_few_turns_only(
+    prefetch: int, queues: int, pause: int
+) -> None:
     bench = Bench(queues, prefetch)
     for _ in range(100 * prefetch):
         for number in range(2, queues + 1):
@@ -225,7 +238,10 @@ def test_messages_that_come_back_again_and_again_hold_up_nobody() -> None:
         bench.settle(len(poison), requeue=True)
         bench.held = others
         bench.settle(len(others))
-    assert sum(queue.backlog.ready_count + queue.backlog.unacked_count for queue in bench.queues[1:]) == 0
+    assert (
+        sum(queue.backlog.ready_count + queue.backlog.unacked_count for queue in bench.queues[1:])
+        == 0
+    )
 
 
 def test_a_queue_that_is_paused_or_gone_holds_up_nobody() -> None:

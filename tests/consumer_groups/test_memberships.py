@@ -50,8 +50,13 @@ class FakeDoors:
         self.said: list[tuple[str, int, int | None, int | None, bool]] = []
 
     def give_orders(self, door: int, incarnation: int, orders: list[AssignmentOrder]) -> None:
-        self.orders += [(door, order.kind, order.number, order.assignment.queue) for order in orders]
-        self.said += [(order.kind, order.assignment.queue, order.stop, order.mark, order.fresh) for order in orders]
+        self.orders += [
+            (door, order.kind, order.number, order.assignment.queue) for order in orders
+        ]
+        self.said += [
+            (order.kind, order.assignment.queue, order.stop, order.mark, order.fresh)
+            for order in orders
+        ]
 
     def take(self) -> list[tuple[int, str, int, int]]:
         taken, self.orders = self.orders, []
@@ -86,9 +91,13 @@ class Bench:
         self.memberships.changed([*changes])
 
     def ask(self, door: int, what: ConsumerJoin | VirtualLook) -> None:
-        self.memberships.asked(Ask(1, what, f"{door}.1.9", "guest"), lambda *said: self.answers.append(said))
+        self.memberships.asked(
+            Ask(1, what, f"{door}.1.9", "guest"), lambda *said: self.answers.append(said)
+        )
 
-    def join(self, door: int, number: int, exchange: str = "e", terms: ConsumeTerms = TERMS) -> None:
+    def join(
+        self, door: int, number: int, exchange: str = "e", terms: ConsumeTerms = TERMS
+    ) -> None:
         self.ask(door, ConsumerJoin("/", exchange, number, terms))
 
 
@@ -190,8 +199,12 @@ async def test_who_reads_streams_is_bound_until_its_group_has_got_over_a_change(
     bench.change(more)
     assert bench.doors.said == [("give", 13, None, None, True)]
     bench.doors.said.clear()
-    bench.change(msgspec.structs.replace(more, part=ShardOf("e", 2, held=SETTLING, cuts=(Cut(1, 0, True),))))
-    bounds = {queue: (stop, mark) for kind, queue, stop, mark, _ in bench.doors.said if kind == "bound"}
+    bench.change(
+        msgspec.structs.replace(more, part=ShardOf("e", 2, held=SETTLING, cuts=(Cut(1, 0, True),)))
+    )
+    bounds = {
+        queue: (stop, mark) for kind, queue, stop, mark, _ in bench.doors.said if kind == "bound"
+    }
     assert bounds == {13: (0, None)}
     bench.doors.said.clear()
     bench.change(
@@ -206,8 +219,15 @@ async def test_who_reads_streams_is_bound_until_its_group_has_got_over_a_change(
 
 async def test_who_was_bound_before_a_start_of_the_controller_is_told_anew() -> None:
     bench = Bench(doors=1)
-    bench.catalog.apply(QueuePut("/", "e - 0", 11, 0, part=ShardOf("e", 0, cuts=(Cut(1, 7, False),))))
-    bench.catalog.apply(QueuePut("/", "e - 1", 12, 1, part=ShardOf("e", 1, cuts=(Cut(1, 3, True),))))
+    bench.catalog.apply(
+        QueuePut("/", "e - 0", 11, 0, part=ShardOf("e", 0, cuts=(Cut(1, 7, False),)))
+    )
+    bench.catalog.apply(
+        QueuePut("/", "e - 1", 12, 1, part=ShardOf("e", 1, cuts=(Cut(1, 3, True),)))
+    )
     held = ConsumerHere(7, "/", "e", TERMS, False, [AssignmentName(11, 0), AssignmentName(12, 0)])
     bench.memberships.news(0, 1, ConsumersHere([held]))
-    assert sorted(bench.doors.said) == [("bound", 11, None, 7, False), ("bound", 12, 3, None, False)]
+    assert sorted(bench.doors.said) == [
+        ("bound", 11, None, 7, False),
+        ("bound", 12, 3, None, False),
+    ]

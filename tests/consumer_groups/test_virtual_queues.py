@@ -44,14 +44,18 @@ def publish(channel: BlockingChannel, name: str, count: int = KEYS) -> None:
 
 
 class Consumer:
-    def __init__(self, broker: RealBroker, name: str, *, prefetch: int = 0, ack: bool = True, **more: Any) -> None:
+    def __init__(
+        self, broker: RealBroker, name: str, *, prefetch: int = 0, ack: bool = True, **more: Any
+    ) -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         self.channel = self.connection.channel()
         self.channel.basic_qos(prefetch_count=prefetch)
         self.got: list[Any] = []
         self.ack = ack
         self.cancelled: list[str] = []
-        self.channel.add_on_cancel_callback(lambda frame: self.cancelled.append(frame.method.consumer_tag))
+        self.channel.add_on_cancel_callback(
+            lambda frame: self.cancelled.append(frame.method.consumer_tag)
+        )
         self.tag = self.channel.basic_consume(name, self._receive, **more)
 
     def _receive(self, channel: BlockingChannel, method: Any, properties: Any, body: bytes) -> None:
@@ -74,7 +78,9 @@ class Consumer:
 
 
 def look(broker: RealBroker, name: str) -> dict[str, Any]:
-    request = urllib.request.Request(f"http://{broker.http}/api/virtual-queues/%2F/{quote(name, safe='')}")
+    request = urllib.request.Request(
+        f"http://{broker.http}/api/virtual-queues/%2F/{quote(name, safe='')}"
+    )
     request.add_header("Authorization", "Basic " + base64.b64encode(b"guest:guest").decode())
     with urllib.request.urlopen(request) as answer:
         found: dict[str, Any] = json.load(answer)
@@ -87,7 +93,11 @@ def divided(broker: RealBroker, name: str, loads: list[int]) -> None:
     def is_so() -> bool:
         found = look(broker, name)
         owned = all(len(shard["owners"]) == 1 for shard in found["shards"])
-        return owned and not found["moving"] and sorted(len(each["shards"]) for each in found["consumers"]) == loads
+        return (
+            owned
+            and not found["moving"]
+            and sorted(len(each["shards"]) for each in found["consumers"]) == loads
+        )
 
     wait_until(is_so, f"{loads} shards of the consumers", WITHIN_S)
 
@@ -101,7 +111,9 @@ def run_until(happened: Any, *consumers: Consumer) -> None:
 
 
 @pytest.mark.row("E1.6", "E1.8", "E2.18")
-def test_one_consumer_gets_everything(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+def test_one_consumer_gets_everything(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
     publish(channel, name)
     consumer = Consumer(broker, name)
     run_until(lambda: len(consumer.got) == KEYS, consumer)
@@ -173,7 +185,9 @@ def test_what_is_held_too_long_is_requeued_and_a_late_ack_is_no_error(
     other.close()
 
 
-def test_prefetch_is_the_total_of_all_shards(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+def test_prefetch_is_the_total_of_all_shards(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
     publish(channel, name)
     consumer = Consumer(broker, name, prefetch=3, ack=False)
     consumer.run(0.3)
@@ -188,7 +202,9 @@ def test_prefetch_is_the_total_of_all_shards(broker: RealBroker, channel: Blocki
     consumer.close()
 
 
-def test_one_busy_shard_may_use_the_whole_prefetch(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+def test_one_busy_shard_may_use_the_whole_prefetch(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
     for _ in range(20):
         channel.basic_publish(name, "one key", b"x")
     consumer = Consumer(broker, name, prefetch=10, ack=False)
@@ -232,7 +248,9 @@ def test_get_goes_round_all_shards(channel: BlockingChannel, name: str) -> None:
 
 
 @pytest.mark.row("E1.10", "E2.9", "E2.10")
-def test_purge_and_counts_are_of_the_whole_set(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+def test_purge_and_counts_are_of_the_whole_set(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
     publish(channel, name)
     assert channel.queue_declare(name, passive=True).method.message_count == KEYS
     assert channel.queue_purge(name).method.message_count == KEYS
@@ -277,7 +295,10 @@ def test_the_name_cannot_be_declared_or_bound(
         else:
             other.queue_unbind(name, "amq.direct", "key")
     assert refused.value.reply_code == 406
-    assert refused.value.reply_text == f'PRECONDITION_FAILED - Can\'t {act} sharded queue: <<"{name}">>'
+    assert (
+        refused.value.reply_text
+        == f'PRECONDITION_FAILED - Can\'t {act} sharded queue: <<"{name}">>'
+    )
 
 
 @pytest.mark.row("E2.12")
@@ -298,7 +319,9 @@ def test_a_real_queue_of_that_name_is_out_of_reach_while_the_exchange_is_a_strea
 
 
 @pytest.mark.row("E2.11")
-def test_a_shard_can_be_used_by_its_own_name(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+def test_a_shard_can_be_used_by_its_own_name(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
     publish(channel, name)
     queues = [shard["queue"] for shard in look(broker, name)["shards"]]
     counts = [channel.queue_declare(queue, passive=True).method.message_count for queue in queues]
@@ -307,8 +330,13 @@ def test_a_shard_can_be_used_by_its_own_name(broker: RealBroker, channel: Blocki
     assert channel.queue_declare(name, passive=True).method.message_count == KEYS - counts[0]
 
 
-def test_consumers_are_told_when_the_exchange_goes(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
-    consumers = [Consumer(broker, name), Consumer(broker, name, arguments={"x-shard-assignment": "least"})]
+def test_consumers_are_told_when_the_exchange_goes(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
+    consumers = [
+        Consumer(broker, name),
+        Consumer(broker, name, arguments={"x-shard-assignment": "least"}),
+    ]
     channel.exchange_delete(name)
     run_until(lambda: all(each.cancelled == [each.tag] for each in consumers), *consumers)
     for each in consumers:
@@ -317,23 +345,33 @@ def test_consumers_are_told_when_the_exchange_goes(broker: RealBroker, channel: 
 
 
 @pytest.mark.row("E2.6", "E2.22")
-def test_least_takes_the_shards_in_turn(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
-    consumers = [Consumer(broker, name, arguments={"x-shard-assignment": "least"}) for _ in range(SHARDS + 1)]
+def test_least_takes_the_shards_in_turn(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
+    consumers = [
+        Consumer(broker, name, arguments={"x-shard-assignment": "least"}) for _ in range(SHARDS + 1)
+    ]
     found = look(broker, name)
     queues = [shard["queue"] for shard in found["shards"]]
-    assert [each["shards"] for each in found["consumers"]] == [[queue] for queue in [*queues, queues[0]]]
+    assert [each["shards"] for each in found["consumers"]] == [
+        [queue] for queue in [*queues, queues[0]]
+    ]
     publish(channel, name)
     run_until(lambda: sum(len(each.got) for each in consumers) == KEYS, *consumers)
     for each in consumers:
         each.close()
 
 
-def test_shardctl_shows_who_owns_what(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
+def test_shardctl_shows_who_owns_what(
+    broker: RealBroker, channel: BlockingChannel, name: str
+) -> None:
     consumers = [Consumer(broker, name, consumer_tag=f"tag-{n}") for n in range(2)]
     divided(broker, name, [2, 2])
     url = ["--url", f"http://{broker.http}", "--formatter", "json"]
     listed = CliRunner().invoke(app, ["list_virtual_queues", *url])
-    assert {"name": name, "shards": SHARDS, "consumers": 2, "moving": 0} in json.loads(listed.stdout)
+    assert {"name": name, "shards": SHARDS, "consumers": 2, "moving": 0} in json.loads(
+        listed.stdout
+    )
     owners = json.loads(CliRunner().invoke(app, ["list_shard_owners", name, *url]).stdout)
     assert sorted(row["owner"] for row in owners) == ["tag-0", "tag-0", "tag-1", "tag-1"]
     assert [row["index"] for row in owners] == list(range(SHARDS))
@@ -355,7 +393,9 @@ def test_who_is_exclusive_is_alone(broker: RealBroker, channel: BlockingChannel,
     alone = Consumer(broker, name, exclusive=True)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
         Consumer(broker, name)
-    assert refused.value.reply_text == f"ACCESS_REFUSED - queue '{name}' in vhost '/' in exclusive use"
+    assert (
+        refused.value.reply_text == f"ACCESS_REFUSED - queue '{name}' in vhost '/' in exclusive use"
+    )
     alone.close()
     Consumer(broker, name).close()
 
@@ -389,7 +429,9 @@ def test_arguments_are_checked(
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
         Consumer(broker, name, arguments={argument: value})
     assert refused.value.reply_code == 406
-    assert refused.value.reply_text.startswith(f"PRECONDITION_FAILED - invalid arg '{argument}' for queue '{name}'")
+    assert refused.value.reply_text.startswith(
+        f"PRECONDITION_FAILED - invalid arg '{argument}' for queue '{name}'"
+    )
 
 
 def test_without_acks_too(broker: RealBroker, channel: BlockingChannel, name: str) -> None:
@@ -423,7 +465,9 @@ def test_a_key_stays_with_one_consumer_while_it_has_an_unacknowledged_message_of
     channel.confirm_delivery()
     channel.exchange_declare(name, "x-modulus-hash", durable=True, arguments={"x-shards": 2})
     arguments = {"x-key-affinity": True}
-    consumers = [Consumer(broker, name, prefetch=4, ack=False, arguments=arguments) for _ in range(5)]
+    consumers = [
+        Consumer(broker, name, prefetch=4, ack=False, arguments=arguments) for _ in range(5)
+    ]
     shared(broker, name, [2, 3])
     publish(channel, name, 2 * KEYS)
     acknowledged: set[bytes] = set()
@@ -433,7 +477,10 @@ def test_a_key_stays_with_one_consumer_while_it_has_an_unacknowledged_message_of
         for consumer in consumers:
             consumer.run(0.02)
         # Of what is unacknowledged now, each key is with one consumer only.
-        keys = [{method.routing_key for method, body in each.got if body not in acknowledged} for each in consumers]
+        keys = [
+            {method.routing_key for method, body in each.got if body not in acknowledged}
+            for each in consumers
+        ]
         assert sum(map(len, keys)) == len(set().union(*keys))
         for consumer in consumers:
             for method, body in consumer.got:
@@ -459,7 +506,9 @@ def test_streams_are_read_whole_by_each_and_divided_within_a_group(
     first = {"x-stream-offset": "first"}
     alone = [Consumer(broker, name, prefetch=40, arguments=first) for _ in range(2)]
     run_until(lambda: all(len(each.got) == KEYS for each in alone), *alone)
-    group = [Consumer(broker, name, prefetch=40, arguments=first | {"x-group": "g"}) for _ in range(2)]
+    group = [
+        Consumer(broker, name, prefetch=40, arguments=first | {"x-group": "g"}) for _ in range(2)
+    ]
     run_until(lambda: sum(len(each.got) for each in group) >= KEYS, *group)
     assert {*group[0].bodies, *group[1].bodies} == {str(n).encode() for n in range(KEYS)}
     for each in (*alone, *group):
@@ -479,7 +528,10 @@ def shared(broker: RealBroker, name: str, loads: list[int]) -> None:
 
     def is_so() -> bool:
         found = look(broker, name)
-        return not found["moving"] and sorted(len(shard["owners"]) for shard in found["shards"]) == loads
+        return (
+            not found["moving"]
+            and sorted(len(shard["owners"]) for shard in found["shards"]) == loads
+        )
 
     wait_until(is_so, f"{loads} consumers of the shards", WITHIN_S)
 

@@ -42,11 +42,22 @@ class Bench:
         self.numbers = 0
 
     # Outlet
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
+    def deliver(
+        self,
+        consumer: Consumer,
+        first: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
+    ) -> None:
         assert len(list(stored(blob))) == count
         for ordinal, message in enumerate(stored(blob)):
             (body,) = BODY.unpack(blob[message.end - BODY.size : message.end])
-            others = [each for each in self.unacked if each.key == message.key and each.consumer is not consumer]
+            others = [
+                each
+                for each in self.unacked
+                if each.key == message.key and each.consumer is not consumer
+            ]
             assert not others, f"{message.key!r} is with another"
             if not redelivered:
                 assert body > self.seen.get(message.key, 0), "out of order"
@@ -56,7 +67,9 @@ class Bench:
             else:
                 self.unacked.append(Delivery(consumer, first + ordinal, message.key, body))
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview
+    ) -> None:
         raise AssertionError("it has no delivery limit")
 
     def passed(self, consumer: Consumer, offset: int) -> None:
@@ -87,7 +100,13 @@ class Bench:
         self.numbers += 1
         asks = a % 3 > 0 or not self.consumers
         consumer = Consumer(
-            self.queue, None, self.numbers, Window(1 << 20), prefetch=a % 4, no_ack=b % 7 == 0, affinity=asks
+            self.queue,
+            None,
+            self.numbers,
+            Window(1 << 20),
+            prefetch=a % 4,
+            no_ack=b % 7 == 0,
+            affinity=asks,
         )
         if self.queue.consumers.affinity or asks:
             self.consumers.append(consumer)
@@ -98,7 +117,11 @@ class Bench:
 
         The last consumer that asked for affinity stays, so that affinity is kept.
         """
-        going = [each for each in self.consumers if not each.affinity or sum(c.affinity for c in self.consumers) > 1]
+        going = [
+            each
+            for each in self.consumers
+            if not each.affinity or sum(c.affinity for c in self.consumers) > 1
+        ]
         if going:
             consumer = going[a % len(going)]
             self.consumers.remove(consumer)
@@ -136,7 +159,11 @@ class Bench:
         if not roomy:
             return
         held = {each.key: each.consumer for each in self.unacked}
-        waiting = {number for _, number in self.published} - self.done - {each.message for each in self.unacked}
+        waiting = (
+            {number for _, number in self.published}
+            - self.done
+            - {each.message for each in self.unacked}
+        )
         for key, number in self.published:
             if number in waiting:
                 assert key in held and held[key] not in roomy
@@ -145,14 +172,20 @@ class Bench:
 ACTS = ["publish", "publish", "attach", "detach", "ack", "ack", "requeue"]
 
 
-@given(st.lists(st.builds(Act, st.sampled_from(ACTS), st.integers(0, 99), st.integers(0, 99)), max_size=60))
+@given(
+    st.lists(
+        st.builds(Act, st.sampled_from(ACTS), st.integers(0, 99), st.integers(0, 99)), max_size=60
+    )
+)
 def test_a_key_is_with_one_consumer_and_nobody_waits_in_vain(acts: list[Act]) -> None:
     bench = Bench()
     bench.play(Act("attach", 1, 1))
     for act in acts:
         bench.play(act)
     for _ in range(len(bench.published) + 1):
-        for consumer in [each for each in {each.consumer: None for each in bench.unacked} if each.detached]:
+        for consumer in [
+            each for each in {each.consumer: None for each in bench.unacked} if each.detached
+        ]:
             bench._settled([each for each in bench.unacked if each.consumer is consumer])
             bench.queue.release(consumer, 0)
         bench.play(Act("ack", 0, 4))

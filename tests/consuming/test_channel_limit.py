@@ -14,7 +14,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.consume.consumers import Assignment, Consumer, ConsumingChannel, GroupConsumer
+from shardmq.broker.front_door.consume.consumers import (
+    Assignment,
+    Consumer,
+    ConsumingChannel,
+    GroupConsumer,
+)
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.credit import ROUND_S
 from shardmq.broker.shared.control import AssignmentName
@@ -41,15 +46,22 @@ class Links:
     def wait_for_acks(self) -> None:
         """They wait until the bench says so."""
 
-    def settle(self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int) -> None:
+    def settle(
+        self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
+    ) -> None:
         self.settled[consumer] += last - first + 1
 
-    def ack(self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int) -> None:
+    def ack(
+        self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int
+    ) -> None:
         self.settled[consumer] += last - first + 1
 
 
 class Bench:
-    """Consumers 1, 2 ... of single queues, and 101, 102 ... of a virtual queue, each at a shard of its own."""
+    """Consumers 1, 2 ... of single queues, and 101, 102 ... of a virtual queue.
+
+    Each of the latter is at a shard of its own.
+    """
 
     def __init__(self, consumers: int, no_ack: bool = False) -> None:
         self.links = Links()
@@ -70,7 +82,9 @@ class Bench:
         whole.announced, whole.limit.most = True, limit
         self.channel.consumers[whole.tag] = self.channel.groups[WHOLE] = whole
         for number in range(101, 101 + parts):
-            part = whole.assignments[AssignmentName(number, 0)] = Assignment(whole, number, AssignmentName(number, 0))
+            part = whole.assignments[AssignmentName(number, 0)] = Assignment(
+                whole, number, AssignmentName(number, 0)
+            )
             part.shard = number  # each at one of its own
             self.consuming.consumers[number] = part
             self.ready[number], self.numbers[number] = 0, 1
@@ -83,7 +97,9 @@ class Bench:
         said, self.links.to_shard = self.links.to_shard, []
         for number, allowed, mode in said:
             used = self.numbers[number] - 1
-            mine = self.allotments.setdefault(number, Allotment(number, is_limited=False, used=used))
+            mine = self.allotments.setdefault(
+                number, Allotment(number, is_limited=False, used=used)
+            )
             if mode == wire.STOP:
                 mine.stop(allowed)
                 self.report(number)
@@ -128,11 +144,15 @@ class Bench:
             self.links.on_acks_waited()
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["publish", "ack", "limit"]), st.integers(0, 9)), max_size=40)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["publish", "ack", "limit"]), st.integers(0, 9)), max_size=40
+)
 
 
 @given(STEPS, st.integers(1, 3))
-def test_never_more_than_the_limit_and_never_less_than_there_is(steps: list[tuple[str, int]], consumers: int) -> None:
+def test_never_more_than_the_limit_and_never_less_than_there_is(
+    steps: list[tuple[str, int]], consumers: int
+) -> None:
     bench = Bench(consumers)
     channel = bench.channel
     before = 0
@@ -153,7 +173,9 @@ def test_never_more_than_the_limit_and_never_less_than_there_is(steps: list[tupl
         else:
             assert channel.unacked.count <= max(channel.limit.most, before)
             assert not waiting or channel.unacked.count >= channel.limit.most
-            assert channel.limit.allotted == sum(max(0, mine.left) for mine in bench.allotments.values())
+            assert channel.limit.allotted == sum(
+                max(0, mine.left) for mine in bench.allotments.values()
+            )
 
 
 @given(STEPS, st.integers(1, 4), st.integers(1, 7))
@@ -174,7 +196,9 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
         waiting = sum(count for number, count in bench.ready.items() if number > 100)
         held = sum(part.held for part in whole.assignments.values())
         assert held == whole.limit.unacked <= prefetch
-        assert whole.limit.allotted == sum(bench.allotments[number].left for number in bench.ready if number > WHOLE)
+        assert whole.limit.allotted == sum(
+            bench.allotments[number].left for number in bench.ready if number > WHOLE
+        )
         assert whole.limit.unacked + whole.limit.allotted <= prefetch
         if channel.limit.most:
             assert not waiting or held == prefetch or channel.limit.unacked >= channel.limit.most
@@ -183,7 +207,9 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
 
 
 @given(st.integers(1, 5), st.integers(1, 7))
-def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(parts: int, prefetch: int) -> None:
+def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(
+    parts: int, prefetch: int
+) -> None:
     bench = Bench(1)
     whole = bench.with_virtual(parts, prefetch)
     ready = dict.fromkeys((part.number for part in whole.assignments.values()), 1000)

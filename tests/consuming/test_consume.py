@@ -25,9 +25,21 @@ def message(body: bytes = b"body") -> bytes:
     return properties.stored_with(b"", b"a", {}, body)
 
 
-def section(play: Play, number: int, first: int, *bodies: bytes, redelivered: bool = False, times: int = 0) -> Any:
+def section(
+    play: Play, number: int, first: int, *bodies: bytes, redelivered: bool = False, times: int = 0
+) -> Any:
     blob = b"".join(message(body) for body in bodies)
-    return (play.connection.id, 1, number, first, redelivered, len(bodies), memoryview(blob), times, False)
+    return (
+        play.connection.id,
+        1,
+        number,
+        first,
+        redelivered,
+        len(bodies),
+        memoryview(blob),
+        times,
+        False,
+    )
 
 
 class Consuming(Play):
@@ -54,7 +66,9 @@ class Consuming(Play):
         for ended in self.consuming.cancelled(number):
             ended.client.consumer_ended(ended)
 
-    def deliver(self, number: int, first: int, *bodies: bytes, shard: int = 0, **how: Any) -> list[Any]:
+    def deliver(
+        self, number: int, first: int, *bodies: bytes, shard: int = 0, **how: Any
+    ) -> list[Any]:
         self.consuming.deliveries.deliver(shard, section(self, number, first, *bodies, **how))
         self.aio.run()
         return self.got()
@@ -69,8 +83,19 @@ async def test_a_consumer_is_attached_at_the_shard_of_its_queue_and_told_so() ->
     await play.settled()
     shard, attach, _ = play.shards.asked[0]
     assert isinstance(attach, wire.Attach)
-    assert (shard, attach.queue, attach.tag, attach.prefetch, attach.priority) == (1, 2, "tag", 7, 3)
-    assert (attach.connection, attach.channel, attach.limited, attach.resumed) == (9, 1, False, False)
+    assert (shard, attach.queue, attach.tag, attach.prefetch, attach.priority) == (
+        1,
+        2,
+        "tag",
+        7,
+        3,
+    )
+    assert (attach.connection, attach.channel, attach.limited, attach.resumed) == (
+        9,
+        1,
+        False,
+        False,
+    )
     play.shards.answer(wire.Done(1))
     (ok,) = await play.settled()
     assert (ok.name, ok.consumer_tag) == ("Basic.ConsumeOk", "tag")
@@ -108,7 +133,9 @@ async def test_a_delivery_that_overtakes_the_answer_comes_behind_consume_ok() ->
     ],
     ids=lambda value: str(value)[:20],
 )
-async def test_a_consume_that_cannot_be_ends_its_channel(terms: dict[str, Any], code: int, text: str) -> None:
+async def test_a_consume_that_cannot_be_ends_its_channel(
+    terms: dict[str, Any], code: int, text: str
+) -> None:
     play = Consuming()
     play.says(1, commands.Basic.Consume(consumer_tag="tag", **terms))
     (close,) = await play.settled()
@@ -118,15 +145,25 @@ async def test_a_consume_that_cannot_be_ends_its_channel(terms: dict[str, Any], 
 
 async def test_a_tag_that_is_taken_and_a_consumer_too_many_end_the_connection() -> None:
     taken, many = Consuming(), Consuming(channel_consumers_max=1)
-    for play, tag, text in ((taken, "tag", "attempt to reuse consumer tag 'tag'"), (many, "other", "maximum (1)")):
+    for play, tag, text in (
+        (taken, "tag", "attempt to reuse consumer tag 'tag'"),
+        (many, "other", "maximum (1)"),
+    ):
         await play.consume("tag")
         play.says(1, commands.Basic.Consume(queue="a", consumer_tag=tag))
         (close,) = await play.settled()
-        assert (close.name, close.reply_code) == ("Connection.Close", 530) and text in close.reply_text
+        assert (close.name, close.reply_code) == (
+            "Connection.Close",
+            530,
+        ) and text in close.reply_text
 
 
-@pytest.mark.parametrize(("code", "text"), [(404, "no queue 'a'"), (403, "in exclusive use"), (406, "as it said")])
-async def test_what_the_shard_refuses_is_told_in_the_words_of_rabbitmq(code: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "text"), [(404, "no queue 'a'"), (403, "in exclusive use"), (406, "as it said")]
+)
+async def test_what_the_shard_refuses_is_told_in_the_words_of_rabbitmq(
+    code: int, text: str
+) -> None:
     play = Consuming()
     play.says(1, commands.Basic.Consume(queue="a", consumer_tag="tag"))
     await play.settled()
@@ -137,7 +174,9 @@ async def test_what_the_shard_refuses_is_told_in_the_words_of_rabbitmq(code: int
 
 
 @pytest.mark.parametrize(
-    ("terms", "hard"), [({"no_ack": True}, True), ({"exclusive": True}, False), ({}, False)], ids=str
+    ("terms", "hard"),
+    [({"no_ack": True}, True), ({"exclusive": True}, False), ({}, False)],
+    ids=str,
 )
 async def test_a_stream_is_not_consumed_without_acks_exclusively_or_without_a_prefetch(
     terms: dict[str, Any], hard: bool
@@ -149,14 +188,24 @@ async def test_a_stream_is_not_consumed_without_acks_exclusively_or_without_a_pr
     assert close.name == ("Connection.Close" if hard else "Channel.Close")
 
 
-async def test_a_stream_is_read_from_where_the_consumer_says_and_messages_have_their_offset() -> None:
+async def test_a_stream_is_read_from_where_the_consumer_says_and_messages_have_their_offset() -> (
+    None
+):
     play = Consuming(prefetch=5)
     play.line.catalog.apply(QueuePut("/", "stream", 3, 1, durable=True, arguments=STREAM))
-    play.says(1, commands.Basic.Consume(queue="stream", consumer_tag="tag", arguments={"x-stream-offset": 7}))
+    play.says(
+        1,
+        commands.Basic.Consume(
+            queue="stream", consumer_tag="tag", arguments={"x-stream-offset": 7}
+        ),
+    )
     await play.settled()
     attach = play.shards.answer(wire.AttachedAt(1, 7))
     await play.settled()
-    assert isinstance(attach, wire.AttachReader) and (attach.read.start, attach.read.value) == ("offset", 7)
+    assert isinstance(attach, wire.AttachReader) and (attach.read.start, attach.read.value) == (
+        "offset",
+        7,
+    )
     blob = struct.pack("<Q", 7) + message()
     at = (9, 1, attach.consumer, 1, False, 1, memoryview(blob), 0, False)
     play.consuming.deliveries.deliver(1, at)
@@ -178,7 +227,11 @@ async def test_deliveries_have_consecutive_tags_and_wait_for_their_acks() -> Non
     said = play.deliver(number, 1, b"one", b"two")
     assert [what.delivery_tag for what in said if what.name == "Basic.Deliver"] == [1, 2]
     assert [what.value for what in said if what.name == "ContentBody"] == [b"one", b"two"]
-    assert (play.channel.unacked.count, play.channel.limit.unacked, play.channel.next_tag) == (2, 2, 3)
+    assert (play.channel.unacked.count, play.channel.limit.unacked, play.channel.next_tag) == (
+        2,
+        2,
+        3,
+    )
     assert play.services.counts.delivered_manual == 2
     assert play.channel.report()["delivered_manual"] == 2
     (again, *_) = play.deliver(number, 3, b"three", redelivered=True, times=2)
@@ -209,7 +262,9 @@ async def test_large_messages_are_written_from_where_they_lie() -> None:
 
 async def test_the_firehose_sees_what_is_delivered() -> None:
     seen: list[Any] = []
-    tracing: Any = type("Tracing", (), {"delivered": lambda self, client, *what: seen.append(what[:4]) or 2})()
+    tracing: Any = type(
+        "Tracing", (), {"delivered": lambda self, client, *what: seen.append(what[:4]) or 2}
+    )()
     play = Consuming()
     number = await play.consume()
     play.consuming.trace(tracing)
@@ -244,7 +299,9 @@ async def test_a_cancelled_consumer_keeps_what_it_holds_until_that_is_settled() 
     await play.settled()
     play.shards.answer(wire.Done(1))
     await play.settled()
-    released = [what.consumers for _, what, _ in play.shards.asked if isinstance(what, wire.Release)]
+    released = [
+        what.consumers for _, what, _ in play.shards.asked if isinstance(what, wire.Release)
+    ]
     assert sorted(released) == [[number], [number + 1]] and play.consuming.consumers == {}
 
 
@@ -279,11 +336,17 @@ async def test_the_client_is_told_when_the_queue_of_its_consumer_goes() -> None:
 
 async def test_the_end_of_a_channel_releases_all_its_consumers_at_each_shard_at_once() -> None:
     play = Consuming()
-    numbers = [await play.consume("one", "a"), await play.consume("two", "a"), await play.consume("three", "b")]
+    numbers = [
+        await play.consume("one", "a"),
+        await play.consume("two", "a"),
+        await play.consume("three", "b"),
+    ]
     play.consuming.release(play.channel)
     releases = {shard: what.consumers for shard, what, _ in play.shards.asked}  # type: ignore[attr-defined]
     assert releases == {0: numbers[:2], 1: numbers[2:]}
-    assert play.consuming.consumers == {} and play.channel.consumers == {} and not play.channel.is_open
+    assert (
+        play.consuming.consumers == {} and play.channel.consumers == {} and not play.channel.is_open
+    )
 
 
 async def test_a_consumer_that_a_closed_channel_asked_for_is_not_announced() -> None:
@@ -306,7 +369,9 @@ async def reply_consumer() -> Consuming:
     play.says(1, REPLY_TO)
     await play.settled()
     request = play.line.asked[0][0]
-    play.line.catalog.apply(QueuePut("/", request.name, 50, 1, auto_delete=True, owner=play.connection.session.owner))
+    play.line.catalog.apply(
+        QueuePut("/", request.name, 50, 1, auto_delete=True, owner=play.connection.session.owner)
+    )
     play.line.answer(name=request.name)
     await play.settled()
     return play
@@ -317,8 +382,12 @@ async def test_a_reply_consumer_gets_a_queue_of_its_own() -> None:
     play.shards.answer(wire.Done(1))
     assert names(await play.settled()) == ["Basic.ConsumeOk"]
     channel = play.connection.channels.by_number[1]
-    assert channel.reply_to.startswith("amq.rabbitmq.reply-to.") and list(play.consuming._replies.here) == [50]
-    play.says(1, commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="two", no_ack=True))
+    assert channel.reply_to.startswith("amq.rabbitmq.reply-to.") and list(
+        play.consuming._replies.here
+    ) == [50]
+    play.says(
+        1, commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="two", no_ack=True)
+    )
     (close,) = await play.settled()
     assert close.reply_text.endswith("reply consumer already set")
     assert channel.reply_to == "" and play.consuming._replies.here == {}
@@ -330,7 +399,9 @@ async def test_a_cancelled_reply_consumer_takes_no_replies() -> None:
     await play.settled()
     play.says(1, commands.Basic.Cancel("tag"))
     await play.settled()
-    assert play.connection.channels.by_number[1].reply_to == "" and play.consuming._replies.here == {}
+    assert (
+        play.connection.channels.by_number[1].reply_to == "" and play.consuming._replies.here == {}
+    )
 
 
 async def test_a_reply_queue_that_comes_for_a_closed_channel_is_deleted() -> None:
@@ -353,7 +424,9 @@ async def test_a_reply_queue_that_comes_for_a_closed_channel_is_deleted() -> Non
 async def test_a_limit_of_the_channel_holds_for_all_its_consumers() -> None:
     play = Consuming()
     one, two = await play.consume("one", "a"), await play.consume("two", "b")
-    assert names(play.says(1, commands.Basic.Qos(prefetch_count=3, global_=True))) == ["Basic.QosOk"]
+    assert names(play.says(1, commands.Basic.Qos(prefetch_count=3, global_=True))) == [
+        "Basic.QosOk"
+    ]
     assert play.shards.allotted == [(one, 0, wire.STOP), (two, 0, wire.STOP)]
     play.shards.allotted.clear()
     report = play.consuming.crediting.report

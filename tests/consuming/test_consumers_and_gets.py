@@ -20,7 +20,11 @@ def test_a_consumer_gets_a_tag_and_deliveries_their_fields(client: RawClient, na
     declare(client, name)
     tag = client.ask(1, Basic.Consume(queue=name, no_local=True), Basic.ConsumeOk).consumer_tag
     assert tag.startswith("amq.ctag-")
-    client.send(publish(1, "", name, b"1") + publish(1, "amq.direct", "none", b"") + publish(1, "", name, b"2"))
+    client.send(
+        publish(1, "", name, b"1")
+        + publish(1, "amq.direct", "none", b"")
+        + publish(1, "", name, b"2")
+    )
     for number in (1, 2):
         said, content = delivered(client)
         assert (said.consumer_tag, said.delivery_tag, said.redelivered) == (tag, number, False)
@@ -36,7 +40,9 @@ def test_a_tag_is_used_once(client: RawClient, name: str) -> None:
     client.expect_close(530, "NOT_ALLOWED - attempt to reuse consumer tag 't'")
 
 
-@pytest.mark.parametrize("verb", [proving("A6.1", "consume", Basic.Consume), proving("A6.9", "get", Basic.Get)])
+@pytest.mark.parametrize(
+    "verb", [proving("A6.1", "consume", Basic.Consume), proving("A6.9", "get", Basic.Get)]
+)
 def test_a_queue_that_is_not_there_is_not_consumed(client: RawClient, name: str, verb: Any) -> None:
     client.send(method(1, verb(queue=name)))
     client.expect_channel_close(1, 404, f"NOT_FOUND - no queue '{name}' in vhost '/'")
@@ -46,15 +52,21 @@ def test_a_queue_that_is_not_there_is_not_consumed(client: RawClient, name: str,
 
 @pytest.mark.row("A6.2")
 @pytest.mark.parametrize("first_is_exclusive", [True, False])
-def test_an_exclusive_consumer_is_alone(client: RawClient, name: str, first_is_exclusive: bool) -> None:
+def test_an_exclusive_consumer_is_alone(
+    client: RawClient, name: str, first_is_exclusive: bool
+) -> None:
     declare(client, name)
     client.ask(1, Basic.Consume(queue=name, exclusive=first_is_exclusive), Basic.ConsumeOk)
     client.send(method(2, Basic.Consume(queue=name, exclusive=not first_is_exclusive)))
-    client.expect_channel_close(2, 403, f"ACCESS_REFUSED - queue '{name}' in vhost '/' in exclusive use")
+    client.expect_channel_close(
+        2, 403, f"ACCESS_REFUSED - queue '{name}' in vhost '/' in exclusive use"
+    )
 
 
 @pytest.mark.row("A6.3")
-def test_higher_priorities_are_served_first_and_equals_in_turn(client: RawClient, name: str) -> None:
+def test_higher_priorities_are_served_first_and_equals_in_turn(
+    client: RawClient, name: str
+) -> None:
     declare(client, name)
     client.ask(1, Basic.Qos(prefetch_count=2), Basic.QosOk)
     for tag, priority in (("low", -1), ("high-1", 5), ("high-2", 5)):
@@ -86,7 +98,9 @@ def test_a_consumer_hears_that_its_queue_is_gone_if_its_client_can(
 
 
 @pytest.mark.row("A6.4")
-def test_who_deletes_a_queue_it_consumes_hears_of_the_deletion_first(client: RawClient, name: str) -> None:
+def test_who_deletes_a_queue_it_consumes_hears_of_the_deletion_first(
+    client: RawClient, name: str
+) -> None:
     for number in range(20):
         queue = f"{name}-{number}"
         declare(client, queue)
@@ -108,14 +122,18 @@ def test_a_single_consumer_is_active_and_the_next_takes_over(client: RawClient, 
 
 
 @pytest.mark.row("A6.15")
-def test_a_message_for_a_waiting_consumer_is_never_ready_in_between(client: RawClient, name: str) -> None:
+def test_a_message_for_a_waiting_consumer_is_never_ready_in_between(
+    client: RawClient, name: str
+) -> None:
     """Not even expired: it is handed over at once, be its time ever so short."""
     declare(client, name, arguments={"x-message-ttl": 0})
     client.ask(1, Basic.Consume(queue=name, no_ack=True), Basic.ConsumeOk)
     for number in range(50):
         client.send(publish(2, "", name, bytes([number])))
         assert delivered(client)[1] == bytes([number])
-    assert client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == 0
+    assert (
+        client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == 0
+    )
 
 
 @pytest.mark.row("A6.8")
@@ -142,7 +160,9 @@ def test_get_counts_what_is_left(client: RawClient, name: str) -> None:
 
 @pytest.mark.row("A6.12")
 @pytest.mark.parametrize("whole_channel", [True, False])
-def test_prefetch_bounds_what_is_unacknowledged(client: RawClient, name: str, whole_channel: bool) -> None:
+def test_prefetch_bounds_what_is_unacknowledged(
+    client: RawClient, name: str, whole_channel: bool
+) -> None:
     declare(client, name)
     client.ask(1, Basic.Qos(prefetch_count=2, global_=whole_channel), Basic.QosOk)
     for tag in ("a", "b"):
@@ -150,9 +170,9 @@ def test_prefetch_bounds_what_is_unacknowledged(client: RawClient, name: str, wh
     client.send(publish(2, "", name, b"x") * 10)
     for _ in range(2 if whole_channel else 4):
         delivered(client)
-    assert client.ask(2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk).message_count == (
-        8 if whole_channel else 6
-    )
+    assert client.ask(
+        2, Queue.Declare(queue=name, passive=True), Queue.DeclareOk
+    ).message_count == (8 if whole_channel else 6)
 
 
 @pytest.mark.row("A6.12")
@@ -168,7 +188,10 @@ def test_what_a_consumer_asks_for_has_a_type(client: RawClient, name: str) -> No
              "x-cancel-on-ha-failover": (1, "{unacceptable_type,signedint}")}  # fmt: skip
     for channel, (argument, (value, said)) in enumerate(wrong.items(), 1):
         client.send(method(channel, Basic.Consume(queue=name, arguments={argument: value})))
-        text = f"PRECONDITION_FAILED - invalid arg '{argument}' for queue '{name}' in vhost '/': {said}"
+        text = (
+            f"PRECONDITION_FAILED - invalid arg '{argument}' for queue '{name}' in vhost '/': "
+            f"{said}"
+        )
         client.expect_channel_close(channel, 406, text)
 
 
@@ -185,15 +208,22 @@ def test_large_messages_come_unharmed_to_who_takes_them_slowly(
     with RawClient(broker.port, receive_bytes=1 << 12).shake_hands() as slow:
         for queue, consumer in ((f"{name}-slow", slow), (f"{name}-fast", other)):
             declare(client, queue, exclusive=False, auto_delete=True)
-            consumer.ask(1, Basic.Consume(queue=queue, no_ack=True, consumer_tag="c"), Basic.ConsumeOk)
+            consumer.ask(
+                1, Basic.Consume(queue=queue, no_ack=True, consumer_tag="c"), Basic.ConsumeOk
+            )
         for content in bodies:
-            client.send(publish(1, "", f"{name}-slow", content) + publish(1, "", f"{name}-fast", content[::-1]))
+            client.send(
+                publish(1, "", f"{name}-slow", content)
+                + publish(1, "", f"{name}-fast", content[::-1])
+            )
             assert delivered(other)[1] == content
         assert [delivered(slow)[1] for _ in bodies] == bodies
 
 
 @pytest.mark.row("G2.6")
-def test_a_cancelled_consumer_is_told_and_its_client_goes_on(client: RawClient, api: Api, name: str) -> None:
+def test_a_cancelled_consumer_is_told_and_its_client_goes_on(
+    client: RawClient, api: Api, name: str
+) -> None:
     client.ask(1, Queue.Declare(queue=name), Queue.DeclareOk)
     client.ask(1, Basic.Consume(queue=name, consumer_tag="worker/1"), Basic.ConsumeOk)
     client.send(publish(1, "", name, b"first"))

@@ -1,9 +1,9 @@
-"""Test the credit scheme in random histories: limits of a front door, allotments of shards, messages between them.
+"""Test the credit scheme in random histories: limits, allotments, and messages between them.
 
-The limits and allotments are the real ones. Queues are counts of messages, connections are lists: a message arrives
-when the history says so. Four things hold in each history: never more unacknowledged than allowed; never idle while
-there is a message, room and credit; fair within a bound; and few messages about credit for each message delivered.
-Broken variants of the scheme, which the histories must catch, show that the histories can fail.
+The limits and allotments are the real ones. Queues are counts of messages, connections are lists: a
+message arrives when the history says so. Four things hold in each history: never more
+unacknowledged than allowed; never idle while there is a message, room and credit; fair within a
+bound; and few messages about credit for each message delivered. Broken variants of the scheme, which the histories must catch, show that the histories can fail.
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ class Shard:
         mine = self.allotments.get(number)
         if mine is None:
             queue = self.queues[number]
-            mine = self.allotments[number] = shard_side.Allotment(number, used=queue.held + queue.shard.settled(queue))
+            mine = self.allotments[number] = shard_side.Allotment(
+                number, used=queue.held + queue.shard.settled(queue)
+            )
             queue.allotment = mine
         if mode == STOP:
             mine.stop(allowed)
@@ -168,7 +170,9 @@ class World:
     Queue numbers up to `singles` are those of single consumers; the others belong to groups.
     """
 
-    def __init__(self, shards: int, most: int, groups: dict[int, int], seats: list[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, shards: int, most: int, groups: dict[int, int], seats: list[tuple[int, int, int]]
+    ) -> None:
         """`most` is the limit of the channel, `groups` has those of group consumers by number.
 
         `seats` has the group (0: none), the shard and the own prefetch of each queue.
@@ -182,7 +186,9 @@ class World:
         self.allotments: dict[tuple[int, int], Allotment] = {}  # by number and shard
         self.delivered_of: dict[CountedQueue, int] = {}  # of this process of its shard
         self.settled_here: dict[CountedQueue, int] = {}
-        self.counted: dict[CountedQueue, int] = {}  # deliveries that count for the limit of its group
+        self.counted: dict[
+            CountedQueue, int
+        ] = {}  # deliveries that count for the limit of its group
         # What the client holds: queue, process of its shard, count.
         self.client: deque[tuple[CountedQueue, int, int]] = deque()
         self.processes = [0] * shards
@@ -195,7 +201,9 @@ class World:
             queue = CountedQueue(len(self.queues) + 1, self.shards[at], prefetch)
             self.queues.append(queue)
             queue.shard.queues[queue.number] = queue
-            self.delivered_of[queue] = self.settled_here[queue] = self.counted[queue] = self.ways[queue] = 0
+            self.delivered_of[queue] = self.settled_here[queue] = self.counted[queue] = self.ways[
+                queue
+            ] = 0
             if number:
                 self.group_of[queue] = number
             self.attach(queue)
@@ -297,7 +305,9 @@ class World:
                 number, shard = self.group_of.get(queue, queue.number), queue.shard.number
                 mine = self.allotments.get((number, shard))
                 if mine is None:
-                    mine = self.allotments[number, shard] = Allotment(number, shard, self.delivered_of[queue])
+                    mine = self.allotments[number, shard] = Allotment(
+                        number, shard, self.delivered_of[queue]
+                    )
                 if mine.limits != self.limits_of(number) and mine.put_under(self.limits_of(number)):
                     told.append(mine)
             told += self.channel.change(most) if most else []
@@ -339,7 +349,10 @@ class World:
             count
             for queue, process, count in self.client
             if queue in queues
-            and (lost_too or (process == self.processes[queue.shard.number] and not queue.shard.is_away))
+            and (
+                lost_too
+                or (process == self.processes[queue.shard.number] and not queue.shard.is_away)
+            )
         )
         return held + sum(self.ways[queue] for queue in queues)
 
@@ -349,7 +362,9 @@ class World:
         if number is not None and self.groups[number].most:
             own = [each for each in self.queues if self.group_of.get(each) == number]
             if self.out(own, lost_too=False) > self.groups[number].most:
-                raise Violation(f"group {number}: {self.out(own, lost_too=False)} of {self.groups[number].most}")
+                raise Violation(
+                    f"group {number}: {self.out(own, lost_too=False)} of {self.groups[number].most}"
+                )
 
     def check_channel(self) -> None:
         """Check the limit of the channel, which may have come while messages were on their way."""
@@ -362,7 +377,7 @@ class World:
                 self.bounds.pop(self.channel, None)
 
     def note_bound(self) -> None:
-        """Note what may be out because the front door does not know yet what shards delivered without a limit."""
+        """Note what may be out while the front door does not know what was delivered before."""
         if any(shard.stops for shard in self.shards):
             self.bounds[self.channel] = self.out(self.queues, lost_too=True) + self.channel.allotted
 
@@ -405,8 +420,13 @@ class World:
 def random_world(rng: random.Random, mosts: list[int]) -> World:
     shards, singles = rng.randint(1, 3), rng.randint(0, 3)
     seats = [(0, rng.randrange(shards), rng.choice([0, 0, 1, 5])) for _ in range(singles)]
-    groups = {number: rng.choice([0, 1, 2, 3, 10, 60]) for number in range(101, 101 + rng.randint(not singles, 2))}
-    seats += [(number, rng.randrange(shards), 0) for number in groups for _ in range(rng.randint(1, 5))]
+    groups = {
+        number: rng.choice([0, 1, 2, 3, 10, 60])
+        for number in range(101, 101 + rng.randint(not singles, 2))
+    }
+    seats += [
+        (number, rng.randrange(shards), 0) for number in groups for _ in range(rng.randint(1, 5))
+    ]
     return World(shards, rng.choice(mosts), groups, seats)
 
 
@@ -489,9 +509,11 @@ def history(seed: int) -> str:
             raise Violation("messages stay behind")
         if any(limit.unacked for limit in (world.channel, *world.groups.values())):
             raise Violation("something counts that nobody holds")
-        # A report or an allotment can be due for each thing that happens, and four for each message.
+        # Each thing that happens may cause some, and each delivery four.
         if world.reports + world.allots > 4 * world.deliveries + 120 * 8:
-            raise Violation(f"{world.reports} reports, {world.allots} allots, {world.deliveries} deliveries")
+            raise Violation(
+                f"{world.reports} reports, {world.allots} allots, {world.deliveries} deliveries"
+            )
     except Violation as violation:
         return str(violation)
     return ""
@@ -534,11 +556,17 @@ def starved(seed: int) -> str:
                 if world.delivered_of[queue] > given[queue] or not world.limits_of(
                     world.group_of.get(queue, queue.number)
                 ):
-                    given[queue], hungry[queue], acks[queue] = world.delivered_of[queue], world.now, 0
-                # Turns among shards, then among the queues of a shard, each by time; and for each one ack.
+                    given[queue], hungry[queue], acks[queue] = (
+                        world.delivered_of[queue],
+                        world.now,
+                        0,
+                    )
+                # Shards take turns, then the queues of a shard, each by time, with an ack each.
                 patience = 2 * ROUND_S + 0.1 * len(world.queues)
-                if world.now - hungry[queue] > 3 * patience and acks[queue] > 6 * len(world.queues) + most_of(world):
-                    return f"queue {queue.number}: {acks[queue]} acks, {world.now - hungry[queue]:.3f} s"
+                if world.now - hungry[queue] > 3 * patience and acks[queue] > 6 * len(
+                    world.queues
+                ) + most_of(world):
+                    return f"queue {queue.number} waits for {acks[queue]} acks"
     except Violation as violation:
         return str(violation)
     return ""
@@ -666,7 +694,9 @@ def a_queue_keeps_its_turn(patch: pytest.MonkeyPatch) -> None:
         a_small_rest_waits_for_ever,
     ],
 )
-def test_the_histories_catch(broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_histories_catch(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken(monkeypatch)
     assert any(history(seed) for seed in range(200))
 

@@ -20,7 +20,9 @@ class Bench:
 
     def __init__(self, **arguments: Any) -> None:
         self.store = DictStore()
-        limits = limits_of({"x-" + name.replace("_", "-"): value for name, value in arguments.items()})
+        limits = limits_of(
+            {"x-" + name.replace("_", "-"): value for name, value in arguments.items()}
+        )
         self.backlog = Backlog(1, self.store, limits, True)
         self.dispatch = Dispatch(self.backlog)
         self.consumers = self.dispatch.consumers
@@ -50,10 +52,14 @@ class Bench:
     def has_for(self, consumer: Consumer) -> bool:
         return self.backlog.ready_count > 0
 
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes
+    ) -> None:
         self.given.append((consumer.number, first, redelivered, count))
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first: int, times: int, count: int, blob: bytes
+    ) -> None:
         self.given.append((consumer.number, first, True, count))
 
     def report(self, allotment: Allotment) -> None:

@@ -40,7 +40,9 @@ class Links:
     def tell(self, shard: int, what: wire.Message) -> None:
         self.told.append((shard, what))
 
-    def packed(self, shard: int) -> list[tuple[int, int, int, int, tuple[int, ...], list[bytes], int]]:
+    def packed(
+        self, shard: int
+    ) -> list[tuple[int, int, int, int, tuple[int, ...], list[bytes], int]]:
         """Return the records for a shard, each run with the connection and channel of its batch."""
         message = self.packer.take(shard, 0, 1, 1, 1)
         return records_of(bytes(codec.read_publish(message).records)) if message is not None else []
@@ -64,7 +66,12 @@ class Bench:
         self.lettering = DeadLettering(SimpleNamespace(catalog=catalog), self.links)  # type: ignore[arg-type]
 
     def receive(self, *messages: bytes, key: str | None = None, **more: Any) -> None:
-        fields: dict[str, Any] = {"exchange": "dlx", "reason": "expired", "insist": False, "queue": "source"} | more
+        fields: dict[str, Any] = {
+            "exchange": "dlx",
+            "reason": "expired",
+            "insist": False,
+            "queue": "source",
+        } | more
         self.lettering.receive(
             0,
             wire.DeadLetters(
@@ -81,7 +88,9 @@ class Bench:
 
     def answers(self) -> list[tuple[int, list[tuple[int, int]]]]:
         found = [
-            (what.number, what.left) for shard, what in self.links.told if isinstance(what, wire.DeadLettersPublished)
+            (what.number, what.left)
+            for shard, what in self.links.told
+            if isinstance(what, wire.DeadLettersPublished)
         ]
         assert {shard for shard, _ in self.links.told} <= {0}
         self.links.told.clear()
@@ -109,21 +118,32 @@ def test_the_answer_waits_for_every_shard_that_got_a_copy(bench: Bench) -> None:
 
 
 def test_copies_keep_what_the_message_was_but_for_its_expiration(bench: Bench) -> None:
-    bench.receive(stored(delivery_mode=2, priority=7, expiration="5", headers={"h": 1}, message_id="m"), key="to.a")
+    bench.receive(
+        stored(delivery_mode=2, priority=7, expiration="5", headers={"h": 1}, message_id="m"),
+        key="to.a",
+    )
     ((_, ttl, priority, persistent, ids, (message,), _),) = bench.links.packed(1)
     assert (ttl, priority, persistent, ids) == (NO_TTL, 7, 1, (11,))
     exchange, key, props, body = contents.read_stored(message)
     said = properties.read(props)
     assert (exchange, key, body) == (b"dlx", b"to.a", b"body")
-    assert (said.message_id, said.expiration, said.delivery_mode, (said.headers or {})["h"]) == ("m", None, 2, 1)
+    assert (said.message_id, said.expiration, said.delivery_mode, (said.headers or {})["h"]) == (
+        "m",
+        None,
+        2,
+        1,
+    )
     assert bench.links.packed(0) == []
 
 
 def test_neighbours_for_the_same_queues_are_one_run_in_their_order(bench: Bench) -> None:
-    bench.receive(*(stored("to.a" if number < 50 else "to.c", b"%d" % number, message_id=str(number))
+    bench.receive(*(stored("to.a" if number < 50 else "to.c", b"%d" % number,
+                           message_id=str(number))
                     for number in range(100)))  # fmt: skip
     found = bench.links.packed(1)
-    assert [(ids, [contents.read_stored(each)[3] for each in some]) for *_, ids, some, _ in found] == [
+    assert [
+        (ids, [contents.read_stored(each)[3] for each in some]) for *_, ids, some, _ in found
+    ] == [
         ((11,), [b"%d" % number for number in range(50)]),
         ((13,), [b"%d" % number for number in range(50, 100)]),
     ]
@@ -150,7 +170,9 @@ def test_what_was_lost_or_found_no_room_is_named_and_only_of_its_batch(bench: Be
     assert bench.answers() == [(3, [(0, 0)])]
 
 
-def test_what_cannot_be_published_is_left_with_its_shard_and_the_next_batch_goes(bench: Bench) -> None:
+def test_what_cannot_be_published_is_left_with_its_shard_and_the_next_batch_goes(
+    bench: Bench,
+) -> None:
     bench.receive(stored()[:-1], number=1)
     assert bench.answers() == [(1, [(0, 0)])]
     bench.receive(stored("nowhere"), number=2)
@@ -177,7 +199,9 @@ def test_who_insists_hears_which_were_refused(bench: Bench) -> None:
     assert bench.answers() == [(2, [(0, 0), (2, 3)])]
 
 
-def test_where_one_of_several_queues_is_full_the_others_are_not_filled_with_repetitions(bench: Bench) -> None:
+def test_where_one_of_several_queues_is_full_the_others_are_not_filled_with_repetitions(
+    bench: Bench,
+) -> None:
     bench.receive(stored("all"), insist=True)
     for shard in range(2):
         message = bench.links.packer.take(shard, 0, 1, 1, 1)
@@ -191,7 +215,9 @@ def test_a_shard_that_began_anew_is_not_answered(bench: Bench) -> None:
     assert not bench.answers()
 
 
-def test_a_copy_for_a_durable_queue_waits_for_the_disk_whatever_the_message_is(bench: Bench) -> None:
+def test_a_copy_for_a_durable_queue_waits_for_the_disk_whatever_the_message_is(
+    bench: Bench,
+) -> None:
     for key, needs in (("to.a", True), ("to.c", False)):
         bench.receive(stored(delivery_mode=1), key=key)
         message = bench.links.packer.take(1, 0, 1, 1, 1)
@@ -199,7 +225,9 @@ def test_a_copy_for_a_durable_queue_waits_for_the_disk_whatever_the_message_is(b
 
 
 def test_where_headers_decide_each_goes_its_own_way(bench: Bench) -> None:
-    bench.receive(stored(headers={"x-first-death-queue": "other", "x-death": []}), stored(), exchange="heads")
+    bench.receive(
+        stored(headers={"x-first-death-queue": "other", "x-death": []}), stored(), exchange="heads"
+    )
     ((*_, ids, messages, _),) = bench.links.packed(1)
     assert ids == (11,) and len(messages) == 1 and bench.lettering.dropped == 1
 
@@ -238,18 +266,24 @@ def test_a_missing_exchange_is_told_once_and_no_exchange_is_not_told(
     assert "there is no exchange 'none'" in warning and bench.lettering.dropped == 3
 
 
-def test_a_queue_that_its_shard_knows_by_number_is_named_in_what_the_message_went_through(bench: Bench) -> None:
+def test_a_queue_that_its_shard_knows_by_number_is_named_in_what_the_message_went_through(
+    bench: Bench,
+) -> None:
     bench.receive(stored(), key="to.a", queue=10)
     ((*_, (message,), _),) = bench.links.packed(1)
     ((death,),) = ((properties.read(contents.read_stored(message)[2]).headers or {})["x-death"],)
     assert death["queue"] == "source"
 
 
-@pytest.mark.parametrize(("delay", "queue", "ttl"), [(5000, 15, 0), (-5000, 11, NO_TTL)], ids=["waits", "has waited"])
+@pytest.mark.parametrize(
+    ("delay", "queue", "ttl"), [(5000, 15, 0), (-5000, 11, NO_TTL)], ids=["waits", "has waited"]
+)
 def test_a_dead_letter_for_an_exchange_that_delays_waits_if_it_can(
     bench: Bench, delay: int, queue: int, ttl: int
 ) -> None:
-    bench.catalog.apply(ExchangePut("/", "late", "x-delayed-message", arguments={"x-delayed-type": "direct"}))
+    bench.catalog.apply(
+        ExchangePut("/", "late", "x-delayed-message", arguments={"x-delayed-type": "direct"})
+    )
     bench.catalog.apply(QueuePut("/", "amq.delayed.late", 15, 1))
     bench.catalog.apply(BindingPut("/", "late", "queue", "a", "all", {}))
     bench.receive(stored(headers={"x-delay": delay}), exchange="late")
@@ -263,4 +297,6 @@ def test_a_copy_for_a_stream_has_no_bcc_which_a_queue_keeps(bench: Bench) -> Non
         bench.catalog.apply(BindingPut("/", "dlx", "queue", name, f"bcc.{name}", {}))
         bench.receive(stored(f"bcc.{name}", headers={"BCC": ["nowhere"]}))
         ((*_, (message,), _),) = bench.links.packed(1)
-        assert ("BCC" in (properties.read(contents.read_stored(message)[2]).headers or {})) is (name == "b")
+        assert ("BCC" in (properties.read(contents.read_stored(message)[2]).headers or {})) is (
+            name == "b"
+        )

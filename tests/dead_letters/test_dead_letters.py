@@ -40,13 +40,19 @@ class Bench:
         own = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": self.dead}
         own |= {key.replace("_", "-"): value for key, value in arguments.items()}
         self.channel.queue_declare(
-            name, durable=True, arguments={key: value for key, value in own.items() if value is not None}
+            name,
+            durable=True,
+            arguments={key: value for key, value in own.items() if value is not None},
         )
         return name
 
-    def publish(self, body: bytes = b"x", queue: str = "", exchange: str = "", **properties: Any) -> None:
+    def publish(
+        self, body: bytes = b"x", queue: str = "", exchange: str = "", **properties: Any
+    ) -> None:
         properties.setdefault("delivery_mode", 2)
-        self.channel.basic_publish(exchange, queue or self.name, body, pika.BasicProperties(**properties))
+        self.channel.basic_publish(
+            exchange, queue or self.name, body, pika.BasicProperties(**properties)
+        )
 
     def take(self, queue: str = "") -> tuple[Any, pika.BasicProperties, bytes]:
         """Return the next message of `dead`, or of another queue, as soon as it is there."""
@@ -162,7 +168,13 @@ def test_the_headers_say_where_when_and_how(bench: Bench) -> None:
     before = time.time()
     bench.source()
     bench.channel.queue_bind(bench.name, "amq.direct", "k")
-    bench.publish(queue="k", exchange="amq.direct", expiration="20", headers={"mine": 1, "CC": ["other"]}, priority=3)
+    bench.publish(
+        queue="k",
+        exchange="amq.direct",
+        expiration="20",
+        headers={"mine": 1, "CC": ["other"]},
+        priority=3,
+    )
     _, properties, _ = bench.take()
     headers = properties.headers
     (death,) = headers["x-death"]
@@ -176,7 +188,9 @@ def test_the_headers_say_where_when_and_how(bench: Bench) -> None:
         "original-expiration": "20",
     }
     for which in ("first", "last"):
-        place = tuple(headers[f"x-{which}-death-{what}"] for what in ("queue", "reason", "exchange"))
+        place = tuple(
+            headers[f"x-{which}-death-{what}"] for what in ("queue", "reason", "exchange")
+        )
         assert place == (bench.name, "expired", "amq.direct")
     assert (headers["mine"], properties.expiration, properties.priority) == (1, None, 3)
     assert "CC" not in headers  # it goes by another key now
@@ -192,7 +206,9 @@ def test_each_queue_and_reason_has_one_table_the_newest_first(bench: Bench) -> N
     for _ in range(3):
         bench.reject()
     _, properties, _ = bench.take(bench.name)
-    deaths = [(each["queue"], each["reason"], each["count"]) for each in properties.headers["x-death"]]
+    deaths = [
+        (each["queue"], each["reason"], each["count"]) for each in properties.headers["x-death"]
+    ]
     assert deaths == [(retry, "expired", 3), (bench.name, "rejected", 3)]
     assert properties.headers["x-first-death-queue"] == bench.name
     assert properties.headers["x-last-death-queue"] == retry
@@ -217,7 +233,10 @@ def test_without_a_routing_key_a_dead_letter_keeps_its_own_and_cc(bench: Bench) 
 @pytest.mark.row("C1.6")
 def test_a_headers_exchange_may_route_by_what_is_said_of_the_death(bench: Bench) -> None:
     bench.channel.queue_bind(
-        bench.dead, "amq.headers", "", {"x-match": "all-with-x", "x-first-death-reason": "rejected", "mine": "v"}
+        bench.dead,
+        "amq.headers",
+        "",
+        {"x-match": "all-with-x", "x-first-death-reason": "rejected", "mine": "v"},
     )
     bench.source(x_dead_letter_exchange="amq.headers")
     bench.publish(headers={"mine": "v"})
@@ -260,7 +279,9 @@ def test_a_thousand_that_expire_at_once_all_arrive_in_their_order(bench: Bench) 
         persistent = pika.BasicProperties(delivery_mode=2, message_id=str(number))
         sender.basic_publish("", bench.name, b"%d" % number, persistent)
     arrived: list[int] = []
-    for method, _, body in bench.channel.consume(bench.dead, auto_ack=True, inactivity_timeout=WAIT_S):
+    for method, _, body in bench.channel.consume(
+        bench.dead, auto_ack=True, inactivity_timeout=WAIT_S
+    ):
         assert method is not None, f"{len(arrived)} arrived"
         arrived.append(int(body))
         if len(arrived) == 1000:
@@ -271,9 +292,11 @@ def test_a_thousand_that_expire_at_once_all_arrive_in_their_order(bench: Bench) 
 
 REFUSED: list[tuple[str, str, Arguments, str]] = [
     ("C1.6", "key alone", {"x-dead-letter-routing-key": "k"},
-     "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': routing_key_but_no_dlx_defined"),
+     "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': "
+     "routing_key_but_no_dlx_defined"),
     ("C1.6", "long key", {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k" * 256},
-     "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': \"a routing key has at most 255 bytes\""),
+     "invalid arg 'x-dead-letter-routing-key' for queue '{n}' in vhost '/': \"a routing key has at "
+     "most 255 bytes\""),
     ("C1.6", "type", {"x-dead-letter-exchange": 1},
      "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue '{n}' in vhost '/'"),
     ("C1.7", "strategy", {"x-dead-letter-strategy": "maybe"},
@@ -283,7 +306,8 @@ REFUSED: list[tuple[str, str, Arguments, str]] = [
     ("C1.8", "priority", {"x-max-priority": 256},
      "invalid arg 'x-max-priority' for queue '{n}' in vhost '/': {{max_value_exceeded,256}}"),
     ("C1.9", "single active consumer", {"x-single-active-consumer": "yes"},
-     "invalid arg 'x-single-active-consumer' for queue '{n}' in vhost '/': {{unacceptable_type,longstr}}"),
+     "invalid arg 'x-single-active-consumer' for queue '{n}' in vhost '/': "
+     "{{unacceptable_type,longstr}}"),
 ]  # fmt: skip
 
 
@@ -298,11 +322,17 @@ def test_arguments_that_mean_nothing_are_refused_in_rabbitmqs_words(
 
 
 @pytest.mark.row("C1.7")
-def test_at_least_once_offers_a_full_queue_its_dead_letters_again(broker: RealBroker, bench: Bench) -> None:
+def test_at_least_once_offers_a_full_queue_its_dead_letters_again(
+    broker: RealBroker, bench: Bench
+) -> None:
     full = f"{bench.name}-full"
     bench.channel.queue_declare(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     bench.publish(b"first", queue=full)
-    bench.source(x_dead_letter_routing_key=full, x_dead_letter_strategy="at-least-once", x_overflow="reject-publish")
+    bench.source(
+        x_dead_letter_routing_key=full,
+        x_dead_letter_strategy="at-least-once",
+        x_overflow="reject-publish",
+    )
     bench.publish(b"second")
     bench.reject()
     time.sleep(0.2)
@@ -321,7 +351,9 @@ def test_a_message_that_came_back_says_how_often(bench: Bench) -> None:
         said.append((found[0].redelivered, found[1].headers.get("x-delivery-count")))
         bench.channel.basic_reject(found[0].delivery_tag, requeue=True)
     for method, properties, _ in bench.channel.consume(bench.name):
-        said.append((method.redelivered, properties.headers and properties.headers.get("x-delivery-count")))
+        said.append(
+            (method.redelivered, properties.headers and properties.headers.get("x-delivery-count"))
+        )
         if len(said) == 5:
             break
     bench.channel.cancel()
@@ -366,8 +398,12 @@ def watched(bench: Bench) -> str:
 
 
 @pytest.mark.row("C2.6")
-@pytest.mark.parametrize("other", [None, "amq.fanout"], ids=["a queue without one", "a queue that has another"])
-def test_a_message_says_itself_where_it_goes_when_it_dies(bench: Bench, watched: str, other: str | None) -> None:
+@pytest.mark.parametrize(
+    "other", [None, "amq.fanout"], ids=["a queue without one", "a queue that has another"]
+)
+def test_a_message_says_itself_where_it_goes_when_it_dies(
+    bench: Bench, watched: str, other: str | None
+) -> None:
     bench.source(x_dead_letter_exchange=other, x_dead_letter_routing_key=None)
     wish = {"x-dead-letter-exchange": watched, "x-dead-letter-routing-key": "its own", "mine": 1}
     bench.publish(b"without a wish")
@@ -406,23 +442,36 @@ def test_what_is_no_name_says_nothing_of_where_it_goes(bench: Bench, value: Any)
 
 
 def put(broker: RealBroker, path: str, body: dict[str, str]) -> None:
-    request = urllib.request.Request(f"http://{broker.http}{path}", json.dumps(body).encode(), method="PUT")
+    request = urllib.request.Request(
+        f"http://{broker.http}{path}", json.dumps(body).encode(), method="PUT"
+    )
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
     with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status in (201, 204)
 
 
 @pytest.mark.row("C2.6", "I5")
-def test_who_may_not_publish_to_an_exchange_sends_no_dead_letters_there(bench: Bench, broker: RealBroker) -> None:
+def test_who_may_not_publish_to_an_exchange_sends_no_dead_letters_there(
+    bench: Bench, broker: RealBroker
+) -> None:
     user, may = f"{bench.name}-user", bench.name
     put(broker, f"/api/users/{user}", {"password": "secret", "tags": ""})
-    put(broker, f"/api/permissions/%2F/{user}", {"configure": "", "write": f"^(amq\\.default|{may})$", "read": ""})
+    put(
+        broker,
+        f"/api/permissions/%2F/{user}",
+        {"configure": "", "write": f"^(amq\\.default|{may})$", "read": ""},
+    )
     credentials = pika.PlainCredentials(user, "secret")
-    with pika.BlockingConnection(pika.ConnectionParameters(port=broker.port, credentials=credentials)) as connection:
+    with pika.BlockingConnection(
+        pika.ConnectionParameters(port=broker.port, credentials=credentials)
+    ) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         properties = pika.BasicProperties(headers={"x-dead-letter-exchange": "amq.fanout"})
-        text = f"ACCESS_REFUSED - write access to exchange 'amq.fanout' in vhost '/' refused for user '{user}'"
+        text = (
+            "ACCESS_REFUSED - write access to exchange 'amq.fanout' in vhost '/' refused for "
+            f"user '{user}'"
+        )
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
             channel.basic_publish("", bench.name, b"x", properties)
         assert (refused.value.reply_code, refused.value.reply_text) == (403, text)
@@ -434,7 +483,9 @@ def test_a_dead_letter_goes_by_bcc_keys_too_and_nobody_sees_them(bench: Bench) -
     exchange, second = f"{bench.name}-dlx", f"{bench.name}-2"
     bench.channel.exchange_declare(exchange, "direct")
     bench.source(x_dead_letter_exchange=exchange, x_dead_letter_routing_key=None)
-    bench.source(second, x_dead_letter_exchange=exchange, x_dead_letter_routing_key=None, x_message_ttl=50)
+    bench.source(
+        second, x_dead_letter_exchange=exchange, x_dead_letter_routing_key=None, x_message_ttl=50
+    )
     bench.channel.queue_bind(second, exchange, "bcc-key")
     bench.publish(headers={"CC": ["cc-key"], "BCC": ["bcc-key"], "mine": 1})
     method, properties, _ = bench.take_unacked()

@@ -13,7 +13,13 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from tests.support.brokers import killable_broker
-from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, got_from, wait_for
+from tests.support.crash_clients import (
+    Publishing,
+    connected,
+    connected_to_both_doors,
+    got_from,
+    wait_for,
+)
 from tests.support.real_broker import RealBroker
 
 pytestmark = pytest.mark.crash
@@ -43,7 +49,9 @@ class Dying:
         for name in self.names:
             await self.channel.declare_queue(f"{name}-dead", durable=True)
             own = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
-            sources.append(await self.channel.declare_queue(name, durable=True, arguments=own | self.arguments))
+            sources.append(
+                await self.channel.declare_queue(name, durable=True, arguments=own | self.arguments)
+            )
         self.publishing = [Publishing(self.channel, name, AT_ONCE) for name in self.names]
         return sources
 
@@ -82,13 +90,22 @@ async def _reject(message: AbstractIncomingMessage) -> None:
 @pytest.mark.row("C2.7")
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("shard", "expired"), ("shard", "rejected"), ("controller", "expired"), ("front-door", "expired")],
+    [
+        ("shard", "expired"),
+        ("shard", "rejected"),
+        ("controller", "expired"),
+        ("front-door", "expired"),
+    ],
 )
-async def test_every_confirmed_message_that_dies_arrives(broker: RealBroker, name: str, kind: str, how: str) -> None:
+async def test_every_confirmed_message_that_dies_arrives(
+    broker: RealBroker, name: str, kind: str, how: str
+) -> None:
     """The killed front door carries the dead letters; clients are at the other one."""
     arguments = {"x-message-ttl": TTL_MS} if how == "expired" else {}
     async with connected_to_both_doors(broker) as (_, second), connected(broker) as third:
-        dying = Dying(await (second if kind == "front-door" else third).channel(), name, **arguments)
+        dying = Dying(
+            await (second if kind == "front-door" else third).channel(), name, **arguments
+        )
         sources = await dying.start()
         if how == "rejected":
             await dying.channel.set_qos(prefetch_count=200)
@@ -103,7 +120,9 @@ async def test_every_confirmed_message_that_dies_arrives(broker: RealBroker, nam
 
 
 @pytest.mark.row("C2.7")
-async def test_dead_letters_on_their_way_outlive_the_end_of_everything(broker: RealBroker, name: str) -> None:
+async def test_dead_letters_on_their_way_outlive_the_end_of_everything(
+    broker: RealBroker, name: str
+) -> None:
     async with connected(broker) as connection:
         dying = Dying(await connection.channel(), name, **{"x-message-ttl": TTL_MS})
         await dying.start()
@@ -119,7 +138,9 @@ async def test_dead_letters_on_their_way_outlive_the_end_of_everything(broker: R
         for queue_name, found in zip(dying.names, arrived, strict=True):
             await (await channel.get_queue(f"{queue_name}-dead")).consume(_collector(found))
         await wait_for(
-            lambda: all(a <= b for a, b in zip(confirmed, arrived, strict=True)), "all dead letters", ARRIVAL_S
+            lambda: all(a <= b for a, b in zip(confirmed, arrived, strict=True)),
+            "all dead letters",
+            ARRIVAL_S,
         )
 
 
@@ -127,7 +148,11 @@ async def test_dead_letters_on_their_way_outlive_the_end_of_everything(broker: R
 async def test_how_often_a_message_came_back_is_known_after_the_end_of_everything(
     broker: RealBroker, name: str
 ) -> None:
-    arguments = {"x-delivery-limit": 3, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
+    arguments = {
+        "x-delivery-limit": 3,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": f"{name}-dead",
+    }
     for life in range(4):
         async with connected(broker) as connection:
             channel = await connection.channel()

@@ -24,12 +24,19 @@ class Dying(Bench):
         super().__init__(**{"x-max-length": 0} | DLX | more)
 
     def letters(self, peer: int = 0, now: int = NOW) -> list[m.DeadLetters]:
-        said = [envelope.read_control(joined(o.message)) for o in self.shard.turn_end(now) if self._is_control(o, peer)]
+        said = [
+            envelope.read_control(joined(o.message))
+            for o in self.shard.turn_end(now)
+            if self._is_control(o, peer)
+        ]
         return [what for what in said if isinstance(what, m.DeadLetters)]
 
     @staticmethod
     def _is_control(outgoing: Any, peer: int) -> bool:
-        return outgoing.endpoint == f"peer-{peer}" and envelope.read(joined(outgoing.message)).kind == m.CONTROL
+        return (
+            outgoing.endpoint == f"peer-{peer}"
+            and envelope.read(joined(outgoing.message)).kind == m.CONTROL
+        )
 
     @property
     def stored(self) -> int:
@@ -44,7 +51,9 @@ class Dying(Bench):
         ({"x-dead-letter-strategy": "at-least-once"}, None, True),
     ],
 )
-def test_a_batch_says_all_a_front_door_must_know(arguments: Any, routing_key: str | None, insist: bool) -> None:
+def test_a_batch_says_all_a_front_door_must_know(
+    arguments: Any, routing_key: str | None, insist: bool
+) -> None:
     bench = Dying(**arguments)
     bench.publish(3)
     assert bench.letters() == [
@@ -105,7 +114,9 @@ def test_without_a_front_door_they_wait() -> None:
     assert batch.count == 2
 
 
-def test_no_more_is_on_its_way_than_the_window_and_all_of_it_goes_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_on_its_way_than_the_window_and_all_of_it_goes_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(dead_letters, "WINDOW_BYTES", 10 * len(MESSAGE))
     monkeypatch.setattr(dead_letters, "BATCH_BYTES", 4 * len(MESSAGE))
     bench = Dying()
@@ -166,7 +177,11 @@ def test_what_waits_is_dropped_when_a_policy_takes_the_exchange_away() -> None:
     bench = Dying()
     bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     bench.publish(3)
-    bench.tell(m.CreateQueues(9, [m.QueueSpec(1, "/", "q", True, arguments={"x-max-length": 0})]), m.CONTROLLER, 3)
+    bench.tell(
+        m.CreateQueues(9, [m.QueueSpec(1, "/", "q", True, arguments={"x-max-length": 0})]),
+        m.CONTROLLER,
+        3,
+    )
     bench.join(0, 6)
     assert not bench.letters() and bench.stored == 0
 
@@ -178,7 +193,9 @@ def test_of_a_queue_without_the_exchange_nothing_is_handed_over() -> None:
     assert not bench.store.live[1]
 
 
-@pytest.mark.parametrize(("overflow", "dies"), [("reject-publish", False), ("reject-publish-dlx", True)])
+@pytest.mark.parametrize(
+    ("overflow", "dies"), [("reject-publish", False), ("reject-publish-dlx", True)]
+)
 def test_a_refused_publish_dies_only_if_asked_to(overflow: str, dies: bool) -> None:
     bench = Dying(**{"x-overflow": overflow})
     bench.publish(1)
@@ -192,7 +209,11 @@ def test_of_a_queue_without_an_exchange_only_what_may_say_where_it_goes_is_hande
     bench.publish(1)
     bench.publish(2, marks=entry.OWN_LETTERS)
     bench.publish(3)
-    said = [envelope.read_control(joined(o.message)) for o in bench.shard.turn_end(NOW) if Dying._is_control(o, 0)]
+    said = [
+        envelope.read_control(joined(o.message))
+        for o in bench.shard.turn_end(NOW)
+        if Dying._is_control(o, 0)
+    ]
     (batch,) = [what for what in said if isinstance(what, m.DeadLetters)]
     assert (batch.queue, batch.exchange, batch.routing_key, batch.insist) == (1, None, None, False)
     assert batch.count in (5, 6)  # it does not look into them

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from shardmq.broker.front_door.publish import dedup_service
-from shardmq.broker.front_door.publish.dedup_service import DedupAnswers, DedupId, DedupService, digest, home_of
+from shardmq.broker.front_door.publish.dedup_service import (
+    DedupAnswers,
+    DedupId,
+    DedupService,
+    digest,
+    home_of,
+)
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, QueuePut
 from shardmq.broker.shared.deduplication import HEADER, DedupRule
@@ -52,7 +58,9 @@ def want(id: str) -> DedupId:
     return DedupId.of(EXCHANGE, RULE, ("str", id), None)
 
 
-async def asked_about(service: DedupService, links: FakeLinks, ids: str, *verdicts: int) -> DedupAnswers:
+async def asked_about(
+    service: DedupService, links: FakeLinks, ids: str, *verdicts: int
+) -> DedupAnswers:
     task = asyncio.ensure_future(service.ask([want(id) for id in ids]))
     await asyncio.sleep(0)
     links.answer(*verdicts)
@@ -185,4 +193,14 @@ async def test_an_exchange_that_is_deleted_begins_anew() -> None:
 
 def test_a_queue_is_remembered_where_it_lives_and_ids_of_two_kinds_are_two() -> None:
     assert home_of(QueuePut("/", "q", 5, 1), 2) == 1
-    assert len({digest(("str", "1")), digest(("int", "1")), digest(("str", "2")), digest(("str", b"1" * 16))}) == 4
+    assert (
+        len(
+            {
+                digest(("str", "1")),
+                digest(("int", "1")),
+                digest(("str", "2")),
+                digest(("str", b"1" * 16)),
+            }
+        )
+        == 4
+    )

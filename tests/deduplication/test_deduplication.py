@@ -15,8 +15,15 @@ ID = "x-deduplication-header"
 
 def exchange(client: RawClient, name: str, **arguments: Any) -> None:
     """With a queue of the same name; channel 1 hears confirms."""
-    given = {"x-message-deduplication": True, **{key.replace("_", "-"): value for key, value in arguments.items()}}
-    client.ask(1, Exchange.Declare(exchange=name, exchange_type="fanout", arguments=given), Exchange.DeclareOk)
+    given = {
+        "x-message-deduplication": True,
+        **{key.replace("_", "-"): value for key, value in arguments.items()},
+    }
+    client.ask(
+        1,
+        Exchange.Declare(exchange=name, exchange_type="fanout", arguments=given),
+        Exchange.DeclareOk,
+    )
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Queue.Bind(queue=name, exchange=name), Queue.BindOk)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
@@ -24,7 +31,11 @@ def exchange(client: RawClient, name: str, **arguments: Any) -> None:
 
 def publish(client: RawClient, exchange: str, body: bytes, **headers: Any) -> None:
     """Publish a message and wait for its confirm."""
-    client.send(with_properties(1, exchange, "k", body, headers={k.replace("_", "-"): v for k, v in headers.items()}))
+    client.send(
+        with_properties(
+            1, exchange, "k", body, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+    )
     client.expect(Basic.Ack)
 
 
@@ -40,7 +51,8 @@ def held(client: RawClient, queue: str) -> list[bytes]:
 @pytest.mark.row("B1.13")
 def test_the_first_of_each_id_passes_and_all_are_confirmed(client: RawClient, name: str) -> None:
     exchange(client, name)
-    for body, id in ((b"1", "a"), (b"2", "a"), (b"3", "b"), (b"4", 1), (b"5", "1"), (b"6", 1), (b"7", "x" * 999),
+    for body, id in ((b"1", "a"), (b"2", "a"), (b"3", "b"), (b"4", 1), (b"5", "1"), (b"6", 1),
+                     (b"7", "x" * 999),
                      (b"8", "x" * 999), (b"9", "x" * 998 + "y")):  # fmt: skip
         publish(client, name, body, **{ID: id})
     publish(client, name, b"without")
@@ -57,7 +69,9 @@ def test_only_the_last_ids_are_remembered_first_in_first_out(client: RawClient, 
 
 
 @pytest.mark.row("B1.13")
-def test_ids_are_remembered_for_a_time_of_the_exchange_or_of_the_message(client: RawClient, name: str) -> None:
+def test_ids_are_remembered_for_a_time_of_the_exchange_or_of_the_message(
+    client: RawClient, name: str
+) -> None:
     exchange(client, name, x_cache_ttl=100)
     publish(client, name, b"short", **{ID: "a"})
     publish(client, name, b"long", **{ID: "b", "x_cache_ttl": 600_000})
@@ -80,7 +94,11 @@ def test_the_header_may_have_another_name(client: RawClient, name: str) -> None:
 def test_what_a_transaction_takes_back_was_never_there(client: RawClient, name: str) -> None:
     exchange(client, name)
     client.ask(2, Tx.Select(), Tx.SelectOk)
-    for end, kind in ((Tx.Rollback(), Tx.RollbackOk), (Tx.Commit(), Tx.CommitOk), (Tx.Commit(), Tx.CommitOk)):
+    for end, kind in (
+        (Tx.Rollback(), Tx.RollbackOk),
+        (Tx.Commit(), Tx.CommitOk),
+        (Tx.Commit(), Tx.CommitOk),
+    ):
         for _ in range(2):
             client.send(with_properties(2, name, "k", kind.__name__.encode(), headers={ID: "a"}))
         client.ask(2, end, kind)
@@ -90,7 +108,11 @@ def test_what_a_transaction_takes_back_was_never_there(client: RawClient, name: 
 @pytest.mark.row("B1.13")
 def test_what_a_full_queue_refused_may_come_again(client: RawClient, name: str) -> None:
     given = {"x-message-deduplication": True}
-    client.ask(1, Exchange.Declare(exchange=name, exchange_type="fanout", arguments=given), Exchange.DeclareOk)
+    client.ask(
+        1,
+        Exchange.Declare(exchange=name, exchange_type="fanout", arguments=given),
+        Exchange.DeclareOk,
+    )
     limits = {"x-max-length": 1, "x-overflow": "reject-publish"}
     client.ask(1, Queue.Declare(queue=name, exclusive=True, arguments=limits), Queue.DeclareOk)
     client.ask(1, Queue.Bind(queue=name, exchange=name), Queue.BindOk)
@@ -114,18 +136,32 @@ def test_what_a_full_queue_refused_may_come_again(client: RawClient, name: str) 
         ("x-deduplication-header", 1, "{unacceptable_type,signedint}"),
     ],
 )
-def test_arguments_must_make_sense(client: RawClient, name: str, argument: str, value: Any, said: str) -> None:
-    client.send(method(1, Exchange.Declare(exchange=name, exchange_type="fanout", arguments={argument: value})))
+def test_arguments_must_make_sense(
+    client: RawClient, name: str, argument: str, value: Any, said: str
+) -> None:
+    client.send(
+        method(
+            1, Exchange.Declare(exchange=name, exchange_type="fanout", arguments={argument: value})
+        )
+    )
     client.expect_channel_close(
-        1, 406, f"PRECONDITION_FAILED - invalid arg '{argument}' for exchange '{name}' in vhost '/': {said}"
+        1,
+        406,
+        f"PRECONDITION_FAILED - invalid arg '{argument}' for exchange '{name}' in vhost '/': "
+        f"{said}",
     )
 
 
 @pytest.mark.row("C1.12")
 def test_a_queue_takes_each_id_once_and_others_take_them_all(client: RawClient, name: str) -> None:
     other = f"{name}-other"
-    for queue, arguments in ((name, {"x-message-deduplication": True, "x-cache-size": 2}), (other, {})):
-        client.ask(1, Queue.Declare(queue=queue, exclusive=True, arguments=arguments), Queue.DeclareOk)
+    for queue, arguments in (
+        (name, {"x-message-deduplication": True, "x-cache-size": 2}),
+        (other, {}),
+    ):
+        client.ask(
+            1, Queue.Declare(queue=queue, exclusive=True, arguments=arguments), Queue.DeclareOk
+        )
         client.ask(1, Queue.Bind(queue=queue, exchange="amq.topic", routing_key=name), Queue.BindOk)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
     for id in ("a", "a", "b", "c", "b", "a"):
@@ -145,7 +181,10 @@ def test_a_queue_takes_each_id_once_and_others_take_them_all(client: RawClient, 
 @pytest.mark.row("C1.12")
 def test_a_queues_arguments_must_make_sense(client: RawClient, name: str) -> None:
     client.send(method(1, Queue.Declare(queue=name, arguments={"x-cache-size": "big"})))
-    said = f"invalid arg 'x-cache-size' for queue '{name}' in vhost '/': \"expected integer, got longstr\""
+    said = (
+        f"invalid arg 'x-cache-size' for queue '{name}' in vhost '/': \"expected integer, got "
+        'longstr"'
+    )
     client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - {said}")
 
 

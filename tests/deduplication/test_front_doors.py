@@ -47,7 +47,11 @@ def declare(client: RawClient, name: str, **arguments: Any) -> None:
 
 
 def exchange(client: RawClient, name: str) -> None:
-    client.ask(1, Exchange.Declare(exchange=name, exchange_type="fanout", arguments=ONCE), Exchange.DeclareOk)
+    client.ask(
+        1,
+        Exchange.Declare(exchange=name, exchange_type="fanout", arguments=ONCE),
+        Exchange.DeclareOk,
+    )
     declare(client, name)
     client.ask(1, Queue.Bind(queue=name, exchange=name), Queue.BindOk)
 
@@ -71,7 +75,9 @@ def answers(client: RawClient, count: int) -> Counter[str]:
         frame = said[1]
         assert isinstance(frame, Basic.Ack | Basic.Nack), frame
         tag = int(frame.delivery_tag or 0)
-        found["ack" if isinstance(frame, Basic.Ack) else "nack"] += tag - seen if frame.multiple else 1
+        found["ack" if isinstance(frame, Basic.Ack) else "nack"] += (
+            tag - seen if frame.multiple else 1
+        )
         seen = max(seen, tag)
     return found
 
@@ -115,7 +121,11 @@ def test_what_a_channel_sends_keeps_its_order_while_some_of_it_is_asked_about(
     client = clients[-1]
     parts = [message(name, "", str(n), str(n) if n % 3 == 0 else None) for n in range(300)]
     client.send(b"".join(parts[:100]))
-    client.send(b"".join(parts[100:200]) + message("", name, "by the default exchange") + b"".join(parts[200:]))
+    client.send(
+        b"".join(parts[100:200])
+        + message("", name, "by the default exchange")
+        + b"".join(parts[200:])
+    )
     assert answers(client, 301) == {"ack": 301}
     expected = [str(n) for n in range(300)]
     expected.insert(200, "by the default exchange")
@@ -123,11 +133,15 @@ def test_what_a_channel_sends_keeps_its_order_while_some_of_it_is_asked_about(
 
 
 @pytest.mark.row("B1.13")
-def test_a_mistake_behind_what_is_asked_about_takes_effect_there(clients: list[RawClient], name: str) -> None:
+def test_a_mistake_behind_what_is_asked_about_takes_effect_there(
+    clients: list[RawClient], name: str
+) -> None:
     exchange(clients[0], name)
     client = clients[1]
     bad = message(f"{name}-no-such", "", "x")
-    client.send(message(name, "", "1", "1") + message(name, "", "2") + bad + message(name, "", "3", "3"))
+    client.send(
+        message(name, "", "1", "1") + message(name, "", "2") + bad + message(name, "", "3", "3")
+    )
     found = []
     while not found or not isinstance(found[-1], Channel.Close):
         said = client.read()
@@ -145,7 +159,9 @@ def test_a_mistake_behind_what_is_asked_about_takes_effect_there(clients: list[R
 
 
 @pytest.mark.row("B1.13")
-def test_a_transaction_counts_when_it_is_committed(clients: list[RawClient], doors: RealBroker, name: str) -> None:
+def test_a_transaction_counts_when_it_is_committed(
+    clients: list[RawClient], doors: RealBroker, name: str
+) -> None:
     exchange(clients[0], name)
     holders = [RawClient(doors.port).shake_hands() for _ in range(4)]
     for holder in holders:

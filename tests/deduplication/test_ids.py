@@ -25,7 +25,9 @@ class Remembering:
     """One front door and the shard that remembers the ids of a queue."""
 
     def __init__(self, **arguments: Any) -> None:
-        self.queue = QueuePut("/", "q", 7, 0, arguments={"x-message-deduplication": True, **arguments})
+        self.queue = QueuePut(
+            "/", "q", 7, 0, arguments={"x-message-deduplication": True, **arguments}
+        )
         self.links = [SimpleNamespace(shard=0, up=True)]
         self.now = 0
         self._shard = DedupIds()
@@ -152,7 +154,12 @@ def test_it_remembers_the_last_ids_first_in_first_out(size: int, ids: list[int])
         ({"x-message-deduplication": 1}, None),
         ({"x-message-deduplication": True}, DedupRule(HEADER, SIZE_DEFAULT, None)),
         (
-            {"x-message-deduplication": True, "x-cache-size": 5, "x-cache-ttl": 6, "x-deduplication-header": "id"},
+            {
+                "x-message-deduplication": True,
+                "x-cache-size": 5,
+                "x-cache-ttl": 6,
+                "x-deduplication-header": "id",
+            },
             DedupRule("id", 5, 6),
         ),
     ],

@@ -28,11 +28,15 @@ class Bench:
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
 
-    def publish(self, *numbers: int, exchange: str = "", key: str | None = None, **headers: Any) -> None:
+    def publish(
+        self, *numbers: int, exchange: str = "", key: str | None = None, **headers: Any
+    ) -> None:
         for number in numbers:
             said = {"x-producer-id": self.name, "x-sequence": number, **headers}
             properties = pika.BasicProperties(headers=said, delivery_mode=2)
-            self.channel.basic_publish(exchange, self.name if key is None else key, b"%d" % number, properties)
+            self.channel.basic_publish(
+                exchange, self.name if key is None else key, b"%d" % number, properties
+            )
 
     def all(self, queue: str | None = None) -> list[int]:
         found: list[int] = []
@@ -112,7 +116,9 @@ def test_a_place_that_means_nothing_is_refused(bench: Bench, headers: dict[str, 
 
 
 @pytest.mark.parametrize("left_out", ["x-producer-id", "x-sequence"])
-def test_with_one_of_the_headers_alone_it_is_a_message_like_others(bench: Bench, left_out: str) -> None:
+def test_with_one_of_the_headers_alone_it_is_a_message_like_others(
+    bench: Bench, left_out: str
+) -> None:
     for _ in range(2):
         headers = {"x-producer-id": bench.name, "x-sequence": 1}
         del headers[left_out]
@@ -120,9 +126,13 @@ def test_with_one_of_the_headers_alone_it_is_a_message_like_others(bench: Bench,
     assert bench.all() == [2, 2]
 
 
-def test_a_queue_that_was_full_takes_what_it_refused_and_what_came_behind_only_in_order(bench: Bench) -> None:
+def test_a_queue_that_was_full_takes_what_it_refused_and_what_came_behind_only_in_order(
+    bench: Bench,
+) -> None:
     queue = f"{bench.name}-full"
-    bench.channel.queue_declare(queue, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    bench.channel.queue_declare(
+        queue, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"}
+    )
     bench.publish(1, 2, key=queue)
     for number in (3, 4):
         with pytest.raises(pika.exceptions.NackError):
@@ -143,7 +153,10 @@ def test_dead_letters_are_no_repetitions(bench: Bench) -> None:
     got = [bench.channel.basic_get(source)[0] for _ in range(3)]
     for method in reversed(got):
         bench.channel.basic_reject(method.delivery_tag, requeue=False)
-    wait_until(lambda: bench.channel.queue_declare(bench.name, passive=True).method.message_count == 3, "deaths")
+    wait_until(
+        lambda: bench.channel.queue_declare(bench.name, passive=True).method.message_count == 3,
+        "deaths",
+    )
     assert sorted(bench.all()) == [1, 2, 3]
 
 
@@ -161,7 +174,9 @@ def test_repetitions_are_counted(bench: Bench) -> None:
 
 
 @pytest.mark.row("D11")
-def test_a_stream_has_it_once_too_also_after_its_shard_was_killed(broker: RealBroker, bench: Bench) -> None:
+def test_a_stream_has_it_once_too_also_after_its_shard_was_killed(
+    broker: RealBroker, bench: Bench
+) -> None:
     stream, exchange = f"{bench.name}-s", f"{bench.name}-x"
     bench.channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
     bench.channel.exchange_declare(exchange, "fanout", durable=True)
@@ -175,7 +190,10 @@ def test_a_stream_has_it_once_too_also_after_its_shard_was_killed(broker: RealBr
     bench.open()
     bench.publish(2, 3, 4, 5, exchange=exchange)
     assert (read(bench, stream), bench.all()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
-    wait_until(lambda: shown(broker, stream)["message_stats"]["duplicates"] == 2, "repetitions to be counted")
+    wait_until(
+        lambda: shown(broker, stream)["message_stats"]["duplicates"] == 2,
+        "repetitions to be counted",
+    )
 
 
 def shown(broker: RealBroker, queue: str) -> Any:

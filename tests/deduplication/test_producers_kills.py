@@ -45,12 +45,17 @@ class Producer:
 
     async def _publish(self, channel: aio_pika.abc.AbstractChannel) -> None:
         exchange = (
-            await channel.get_exchange(self.exchange, ensure=False) if self.exchange else channel.default_exchange
+            await channel.get_exchange(self.exchange, ensure=False)
+            if self.exchange
+            else channel.default_exchange
         )
         while self.confirmed < MESSAGES and not channel.is_closed:
             stop = min(self.confirmed + WINDOW, MESSAGES)
             answers = await asyncio.gather(
-                *(exchange.publish(self._message(i), self.key, timeout=60) for i in range(self.confirmed, stop)),
+                *(
+                    exchange.publish(self._message(i), self.key, timeout=60)
+                    for i in range(self.confirmed, stop)
+                ),
                 return_exceptions=True,
             )
             failed = [i for i, answer in enumerate(answers) if isinstance(answer, BaseException)]
@@ -60,7 +65,9 @@ class Producer:
     def _message(self, number: int) -> aio_pika.Message:
         headers: dict[str, Any] = {"x-producer-id": self.name, "x-sequence": number}
         mode = aio_pika.DeliveryMode.PERSISTENT
-        return aio_pika.Message(b"%s %d" % (self.name.encode(), number), headers=headers, delivery_mode=mode)
+        return aio_pika.Message(
+            b"%s %d" % (self.name.encode(), number), headers=headers, delivery_mode=mode
+        )
 
 
 async def contents(channel: aio_pika.abc.AbstractChannel, name: str) -> list[bytes]:
@@ -79,7 +86,9 @@ async def contents(channel: aio_pika.abc.AbstractChannel, name: str) -> list[byt
 
 
 @pytest.mark.parametrize("kind", ["shard", "front-door"])
-async def test_each_message_is_there_once_though_producers_repeat(broker: RealBroker, name: str, kind: str) -> None:
+async def test_each_message_is_there_once_though_producers_repeat(
+    broker: RealBroker, name: str, kind: str
+) -> None:
     async with connected(broker) as connection:
         channel = await connection.channel()
         queues = [f"{name}-{n}" for n in range(4)]  # on both shards
@@ -106,4 +115,6 @@ async def test_each_message_is_there_once_though_producers_repeat(broker: RealBr
             expected = [f"{name}-p{n}"] + ([f"{name}-all"] if n < 2 else [])
             assert sorted(found) == sorted(who.encode() for who in expected)
             for who, numbers in found.items():
-                assert numbers == list(range(MESSAGES)), f"{who!r} in {queue}: {len(numbers)} of {MESSAGES}"
+                assert numbers == list(range(MESSAGES)), (
+                    f"{who!r} in {queue}: {len(numbers)} of {MESSAGES}"
+                )

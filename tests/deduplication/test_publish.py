@@ -21,7 +21,9 @@ ID = "x-deduplication-header"
 EXCHANGE, QUEUE = ("once", ""), ("", "q")
 
 
-def with_id(id: Any, end: tuple[str, str] = EXCHANGE, channel: int = 1) -> tuple[int, tuple[str, str], Any, bool]:
+def with_id(
+    id: Any, end: tuple[str, str] = EXCHANGE, channel: int = 1
+) -> tuple[int, tuple[str, str], Any, bool]:
     return channel, end, {"headers": {ID: id}}, False
 
 
@@ -55,7 +57,9 @@ class Deduplicating(Door):
 
     async def publish_deferred(self, number: int, event: Publishes) -> None:
         client = self.client
-        await self.publishing.publish_deferred(client, client.channels, client.channels[number], event, client)
+        await self.publishing.publish_deferred(
+            client, client.channels, client.channels[number], event, client
+        )
 
     def bodies(self) -> list[bytes]:
         return [body for _, body in self.stored()]
@@ -64,7 +68,11 @@ class Deduplicating(Door):
 def test_a_message_with_an_id_and_all_behind_it_on_its_channel_are_deferred() -> None:
     door = Deduplicating()
     published = door.publish(
-        (1, A, {}, False), with_id("x"), (3, A, {}, False), (1, A, {}, False), with_id("y", QUEUE, 3)
+        (1, A, {}, False),
+        with_id("x"),
+        (3, A, {}, False),
+        (1, A, {}, False),
+        with_id("y", QUEUE, 3),
     )
     assert [(number, event.count) for number, event in published.deferred] == [(1, 2), (3, 1)]
     assert door.bodies() == [b"0", b"2"]
@@ -73,12 +81,16 @@ def test_a_message_with_an_id_and_all_behind_it_on_its_channel_are_deferred() ->
 
 def test_a_message_without_an_id_passes_at_once() -> None:
     door = Deduplicating()
-    assert door.publish((1, EXCHANGE, {}, False), (1, QUEUE, {"headers": {"other": 1}}, False)).is_plain
+    assert door.publish(
+        (1, EXCHANGE, {}, False), (1, QUEUE, {"headers": {"other": 1}}, False)
+    ).is_plain
     assert door.bodies() == [b"0", b"1"]
 
 
 @pytest.mark.parametrize("end", [EXCHANGE, QUEUE])
-async def test_only_the_first_of_an_id_is_stored_and_others_are_counted(end: tuple[str, str]) -> None:
+async def test_only_the_first_of_an_id_is_stored_and_others_are_counted(
+    end: tuple[str, str],
+) -> None:
     door = Deduplicating()
     await door.publish_all(with_id("x", end), with_id("y", end), with_id("x", end))
     assert door.bodies() == [b"0", b"1"]
@@ -99,7 +111,9 @@ async def test_a_duplicate_is_confirmed_as_its_first_copy_is(stored: bool) -> No
     await asyncio.sleep(0)
     shard, became = door.links.told[0]
     assert isinstance(became, wire.DedupOutcome)
-    peers: Any = {0: type("Peer", (), {"tell": lambda self, said: door.publishing.dedup.told(shard, said)})()}
+    peers: Any = {
+        0: type("Peer", (), {"tell": lambda self, said: door.publishing.dedup.told(shard, said)})()
+    }
     door.shard.became(0, became, peers)
     door.client.answer_confirms()
     kind = commands.Basic.Ack if stored else commands.Basic.Nack
@@ -117,7 +131,9 @@ async def test_while_the_shard_is_away_every_message_passes() -> None:
 async def test_an_error_is_raised_when_what_was_before_it_is_published() -> None:
     door = Deduplicating()
     with pytest.raises(ChannelException, match="no such"):
-        await door.publish_all(with_id("x"), (1, A, {}, False), (1, ("no such", ""), {}, False), (1, A, {}, False))
+        await door.publish_all(
+            with_id("x"), (1, A, {}, False), (1, ("no such", ""), {}, False), (1, A, {}, False)
+        )
     assert door.bodies() == [b"0", b"1"]
 
 
@@ -130,9 +146,11 @@ async def test_a_channel_that_closes_meanwhile_has_published_nothing_and_its_ids
     await waiting
     await asyncio.sleep(0)
     assert door.bodies() == []
-    assert [(what.stored, what.lost) for _, what in door.links.told if isinstance(what, wire.DedupOutcome)] == [
-        ([], [1])
-    ]
+    assert [
+        (what.stored, what.lost)
+        for _, what in door.links.told
+        if isinstance(what, wire.DedupOutcome)
+    ] == [([], [1])]
 
 
 async def test_a_transaction_asks_before_it_is_committed_and_says_nothing_without_ids() -> None:

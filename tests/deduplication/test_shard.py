@@ -36,7 +36,9 @@ class Doors:
         self.peers: Any = {0: FakePeer(), 1: FakePeer()}
         self.next = 1
 
-    def ask(self, door: int, *ids: bytes, now: int = 0, ttl_ms: int = 0, thing: int | str = QUEUE) -> list[int]:
+    def ask(
+        self, door: int, *ids: bytes, now: int = 0, ttl_ms: int = 0, thing: int | str = QUEUE
+    ) -> list[int]:
         question = m.DedupAsk(1, self.next, [(thing, SIZE)], [(0, id, ttl_ms) for id in ids])
         self.next += len(ids)
         return list(self.dedup.ask(door, question, now))
@@ -110,9 +112,15 @@ def test_it_tells_what_a_list_tells(seed: int) -> None:
             for door, number in followers.pop(who):
                 told[door][not stored].append(number)
             continue
-        door, id, ttl_ms = pick.randrange(2), pick.choice([b"a", b"b", b"c", b"d", b"e", b"f"]), pick.choice([0, 4])
+        door, id, ttl_ms = (
+            pick.randrange(2),
+            pick.choice([b"a", b"b", b"c", b"d", b"e", b"f"]),
+            pick.choice([0, 4]),
+        )
         number = doors.next
-        entry = next((each for each in known if each[0] == id and (not each[1] or now < each[1])), None)
+        entry = next(
+            (each for each in known if each[0] == id and (not each[1] or now < each[1])), None
+        )
         if entry is None:
             known = [each for each in known if each[0] != id][-(SIZE - 1) :]
             known.append([id, now + ttl_ms if ttl_ms else 0, (door, number)])

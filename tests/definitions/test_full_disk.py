@@ -56,12 +56,18 @@ GROWS: dict[str, Callable[[str], Any]] = {
     "queue": lambda name: QueueDeclare("/", name, True, False, False, {}),
     "queue that does not last": lambda name: QueueDeclare("/", name, False, True, False, {}),
     "exclusive queue": lambda name: QueueDeclare("/", name, False, False, True, {}),
-    "queue with large arguments": lambda name: QueueDeclare("/", name, True, False, False, {"x-text": "x" * 100_000}),
+    "queue with large arguments": lambda name: QueueDeclare(
+        "/", name, True, False, False, {"x-text": "x" * 100_000}
+    ),
     "stream": lambda name: QueueDeclare("/", name, True, False, False, dict(STREAM)),
     "exchange": lambda name: ExchangeDeclare("/", name, "topic", True, False, False, {}),
-    "stream exchange": lambda name: ExchangeDeclare("/", name, "x-random", True, False, False, {"x-shards": 3}),
+    "stream exchange": lambda name: ExchangeDeclare(
+        "/", name, "x-random", True, False, False, {"x-shards": 3}
+    ),
     "binding": lambda name: Bind("/", "amq.topic", "queue", "there", name, {}),
-    "bindings": lambda name: BindMany("/", [("amq.topic", "there", f"{name}.{i}") for i in range(9)]),
+    "bindings": lambda name: BindMany(
+        "/", [("amq.topic", "there", f"{name}.{i}") for i in range(9)]
+    ),
     "vhost": lambda name: VhostPut(name),
     "user": lambda name: UserPut(name, ""),
     "permission": lambda name: PermissionPut("/", "there", name, "", ""),
@@ -139,7 +145,9 @@ def data_dir(
         yield tmp_path / "data", refuse
         return
     fill = take_all_bytes if request.param == "no bytes" else take_all_inodes
-    with small_disk(tmp_path / "disk", mib=16, inodes=40 if fill is take_all_inodes else 0) as disk_path:
+    with small_disk(
+        tmp_path / "disk", mib=16, inodes=40 if fill is take_all_inodes else 0
+    ) as disk_path:
         (disk_path / "data").mkdir()
         yield disk_path / "data", lambda: fill(disk_path)
 
@@ -174,17 +182,23 @@ async def test_what_is_taken_away_on_a_full_disk_stays_away(data_dir: tuple[Path
     assert state(loaded(directory)) == expected
 
 
-async def test_what_is_there_is_declared_again_on_a_full_disk(data_dir: tuple[Path, Filled]) -> None:
+async def test_what_is_there_is_declared_again_on_a_full_disk(
+    data_dir: tuple[Path, Filled],
+) -> None:
     directory, fill = data_dir
     async with running(directory) as world:
         await prepare(world)
         fill()
         assert (await world.ask(QueueDeclare("/", "there", True, False, False, {}))).code == 0
-        assert (await world.ask(ExchangeDeclare("/", "there", "fanout", True, False, False, {}))).code == 0
+        assert (
+            await world.ask(ExchangeDeclare("/", "there", "fanout", True, False, False, {}))
+        ).code == 0
 
 
 @pytest.mark.parametrize("boot", ["boot", "another", "toob"])
-async def test_a_start_needs_no_room_and_so_does_the_one_after_it(data_dir: tuple[Path, Filled], boot: str) -> None:
+async def test_a_start_needs_no_room_and_so_does_the_one_after_it(
+    data_dir: tuple[Path, Filled], boot: str
+) -> None:
     directory, fill = data_dir
     async with running(directory) as world:
         await prepare(world)
@@ -194,14 +208,18 @@ async def test_a_start_needs_no_room_and_so_does_the_one_after_it(data_dir: tupl
     for _ in range(3):
         catalog = loaded(directory, boot)
         assert state(catalog) == expected
-        assert catalog.version > version, "front doors of this boot may have seen the version before"
+        assert catalog.version > version, (
+            "front doors of this boot may have seen the version before"
+        )
         version = catalog.version
     assert {path.name for path in directory.iterdir()} - {"filled"} <= files
     free()
     assert state(loaded(directory, boot)) == expected
 
 
-async def test_a_directory_without_room_set_aside_is_started_on_a_full_disk(data_dir: tuple[Path, Filled]) -> None:
+async def test_a_directory_without_room_set_aside_is_started_on_a_full_disk(
+    data_dir: tuple[Path, Filled],
+) -> None:
     """As one of an earlier version is: nothing can be changed, but all that is there is served."""
     directory, fill = data_dir
     async with running(directory) as world:
@@ -240,10 +258,13 @@ async def test_after_any_history_of_full_and_free_what_was_answered_is_there(
             for _ in range(25):
                 if rng.random() < 0.3:
                     disk.error = rng.choice([0, 0, errno.ENOSPC, errno.EDQUOT])
-                made = rng.choice([GROWS[kind] for kind in GROWS if kind != "pause"])(rng.choice(names))
+                made = rng.choice([GROWS[kind] for kind in GROWS if kind != "pause"])(
+                    rng.choice(names)
+                )
                 removal = rng.choice([
-                    QueueRemove("/", rng.choice(names), False, False), ExchangeRemove("/", rng.choice(names), False),
-                    UserDelete(rng.choice(names)), VhostDelete(rng.choice(names)),
+                    QueueRemove("/", rng.choice(names), False, False),
+                    ExchangeRemove("/", rng.choice(names), False), UserDelete(rng.choice(names)),
+                    VhostDelete(rng.choice(names)),
                     ParameterDelete("/", "policy", rng.choice(names)),
                 ])  # fmt: skip
                 before = state(world.catalog)
@@ -254,7 +275,9 @@ async def test_after_any_history_of_full_and_free_what_was_answered_is_there(
         assert state(loaded(tmp_path)) == expected, seed
 
 
-def test_a_first_start_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_start_on_a_full_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = RefusingDisk(monkeypatch)
     disk.error = errno.ENOSPC
     with pytest.raises(DefinitionsError, match="definitions.amqp: No space left on device"):
@@ -266,17 +289,23 @@ def test_a_first_start_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytes
 
 def begun(directory: Path) -> Definitions:
     definitions = Definitions(directory, "b")
-    load_or_begin(definitions, ControllerConfig(data_dir=str(directory), runtime_dir="", boot="b", shards=1, doors=1))
+    load_or_begin(
+        definitions,
+        ControllerConfig(data_dir=str(directory), runtime_dir="", boot="b", shards=1, doors=1),
+    )
     definitions.close()
     return definitions
 
 
-FILES = ["definitions.amqp", "vhosts.json", "users.json", "permissions.json", "topic_permissions.json",
+FILES = ["definitions.amqp", "vhosts.json", "users.json", "permissions.json",
+         "topic_permissions.json",
          "parameters.json"]  # fmt: skip
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_missing_file_is_refused_by_name_and_nothing_is_changed(tmp_path: Path, file: str) -> None:
+def test_a_missing_file_is_refused_by_name_and_nothing_is_changed(
+    tmp_path: Path, file: str
+) -> None:
     begun(tmp_path)
     (tmp_path / file).unlink()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -300,7 +329,9 @@ def test_all_definitions_missing_is_no_first_start(tmp_path: Path) -> None:
         begun(tmp_path)
 
 
-def test_a_directory_of_an_earlier_version_may_lack_files_that_were_never_needed(tmp_path: Path) -> None:
+def test_a_directory_of_an_earlier_version_may_lack_files_that_were_never_needed(
+    tmp_path: Path,
+) -> None:
     begun(tmp_path)
     for file in ("definitions.files", "topic_permissions.json", "parameters.json"):
         (tmp_path / file).unlink()

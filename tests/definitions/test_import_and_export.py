@@ -26,7 +26,11 @@ def test_rabbitmqs_definitions_at_start_and_by_http(tmp_path: Path) -> None:
     try:
         api = Api(broker)
         first = api("GET", "definitions")
-        assert {queue["name"] for queue in first["queues"]} >= {"orders.new", "orders.dead", "quorum"}
+        assert {queue["name"] for queue in first["queues"]} >= {
+            "orders.new",
+            "orders.dead",
+            "quorum",
+        }
         with connect(broker, "orders", "olga", "olga secret") as connection:
             channel = connection.channel()
             publish(channel, "olga.1", 1, "events")
@@ -34,7 +38,15 @@ def test_rabbitmqs_definitions_at_start_and_by_http(tmp_path: Path) -> None:
         api("DELETE", "vhosts/orders")
         api("POST", "definitions", json.loads(EXPORT.read_bytes()))
         again = api("GET", "definitions")
-        for kind in ("queues", "exchanges", "bindings", "policies", "parameters", "permissions", "topic_permissions"):
+        for kind in (
+            "queues",
+            "exchanges",
+            "bindings",
+            "policies",
+            "parameters",
+            "permissions",
+            "topic_permissions",
+        ):
             assert sorted(map(_key, again[kind])) == sorted(map(_key, first[kind])), kind
         api("PUT", "vhosts/copy", {})
         api("POST", "definitions/copy", api("GET", "definitions/orders"))

@@ -24,14 +24,19 @@ from tests.support.catalogs import state
 
 EXPORT = Path(__file__).with_name("rabbitmq_definitions.json")  # written by RabbitMQ 3.10.8
 LISTS = (
-    "users", "permissions", "topic_permissions", "parameters", "global_parameters", "policies", "queues", "exchanges",
+    "users", "permissions", "topic_permissions", "parameters", "global_parameters", "policies",
+    "queues", "exchanges",
     "bindings",
 )  # fmt: skip
 
 
 def config(directory: Path, file: Path | str) -> ControllerConfig:
     return ControllerConfig(
-        data_dir=str(directory), runtime_dir=str(directory), boot="b", shards=2, load_definitions=str(file)
+        data_dir=str(directory),
+        runtime_dir=str(directory),
+        boot="b",
+        shards=2,
+        load_definitions=str(file),
     )
 
 
@@ -83,9 +88,16 @@ def test_taken_in_twice_is_taken_in_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.row("I2", "I3", "I11")
-def test_users_of_the_file_log_in_with_their_passwords_and_replace_the_default_one(tmp_path: Path) -> None:
+def test_users_of_the_file_log_in_with_their_passwords_and_replace_the_default_one(
+    tmp_path: Path,
+) -> None:
     catalog = loaded(tmp_path)
-    for user, password in (("olga", "olga secret"), ("sha512", "long"), ("md5", "old"), ("guest", "guest")):
+    for user, password in (
+        ("olga", "olga secret"),
+        ("sha512", "long"),
+        ("md5", "old"),
+        ("guest", "guest"),
+    ):
         assert passwords.matches(catalog.users[user], password), user
     assert not passwords.matches(catalog.users["nopass"], "")
 
@@ -119,7 +131,11 @@ def test_one_vhosts_definitions_go_into_another(tmp_path: Path) -> None:
     out = _whole(definitions_of(catalog.vhosts["orders"], catalog))
     for kind in ("parameters", "policies", "queues", "exchanges", "bindings"):
         assert out[kind] and all("vhost" not in row for row in out[kind])
-    asks = [ask for stage in imported.stages(imported.read(json.dumps(out).encode()), "copy", _never) for ask in stage]
+    asks = [
+        ask
+        for stage in imported.stages(imported.read(json.dumps(out).encode()), "copy", _never)
+        for ask in stage
+    ]
     assert {ask.vhost for ask in asks} == {"copy"}  # type: ignore[union-attr]
 
 
@@ -134,21 +150,32 @@ BAD: list[tuple[str, str]] = [
     ('{"queues": [{"name": "q", "durable": 1}]}', "at `$.queues[0].durable`"),
     ('{"queues": [{"name": "q"}]}', "queue 'q': no vhost is named"),
     ('{"users": [{"name": "u"}]}', "tags_not_present (user 'u')"),
-    ('{"users": [{"name": "u", "tags": "", "password_hash": "!"}]}', "password_hash: not base64 (user 'u')"),
-    ('{"users": [{"name": "u", "tags": "", "hashing_algorithm": "x"}]}', "unknown hashing_algorithm 'x' (user 'u')"),
+    (
+        '{"users": [{"name": "u", "tags": "", "password_hash": "!"}]}',
+        "password_hash: not base64 (user 'u')",
+    ),
+    (
+        '{"users": [{"name": "u", "tags": "", "hashing_algorithm": "x"}]}',
+        "unknown hashing_algorithm 'x' (user 'u')",
+    ),
     ('{"queues": [{"name": "q", "vhost": "nov"}]}', "vhost nov not found (nov/q)"),
     ('{"exchanges": [{"name": "e", "vhost": "/", "type": "zz"}]}', "(//e)"),
     (
         '{"policies": [{"vhost": "/", "name": "p", "pattern": "a", "definition": {"zz": 1}}]}',
         'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//p)',
     ),
-    ('{"parameters": [{"vhost": "/", "component": "no", "name": "p", "value": 1}]}', "component no not found"),
+    (
+        '{"parameters": [{"vhost": "/", "component": "no", "name": "p", "value": 1}]}',
+        "component no not found",
+    ),
 ]
 
 
 @pytest.mark.row("J14")
 @pytest.mark.parametrize(("text", "reason"), BAD)
-def test_a_file_that_cannot_be_taken_in_stops_the_start_and_says_why(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_file_that_cannot_be_taken_in_stops_the_start_and_says_why(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     file = tmp_path / "d.json"
     file.write_text(text)
     with pytest.raises(DefinitionsError) as error:
@@ -174,14 +201,22 @@ HALF_GOOD = {
 }
 
 
-def test_a_first_start_that_is_refused_midway_keeps_nothing_and_the_next_one_is_a_first_start(tmp_path: Path) -> None:
+def test_a_first_start_that_is_refused_midway_keeps_nothing_and_the_next_one_is_a_first_start(
+    tmp_path: Path,
+) -> None:
     file = put_at(tmp_path, "d.json", HALF_GOOD)
     for _ in range(2):
-        with pytest.raises(DefinitionsError, match=r"load_definitions: .*d\.json: .*vhost nov not found \(nov/q2\)"):
+        with pytest.raises(
+            DefinitionsError, match=r"load_definitions: .*d\.json: .*vhost nov not found \(nov/q2\)"
+        ):
             loaded(tmp_path / "data", file)
     assert Definitions(tmp_path / "data", "b").is_new
     catalog = loaded(tmp_path / "data", "")
-    assert (set(catalog.users), set(catalog.vhosts), list(catalog.index.all())) == ({"guest"}, {"/"}, [])
+    assert (set(catalog.users), set(catalog.vhosts), list(catalog.index.all())) == (
+        {"guest"},
+        {"/"},
+        [],
+    )
 
 
 def test_a_later_start_that_is_refused_midway_keeps_nothing_of_the_file(tmp_path: Path) -> None:
@@ -194,7 +229,11 @@ def test_a_later_start_that_is_refused_midway_keeps_nothing_of_the_file(tmp_path
 def full_after(changes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the disk have room for `changes` more requests."""
     left = iter([""] * changes)
-    monkeypatch.setattr(Definitions, "lacks_room", lambda *_: next(left, "no room for definitions: the disk is full"))
+    monkeypatch.setattr(
+        Definitions,
+        "lacks_room",
+        lambda *_: next(left, "no room for definitions: the disk is full"),
+    )
 
 
 @pytest.mark.parametrize("taken", range(7))
@@ -205,7 +244,9 @@ def test_a_first_start_whose_disk_fills_midway_ends_and_keeps_nothing(
     file = put_at(tmp_path, "d.json", document)
     with monkeypatch.context() as patch:
         full_after(taken, patch)
-        with pytest.raises(DefinitionsError, match=r"load_definitions: .*d\.json: no room .* \(.+\)"):
+        with pytest.raises(
+            DefinitionsError, match=r"load_definitions: .*d\.json: no room .* \(.+\)"
+        ):
             loaded(tmp_path / "data", file)
     assert Definitions(tmp_path / "data", "b").is_new
     catalog = loaded(tmp_path / "data", file)
@@ -220,7 +261,10 @@ def test_a_later_start_without_room_for_the_file_goes_on_with_what_exists_and_sa
     full_after(0, monkeypatch)
     file = put_at(tmp_path, "d.json", {"queues": [named("q1")]})
     assert state(loaded(tmp_path / "data", file)) == state(before)
-    assert "load_definitions: not taken in to its end: no room for definitions: the disk is full (//q1)" in caplog.text
+    assert (
+        "load_definitions: not taken in to its end: no room for definitions: the disk is full "
+        "(//q1)" in caplog.text
+    )
 
 
 def test_an_import_into_a_stopped_broker_without_room_is_refused_and_keeps_nothing(
@@ -250,7 +294,14 @@ def test_what_is_there_stays_and_what_cannot_be_bound_is_left_out(tmp_path: Path
                     {"name": "events", "vhost": "orders", "type": "fanout"},
                     {"name": "amq.topic", "vhost": "orders", "type": "topic"},
                 ],
-                "bindings": [{"source": "no", "vhost": "orders", "destination": "q", "destination_type": "queue"}],
+                "bindings": [
+                    {
+                        "source": "no",
+                        "vhost": "orders",
+                        "destination": "q",
+                        "destination_type": "queue",
+                    }
+                ],
             }
         )
     )
@@ -260,13 +311,18 @@ def test_what_is_there_stays_and_what_cannot_be_bound_is_left_out(tmp_path: Path
 
 @pytest.mark.parametrize("tags", ["a, b", ["a", " b"]])
 def test_tags_come_as_text_or_list_and_passwords_in_clear_are_hashed(tags: Any) -> None:
-    document = imported.read(json.dumps({"users": [{"name": "u", "password": "p", "tags": tags}]}).encode())
+    document = imported.read(
+        json.dumps({"users": [{"name": "u", "password": "p", "tags": tags}]}).encode()
+    )
     (user,) = imported.stages(document, None, lambda password: ("aGFzaA==", passwords.SCRYPT))[0]
     assert user == imported.UserPut("u", "aGFzaA==", passwords.SCRYPT, ["a", "b"])
 
 
 def test_limits_come_with_users_and_vhosts() -> None:
-    text = b'{"users": [{"name": "u", "tags": "", "limits": {"max-channels": 3}}], "vhosts": [{"name": "v", "limits": '
+    text = (
+        b'{"users": [{"name": "u", "tags": "", "limits": {"max-channels": 3}}], "vhosts": '
+        b'[{"name": "v", "limits": '
+    )
     document = imported.read(text + b'[{"name": "max-queues", "value": 7}]}]}')
     asks = [ask for stage in imported.stages(document, None, _never) for ask in stage]
     assert imported.ParameterPut("", "user-limits", "u", {"max-channels": 3}) in asks
@@ -281,4 +337,6 @@ def test_refusals_are_of_status_400() -> None:
 
 def _whole(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document with a list in place of each iterator."""
-    return {name: list(part) if isinstance(part, Iterator) else part for name, part in document.items()}
+    return {
+        name: list(part) if isinstance(part, Iterator) else part for name, part in document.items()
+    }

@@ -119,7 +119,9 @@ def test_a_broken_byte_cuts_the_log_there_and_keeps_the_rest_beside_it(tmp_path:
     assert (tmp_path / "definitions.amqp.cut").read_bytes() == bytes(data[end:])
 
 
-def test_a_broken_record_with_whole_ones_behind_it_is_no_crash_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_a_broken_record_with_whole_ones_behind_it_is_no_crash_and_nothing_is_touched(
+    tmp_path: Path,
+) -> None:
     definitions, catalog = opened(tmp_path)
     write(definitions, catalog, [VhostPut("/")])
     end = (tmp_path / "definitions.amqp").stat().st_size
@@ -148,7 +150,9 @@ def test_messages_without_any_definitions_are_not_taken_for_a_first_start(tmp_pa
     store = tmp_path / "shard-00" / "ab"
     store.mkdir(parents=True)
     (store / "msgs.0000000001").write_bytes(b"x")
-    config = ControllerConfig(data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=1, doors=1)
+    config = ControllerConfig(
+        data_dir=str(tmp_path), runtime_dir=str(tmp_path), boot="b", shards=1, doors=1
+    )
     with pytest.raises(DefinitionsError, match="has no definitions"):
         load_or_begin(Definitions(tmp_path, "b"), config)
 
@@ -234,9 +238,11 @@ def test_frames_are_amqp_and_come_back_as_they_were(change: AnyChange) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_nan=False) | st.text()
+        st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1)
+        | st.floats(allow_nan=False) | st.text()
         | st.binary(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=20), inner, max_size=3),
+        lambda inner: st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=20), inner, max_size=3),
         max_leaves=8,
     )
 )  # fmt: skip

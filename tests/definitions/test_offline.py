@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def definitions(*words: object, status: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "definitions", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == status, done.stderr
     return done
 
@@ -41,7 +43,9 @@ def test_definitions_go_from_one_stopped_broker_into_another(tmp_path: Path) -> 
         refused = definitions("export", tmp_path / "old", status=2)
         assert "in use by the broker" in refused.stderr
         old.stop()
-        before = {path: path.read_bytes() for path in (tmp_path / "old").glob("[!.]*.*") if path.is_file()}
+        before = {
+            path: path.read_bytes() for path in (tmp_path / "old").glob("[!.]*.*") if path.is_file()
+        }
         definitions("export", tmp_path / "old", tmp_path / "all.json")
         assert before == {path: path.read_bytes() for path in before}
     finally:
@@ -56,8 +60,12 @@ def test_definitions_go_from_one_stopped_broker_into_another(tmp_path: Path) -> 
     (tmp_path / "new").mkdir()
     definitions("import", tmp_path / "new", tmp_path / "all.json")
     again = json.loads(definitions("export", tmp_path / "new").stdout)
-    assert {key: again[key] for key in ("queues", "exchanges", "bindings", "users", "permissions", "vhosts")} == {
-        key: document[key] for key in ("queues", "exchanges", "bindings", "users", "permissions", "vhosts")
+    assert {
+        key: again[key]
+        for key in ("queues", "exchanges", "bindings", "users", "permissions", "vhosts")
+    } == {
+        key: document[key]
+        for key in ("queues", "exchanges", "bindings", "users", "permissions", "vhosts")
     }
     new = RealBroker(tmp_path / "new", shards=2)
     try:

@@ -33,7 +33,9 @@ class Bench:
         self.catalog = Catalog()
         self.catalog.apply(VhostPut("/"))
         self._ids = iter(range(1, 100))
-        self._decisions = Decisions(self.catalog, lambda: next(self._ids), lambda: "name", lambda vhost, name: 1)
+        self._decisions = Decisions(
+            self.catalog, lambda: next(self._ids), lambda: "name", lambda vhost, name: 1
+        )
 
     def decide(self, ask: Any) -> Decision:
         decision = self._decisions.decide(ask, "")
@@ -41,8 +43,12 @@ class Bench:
             self.catalog.apply(change)
         return decision
 
-    def declare(self, name: str = "x", *, durable: bool = True, auto_delete: bool = False) -> Decision:
-        return self.decide(ExchangeDeclare("/", name, "x-delayed-message", durable, auto_delete, False, DELAYED))
+    def declare(
+        self, name: str = "x", *, durable: bool = True, auto_delete: bool = False
+    ) -> Decision:
+        return self.decide(
+            ExchangeDeclare("/", name, "x-delayed-message", durable, auto_delete, False, DELAYED)
+        )
 
     def policy(self, **definition: Any) -> Decision:
         value = {"pattern": "^x", "apply-to": "exchanges", "definition": definition, "priority": 0}
@@ -58,7 +64,9 @@ def test_its_queue_is_there_before_it_and_lasts_as_long(durable: bool) -> None:
     bench = Bench()
     decision = bench.declare(durable=durable)
     assert [type(change) for change in decision.changes] == [QueuePut, ExchangePut]
-    assert [(queue.name, queue.durable) for queue in decision.create] == [("amq.delayed.x", durable)]
+    assert [(queue.name, queue.durable) for queue in decision.create] == [
+        ("amq.delayed.x", durable)
+    ]
     assert bench.catalog.hidden_queue_ids() == {decision.create[0].id: "amq.delayed.x"}
     again = bench.declare(durable=durable)
     assert (again.changes, again.uses) == ([], decision.create)
@@ -83,7 +91,9 @@ def test_its_queue_goes_with_an_exchange_that_goes_with_its_last_binding() -> No
     assert bench.queues == ["q"]
 
 
-def test_a_policy_gives_a_queue_to_each_exchange_that_delays_from_now_on_and_takes_none_away() -> None:
+def test_a_policy_gives_a_queue_to_each_exchange_that_delays_from_now_on_and_takes_none_away() -> (
+    None
+):
     bench = Bench()
     for name in ("x1", "x2", "y"):
         bench.decide(ExchangeDeclare("/", name, "direct", True, False, False, {}))

@@ -26,7 +26,9 @@ def exchange(client: RawClient, name: str, type: str = "fanout", **arguments: An
     """Declare a delayed exchange of an inner type and a queue, bound by the key k."""
     given = {"x-delayed-type": type, **arguments}
     client.ask(
-        1, Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=given), Exchange.DeclareOk
+        1,
+        Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=given),
+        Exchange.DeclareOk,
     )
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Queue.Bind(queue=name, exchange=name, routing_key="k"), Queue.BindOk)
@@ -37,7 +39,9 @@ def delayed_by(exchange: str, body: bytes, delay: Any, key: str = "k", **more: A
     return with_properties(1, exchange, key, body, headers=headers, **more)
 
 
-def publish(client: RawClient, exchange: str, body: bytes, delay: Any, key: str = "k", **more: Any) -> None:
+def publish(
+    client: RawClient, exchange: str, body: bytes, delay: Any, key: str = "k", **more: Any
+) -> None:
     client.send(delayed_by(exchange, body, delay, key, **more))
 
 
@@ -69,7 +73,12 @@ def test_messages_come_when_they_are_due_in_order_of_time_and_say_how_long_they_
 ) -> None:
     exchange(client, name)
     began = time.monotonic()
-    said_at_once = ((b"late", 3 * SOON_MS), (b"soon", SOON_MS), (b"text", str(2 * SOON_MS)), (b"now", 0))
+    said_at_once = (
+        (b"late", 3 * SOON_MS),
+        (b"soon", SOON_MS),
+        (b"text", str(2 * SOON_MS)),
+        (b"now", 0),
+    )
     client.send(b"".join(delayed_by(name, body, delay) for body, delay in said_at_once))
     for body, delay, said in (
         (b"now", 0, 0),
@@ -103,14 +112,18 @@ def test_what_is_not_to_wait_does_not(client: RawClient, name: str, delay: Any) 
         (None, "undefined is no number of milliseconds"),
     ],
 )
-def test_a_time_that_cannot_be_is_refused_not_fired_early(client: RawClient, name: str, delay: Any, said: str) -> None:
+def test_a_time_that_cannot_be_is_refused_not_fired_early(
+    client: RawClient, name: str, delay: Any, said: str
+) -> None:
     exchange(client, name)
     publish(client, name, b"never", delay)
     client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - invalid header 'x-delay': {said}")
 
 
 @pytest.mark.row("B1.10")
-@pytest.mark.parametrize("delay", [1 << 32, 100 * 365 * 86_400_000, 1 << 56, (1 << 63) - 1, "18000000000000000000"])
+@pytest.mark.parametrize(
+    "delay", [1 << 32, 100 * 365 * 86_400_000, 1 << 56, (1 << 63) - 1, "18000000000000000000"]
+)
 def test_a_far_time_is_kept(client: RawClient, api: Api, name: str, delay: int | str) -> None:
     exchange(client, name)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
@@ -126,31 +139,48 @@ def test_a_far_time_is_kept(client: RawClient, api: Api, name: str, delay: int |
     ("arguments", "said"),
     [
         ({}, "Missing required argument 'x-delayed-type'"),
-        ({"x-delayed-type": "nope"}, "Invalid argument, 'x-delayed-type' must be an existing exchange type"),
+        (
+            {"x-delayed-type": "nope"},
+            "Invalid argument, 'x-delayed-type' must be an existing exchange type",
+        ),
         (
             {"x-delayed-type": "x-delayed-message"},
             "Invalid argument, 'x-delayed-message' can't be used for 'x-delayed-type'",
         ),
     ],
 )
-def test_it_needs_a_type_to_route_by(client: RawClient, name: str, arguments: dict[str, Any], said: str) -> None:
-    client.send(method(1, Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=arguments)))
+def test_it_needs_a_type_to_route_by(
+    client: RawClient, name: str, arguments: dict[str, Any], said: str
+) -> None:
+    client.send(
+        method(
+            1,
+            Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=arguments),
+        )
+    )
     client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - {said}")
 
 
 @pytest.mark.row("B1.10")
-def test_declared_again_it_must_be_the_same_and_keeps_what_waits(client: RawClient, name: str) -> None:
+def test_declared_again_it_must_be_the_same_and_keeps_what_waits(
+    client: RawClient, name: str
+) -> None:
     exchange(client, name, "topic")
     publish(client, name, b"x", SOON_MS)
     exchange(client, name, "topic")
     assert wait_for(client, name)[2] == b"x"
     arguments = {"x-delayed-type": "direct"}
-    client.send(method(1, Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=arguments)))
+    client.send(
+        method(
+            1,
+            Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=arguments),
+        )
+    )
     client.expect_channel_close(
         1,
         406,
-        f"PRECONDITION_FAILED - inequivalent arg 'x-delayed-type' for exchange '{name}' in vhost '/': "
-        "received 'direct' but current is 'topic'",
+        f"PRECONDITION_FAILED - inequivalent arg 'x-delayed-type' for exchange '{name}' in vhost "
+        f"'/': received 'direct' but current is 'topic'",
     )
 
 
@@ -174,7 +204,9 @@ def test_it_routes_as_its_inner_type_when_the_message_is_due(client: RawClient, 
     types = ("direct", "topic", "headers", "x-consistent-hash")
     for type in types:
         queue, given = f"{name}-{type}", {"x-delayed-type": type}
-        declare = Exchange.Declare(exchange=queue, exchange_type="x-delayed-message", arguments=given)
+        declare = Exchange.Declare(
+            exchange=queue, exchange_type="x-delayed-message", arguments=given
+        )
         client.ask(1, declare, Exchange.DeclareOk)
         client.ask(1, Queue.Declare(queue=queue, exclusive=True), Queue.DeclareOk)
         publish(client, queue, b"early", A_WHILE_MS, "k.1", headers={"colour": "red"})
@@ -182,7 +214,9 @@ def test_it_routes_as_its_inner_type_when_the_message_is_due(client: RawClient, 
     for type in types:
         key = {"topic": "k.#", "x-consistent-hash": "3"}.get(type, "k.1")
         arguments = {"x-match": "all", "colour": "red"} if type == "headers" else {}
-        bind = Queue.Bind(queue=f"{name}-{type}", exchange=f"{name}-{type}", routing_key=key, arguments=arguments)
+        bind = Queue.Bind(
+            queue=f"{name}-{type}", exchange=f"{name}-{type}", routing_key=key, arguments=arguments
+        )
         client.ask(1, bind, Queue.BindOk)
     for type in types:
         queue = f"{name}-{type}"
@@ -195,7 +229,9 @@ def test_it_routes_as_its_inner_type_when_the_message_is_due(client: RawClient, 
 
 
 @pytest.mark.row("B1.10")
-def test_more_keys_are_kept_for_when_it_is_due_and_bcc_is_seen_by_nobody(client: RawClient, name: str) -> None:
+def test_more_keys_are_kept_for_when_it_is_due_and_bcc_is_seen_by_nobody(
+    client: RawClient, name: str
+) -> None:
     exchange(client, name, "direct")
     for body, header in ((b"cc", "CC"), (b"bcc", "BCC")):
         publish(client, name, body, SOON_MS, "nowhere", headers={header: ["k"]})
@@ -211,7 +247,9 @@ def test_its_own_ttl_begins_when_it_is_due(client: RawClient, name: str) -> None
     publish(client, name, b"short", 2 * SOON_MS, expiration=str(SOON_MS // 2))
     publish(client, name, b"long", 2 * SOON_MS, expiration="600000")
     time.sleep(NOT_DELIVERED_S)
-    wait_until(lambda: wait_for(client, name)[2] == b"long", "the one that lives longer comes", WITHIN_S)
+    wait_until(
+        lambda: wait_for(client, name)[2] == b"long", "the one that lives longer comes", WITHIN_S
+    )
 
 
 @pytest.mark.row("B1.10")
@@ -254,7 +292,9 @@ def test_a_transaction_delays_when_it_is_committed(client: RawClient, api: Api, 
     exchange(client, name)
     client.ask(2, Tx.Select(), Tx.SelectOk)
     for end, kind in ((Tx.Rollback(), Tx.RollbackOk), (Tx.Commit(), Tx.CommitOk)):
-        client.send(with_properties(2, name, "k", kind.__name__.encode(), headers={"x-delay": SOON_MS}))
+        client.send(
+            with_properties(2, name, "k", kind.__name__.encode(), headers={"x-delay": SOON_MS})
+        )
         client.ask(2, end, kind)
     assert wait_for(client, name)[2] == b"CommitOk"
     assert is_empty(client, name)
@@ -267,7 +307,9 @@ def test_mandatory_is_not_asked_of_what_waits(client: RawClient, name: str) -> N
     Nobody waits for a return then.
     """
     arguments = {"x-delayed-type": "direct"}
-    declare = Exchange.Declare(exchange=name, exchange_type="x-delayed-message", arguments=arguments)
+    declare = Exchange.Declare(
+        exchange=name, exchange_type="x-delayed-message", arguments=arguments
+    )
     client.ask(1, declare, Exchange.DeclareOk)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
     line = struct.pack(">HHH", 60, 40, 0) + bytes([len(name)]) + name.encode() + b"\1k" + b"\1"
@@ -322,7 +364,9 @@ def test_a_queue_with_its_argument_is_a_queue(client: RawClient, name: str) -> N
 
 @pytest.mark.row("B1.10")
 def test_an_argument_makes_any_exchange_delay(client: RawClient, name: str) -> None:
-    declare = Exchange.Declare(exchange=name, exchange_type="topic", arguments={"x-delayed-exchange": True})
+    declare = Exchange.Declare(
+        exchange=name, exchange_type="topic", arguments={"x-delayed-exchange": True}
+    )
     client.ask(1, declare, Exchange.DeclareOk)
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Queue.Bind(queue=name, exchange=name, routing_key="#"), Queue.BindOk)
@@ -376,7 +420,10 @@ def test_it_outlives_kill_and_restart(broker: RealBroker, tmp_path: Any) -> None
         with RawClient(own.port) as client:
             client.shake_hands(channels=1)
             durable = Exchange.Declare(
-                exchange="x", exchange_type="x-delayed-message", durable=True, arguments={"x-delayed-type": "fanout"}
+                exchange="x",
+                exchange_type="x-delayed-message",
+                durable=True,
+                arguments={"x-delayed-type": "fanout"},
             )
             client.ask(1, durable, Exchange.DeclareOk)
             client.ask(1, Queue.Declare(queue="q", durable=True), Queue.DeclareOk)

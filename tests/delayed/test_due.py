@@ -17,7 +17,10 @@ from tests.reference import due as reference
 from tests.support.dict_store import DictArrival, DictStore
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["push", "push many", "push now", "pop", "pop all", "clear"]), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["push", "push many", "push now", "pop", "pop all", "clear"]),
+        st.integers(0, 60),
+    ),
     max_size=40,
 )
 SOON, LATE = 1000, (1 << 64) - 1
@@ -34,14 +37,21 @@ def test_the_heap_gives_what_a_sorted_list_gives(steps: list[tuple[str, int]], s
             count *= 50 if step == "push many" else 1
             entries = array("Q", [last + 16 * (i + 1) | pick.randrange(2) for i in range(count)])
             last += 16 * count
-            times = [pick.choice([pick.randrange(SOON), 7, LATE, pick.getrandbits(64)]) for _ in range(count)]
+            times = [
+                pick.choice([pick.randrange(SOON), 7, LATE, pick.getrandbits(64)])
+                for _ in range(count)
+            ]
             for each in both:
                 each.push_many(entries, None if step == "push now" else array("Q", times))
         elif step == "clear":
             for each in both:
                 each.clear()
         else:
-            now, most = (LATE, 1 << 40) if step == "pop all" else (pick.randrange(SOON), count * pick.choice([1, 40]))
+            now, most = (
+                (LATE, 1 << 40)
+                if step == "pop all"
+                else (pick.randrange(SOON), count * pick.choice([1, 40]))
+            )
             assert both[0].pop_due(now, most) == both[1].pop_due(now, most)
         assert len(both[0]) == len(both[1])
         assert both[0].first_due() == both[1].first_due()
@@ -109,7 +119,11 @@ def test_it_is_empty_to_whoever_counts_ready_messages_and_nothing_is_lost_on_the
     queue = delay_queue(store)
     entries = publish(queue, store, [300, 100])
     queue.deliver(100, NoOutlet(), 1)
-    assert (queue.backlog.ready_count, queue.backlog.unacked_count, queue.delayed_count) == (0, 0, 2)
+    assert (queue.backlog.ready_count, queue.backlog.unacked_count, queue.delayed_count) == (
+        0,
+        0,
+        2,
+    )
     # To a clean stop what is on its way was handed out, what waits was not.
     assert list(queue.live()) == [entries[0], entries[1] | 1]
     assert store.live[1] == set(entries)

@@ -33,7 +33,9 @@ async def _publish(exchange: AbstractExchange, due: dict[int, float]) -> None:
         low, high = DELAYS_MS
         delay = low + number * 7919 % (high - low)
         message = aio_pika.Message(
-            b"%d" % number, delivery_mode=aio_pika.DeliveryMode.PERSISTENT, headers={"x-delay": delay}
+            b"%d" % number,
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            headers={"x-delay": delay},
         )
         due[number] = time.time() + delay / 1000
         await exchange.publish(message, "")
@@ -44,7 +46,9 @@ async def _publish(exchange: AbstractExchange, due: dict[int, float]) -> None:
 
 @pytest.mark.row("B1.10")
 @pytest.mark.parametrize("victim", ["shard", "front-door"])
-async def test_a_killed_process_costs_no_delayed_message(broker: RealBroker, name: str, victim: str) -> None:
+async def test_a_killed_process_costs_no_delayed_message(
+    broker: RealBroker, name: str, victim: str
+) -> None:
     due: dict[int, float] = {}
     came: dict[int, float] = {}
 
@@ -55,7 +59,9 @@ async def test_a_killed_process_costs_no_delayed_message(broker: RealBroker, nam
     async with connected(broker) as connection:
         channel = await connection.channel()
         arguments: dict[str, Any] = {"x-delayed-type": "fanout"}
-        exchange = await channel.declare_exchange(name, "x-delayed-message", durable=True, arguments=arguments)
+        exchange = await channel.declare_exchange(
+            name, "x-delayed-message", durable=True, arguments=arguments
+        )
         queue = await channel.declare_queue(name, durable=True)
         await queue.bind(exchange)
         await _publish(exchange, due)

@@ -25,10 +25,17 @@ class Delaying(Door):
         super().__init__(
             catalog(
                 [
-                    ExchangePut("/", "late", "x-delayed-message", arguments={"x-delayed-type": kind}),
+                    ExchangePut(
+                        "/", "late", "x-delayed-message", arguments={"x-delayed-type": kind}
+                    ),
                     QueuePut("/", "amq.delayed.late", 5, 0),
                     BindingPut(
-                        "/", "late", "queue", "a", "k", {"x-match": "any", "one": 1} if kind == "headers" else {}
+                        "/",
+                        "late",
+                        "queue",
+                        "a",
+                        "k",
+                        {"x-match": "any", "one": 1} if kind == "headers" else {},
                     ),
                     BindingPut("/", "late", "queue", "b", "more"),
                 ]
@@ -56,7 +63,10 @@ def test_messages_that_are_due_go_where_the_inner_type_says_with_their_delay_neg
     door = Delaying("direct")
     door.due(("k", {}), ("k", {}), ("none", {}))
     found = door.links.stored()
-    assert [(queues, contents.read_stored(stored)[3]) for _, queues, stored in found] == [((1,), b"0"), ((1,), b"0")]
+    assert [(queues, contents.read_stored(stored)[3]) for _, queues, stored in found] == [
+        ((1,), b"0"),
+        ((1,), b"0"),
+    ]
     headers = properties.read(contents.read_stored(found[0][2])[2]).headers
     assert headers == {"x-delay": -5}
     assert (door.lettering.released, door.lettering.unroutable) == (3, 1)
@@ -110,7 +120,11 @@ def test_each_publish_of_a_traced_vhost_is_copied_and_the_copy_feeds_its_shard()
         by_queue = {queues: stored for _, queues, stored in door.links.stored()}
         message, copy = by_queue[1,], by_queue[9,]
     exchange, key, props_bytes, body = contents.read_stored(copy)
-    assert (exchange, key, body) == (TRACE_EXCHANGE.encode(), b"publish.headers", contents.read_stored(message)[3])
+    assert (exchange, key, body) == (
+        TRACE_EXCHANGE.encode(),
+        b"publish.headers",
+        contents.read_stored(message)[3],
+    )
     headers = properties.read(props_bytes).headers or {}
     assert headers["routed_queues"] == ["a"] and headers["user"] == "guest"
 

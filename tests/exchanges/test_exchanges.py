@@ -34,11 +34,18 @@ def declare(client: RawClient, exchanges: list[str], name: str, type: str, **how
     return name
 
 
-def queue(client: RawClient, name: str, *bindings: tuple[str, str] | tuple[str, str, Arguments]) -> str:
+def queue(
+    client: RawClient, name: str, *bindings: tuple[str, str] | tuple[str, str, Arguments]
+) -> str:
     """Declare an exclusive queue of this connection, bound by (exchange, key, arguments)."""
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     for exchange, key, *arguments in bindings:
-        bind = Queue.Bind(queue=name, exchange=exchange, routing_key=key, arguments=arguments[0] if arguments else None)
+        bind = Queue.Bind(
+            queue=name,
+            exchange=exchange,
+            routing_key=key,
+            arguments=arguments[0] if arguments else None,
+        )
         client.ask(1, bind, Queue.BindOk)
     return name
 
@@ -71,7 +78,9 @@ def test_a_new_vhost_has_the_predeclared_exchanges(api: Api, name: str) -> None:
 
 
 @pytest.mark.row("B1.1")
-def test_the_default_exchange_has_every_queue_by_its_name_and_no_other(client: RawClient, name: str) -> None:
+def test_the_default_exchange_has_every_queue_by_its_name_and_no_other(
+    client: RawClient, name: str
+) -> None:
     queue(client, name)
     client.send(publish(1, "", name, b"x") + publish(1, "", f"{name}.", b"y"))
     assert counts(client, name) == [1]
@@ -107,7 +116,9 @@ def test_fanout_looks_at_nothing(client: RawClient, exchanges: list[str], name: 
     declare(client, exchanges, name, "fanout")
     one = queue(client, f"{name}-1", (name, "k"), (name, "other"))
     two = queue(client, f"{name}-2", (name, "", {"x-match": "all", "a": 1}))
-    client.send(publish(1, name, "any", b"x") + with_properties(1, name, "", b"y", headers={"a": 2}))
+    client.send(
+        publish(1, name, "any", b"x") + with_properties(1, name, "", b"y", headers={"a": 2})
+    )
     assert counts(client, one, two) == [2, 2]
 
 
@@ -129,9 +140,16 @@ TOPICS = [
 
 
 @pytest.mark.row("B1.4")
-@pytest.mark.parametrize(("pattern", "matching", "others"), TOPICS, ids=[pattern[:12] for pattern, *_ in TOPICS])
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"), TOPICS, ids=[pattern[:12] for pattern, *_ in TOPICS]
+)
 def test_topic_patterns_match_words(
-    client: RawClient, exchanges: list[str], name: str, pattern: str, matching: list[str], others: list[str]
+    client: RawClient,
+    exchanges: list[str],
+    name: str,
+    pattern: str,
+    matching: list[str],
+    others: list[str],
 ) -> None:
     declare(client, exchanges, name, "topic")
     queue(client, name, (name, pattern))
@@ -163,9 +181,16 @@ HEADERS: list[tuple[str, Arguments, Arguments, bool]] = [
 
 
 @pytest.mark.row("B1.5")
-@pytest.mark.parametrize(("arguments", "headers", "matches"), [pytest.param(*case, id=what) for what, *case in HEADERS])
+@pytest.mark.parametrize(
+    ("arguments", "headers", "matches"), [pytest.param(*case, id=what) for what, *case in HEADERS]
+)
 def test_a_headers_binding_matches_by_its_arguments(
-    client: RawClient, exchanges: list[str], name: str, arguments: Arguments, headers: Arguments, matches: bool
+    client: RawClient,
+    exchanges: list[str],
+    name: str,
+    arguments: Arguments,
+    headers: Arguments,
+    matches: bool,
 ) -> None:
     declare(client, exchanges, name, "headers")
     queue(client, name, (name, "not looked at", arguments))
@@ -186,7 +211,11 @@ def test_an_x_match_that_is_none_is_refused(
 ) -> None:
     declare(client, exchanges, name, "headers")
     queue(client, name)
-    client.send(method(1, Queue.Bind(queue=name, exchange=name, routing_key="", arguments={"x-match": value})))
+    client.send(
+        method(
+            1, Queue.Bind(queue=name, exchange=name, routing_key="", arguments={"x-match": value})
+        )
+    )
     client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - Invalid x-match field {text}")
 
 
@@ -210,11 +239,15 @@ def test_chance_gives_each_message_to_one_queue_whatever_its_key(
 
 
 @pytest.mark.row("B1.8")
-def test_a_binding_of_a_local_random_exchange_has_no_key(client: RawClient, exchanges: list[str], name: str) -> None:
+def test_a_binding_of_a_local_random_exchange_has_no_key(
+    client: RawClient, exchanges: list[str], name: str
+) -> None:
     declare(client, exchanges, name, "x-local-random")
     queue(client, name)
     client.send(method(1, Queue.Bind(queue=name, exchange=name, routing_key="k")))
-    client.expect_channel_close(1, 406, "PRECONDITION_FAILED - Non empty binding 'k' key not permitted")
+    client.expect_channel_close(
+        1, 406, "PRECONDITION_FAILED - Non empty binding 'k' key not permitted"
+    )
 
 
 @pytest.mark.row("B1.9")
@@ -226,8 +259,12 @@ def test_the_modulus_of_a_key_depends_on_the_names_of_the_queues_alone(
     for exchange, order in ((f"{name}-a", queues), (f"{name}-b", queues[::-1])):
         declare(client, exchanges, exchange, "x-modulus-hash")
         for number, one in enumerate(order):
-            client.ask(1, Queue.Bind(queue=one, exchange=exchange, routing_key=f"{number}"), Queue.BindOk)
-        client.send(b"".join(publish(1, exchange, f"key {number}", b"x") for number in range(MESSAGES)))
+            client.ask(
+                1, Queue.Bind(queue=one, exchange=exchange, routing_key=f"{number}"), Queue.BindOk
+            )
+        client.send(
+            b"".join(publish(1, exchange, f"key {number}", b"x") for number in range(MESSAGES))
+        )
         found.append(counts(client, *queues))
         for one in queues:
             client.ask(1, Queue.Purge(queue=one), Queue.PurgeOk)
@@ -237,7 +274,9 @@ def test_the_modulus_of_a_key_depends_on_the_names_of_the_queues_alone(
 
 @pytest.mark.row("B1.12")
 @pytest.mark.parametrize("type", ["x-event", "x-jms-topic", "x-federation-upstream"])
-def test_a_type_of_a_plugin_that_is_not_there_is_unknown(client: RawClient, name: str, type: str) -> None:
+def test_a_type_of_a_plugin_that_is_not_there_is_unknown(
+    client: RawClient, name: str, type: str
+) -> None:
     client.send(method(1, Exchange.Declare(exchange=name, exchange_type=type)))
     client.expect_close(503, f"COMMAND_INVALID - unknown exchange type '{type}'")
 
@@ -259,11 +298,15 @@ def test_bindings_that_differ_in_arguments_are_two_and_deliver_one(
 
 
 @pytest.mark.row("B1.18")
-def test_a_message_visits_each_exchange_of_a_circle_once(client: RawClient, exchanges: list[str], name: str) -> None:
+def test_a_message_visits_each_exchange_of_a_circle_once(
+    client: RawClient, exchanges: list[str], name: str
+) -> None:
     circle = [declare(client, exchanges, f"{name}-{number}", "fanout") for number in range(3)]
     queues = []
     for number, exchange in enumerate(circle):
-        client.ask(1, Exchange.Bind(destination=exchange, source=circle[number - 1]), Exchange.BindOk)
+        client.ask(
+            1, Exchange.Bind(destination=exchange, source=circle[number - 1]), Exchange.BindOk
+        )
         client.ask(1, Exchange.Bind(destination=exchange, source=exchange), Exchange.BindOk)
         queues.append(queue(client, f"{name}-{number}", (exchange, "")))
     client.ask(2, Confirm.Select(), Confirm.SelectOk)
@@ -284,7 +327,9 @@ def _bound(broker: RealBroker, name: str) -> None:
         for kind, how in KINDS.items():
             declared = Exchange.Declare(exchange=kind + name, exchange_type="direct", **how)
             client.ask(1, declared, Exchange.DeclareOk)
-            client.ask(1, Queue.Bind(queue=name, exchange=kind + name, routing_key=kind), Queue.BindOk)
+            client.ask(
+                1, Queue.Bind(queue=name, exchange=kind + name, routing_key=kind), Queue.BindOk
+            )
 
 
 KINDS: dict[str, dict[str, bool]] = {
@@ -297,7 +342,9 @@ KINDS: dict[str, dict[str, bool]] = {
 
 @pytest.mark.broker
 @pytest.mark.row("B1.16")
-def test_a_restart_leaves_durable_exchanges_and_the_bindings_between_durable_things(tmp_path: Path, name: str) -> None:
+def test_a_restart_leaves_durable_exchanges_and_the_bindings_between_durable_things(
+    tmp_path: Path, name: str
+) -> None:
     broker = RealBroker(tmp_path / "data", shards=1)
     try:
         _bound(broker, name)
@@ -310,10 +357,14 @@ def test_a_restart_leaves_durable_exchanges_and_the_bindings_between_durable_thi
                 client.ask(1, declared, Exchange.DeclareOk)
             client.send(b"".join(publish(1, kind + name, kind, kind.encode()) for kind in "dta"))
             assert counts(client, name) == [2]  # by "t" it is bound no more
-            client.ask(1, Exchange.Bind(destination="i" + name, source="amq.fanout"), Exchange.BindOk)
+            client.ask(
+                1, Exchange.Bind(destination="i" + name, source="amq.fanout"), Exchange.BindOk
+            )
             client.send(publish(1, "amq.fanout", "i", b"by way of an internal exchange"))
             assert counts(client, name) == [3]
-            client.ask(1, Queue.Unbind(queue=name, exchange="a" + name, routing_key="a"), Queue.UnbindOk)
+            client.ask(
+                1, Queue.Unbind(queue=name, exchange="a" + name, routing_key="a"), Queue.UnbindOk
+            )
             client.send(method(2, Exchange.Declare(exchange="a" + name, passive=True)))
             client.expect_channel_close(2, 404, "NOT_FOUND")
         broker.stop()

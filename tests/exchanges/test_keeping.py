@@ -25,7 +25,12 @@ class Keeper:
     """A pika channel with an exchange that keeps messages."""
 
     def __init__(
-        self, broker: RealBroker, name: str, kind: str = "topic", durable: bool = True, **arguments: Any
+        self,
+        broker: RealBroker,
+        name: str,
+        kind: str = "topic",
+        durable: bool = True,
+        **arguments: Any,
     ) -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         self.channel = self.connection.channel()
@@ -43,7 +48,9 @@ class Keeper:
 
     def publish(self, *bodies: str, key: str = "k", headers: dict[str, Any] | None = None) -> None:
         for body in bodies:
-            self.channel.basic_publish(self.name, key, body.encode(), pika.BasicProperties(headers=headers))
+            self.channel.basic_publish(
+                self.name, key, body.encode(), pika.BasicProperties(headers=headers)
+            )
 
     def bound(self, key: str = "#", **arguments: Any) -> str:
         """Return a new queue, bound with this key and these arguments."""
@@ -70,7 +77,9 @@ class Keeper:
 @pytest.mark.row("B1.15")
 @pytest.mark.row("B2.1")
 @pytest.mark.row("B2.8")
-def test_what_was_published_without_a_queue_is_there_for_a_binding_that_asks(broker: RealBroker, name: str) -> None:
+def test_what_was_published_without_a_queue_is_there_for_a_binding_that_asks(
+    broker: RealBroker, name: str
+) -> None:
     with Keeper(broker, name, x_persist_messages=10) as keeper:
         keeper.publish(*"abc")
         assert keeper.bodies() == "", "a binding that does not ask"
@@ -86,17 +95,22 @@ def test_what_was_published_without_a_queue_is_there_for_a_binding_that_asks(bro
 @pytest.mark.parametrize(
     ("wish", "expected"),
     [
-        ({"x_head": 2}, "ab"), ({"x_head": 0}, ""), ({"x_head": 99}, "abcdef"), ({"x_head": -2}, "abcd"),
+        ({"x_head": 2}, "ab"), ({"x_head": 0}, ""), ({"x_head": 99}, "abcdef"),
+        ({"x_head": -2}, "abcd"),
         ({"x_head": -99}, ""),
-        ({"x_tail": 2}, "ef"), ({"x_tail": 0}, ""), ({"x_tail": 99}, "abcdef"), ({"x_tail": -2}, "cdef"),
+        ({"x_tail": 2}, "ef"), ({"x_tail": 0}, ""), ({"x_tail": 99}, "abcdef"),
+        ({"x_tail": -2}, "cdef"),
         ({"x_tail": -99}, ""),
-        ({"x_from": 0}, "abcdef"), ({"x_from": 4}, "ef"), ({"x_from": 6}, "abcdef"), ({"x_from": 99}, "abcdef"),
-        ({"x_from_time": 0}, "abcdef"), ({"x_from_time": 9999999999}, ""),
+        ({"x_from": 0}, "abcdef"), ({"x_from": 4}, "ef"), ({"x_from": 6}, "abcdef"),
+        ({"x_from": 99}, "abcdef"), ({"x_from_time": 0}, "abcdef"),
+        ({"x_from_time": 9999999999}, ""),
         ({"x_from_time": datetime.datetime(2020, 1, 1)}, "abcdef"),
     ],
     ids=str,
 )  # fmt: skip
-def test_a_binding_says_what_it_wants(broker: RealBroker, name: str, wish: dict[str, Any], expected: str) -> None:
+def test_a_binding_says_what_it_wants(
+    broker: RealBroker, name: str, wish: dict[str, Any], expected: str
+) -> None:
     with Keeper(broker, name, x_persist_messages=100) as keeper:
         keeper.publish(*"abcdef")
         assert keeper.bodies(**wish) == expected
@@ -116,8 +130,10 @@ def test_what_came_at_a_time_or_later(broker: RealBroker, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "arguments", "expected"),
     [
-        ("topic", "a.*", {}, "ab"), ("topic", "#.z", {}, "bd"), ("direct", "a.z", {}, "b"), ("fanout", "", {}, "abcd"),
-        ("headers", "", {"x_match": "all", "even": True}, "bd"), ("x-consistent-hash", "1", {}, "abcd"),
+        ("topic", "a.*", {}, "ab"), ("topic", "#.z", {}, "bd"), ("direct", "a.z", {}, "b"),
+        ("fanout", "", {}, "abcd"),
+        ("headers", "", {"x_match": "all", "even": True}, "bd"),
+        ("x-consistent-hash", "1", {}, "abcd"),
     ],
     ids=lambda value: str(value),
 )  # fmt: skip
@@ -171,7 +187,9 @@ def test_what_is_kept_outlives_a_restart_and_goes_with_its_exchange(tmp_path: An
 
 
 @pytest.mark.row("B2.2")
-def test_where_it_is_kept_is_nobodys_queue(broker: RealBroker, api: Api, client: RawClient, name: str) -> None:
+def test_where_it_is_kept_is_nobodys_queue(
+    broker: RealBroker, api: Api, client: RawClient, name: str
+) -> None:
     with Keeper(broker, name, x_persist_messages=10) as keeper:
         keeper.publish("a")
         hidden = f"amq.persistent.{name}"
@@ -192,7 +210,8 @@ REFUSALS: list[tuple[str, base.Frame, int, str]] = [
      "PRECONDITION_FAILED - invalid arg 'x-persist-ms': must be a positive integer"),
     ("B2.1", Exchange.Declare(exchange="NAME", exchange_type="topic", durable=True,
                               arguments={"x-persist-messages": 5}), 406,
-     "PRECONDITION_FAILED - inequivalent arg 'x-persist-messages' for exchange 'NAME' in vhost '/'"),
+     "PRECONDITION_FAILED - inequivalent arg 'x-persist-messages' for exchange 'NAME' in vhost "
+     "'/'"),
     ("B2.3", Queue.Bind(queue="NAME", exchange="NAME", arguments={"x-head": "2"}), 406,
      "PRECONDITION_FAILED - invalid arg 'x-head': must be an integer"),
     ("B2.4", Queue.Bind(queue="NAME", exchange="NAME", arguments={"x-tail": True}), 406,
@@ -208,7 +227,8 @@ REFUSALS: list[tuple[str, base.Frame, int, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "text"), [proving(case[0], str(i), *case[1:]) for i, case in enumerate(REFUSALS)]
+    ("what", "code", "text"),
+    [proving(case[0], str(i), *case[1:]) for i, case in enumerate(REFUSALS)],
 )
 def test_what_cannot_be_is_refused(
     broker: RealBroker, client: RawClient, name: str, what: base.Frame, code: int, text: str
@@ -223,7 +243,9 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.mark.row("B2.1")
-def test_a_message_that_is_only_kept_is_returned_and_goes_to_the_alternate(broker: RealBroker, name: str) -> None:
+def test_a_message_that_is_only_kept_is_returned_and_goes_to_the_alternate(
+    broker: RealBroker, name: str
+) -> None:
     with Keeper(broker, name, x_persist_messages=10) as keeper:
         with pytest.raises(pika.exceptions.UnroutableError):
             keeper.channel.basic_publish(name, "k", b"a", mandatory=True)
@@ -232,7 +254,9 @@ def test_a_message_that_is_only_kept_is_returned_and_goes_to_the_alternate(broke
         keeper.channel.queue_declare(alternate)
         keeper.channel.exchange_declare(alternate, "fanout")
         keeper.channel.queue_bind(alternate, alternate)
-    with Keeper(broker, f"other-{name}", x_persist_messages=10, alternate_exchange=alternate) as keeper:
+    with Keeper(
+        broker, f"other-{name}", x_persist_messages=10, alternate_exchange=alternate
+    ) as keeper:
         keeper.publish("b")
         assert keeper.got(alternate) == [("b", None)]
         assert keeper.bodies(x_from=0) == "b"
@@ -280,7 +304,9 @@ async def test_under_publishing_each_message_comes_once_and_those_before_in_orde
         connections = [await aio_pika.connect(broker.url) for _ in range(6)]
         channels = [await each.channel() for each in connections]
         arguments = {"x-persist-messages": 1_000_000}
-        exchange = await channels[0].declare_exchange(name, "topic", durable=True, arguments=arguments)
+        exchange = await channels[0].declare_exchange(
+            name, "topic", durable=True, arguments=arguments
+        )
         sent: list[str] = []
         going = True
 
@@ -293,7 +319,9 @@ async def test_under_publishing_each_message_comes_once_and_those_before_in_orde
                 await own.publish(aio_pika.Message(body.encode()), "k")
                 number += 1
 
-        publishers = [asyncio.create_task(publish(channel, who)) for who, channel in enumerate(channels[1:])]
+        publishers = [
+            asyncio.create_task(publish(channel, who)) for who, channel in enumerate(channels[1:])
+        ]
         await asyncio.sleep(0.3)
         queues = []
         for number in range(8):  # on both shards
@@ -308,7 +336,10 @@ async def test_under_publishing_each_message_comes_once_and_those_before_in_orde
         got: list[list[str]] = [[] for _ in queues]
         for (queue, _), bodies in zip(queues, got, strict=True):
             await queue.consume(_into(bodies), no_ack=True)
-        await wait_for(lambda: all(len(bodies) >= len(sent) for bodies in got), f"{len(sent)} messages in each queue")
+        await wait_for(
+            lambda: all(len(bodies) >= len(sent) for bodies in got),
+            f"{len(sent)} messages in each queue",
+        )
         await asyncio.sleep(looked_until - time.monotonic())
         for (_, confirmed), bodies in zip(queues, got, strict=True):
             assert len(bodies) == len(set(bodies)), "some came twice"
@@ -336,7 +367,9 @@ def test_a_binding_to_a_recent_history_gets_the_last_ones(broker: RealBroker, na
 
 
 @pytest.mark.row("B1.11")
-def test_a_recent_history_is_twenty_messages_long_if_nothing_else_is_said(broker: RealBroker, name: str) -> None:
+def test_a_recent_history_is_twenty_messages_long_if_nothing_else_is_said(
+    broker: RealBroker, name: str
+) -> None:
     with Keeper(broker, name, "x-recent-history") as keeper:
         keeper.publish(*(f"{number}." for number in range(30)))
         assert keeper.bodies() == "".join(f"{number}." for number in range(10, 30))
@@ -357,8 +390,12 @@ def wait_for_bodies(keeper: Keeper, queue: str, count: int) -> list[tuple[str, i
 @pytest.mark.row("B1.10")
 @pytest.mark.row("B2.1")
 @pytest.mark.parametrize("kind", ["x-delayed-message", "fanout"])
-def test_what_is_delayed_is_kept_when_it_is_due(broker: RealBroker, api: Api, name: str, kind: str) -> None:
-    said: dict[str, Any] = {"x_delayed_type": "fanout"} if kind != "fanout" else {"x_delayed_exchange": True}
+def test_what_is_delayed_is_kept_when_it_is_due(
+    broker: RealBroker, api: Api, name: str, kind: str
+) -> None:
+    said: dict[str, Any] = (
+        {"x_delayed_type": "fanout"} if kind != "fanout" else {"x_delayed_exchange": True}
+    )
     with Keeper(broker, name, kind, x_persist_messages=10, **said) as keeper:
         queue = keeper.bound()
         keeper.publish("late", headers={"x-delay": SOON_MS})
@@ -369,7 +406,11 @@ def test_what_is_delayed_is_kept_when_it_is_due(broker: RealBroker, api: Api, na
         hidden = {f"amq.delayed.{name}", f"amq.persistent.{name}"}
         assert not hidden & {row["name"] for row in api("/api/queues")}
         row = f"/api/exchanges/%2F/{name}"
-        wait_until(lambda: api(row).get("messages_delayed") == 0, "what is kept does not count as delayed", WITHIN_S)
+        wait_until(
+            lambda: api(row).get("messages_delayed") == 0,
+            "what is kept does not count as delayed",
+            WITHIN_S,
+        )
         keeper.channel.exchange_delete(name)
     with Keeper(broker, name, kind, x_persist_messages=10, **said) as keeper:
         assert keeper.bodies(x_from=0) == "", "what was kept went with the exchange"

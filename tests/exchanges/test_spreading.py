@@ -9,13 +9,17 @@ import pytest
 from shardmq.broker.routing.hashing import key_hash, rendezvous_weighted
 
 
-def counts(channel: pika.adapters.blocking_connection.BlockingChannel, queues: list[str]) -> list[int]:
+def counts(
+    channel: pika.adapters.blocking_connection.BlockingChannel, queues: list[str]
+) -> list[int]:
     return [channel.queue_declare(queue, passive=True).method.message_count for queue in queues]
 
 
 @pytest.mark.row("B1.6", "E3.1", "E3.12", "E3.13")
 @pytest.mark.parametrize("kind", ["x-consistent-hash", "x-modulus-hash", "x-random"])
-def test_each_message_goes_to_one_queue(connection: pika.BlockingConnection, name: str, kind: str) -> None:
+def test_each_message_goes_to_one_queue(
+    connection: pika.BlockingConnection, name: str, kind: str
+) -> None:
     channel = connection.channel()
     channel.confirm_delivery()
     channel.exchange_declare(name, kind)
@@ -52,7 +56,9 @@ def test_a_key_goes_where_the_rule_says(connection: pika.BlockingConnection, nam
 
 
 @pytest.mark.row("E3.3")
-def test_a_header_is_hashed_instead_of_the_key(connection: pika.BlockingConnection, name: str) -> None:
+def test_a_header_is_hashed_instead_of_the_key(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.confirm_delivery()
     channel.exchange_declare(name, "x-consistent-hash", arguments={"hash-header": "customer"})
@@ -69,7 +75,9 @@ def test_a_header_is_hashed_instead_of_the_key(connection: pika.BlockingConnecti
 
 
 @pytest.mark.row("E3.10")
-def test_without_bindings_a_mandatory_message_comes_back(connection: pika.BlockingConnection, name: str) -> None:
+def test_without_bindings_a_mandatory_message_comes_back(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.confirm_delivery()
     channel.exchange_declare(name, "x-random")
@@ -78,17 +86,24 @@ def test_without_bindings_a_mandatory_message_comes_back(connection: pika.Blocki
 
 
 @pytest.mark.row("E3.2")
-def test_a_weight_that_is_no_number_is_refused(connection: pika.BlockingConnection, name: str) -> None:
+def test_a_weight_that_is_no_number_is_refused(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.exchange_declare(name, "x-consistent-hash")
     channel.queue_declare(name)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
         channel.queue_bind(name, name, "heavy")
     assert caught.value.reply_code == 406
-    assert caught.value.reply_text == 'PRECONDITION_FAILED - The binding key must be an integer: <<"heavy">>'
+    assert (
+        caught.value.reply_text
+        == 'PRECONDITION_FAILED - The binding key must be an integer: <<"heavy">>'
+    )
 
 
-def test_an_exchange_behind_one_by_chance_gets_its_share(connection: pika.BlockingConnection, name: str) -> None:
+def test_an_exchange_behind_one_by_chance_gets_its_share(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.confirm_delivery()
     channel.exchange_declare(name, "x-random")

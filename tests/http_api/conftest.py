@@ -62,7 +62,9 @@ class FakeShards:
         self.silent = False
         self.process: dict[int, dict[str, float]] = {0: {"rss_bytes": 1.0}, 1: {}}
 
-    def request(self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 1.0) -> Future[Any]:
+    def request(
+        self, shard: int, message: Callable[[int], wire.Message], wait_s: float = 1.0
+    ) -> Future[Any]:
         sent = message(1)
         if isinstance(sent, wire.Stats):
             return self.stats(shard, sent)
@@ -83,10 +85,18 @@ class FakeShards:
         if not self.silent:
             known = sorted(self.ids[shard])
             end = asked.passed + self.part
-            ids = known[asked.passed : end] if asked.queues is None else sorted(set(known) & set(asked.queues))
+            ids = (
+                known[asked.passed : end]
+                if asked.queues is None
+                else sorted(set(known) & set(asked.queues))
+            )
             rest = 0 if asked.queues is not None else max(0, len(known) - end)
-            queues = [wire.QueueStats(id, 3, 1, 1, 30, 10, self.published, 2, 1, 0, 0) for id in ids]
-            consumers = [wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in ids]
+            queues = [
+                wire.QueueStats(id, 3, 1, 1, 30, 10, self.published, 2, 1, 0, 0) for id in ids
+            ]
+            consumers = [
+                wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in ids
+            ]
             reply.set_result(wire.StatsReply(1, queues, consumers, self.process[shard], rest))
         return reply
 
@@ -120,7 +130,13 @@ class FakeDoors:
 
     async def unacked(self, queue_id: int) -> list[dict[str, Any]]:
         return [
-            {"owner": owner, "channel": 1, "consumer_tag": "tag", "delivery_tag": tag, "unacked_for": 10 * tag}
+            {
+                "owner": owner,
+                "channel": 1,
+                "consumer_tag": "tag",
+                "delivery_tag": tag,
+                "unacked_for": 10 * tag,
+            }
             for owner, tag in ((OWNER, 1), ("0.7.2", 2))
         ]
 
@@ -130,14 +146,39 @@ class FakeDoors:
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
         counters = {"received": 7.0, "channels_opened": 3.0, "connections": 1.0, "channels": 1.0}
         counters |= {"logins_succeeded": 4.0, "logins_failed": 2.0}
-        counters |= {"message_bytes.0": 2.0, "message_bytes.7": 4.0, "message_bytes.30": 1.0, "message_bytes.sum": 1e9}
+        counters |= {
+            "message_bytes.0": 2.0,
+            "message_bytes.7": 4.0,
+            "message_bytes.30": 1.0,
+            "message_bytes.sum": 1e9,
+        }
         if totals_only:
             return [DoorReport(1, [], [], counters)]
-        counts = ("messages_unacknowledged", "messages_unconfirmed", "messages_uncommitted", "acks_uncommitted")
-        channel: dict[str, Any] = {"owner": OWNER, "number": 1, "prefetch_count": 10, "global_prefetch_count": 0}
-        channel |= {"consumer_count": 1, "confirm": False, "transactional": False, "published": 5, "delivered": 2}
+        counts = (
+            "messages_unacknowledged",
+            "messages_unconfirmed",
+            "messages_uncommitted",
+            "acks_uncommitted",
+        )
+        channel: dict[str, Any] = {
+            "owner": OWNER,
+            "number": 1,
+            "prefetch_count": 10,
+            "global_prefetch_count": 0,
+        }
+        channel |= {
+            "consumer_count": 1,
+            "confirm": False,
+            "transactional": False,
+            "published": 5,
+            "delivered": 2,
+        }
         channel |= dict.fromkeys(counts, 0)
-        return [DoorReport(1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], counters)]
+        return [
+            DoorReport(
+                1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], counters
+            )
+        ]
 
 
 @dataclass
@@ -152,9 +193,14 @@ class Api:
     async def call(self, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:
         """Status and decoded body."""
         login = base64.b64encode(":".join(self.login or ()).encode()).decode()
-        headers = {**more.pop("headers", {}), **({"Authorization": f"Basic {login}"} if self.login else {})}
+        headers = {
+            **more.pop("headers", {}),
+            **({"Authorization": f"Basic {login}"} if self.login else {}),
+        }
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
-        async with self.client.request(method, URL(path, encoded=True), data=data, headers=headers, **more) as r:
+        async with self.client.request(
+            method, URL(path, encoded=True), data=data, headers=headers, **more
+        ) as r:
             raw = await r.read()
             self.headers = r.headers
             is_json = r.content_type == "application/json"
@@ -211,7 +257,9 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     }
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
-    context = Context(authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors))  # type: ignore[arg-type]
+    context = Context(
+        authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors)
+    )  # type: ignore[arg-type]
     server = TestServer(api_app(context))
     await server.start_server(**SERVER)
     async with TestClient(server) as client:

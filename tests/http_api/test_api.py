@@ -54,88 +54,109 @@ async def make(api: Api) -> None:
 
 
 READS = [
-    "overview", "whoami", "nodes", "nodes/shardmq@localhost", "vhosts", "vhosts/%2F", "vhosts/%2F/permissions",
-    "vhosts/%2F/connections", "vhosts/%2F/channels", "users", "users/guest", "users/guest/permissions", "permissions",
-    "permissions/%2F/guest", "queues", "queues/%2F", "queues/%2F/q", "queues/%2F/r%2Fs", "queues/%2F/q/bindings",
-    "exchanges", "exchanges/%2F", "exchanges/%2F/e", "exchanges/%2F/amq.default", "exchanges/%2F/e/bindings/source",
-    "exchanges/%2F/e/bindings/destination", "bindings", "bindings/%2F", "bindings/%2F/e/e/q/q",
-    "bindings/%2F/e/e/q/q/a.%23", "bindings/%2F/e/e/q/q/a.%2523", "connections", f"connections/{NAME}",
-    f"connections/{NAME}/channels", "channels", f"channels/{quote(CONNECTION + ' (1)', safe='')}", "consumers",
-    "consumers/%2F", "health/checks/alarms", "health/checks/local-alarms", "health/checks/virtual-hosts",
-    "health/checks/port-listener/5672", "health/checks/protocol-listener/amqp091", "health/checks/is-in-service",
+    "overview", "whoami", "nodes", "nodes/shardmq@localhost", "vhosts", "vhosts/%2F",
+    "vhosts/%2F/permissions", "vhosts/%2F/connections", "vhosts/%2F/channels", "users",
+    "users/guest", "users/guest/permissions", "permissions", "permissions/%2F/guest", "queues",
+    "queues/%2F", "queues/%2F/q", "queues/%2F/r%2Fs", "queues/%2F/q/bindings", "exchanges",
+    "exchanges/%2F", "exchanges/%2F/e", "exchanges/%2F/amq.default",
+    "exchanges/%2F/e/bindings/source", "exchanges/%2F/e/bindings/destination", "bindings",
+    "bindings/%2F", "bindings/%2F/e/e/q/q", "bindings/%2F/e/e/q/q/a.%23",
+    "bindings/%2F/e/e/q/q/a.%2523", "connections", f"connections/{NAME}",
+    f"connections/{NAME}/channels", "channels", f"channels/{quote(CONNECTION + ' (1)', safe='')}",
+    "consumers", "consumers/%2F", "health/checks/alarms", "health/checks/local-alarms",
+    "health/checks/virtual-hosts", "health/checks/port-listener/5672",
+    "health/checks/protocol-listener/amqp091", "health/checks/is-in-service",
     "health/checks/ready-to-serve-clients", "health/checks/node-is-quorum-critical",
-    "health/checks/node-is-mirror-sync-critical", "queues/", "queues/%2F/", "queues/%2F/q/", "overview/",
+    "health/checks/node-is-mirror-sync-critical", "queues/", "queues/%2F/", "queues/%2F/q/",
+    "overview/",
     "message-sizes",
-    "healthchecks/node", "healthchecks/node/shardmq@localhost", "definitions", "definitions/%2F", "processes", "shards",
-    "users/without-permissions", "users/guest/topic-permissions", "vhosts/%2F/topic-permissions", "topic-permissions",
-    "topic-permissions/%2F/nobody", "policies", "policies/%2F", "policies/%2F/p", "operator-policies",
-    "operator-policies/%2F", "operator-policies/%2F/o", "parameters", "parameters/stream", "parameters/stream/%2F",
-    "parameters/stream/%2F/s", "global-parameters", "global-parameters/g", "vhost-limits", "vhost-limits/%2F",
-    "user-limits", "user-limits/nobody", "cluster-name", "version", "extensions", "feature-flags",
-    "deprecated-features", "auth", "auth/hash_password/x", "auth/attempts/shardmq@localhost",
-    "auth/attempts/shardmq@localhost/source", "connections/username/guest", "queues/detailed",
-    "all-configuration", "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
+    "healthchecks/node", "healthchecks/node/shardmq@localhost", "definitions", "definitions/%2F",
+    "processes", "shards", "users/without-permissions", "users/guest/topic-permissions",
+    "vhosts/%2F/topic-permissions", "topic-permissions", "topic-permissions/%2F/nobody", "policies",
+    "policies/%2F", "policies/%2F/p", "operator-policies", "operator-policies/%2F",
+    "operator-policies/%2F/o", "parameters", "parameters/stream", "parameters/stream/%2F",
+    "parameters/stream/%2F/s", "global-parameters", "global-parameters/g", "vhost-limits",
+    "vhost-limits/%2F", "user-limits", "user-limits/nobody", "cluster-name", "version",
+    "extensions", "feature-flags", "deprecated-features", "auth", "auth/hash_password/x",
+    "auth/attempts/shardmq@localhost", "auth/attempts/shardmq@localhost/source",
+    "connections/username/guest", "queues/detailed", "all-configuration",
+    "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
-    "queues/%2F/q/unacked", "config/effective",
-    "health/checks/certificate-expiration/3/weeks", "shards/load", "shards/0/queues", "logs",
+    "queues/%2F/q/unacked", "config/effective", "health/checks/certificate-expiration/3/weeks",
+    "shards/load", "shards/0/queues", "logs",
 ]  # fmt: skip
 EMPTY = {
-    "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions", "feature-flags",
-    "deprecated-features", "config/effective", "logs", "auth/attempts/shardmq@localhost/source",
+    "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions",
+    "feature-flags", "deprecated-features", "config/effective", "logs",
+    "auth/attempts/shardmq@localhost/source",
 }  # fmt: skip
 ABSENT = [
-    "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions", "permissions/%2F/x",
-    "queues/x", "queues/%2F/x", "queues/x/q", "queues/%2F/x/bindings", "exchanges/x", "exchanges/%2F/x",
-    "exchanges/%2F/x/bindings/source", "bindings/x", "bindings/%2F/e/x/q/q", "bindings/%2F/e/e/q/x",
-    "bindings/%2F/e/e/q/q/x", "connections/x", "connections/x/channels", "channels/x", "consumers/x",
-    "aliveness-test/x", "healthchecks/node/x", "definitions/x", "users/x/topic-permissions",
-    "vhosts/x/topic-permissions", "topic-permissions/%2F/x", "policies/x", "policies/%2F/x", "operator-policies/x",
-    "operator-policies/%2F/x", "parameters/stream/x", "parameters/stream/%2F/x", "parameters/x/%2F/s",
-    "global-parameters/x", "vhost-limits/x", "user-limits/x", "virtual-queues/x", "virtual-queues/%2F/e",
-    "virtual-queues/%2F/x", "auth/attempts/x", "auth/attempts/x/source",
+    "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions",
+    "permissions/%2F/x", "queues/x", "queues/%2F/x", "queues/x/q", "queues/%2F/x/bindings",
+    "exchanges/x", "exchanges/%2F/x", "exchanges/%2F/x/bindings/source", "bindings/x",
+    "bindings/%2F/e/x/q/q", "bindings/%2F/e/e/q/x", "bindings/%2F/e/e/q/q/x", "connections/x",
+    "connections/x/channels", "channels/x", "consumers/x", "aliveness-test/x",
+    "healthchecks/node/x", "definitions/x", "users/x/topic-permissions",
+    "vhosts/x/topic-permissions", "topic-permissions/%2F/x", "policies/x", "policies/%2F/x",
+    "operator-policies/x", "operator-policies/%2F/x", "parameters/stream/x",
+    "parameters/stream/%2F/x", "parameters/x/%2F/s", "global-parameters/x", "vhost-limits/x",
+    "user-limits/x", "virtual-queues/x", "virtual-queues/%2F/e", "virtual-queues/%2F/x",
+    "auth/attempts/x", "auth/attempts/x/source",
 ]  # fmt: skip
 ABSENT_DELETES = [
-    "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents", "exchanges/%2F/x",
-    "bindings/%2F/e/e/q/q/x", "connections/x", "policies/%2F/x", "operator-policies/%2F/x", "topic-permissions/%2F/x",
-    "topic-permissions/%2F/nobody?exchange=x", "parameters/stream/%2F/x", "global-parameters/x",
-    "vhost-limits/x/max-queues", "user-limits/x/max-channels", "virtual-queues/%2F/e", "virtual-queues/%2F/e/contents",
+    "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents",
+    "exchanges/%2F/x", "bindings/%2F/e/e/q/q/x", "connections/x", "policies/%2F/x",
+    "operator-policies/%2F/x", "topic-permissions/%2F/x", "topic-permissions/%2F/nobody?exchange=x",
+    "parameters/stream/%2F/x", "global-parameters/x", "vhost-limits/x/max-queues",
+    "user-limits/x/max-channels", "virtual-queues/%2F/e", "virtual-queues/%2F/e/contents",
 ]  # fmt: skip
 CHANGES = [
-    ("PUT", "vhosts/v", {}), ("DELETE", "vhosts/%2F", None), ("PUT", "users/u", {"tags": "", "password": "x"}),
-    ("DELETE", "users/nobody", None), ("PUT", "permissions/%2F/nobody", {"configure": "", "write": "", "read": ""}),
-    ("DELETE", "permissions/%2F/guest", None), ("PUT", "queues/%2F/new", {}), ("DELETE", "queues/%2F/q", None),
-    ("DELETE", "queues/%2F/q/contents", None), ("PUT", "exchanges/%2F/new", {"type": "direct"}),
-    ("DELETE", "exchanges/%2F/e", None), ("POST", "bindings/%2F/e/e/q/q", {}),
-    ("DELETE", "bindings/%2F/e/e/q/q/a.%23", None), ("PUT", "policies/%2F/p", {}), ("DELETE", "policies/%2F/p", None),
+    ("PUT", "vhosts/v", {}), ("DELETE", "vhosts/%2F", None),
+    ("PUT", "users/u", {"tags": "", "password": "x"}), ("DELETE", "users/nobody", None),
+    ("PUT", "permissions/%2F/nobody", {"configure": "", "write": "", "read": ""}),
+    ("DELETE", "permissions/%2F/guest", None), ("PUT", "queues/%2F/new", {}),
+    ("DELETE", "queues/%2F/q", None), ("DELETE", "queues/%2F/q/contents", None),
+    ("PUT", "exchanges/%2F/new", {"type": "direct"}), ("DELETE", "exchanges/%2F/e", None),
+    ("POST", "bindings/%2F/e/e/q/q", {}), ("DELETE", "bindings/%2F/e/e/q/q/a.%23", None),
+    ("PUT", "policies/%2F/p", {}), ("DELETE", "policies/%2F/p", None),
     ("PUT", "operator-policies/%2F/p", {}), ("PUT", "topic-permissions/%2F/nobody", {}),
-    ("PUT", "parameters/stream/%2F/s", {}), ("PUT", "global-parameters/g", {}), ("DELETE", "global-parameters/g", None),
-    ("PUT", "vhost-limits/%2F/max-queues", {}), ("PUT", "user-limits/nobody/max-channels", {}),
-    ("POST", "definitions", {}), ("POST", "definitions/%2F", {}), ("PUT", "cluster-name", {}),
+    ("PUT", "parameters/stream/%2F/s", {}), ("PUT", "global-parameters/g", {}),
+    ("DELETE", "global-parameters/g", None), ("PUT", "vhost-limits/%2F/max-queues", {}),
+    ("PUT", "user-limits/nobody/max-channels", {}), ("POST", "definitions", {}),
+    ("POST", "definitions/%2F", {}), ("PUT", "cluster-name", {}),
     ("POST", "exchanges/%2F/e/publish", {}), ("POST", "queues/%2F/q/get", {}),
 ]  # fmt: skip
 BAD = [
-    ("PUT", "users/u", {}), ("PUT", "users/u", {"tags": 3}), ("PUT", "users/u", b"{"), ("PUT", "vhosts/v", b"[]"),
+    ("PUT", "users/u", {}), ("PUT", "users/u", {"tags": 3}), ("PUT", "users/u", b"{"),
+    ("PUT", "vhosts/v", b"[]"),
     ("PUT", "users/u", {"tags": "", "password": "x", "hashing_algorithm": "none"}),
     ("PUT", "permissions/%2F/nobody", {"configure": "("}),
     ("PUT", "permissions/x/nobody", {"configure": "", "write": "", "read": ""}),
     ("PUT", "permissions/%2F/nobody", {"configure": "(", "write": "", "read": ""}),
     ("PUT", "queues/%2F/new", {"durable": "perhaps"}), ("PUT", "queues/%2F/q", {"durable": False}),
-    ("PUT", "queues/%2F/new", {"arguments": {"x-message-ttl": -1}}), ("PUT", "queues/%2F/new", {"arguments": [1]}),
-    ("PUT", "exchanges/%2F/new", {"type": "strange"}), ("PUT", "exchanges/%2F/e", {"type": "direct"}),
+    ("PUT", "queues/%2F/new", {"arguments": {"x-message-ttl": -1}}),
+    ("PUT", "queues/%2F/new", {"arguments": [1]}),
+    ("PUT", "exchanges/%2F/new", {"type": "strange"}),
+    ("PUT", "exchanges/%2F/e", {"type": "direct"}),
     ("POST", "bindings/%2F/e/e/q/q", {"routing_key": 3}), ("PUT", "feature-flags/x/enable", {}),
     ("POST", "queues/%2F/q/actions", {"action": "x"}), ("POST", "queues/%2F/q/actions", {}),
-    ("DELETE", "queues/%2F/q?if-empty=true", None), ("DELETE", "exchanges/%2F/e?if-unused=true", None),
-    ("GET", "queues?page=x", None), ("GET", "queues?page=99", None), ("GET", "queues?page=1&page_size=501", None),
+    ("DELETE", "queues/%2F/q?if-empty=true", None),
+    ("DELETE", "exchanges/%2F/e?if-unused=true", None), ("GET", "queues?page=x", None),
+    ("GET", "queues?page=99", None), ("GET", "queues?page=1&page_size=501", None),
     ("GET", "queues?use_regex=true&name=(", None), ("GET", "health/checks/port-listener/x", None),
-    ("PUT", "policies/%2F/p", {}), ("PUT", "policies/%2F/p", {"pattern": "", "definition": {"x": 1}}),
+    ("PUT", "policies/%2F/p", {}),
+    ("PUT", "policies/%2F/p", {"pattern": "", "definition": {"x": 1}}),
     ("PUT", "parameters/policy/%2F/p", {"value": {}}), ("DELETE", "parameters/policy/%2F/p", None),
     ("PUT", "parameters/nosuch/%2F/p", {"value": {}}), ("PUT", "parameters/stream/%2F/p", {}),
     ("PUT", "global-parameters/g", {}), ("PUT", "vhost-limits/%2F/zz", {"value": 1}),
-    ("PUT", "vhost-limits/%2F/max-queues", {"value": "a"}), ("PUT", "user-limits/x/max-channels", {"value": 1}),
+    ("PUT", "vhost-limits/%2F/max-queues", {"value": "a"}),
+    ("PUT", "user-limits/x/max-channels", {"value": 1}),
     ("PUT", "topic-permissions/%2F/nobody", {"exchange": "e", "write": "(", "read": ""}),
-    ("PUT", "topic-permissions/%2F/x", {"exchange": "e", "write": "", "read": ""}), ("PUT", "cluster-name", {}),
-    ("PUT", "users/u", {"tags": "", "password": "a", "password_hash": "b"}), ("POST", "definitions", b"{"),
-    ("PUT", "users/u", {"tags": "", "password_hash": "!"}), ("POST", "definitions", {"queues": [{"name": "q"}]}),
+    ("PUT", "topic-permissions/%2F/x", {"exchange": "e", "write": "", "read": ""}),
+    ("PUT", "cluster-name", {}),
+    ("PUT", "users/u", {"tags": "", "password": "a", "password_hash": "b"}),
+    ("POST", "definitions", b"{"), ("PUT", "users/u", {"tags": "", "password_hash": "!"}),
+    ("POST", "definitions", {"queues": [{"name": "q"}]}),
 ]  # fmt: skip
 
 
@@ -173,7 +194,10 @@ async def test_every_read_but_open_ones_wants_a_login(made: Api) -> None:
         for path in READS:
             status, found = await made.call("GET", f"/api/{path}")
             known = login == ("nobody", "x")  # who may see nothing
-            assert (status, found["error"]) == (401, "not_authorised" if known else "not_authorized"), path
+            assert (status, found["error"]) == (
+                401,
+                "not_authorised" if known else "not_authorized",
+            ), path
             assert made.headers["WWW-Authenticate"].startswith("Basic")
 
 
@@ -189,7 +213,15 @@ async def test_a_manager_without_permissions_changes_and_sees_nothing(made: Api)
     for method, path, body in CHANGES:
         status, found = await made.call(method, f"/api/{path}", body)
         assert status == 401, (method, path, found)
-    for path in ("queues", "exchanges", "bindings", "vhosts", "connections", "channels", "consumers"):
+    for path in (
+        "queues",
+        "exchanges",
+        "bindings",
+        "vhosts",
+        "connections",
+        "channels",
+        "consumers",
+    ):
         assert await made.get(f"/api/{path}") == []
     for path in ("queues/%2F", "users", "definitions", "processes", "nodes"):
         assert (await made.call("GET", f"/api/{path}"))[0] == 401, path
@@ -226,7 +258,10 @@ async def test_put_says_whether_it_made_something_and_delete_takes_it_away(made:
         ("permissions/%2F/nobody", {"configure": "", "write": "", "read": ".*"}),
         ("queues/%2F/new", {"auto_delete": "true", "arguments": {"x-max-length": 5}}),
         ("exchanges/%2F/new", {"type": "headers", "internal": True}),
-        ("policies/%2F/new", {"pattern": "^zz", "definition": {"max-length": 3}, "apply-to": "queues"}),
+        (
+            "policies/%2F/new",
+            {"pattern": "^zz", "definition": {"max-length": 3}, "apply-to": "queues"},
+        ),
         ("operator-policies/%2F/new", {"pattern": "^zz", "definition": {"max-length": 3}}),
         ("parameters/stream/%2F/new", {"value": [1]}),
         ("global-parameters/new", {"value": None}),
@@ -260,7 +295,9 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
     assert (await made.call("DELETE", f"/api/bindings/%2F/e/e/q/q/{quote(keys[1])}"))[0] == 204
     assert [row["arguments"] for row in await made.get("/api/bindings/%2F/e/e/q/q")] == [{}]
     await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout", {})
-    assert made.headers["Location"] == "amq.fanout/~", "relative to what was called, as from RabbitMQ"
+    assert made.headers["Location"] == "amq.fanout/~", (
+        "relative to what was called, as from RabbitMQ"
+    )
     location = urljoin("/api/bindings/%2F/e/e/e/amq.fanout", made.headers["Location"])
     assert (await made.get(location))["destination_type"] == "exchange"
     await made.call("POST", "/api/bindings/%2F/e/e/e/amq.fanout/", {"routing_key": "a b"})
@@ -271,7 +308,9 @@ async def test_bindings_are_named_by_key_and_arguments(made: Api) -> None:
 async def test_purge_asks_the_shard_and_a_close_carries_its_reason(made: Api) -> None:
     assert (await made.call("DELETE", "/api/queues/%2F/q/contents"))[0] == 204
     assert type(made.shards.sent[-1]).__name__ == "Purge"
-    assert (await made.call("DELETE", f"/api/connections/{NAME}", headers={"X-Reason": "enough"}))[0] == 204
+    assert (await made.call("DELETE", f"/api/connections/{NAME}", headers={"X-Reason": "enough"}))[
+        0
+    ] == 204
     assert made.doors.closed == [(OWNER, 320, "enough")]
 
 
@@ -287,7 +326,11 @@ async def test_a_queue_shows_its_numbers(made: Api) -> None:
     row = await made.get("/api/queues/%2F/q")
     assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (4, 3, 1)
     assert row["consumer_details"][0]["channel_details"]["connection_name"] == CONNECTION
-    assert (row["shard"] in (0, 1), row["type"], row["message_stats"]["publish"]) == (True, "classic", 5)
+    assert (row["shard"] in (0, 1), row["type"], row["message_stats"]["publish"]) == (
+        True,
+        "classic",
+        5,
+    )
 
 
 async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
@@ -298,14 +341,30 @@ async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
     groups, shards = made.context.groups, [vhost.queues[queue].id for queue in queues]
     groups.begin()
     one, two = GroupConsumer(0, 7, 1), GroupConsumer(0, 7, 2)
-    groups.join(one, VirtualQueueName("/", "sharded"), ConsumeTerms(owner=OWNER, channel=4, tag="one"), shards)
+    groups.join(
+        one,
+        VirtualQueueName("/", "sharded"),
+        ConsumeTerms(owner=OWNER, channel=4, tag="one"),
+        shards,
+    )
     groups.join(two, VirtualQueueName("/", "sharded"), ConsumeTerms(tag="two"), shards)
     (row,) = await made.get("/api/virtual-queues")
-    assert row == {"name": "sharded", "vhost": "/", "shards": 3, "consumers": 2, "groups": [""], "moving": 1}
+    assert row == {
+        "name": "sharded",
+        "vhost": "/",
+        "shards": 3,
+        "consumers": 2,
+        "groups": [""],
+        "moving": 1,
+    }
     found = await made.get("/api/virtual-queues/%2F/sharded")
     assert [shard["queue"] for shard in found["shards"]] == list(queues)
     assert [shard["owner"] for shard in found["shards"]] == ["one", "one", "one"]
-    assert sorted(owner["moving"] for shard in found["shards"] for owner in shard["owners"]) == [False, False, True]
+    assert sorted(owner["moving"] for shard in found["shards"] for owner in shard["owners"]) == [
+        False,
+        False,
+        True,
+    ]
     assert found["consumers"][0]["channel_details"]["name"] == f"{CONNECTION} (4)"
     assert [len(each["shards"]) for each in found["consumers"]] == [2, 0]
     assert (await made.call("DELETE", "/api/virtual-queues/%2F/sharded/contents"))[0] == 204
@@ -319,16 +378,21 @@ async def test_a_virtual_queue_shows_who_owns_which_shard(made: Api) -> None:
 
 
 async def test_lists_are_cut_sorted_filtered_and_paged(made: Api) -> None:
-    assert await made.get("/api/queues?columns=name,message_stats.ack&sort=name&sort_reverse=true") == [
+    assert await made.get(
+        "/api/queues?columns=name,message_stats.ack&sort=name&sort_reverse=true"
+    ) == [
         {"name": "r/s", "message_stats": {"ack": 1}},
         {"name": "q", "message_stats": {"ack": 1}},
     ]
     page = await made.get("/api/queues?page=2&page_size=1&columns=name&sort=name")
     assert page == {
-        "filtered_count": 2, "item_count": 1, "items": [{"name": "r/s"}], "page": 2, "page_count": 2, "page_size": 1,
+        "filtered_count": 2, "item_count": 1, "items": [{"name": "r/s"}], "page": 2,
+        "page_count": 2, "page_size": 1,
         "total_count": 2,
     }  # fmt: skip
-    assert [row["name"] for row in await made.get("/api/queues?name=%5Er&use_regex=true")] == ["r/s"]
+    assert [row["name"] for row in await made.get("/api/queues?name=%5Er&use_regex=true")] == [
+        "r/s"
+    ]
     assert [row["name"] for row in await made.get("/api/queues?name=Q")] == ["q"]
 
 
@@ -338,7 +402,9 @@ async def test_numbers_are_asked_once_for_many_listings(made: Api) -> None:
     assert [asked.passed for asked in made.shards.asked] == [0, 0]
 
 
-async def test_a_silent_shard_is_left_out_and_not_waited_for(made: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_shard_is_left_out_and_not_waited_for(
+    made: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stats_collector, "STATS_S_MAX", 0.01)
     made.shards.silent = True
     rows = await made.get("/api/queues")
@@ -350,7 +416,13 @@ async def test_a_silent_shard_is_left_out_and_not_waited_for(made: Api, monkeypa
 async def test_checks_fail_with_503_and_a_reason(made: Api) -> None:
     made.shards.shards[0].alarm = "low on disk"
     made.shards.shards[1].ready = False
-    for path in ("alarms", "is-in-service", "ready-to-serve-clients", "port-listener/1", "protocol-listener/mqtt"):
+    for path in (
+        "alarms",
+        "is-in-service",
+        "ready-to-serve-clients",
+        "port-listener/1",
+        "protocol-listener/mqtt",
+    ):
         status, found = await made.call("GET", f"/api/health/checks/{path}")
         assert (status, found["status"]) == (503, "failed"), path
         assert found["reason"]
@@ -380,7 +452,11 @@ async def test_what_an_operator_should_look_at_is_told_while_all_is_served(made:
     assert found["warnings"] == [{"shard": 0, "warning": text} for text in texts]
     assert [row["warnings"] for row in await made.get("/api/shards")] == [texts, []]
     node = (await made.get("/api/nodes"))[0]
-    assert (node["disk_free"], node["disk_free_limit"], node["disk_free_alarm"]) == (9_000_000, 5_000_000, False)
+    assert (node["disk_free"], node["disk_free_limit"], node["disk_free_alarm"]) == (
+        9_000_000,
+        5_000_000,
+        False,
+    )
     made.shards.shards[0].alarm = "low on disk"
     metrics = (await (await made.client.get("/metrics")).read()).decode()
     for line in (
@@ -393,7 +469,9 @@ async def test_what_an_operator_should_look_at_is_told_while_all_is_served(made:
 
 
 async def test_users_go_many_at_once(made: Api) -> None:
-    status, _ = await made.call("POST", "/api/users/bulk-delete", {"users": ["nobody", "not there", "manager"]})
+    status, _ = await made.call(
+        "POST", "/api/users/bulk-delete", {"users": ["nobody", "not there", "manager"]}
+    )
     assert status == 204
     assert {user["name"] for user in await made.get("/api/users")} == {"guest"}
 
@@ -434,22 +512,33 @@ def test_no_route_is_given_twice() -> None:
 
 @pytest.mark.row("G1.23", "G1.24", "J1", "J2")
 async def test_a_policy_is_shown_as_it_was_set_and_where_it_applies(made: Api) -> None:
-    body = {"pattern": "^q$", "definition": {"max-length": 5, "message-ttl": 9}, "priority": 7, "name": "other"}
+    body = {
+        "pattern": "^q$",
+        "definition": {"max-length": 5, "message-ttl": 9},
+        "priority": 7,
+        "name": "other",
+    }
     await made.call("PUT", "/api/policies/%2F/new", body)
     shown = await made.get("/api/policies/%2F/new")
     assert shown == {
         "vhost": "/", "name": "new", "pattern": "^q$", "apply-to": "all",
         "definition": {"max-length": 5, "message-ttl": 9}, "priority": 7,
     }  # fmt: skip
-    await made.call("PUT", "/api/operator-policies/%2F/top", {"pattern": "q", "definition": {"max-length": 2}})
-    row = await made.get("/api/queues/%2F/q?columns=policy,operator_policy,effective_policy_definition")
+    await made.call(
+        "PUT", "/api/operator-policies/%2F/top", {"pattern": "q", "definition": {"max-length": 2}}
+    )
+    row = await made.get(
+        "/api/queues/%2F/q?columns=policy,operator_policy,effective_policy_definition"
+    )
     merged = {"max-length": 2, "message-ttl": 9}
     assert row == {"policy": "new", "operator_policy": "top", "effective_policy_definition": merged}
     assert (await made.get("/api/exchanges/%2F/e"))["policy"] is None
 
 
 @pytest.mark.row("G1.25", "J3")
-async def test_parameters_show_operator_policies_and_limits_but_policies_only_by_name(made: Api) -> None:
+async def test_parameters_show_operator_policies_and_limits_but_policies_only_by_name(
+    made: Api,
+) -> None:
     listed = {(row["component"], row["name"]) for row in await made.get("/api/parameters")}
     assert listed == {("operator_policy", "o"), ("stream", "s"), ("vhost-limits", "limits")}
     assert [row["name"] for row in await made.get("/api/parameters/policy")] == ["p"]
@@ -463,7 +552,9 @@ async def test_limits_are_set_and_forgotten_one_by_one(made: Api) -> None:
         await made.call("PUT", f"/api/{path}/{names[1]}", {"value": 4})
         assert (await made.get(f"/api/{path}"))[0]["value"] == {names[0]: 9, names[1]: 4}
         assert (await made.call("DELETE", f"/api/{path}/{names[0]}"))[0] == 204
-        assert (await made.call("DELETE", f"/api/{path}/{names[0]}"))[0] == 204, "gone already: no error"
+        assert (await made.call("DELETE", f"/api/{path}/{names[0]}"))[0] == 204, (
+            "gone already: no error"
+        )
         assert (await made.get(f"/api/{path}"))[0]["value"] == {names[1]: 4}
         assert (await made.call("DELETE", f"/api/{path}/{names[1]}"))[0] == 204
         assert await made.get(f"/api/{path}") == []
@@ -497,9 +588,13 @@ async def test_the_cluster_has_a_name(made: Api) -> None:
 
 @pytest.mark.row("G1.4")
 async def test_all_connections_of_a_user_are_closed_together(made: Api) -> None:
-    assert [row["name"] for row in await made.get("/api/connections/username/guest")] == [CONNECTION]
+    assert [row["name"] for row in await made.get("/api/connections/username/guest")] == [
+        CONNECTION
+    ]
     assert await made.get("/api/connections/username/nobody") == []
-    assert (await made.call("DELETE", "/api/connections/username/guest", headers={"X-Reason": "enough"}))[0] == 204
+    assert (
+        await made.call("DELETE", "/api/connections/username/guest", headers={"X-Reason": "enough"})
+    )[0] == 204
     assert made.doors.closed == [(OWNER, 320, "enough")]
 
 
@@ -514,7 +609,11 @@ async def test_a_hash_made_here_is_one_users_can_have(made: Api, by_body: bool) 
             assert (await made.call("PUT", "/api/auth/hash_password", wrong))[0] == 400
     else:
         password_hash = (await made.get("/api/auth/hash_password/s%20ecret"))["ok"]
-    body = {"password_hash": password_hash, "hashing_algorithm": passwords.DEFAULT_ALGORITHM, "tags": "management"}
+    body = {
+        "password_hash": password_hash,
+        "hashing_algorithm": passwords.DEFAULT_ALGORITHM,
+        "tags": "management",
+    }
     await made.call("PUT", "/api/users/hashed", body)
     made.login = ("hashed", "s ecret")
     assert (await made.get("/api/whoami"))["name"] == "hashed"
@@ -608,29 +707,45 @@ async def test_an_import_stops_at_what_is_refused_and_names_it(made: Api) -> Non
     policy = {"vhost": "/", "name": "ip", "pattern": "a", "definition": {"zz": 1}}
     status, found = await made.call("POST", "/api/definitions", {"policies": [policy]})
     assert status == 400
-    assert found["reason"] == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'
+    assert (
+        found["reason"]
+        == 'Validation failed\n\n[{<<"zz">>,1}] are not recognised policy settings\n (//ip)'
+    )
 
 
 @pytest.mark.row("I4", "G1.28")
-async def test_an_import_says_what_it_keeps_without_effect(made: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_import_says_what_it_keeps_without_effect(
+    made: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     mirrored = {"vhost": "/", "name": "ha", "pattern": "^none$", "definition": {"ha-mode": "all"}}
     shovel = {"vhost": "/", "component": "shovel", "name": "move", "value": {"src-queue": "a"}}
     with caplog.at_level(logging.WARNING):
-        status, found = await made.call("POST", "/api/definitions", {"policies": [mirrored], "parameters": [shovel]})
-    assert status == 200 and [text.partition(" is kept without effect: ")[0] for text in found["warnings"]] == [
+        status, found = await made.call(
+            "POST", "/api/definitions", {"policies": [mirrored], "parameters": [shovel]}
+        )
+    assert status == 200 and [
+        text.partition(" is kept without effect: ")[0] for text in found["warnings"]
+    ] == [
         "parameter shovel of 'move' in vhost '/'",
         "policy key ha-mode of policy 'ha' in vhost '/'",
     ]
-    assert all(any(text in record.getMessage() for record in caplog.records) for text in found["warnings"])
+    assert all(
+        any(text in record.getMessage() for record in caplog.records) for text in found["warnings"]
+    )
     assert (await made.get("/api/imports"))[0]["warnings"] == found["warnings"]
     assert (await made.call("POST", "/api/definitions", {"vhosts": [{"name": "/"}]}))[0] == 204
 
 
 @pytest.mark.row("J1", "J5")
-async def test_what_is_set_and_has_no_effect_is_logged(made: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_set_and_has_no_effect_is_logged(
+    made: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         assert (await made.call("PUT", "/api/parameters/shovel/%2F/s", {"value": {}}))[0] == 201
-    assert "parameter shovel of 's' in vhost '/' is kept without effect: there are no shovels" in caplog.text
+    assert (
+        "parameter shovel of 's' in vhost '/' is kept without effect: there are no shovels"
+        in caplog.text
+    )
 
 
 def plain(texts: list[str]) -> list[str]:
@@ -639,25 +754,32 @@ def plain(texts: list[str]) -> list[str]:
 
 QUORUM = {"x-queue-type": "quorum"}
 WITHOUT_EFFECT: list[tuple[str, str, Any, str]] = [
-    ("PUT", "queues/%2F/w", {"durable": True, "arguments": QUORUM}, "queue type quorum of queue 'w' in vhost '/'"),
+    ("PUT", "queues/%2F/w", {"durable": True, "arguments": QUORUM},
+     "queue type quorum of queue 'w' in vhost '/'"),
     ("PUT", "queues/%2F/w", {"durable": True, "arguments": {"x-queue-mode": "lazy"}},
      "argument x-queue-mode of queue 'w' in vhost '/'"),
-    ("PUT", "exchanges/%2F/w", {"type": "x-random", "arguments": {"x-shards": 1, "x-shard-arguments": QUORUM}},
+    ("PUT", "exchanges/%2F/w",
+     {"type": "x-random", "arguments": {"x-shards": 1, "x-shard-arguments": QUORUM}},
      "queue type quorum of exchange 'w' in vhost '/'"),
     ("PUT", "policies/%2F/w", {"pattern": "^none$", "definition": {"ha-mode": "all"}},
      "policy key ha-mode of policy 'w' in vhost '/'"),
     ("PUT", "operator-policies/%2F/w",
-     {"pattern": "^none$", "definition": {"max-in-memory-length": 5}, "apply-to": "queues", "priority": 0},
+     {"pattern": "^none$", "definition": {"max-in-memory-length": 5}, "apply-to": "queues",
+      "priority": 0},
      "policy key max-in-memory-length of operator policy 'w' in vhost '/'"),
-    ("PUT", "parameters/federation-upstream/%2F/w", {"value": {}}, "parameter federation-upstream of 'w' in vhost '/'"),
-    ("PUT", "parameters/shovel/%2F/w%C3%BC", {"value": {}}, "parameter shovel of 'w\u00fc' in vhost '/'"),
+    ("PUT", "parameters/federation-upstream/%2F/w", {"value": {}},
+     "parameter federation-upstream of 'w' in vhost '/'"),
+    ("PUT", "parameters/shovel/%2F/w%C3%BC", {"value": {}},
+     "parameter shovel of 'w\u00fc' in vhost '/'"),
     ("PUT", "global-parameters/mqtt_default_vhosts", {"value": {}},
      "global parameter mqtt_default_vhosts of the broker"),
     ("PUT", "vhosts/w", {"default_queue_type": "quorum"}, "default queue type quorum of vhost 'w'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "path", "body", "said"), WITHOUT_EFFECT, ids=[row[3] for row in WITHOUT_EFFECT])
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"), WITHOUT_EFFECT, ids=[row[3] for row in WITHOUT_EFFECT]
+)
 async def test_what_is_made_and_has_no_effect_is_answered_logged_and_listed(
     made: Api, caplog: pytest.LogCaptureFixture, method: str, path: str, body: Any, said: str
 ) -> None:
@@ -679,7 +801,9 @@ async def test_what_is_made_and_has_no_effect_is_answered_logged_and_listed(
 
 
 async def test_what_acts_is_answered_without_a_warning(made: Api) -> None:
-    assert (await made.call("PUT", "/api/queues/%2F/acts", {"arguments": {"x-max-length": 5}}))[0] == 201
+    assert (await made.call("PUT", "/api/queues/%2F/acts", {"arguments": {"x-max-length": 5}}))[
+        0
+    ] == 201
     assert "Warning" not in made.headers
 
 
@@ -715,7 +839,11 @@ async def test_a_plan_says_whether_keys_stay_in_order(api: Api) -> None:
         ("random", "x-random", "stream", False),
     ):
         arguments = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": kind}}
-        assert (await api.call("PUT", f"/api/exchanges/%2F/{name}", {"type": type, "arguments": arguments}))[0] == 201
+        assert (
+            await api.call(
+                "PUT", f"/api/exchanges/%2F/{name}", {"type": type, "arguments": arguments}
+            )
+        )[0] == 201
         _, plan = await api.call("POST", f"/api/exchanges/%2F/{name}/shards/plan", {"number": 3})
         assert (len(plan["coming"]), plan["going"], plan["keeps_order"]) == (1, [], ordered)
         _, status = await api.call("GET", f"/api/exchanges/%2F/{name}/shards")
@@ -723,7 +851,10 @@ async def test_a_plan_says_whether_keys_stay_in_order(api: Api) -> None:
 
 
 async def test_shards_are_planned_changed_and_shown(api: Api) -> None:
-    declared = {"type": "x-modulus-hash", "arguments": {"x-shards": 2, "x-shards-change-deadline": 9}}
+    declared = {
+        "type": "x-modulus-hash",
+        "arguments": {"x-shards": 2, "x-shards-change-deadline": 9},
+    }
     assert (await api.call("PUT", "/api/exchanges/%2F/planned", declared))[0] == 201
     path = "/api/exchanges/%2F/planned/shards"
     status, plan = await api.call("POST", f"{path}/plan", {"number": 3})

@@ -19,38 +19,45 @@ from tests.http_api.test_api import make
 
 CHANNEL = quote(f"{CONNECTION} (1)", safe="")
 QUEUE = (
-    "arguments auto_delete backing_queue_status consumer_capacity consumer_utilisation consumers durable "
-    "effective_policy_definition exclusive exclusive_consumer_tag garbage_collection head_message_timestamp memory "
-    "message_bytes message_bytes_paged_out message_bytes_persistent message_bytes_ram message_bytes_ready "
-    "message_bytes_unacknowledged message_stats messages messages_details messages_paged_out messages_persistent "
-    "messages_ram messages_ready messages_ready_details messages_ready_ram messages_unacknowledged "
-    "messages_unacknowledged_details messages_unacknowledged_ram name node operator_policy policy recoverable_slaves "
-    "reductions reductions_details single_active_consumer_tag state type vhost "
+    "arguments auto_delete backing_queue_status consumer_capacity consumer_utilisation consumers "
+    "durable effective_policy_definition exclusive exclusive_consumer_tag garbage_collection "
+    "head_message_timestamp memory message_bytes message_bytes_paged_out message_bytes_persistent "
+    "message_bytes_ram message_bytes_ready message_bytes_unacknowledged message_stats messages "
+    "messages_details messages_paged_out messages_persistent messages_ram messages_ready "
+    "messages_ready_details messages_ready_ram messages_unacknowledged "
+    "messages_unacknowledged_details messages_unacknowledged_ram name node operator_policy policy "
+    "recoverable_slaves reductions reductions_details single_active_consumer_tag state type vhost "
 )
-EXCHANGE = "arguments auto_delete durable internal message_stats name policy type user_who_performed_action vhost "
+EXCHANGE = (
+    "arguments auto_delete durable internal message_stats name policy type "
+    "user_who_performed_action vhost "
+)
 CHANNEL_KEYS = (
-    "acks_uncommitted confirm connection_details consumer_count garbage_collection global_prefetch_count message_stats "
-    "messages_unacknowledged messages_uncommitted messages_unconfirmed name node number pending_raft_commands "
-    "prefetch_count reductions reductions_details state transactional user user_who_performed_action vhost "
+    "acks_uncommitted confirm connection_details consumer_count garbage_collection "
+    "global_prefetch_count message_stats messages_unacknowledged messages_uncommitted "
+    "messages_unconfirmed name node number pending_raft_commands prefetch_count reductions "
+    "reductions_details state transactional user user_who_performed_action vhost "
 )
 SHOWN: Final = {
     "overview": (
-        "churn_rates cluster_name contexts disable_stats enable_queue_totals erlang_full_version erlang_version "
-        "exchange_types listeners management_version message_stats node object_totals product_name product_version "
-        "queue_totals rabbitmq_version rates_mode release_series_support_status sample_retention_policies "
-        "statistics_db_event_queue"
+        "churn_rates cluster_name contexts disable_stats enable_queue_totals erlang_full_version "
+        "erlang_version exchange_types listeners management_version message_stats node "
+        "object_totals product_name product_version queue_totals rabbitmq_version rates_mode "
+        "release_series_support_status sample_retention_policies statistics_db_event_queue"
     ),
     "overview message_stats": (
-        "ack ack_details confirm confirm_details deliver deliver_details deliver_get deliver_get_details "
-        "deliver_no_ack deliver_no_ack_details disk_reads disk_writes drop_unroutable drop_unroutable_details get "
-        "get_details get_empty get_empty_details get_no_ack get_no_ack_details publish publish_details redeliver "
-        "redeliver_details return_unroutable return_unroutable_details"
+        "ack ack_details confirm confirm_details deliver deliver_details deliver_get "
+        "deliver_get_details deliver_no_ack deliver_no_ack_details disk_reads disk_writes "
+        "drop_unroutable drop_unroutable_details get get_details get_empty get_empty_details "
+        "get_no_ack get_no_ack_details publish publish_details redeliver redeliver_details "
+        "return_unroutable return_unroutable_details"
     ),
     "nodes": (
-        "applications auth_mechanisms cluster_links config_files contexts db_dir disk_free_alarm enabled_plugins "
-        "exchange_types fd_total fd_used fd_used_details io_sync_avg_time io_sync_count io_sync_count_details "
-        "log_files mem_alarm mem_calculation_strategy mem_limit mem_used mem_used_details name net_ticktime os_pid "
-        "partitions proc_total proc_used proc_used_details processors rates_mode run_queue running sockets_total "
+        "applications auth_mechanisms cluster_links config_files contexts db_dir disk_free_alarm "
+        "enabled_plugins exchange_types fd_total fd_used fd_used_details io_sync_avg_time "
+        "io_sync_count io_sync_count_details log_files mem_alarm mem_calculation_strategy "
+        "mem_limit mem_used mem_used_details name net_ticktime os_pid partitions proc_total "
+        "proc_used proc_used_details processors rates_mode run_queue running sockets_total "
         "sockets_used sockets_used_details type uptime"
     ),
     "queues": QUEUE,
@@ -59,21 +66,23 @@ SHOWN: Final = {
     "exchanges/%2F/e": EXCHANGE + "incoming outgoing",
     "bindings": "arguments destination destination_type properties_key routing_key source vhost",
     "connections": (
-        "auth_mechanism channel_max channels client_properties connected_at frame_max garbage_collection host name "
-        "node peer_cert_issuer peer_cert_subject peer_cert_validity peer_host peer_port port protocol recv_cnt "
-        "reductions send_cnt ssl ssl_cipher ssl_hash ssl_key_exchange ssl_protocol state timeout type user "
-        "user_provided_name user_who_performed_action vhost"
+        "auth_mechanism channel_max channels client_properties connected_at frame_max "
+        "garbage_collection host name node peer_cert_issuer peer_cert_subject peer_cert_validity "
+        "peer_host peer_port port protocol recv_cnt reductions send_cnt ssl ssl_cipher ssl_hash "
+        "ssl_key_exchange ssl_protocol state timeout type user user_provided_name "
+        "user_who_performed_action vhost"
     ),
     "channels": CHANNEL_KEYS,
     f"channels/{CHANNEL}": CHANNEL_KEYS + "consumer_details deliveries publishes",
     "consumers": (
-        "ack_required active activity_status arguments channel_details consumer_tag exclusive prefetch_count queue"
+        "ack_required active activity_status arguments channel_details consumer_tag exclusive "
+        "prefetch_count queue"
     ),
     "consumers channel_details": "connection_name name node number peer_host peer_port user",
     "vhosts": (
-        "cluster_state default_queue_type description message_stats messages messages_details messages_ready "
-        "messages_ready_details messages_unacknowledged messages_unacknowledged_details metadata name recv_oct "
-        "send_oct tags tracing"
+        "cluster_state default_queue_type description message_stats messages messages_details "
+        "messages_ready messages_ready_details messages_unacknowledged "
+        "messages_unacknowledged_details metadata name recv_oct send_oct tags tracing"
     ),
     "users": "hashing_algorithm limits name password_hash tags",
     "permissions": "configure read user vhost write",
@@ -84,18 +93,21 @@ SHOWN: Final = {
     "vhost-limits": "value vhost",
     "user-limits": "user value",
     "definitions": (
-        "bindings exchanges global_parameters parameters permissions policies product_name product_version queues "
-        "rabbit_version rabbitmq_version topic_permissions users vhosts"
+        "bindings exchanges global_parameters parameters permissions policies product_name "
+        "product_version queues rabbit_version rabbitmq_version topic_permissions users vhosts"
     ),
 }
-ERLANGS = "garbage_collection reductions reductions_details pending_raft_commands net_ticktime recoverable_slaves "
+ERLANGS = (
+    "garbage_collection reductions reductions_details pending_raft_commands net_ticktime "
+    "recoverable_slaves "
+)
 NOT_HERE: Final = {
     # How many are in memory, and which of them are persistent, no queue keeps count of: what is
     # stored is on disk.
     "queues": ERLANGS + (
-        "backing_queue_status consumer_capacity consumer_utilisation message_bytes_paged_out message_bytes_persistent "
-        "message_bytes_ram messages_paged_out messages_persistent messages_ram messages_ready_ram "
-        "messages_unacknowledged_ram"
+        "backing_queue_status consumer_capacity consumer_utilisation message_bytes_paged_out "
+        "message_bytes_persistent message_bytes_ram messages_paged_out messages_persistent "
+        "messages_ram messages_ready_ram messages_unacknowledged_ram"
     ),
     "channels": ERLANGS,
     "connections": ERLANGS + "peer_cert_validity ssl_hash ssl_key_exchange recv_cnt send_cnt",
@@ -146,7 +158,11 @@ async def test_totals_of_queues_come_without_other_numbers(api: Api) -> None:
     for path in (f"/api/queues?{query}", f"/api/queues?{query}&page=1"):
         found = await api.get(path)
         for row in found["items"] if isinstance(found, dict) else found:
-            assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (4, 3, 1)
+            assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (
+                4,
+                3,
+                1,
+            )
             assert row.keys().isdisjoint({"message_stats", "consumers", "messages_details"})
     assert "messages" not in (await api.get("/api/queues?disable_stats=true"))[0]
 
@@ -165,7 +181,10 @@ async def test_what_has_nothing_to_do_here_is_done_at_once(api: Api) -> None:
 
 async def test_nothing_is_bound_to_the_default_exchange(api: Api) -> None:
     await make(api)
-    for method, path in (("POST", "bindings/%2F/e/amq.default/q/q"), ("DELETE", "bindings/%2F/e/amq.default/q/q/q")):
+    for method, path in (
+        ("POST", "bindings/%2F/e/amq.default/q/q"),
+        ("DELETE", "bindings/%2F/e/amq.default/q/q/q"),
+    ):
         status, found = await api.call(method, f"/api/{path}", {})
         assert (status, found["error"]) == (401, "not_authorised"), path
 

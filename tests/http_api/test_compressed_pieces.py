@@ -9,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.management.responses import compressed_pieces
-from shardmq.broker.controller.management.responses.compressed_pieces import GZIP_HEAD, CompressedPieces, unpacked
+from shardmq.broker.controller.management.responses.compressed_pieces import (
+    GZIP_HEAD,
+    CompressedPieces,
+    unpacked,
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -27,7 +31,9 @@ def test_pieces_are_what_was_added(added: list[bytes], piece_bytes: int) -> None
         assert made.whole == expected and not made.packed
         return
     assert made.whole is None
-    assert [len(unpacked(piece)) for piece in made.packed[:-1]] == [piece_bytes] * (len(made.packed) - 1)
+    assert [len(unpacked(piece)) for piece in made.packed[:-1]] == [piece_bytes] * (
+        len(made.packed) - 1
+    )
     assert b"".join(unpacked(piece) for piece in made.packed) == expected
     assert gzip.decompress(GZIP_HEAD + b"".join(made.packed) + made.gzip_tail()) == expected
     assert made.bytes_held == sum(map(len, made.packed))
@@ -50,4 +56,10 @@ def test_cleared_pieces_hold_nothing(size: int, is_ended: bool) -> None:
     if is_ended:
         made.end()
     made.clear()
-    assert (made.packed, made.whole, made._open, made._deflate, made.bytes_held) == ([], None, b"", None, 0)
+    assert (made.packed, made.whole, made._open, made._deflate, made.bytes_held) == (
+        [],
+        None,
+        b"",
+        None,
+        0,
+    )

@@ -157,7 +157,9 @@ async def test_all_long_works_together_do_one_slice_in_a_pass(works: int) -> Non
 
     await asyncio.gather(*map(work, range(works)))
     assert len({number for number, _ in done}) == len(done) == works * slices
-    assert [number for _, number in done] == [*range(works)] * slices, "they have their turn one after the other"
+    assert [number for _, number in done] == [*range(works)] * slices, (
+        "they have their turn one after the other"
+    )
 
 
 async def test_a_work_that_is_cancelled_while_it_waits_takes_no_pass_from_others() -> None:

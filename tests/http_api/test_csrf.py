@@ -14,7 +14,12 @@ from tests.http_api.conftest import Api
 
 
 async def test_every_answer_forbids_frames_and_guessing_of_types(api: Api) -> None:
-    for path, login in (("/api/overview", api.login), ("/api/nothing", api.login), ("/", None), ("/api/users", None)):
+    for path, login in (
+        ("/api/overview", api.login),
+        ("/api/nothing", api.login),
+        ("/", None),
+        ("/api/users", None),
+    ):
         api.login = login
         await api.call("GET", path)
         assert api.headers["X-Frame-Options"] == "DENY", path
@@ -34,7 +39,11 @@ async def test_every_answer_forbids_frames_and_guessing_of_types(api: Api) -> No
     ],
 )
 async def test_another_sites_page_changes_nothing(api: Api, headers: dict[str, str]) -> None:
-    for method, path in (("PUT", "/api/queues/%2F/q"), ("DELETE", "/api/vhosts/%2F"), ("POST", "/api/definitions")):
+    for method, path in (
+        ("PUT", "/api/queues/%2F/q"),
+        ("DELETE", "/api/vhosts/%2F"),
+        ("POST", "/api/definitions"),
+    ):
         status, found = await api.call(method, path, {}, headers=headers)
         assert (status, found["error"]) == (403, "forbidden")
     assert await api.get("/api/queues") == []
@@ -43,11 +52,17 @@ async def test_another_sites_page_changes_nothing(api: Api, headers: dict[str, s
 
 async def test_our_own_page_and_what_is_no_browser_may_change(api: Api) -> None:
     own = str(api.client.make_url("/"))[:-1]
-    for name, headers in (("a", {"Origin": own}), ("b", {"Sec-Fetch-Site": "same-origin"}), ("c", {})):
+    for name, headers in (
+        ("a", {"Origin": own}),
+        ("b", {"Sec-Fetch-Site": "same-origin"}),
+        ("c", {}),
+    ):
         assert (await api.call("PUT", f"/api/queues/%2F/{name}", {}, headers=headers))[0] == 201
 
 
-async def test_a_password_is_not_taken_readably_from_another_host(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_password_is_not_taken_readably_from_another_host(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(csrf, "is_loopback", lambda host: False)
     status, found = await api.call("GET", "/api/overview")
     assert (status, found["error"]) == (403, "tls_required")
@@ -66,10 +81,12 @@ async def test_head_is_get_without_its_body_and_options_tells_the_methods(api: A
 
 
 TAKES_JSON = [
-    ("PUT", "/api/queues/%2F/q"), ("PUT", "/api/exchanges/%2F/e"), ("PUT", "/api/vhosts/v"), ("PUT", "/api/users/u"),
-    ("PUT", "/api/policies/%2F/p"), ("PUT", "/api/parameters/shovel/%2F/p"), ("POST", "/api/definitions"),
-    ("PUT", "/api/permissions/%2F/guest"), ("PUT", "/api/vhost-limits/%2F/max-queues"), ("PUT", "/api/cluster-name"),
-    ("PUT", "/api/global-parameters/g"), ("POST", "/api/users/bulk-delete"), ("POST", "/api/queues/%2F/q/get"),
+    ("PUT", "/api/queues/%2F/q"), ("PUT", "/api/exchanges/%2F/e"), ("PUT", "/api/vhosts/v"),
+    ("PUT", "/api/users/u"), ("PUT", "/api/policies/%2F/p"),
+    ("PUT", "/api/parameters/shovel/%2F/p"), ("POST", "/api/definitions"),
+    ("PUT", "/api/permissions/%2F/guest"), ("PUT", "/api/vhost-limits/%2F/max-queues"),
+    ("PUT", "/api/cluster-name"), ("PUT", "/api/global-parameters/g"),
+    ("POST", "/api/users/bulk-delete"), ("POST", "/api/queues/%2F/q/get"),
     ("POST", "/api/exchanges/%2F/amq.direct/publish"), ("POST", "/api/queues/%2F/q/move"),
     ("PUT", "/api/topic-permissions/%2F/guest"),
 ]  # fmt: skip
@@ -90,7 +107,8 @@ async def test_a_body_that_is_no_object_is_400_and_changes_nothing(api: Api) -> 
 
 
 KEPT = [
-    ("PUT", "/api/queues/%2F/new", "arguments", {}), ("PUT", "/api/exchanges/%2F/new", "arguments", {"type": "direct"}),
+    ("PUT", "/api/queues/%2F/new", "arguments", {}),
+    ("PUT", "/api/exchanges/%2F/new", "arguments", {"type": "direct"}),
     ("POST", "/api/bindings/%2F/e/amq.headers/q/q", "arguments", {}),
     ("PUT", "/api/parameters/shovel/%2F/p", "value", {}),
     ("PUT", "/api/global-parameters/g", "value", {}),
@@ -98,7 +116,8 @@ KEPT = [
     ("PUT", "/api/operator-policies/%2F/p", "definition", {"pattern": "x"}),
 ]  # fmt: skip
 NOT_KEPT = [
-    {"a": 1 << 64}, {"a": -(1 << 63) - 1}, {"a": 10**30}, {"a": [{"b": 1 << 64}]}, {"max-length": 1 << 64},
+    {"a": 1 << 64}, {"a": -(1 << 63) - 1}, {"a": 10**30}, {"a": [{"b": 1 << 64}]},
+    {"max-length": 1 << 64},
     {"x-max-length": 10**30},
 ]  # fmt: skip
 
@@ -110,12 +129,19 @@ async def test_values_that_nothing_can_keep_are_400_and_change_nothing(api: Api)
     for _ in range(102):
         deep = {"a": deep}
     for method, path, where, rest in KEPT:
-        for value in [*NOT_KEPT, deep, {"a": deep}, *([{"k" * 256: 1}] if where == "arguments" else [])]:
+        for value in [
+            *NOT_KEPT,
+            deep,
+            {"a": deep},
+            *([{"k" * 256: 1}] if where == "arguments" else []),
+        ]:
             status, found = await api.call(method, path, {**rest, where: value})
             assert status == 400, (method, path, str(value)[:40], found)
             assert found["reason"], (method, path)
     for key in ("k" * 256, "\u20ac" * 86):
-        assert (await api.call("POST", "/api/bindings/%2F/e/amq.direct/q/q", {"routing_key": key}))[0] == 400
+        assert (await api.call("POST", "/api/bindings/%2F/e/amq.direct/q/q", {"routing_key": key}))[
+            0
+        ] == 400
     assert api.context.catalog.version == before
 
 
@@ -138,4 +164,6 @@ def test_no_handler_reads_a_body_without_a_bound() -> None:
         assert resource.__file__ is not None
         with open(resource.__file__) as file:
             text = file.read()
-        assert not any(f"request.{name}()" in text for name in ("read", "json", "text", "post")), resource
+        assert not any(f"request.{name}()" in text for name in ("read", "json", "text", "post")), (
+            resource
+        )

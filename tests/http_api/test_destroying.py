@@ -34,13 +34,21 @@ async def made(api: Api) -> Api:
 def test_all_that_destroys_knows_its_parameters() -> None:
     found = {(route.method, route.path) for route in DESTROYING}
     assert {each for each in found if each[0] != "DELETE"} == CHANGES_BY_DESTROYING
-    assert all(route.destroys for resource in RESOURCES for route in resource.ROUTES if route.method == "DELETE")
+    assert all(
+        route.destroys
+        for resource in RESOURCES
+        for route in resource.ROUTES
+        if route.method == "DELETE"
+    )
 
 
 @pytest.mark.parametrize("route", DESTROYING, ids=lambda route: f"{route.method} {route.path}")
-async def test_a_parameter_that_is_not_known_or_is_there_twice_destroys_nothing(made: Api, route: object) -> None:
+async def test_a_parameter_that_is_not_known_or_is_there_twice_destroys_nothing(
+    made: Api, route: object
+) -> None:
     path = PART.sub(
-        lambda part: {"vhost": "%2F", "queue": "q", "user": "guest", "kind": "q"}.get(part[1], "e"), route.path
+        lambda part: {"vhost": "%2F", "queue": "q", "user": "guest", "kind": "q"}.get(part[1], "e"),
+        route.path,
     )  # type: ignore[attr-defined]
     before, version = list(made.shards.sent), made.context.catalog.version
     twice = [f"{name}=true&{name}=true" for name in route.query or ()]  # type: ignore[attr-defined]
@@ -52,7 +60,11 @@ async def test_a_parameter_that_is_not_known_or_is_there_twice_destroys_nothing(
 
 @pytest.mark.parametrize("flag", ["yes", "", "tru", "on"])
 async def test_a_condition_that_is_neither_yes_nor_no_deletes_nothing(made: Api, flag: str) -> None:
-    for path in ("queues/%2F/q?if-unused", "queues/%2F/q?if-empty", "exchanges/%2F/amq.topic?if-unused"):
+    for path in (
+        "queues/%2F/q?if-unused",
+        "queues/%2F/q?if-empty",
+        "exchanges/%2F/amq.topic?if-unused",
+    ):
         status, found = await made.call("DELETE", f"/api/{path}={flag}")
         assert (status, found["error"]) == (400, "bad_request")
     assert made.shards.sent == []
@@ -84,9 +96,13 @@ async def test_a_topic_permission_goes_by_the_exchange_in_the_path(made: Api) ->
     assert only["exchange"] == "f"
     for exchange in ("e", "nobody", "e"):  # gone already is gone, as in RabbitMQ
         assert (await made.call("DELETE", f"/api/topic-permissions/%2F/guest/{exchange}"))[0] == 204
-        assert [row["exchange"] for row in await made.get("/api/topic-permissions/%2F/guest")] == ["f"]
+        assert [row["exchange"] for row in await made.get("/api/topic-permissions/%2F/guest")] == [
+            "f"
+        ]
     assert (await made.call("DELETE", "/api/topic-permissions/%2F/guest/f"))[0] == 204
-    assert (await made.call("DELETE", "/api/topic-permissions/%2F/guest/f"))[0] == 404, "there is no right at all"
+    assert (await made.call("DELETE", "/api/topic-permissions/%2F/guest/f"))[0] == 404, (
+        "there is no right at all"
+    )
 
 
 async def test_the_cluster_has_an_id_among_the_global_parameters(made: Api) -> None:
@@ -94,7 +110,9 @@ async def test_the_cluster_has_an_id_among_the_global_parameters(made: Api) -> N
     own = (await made.get(path))["value"]
     assert own.startswith("rabbitmq-cluster-id-")
     assert {"name": "internal_cluster_id", "value": own} in await made.get("/api/global-parameters")
-    assert (await made.get("/api/definitions"))["global_parameters"] == [{"name": "internal_cluster_id", "value": own}]
+    assert (await made.get("/api/definitions"))["global_parameters"] == [
+        {"name": "internal_cluster_id", "value": own}
+    ]
     assert (await made.call("PUT", path, {"value": "another"}))[0] in (201, 204)
     assert (await made.get(path))["value"] == "another"
     assert 'rabbitmq_cluster_permanent_id="another"' in (await made.call("GET", "/metrics"))[1]

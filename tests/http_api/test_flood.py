@@ -48,7 +48,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
         started.clean_up()
 
 
-def call(address: str, path: str, method: str = "GET", body: str | None = None) -> tuple[int, bytes]:
+def call(
+    address: str, path: str, method: str = "GET", body: str | None = None
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(*parts(address), timeout=60)
     try:
         connection.request(method, path, body, {**LOGIN, "Content-Type": "application/json"})
@@ -82,7 +84,9 @@ def values(broker: RealBroker) -> dict[str, float]:
 @contextlib.contextmanager
 def unread(address: str, path: str, count: int) -> Iterator[list[socket.socket]]:
     """Yield `count` clients that send a request and read nothing."""
-    asking = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {LOGIN['Authorization']}\r\n\r\n".encode()
+    asking = (
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {LOGIN['Authorization']}\r\n\r\n"
+    ).encode()
     clients = []
     try:
         for _ in range(count):
@@ -109,7 +113,9 @@ def test_unread_scrapes_take_little_memory_and_it_comes_back(broker: RealBroker)
         told = values(broker)
         assert told["shardmq_http_answers"] <= 128
         assert told["shardmq_http_answer_bytes"] < 4 << 20
-        saved = told["shardmq_http_answers_shared_total"] + told["shardmq_http_answers_refused_total"]
+        saved = (
+            told["shardmq_http_answers_shared_total"] + told["shardmq_http_answers_refused_total"]
+        )
         assert saved > UNREAD_SCRAPES / 2
     assert most - before < GROWTH_BYTES_MAX
     wait_until(lambda: resident_bytes(broker) - before < LEFT_BYTES_MAX, "memory to come back")

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from shardmq.broker.controller.management.responses.openapi import LIVE
 from tests.support.real_broker import RealBroker
 
-schemathesis = pytest.importorskip("schemathesis", reason="part of the extra `test`, large, and not everywhere")
+schemathesis = pytest.importorskip(
+    "schemathesis", reason="part of the extra `test`, large, and not everywhere"
+)
 from schemathesis.specs.openapi import checks  # noqa: E402 # as above
 
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
@@ -24,8 +26,8 @@ LOGIN = {"Authorization": "Basic " + base64.b64encode(b"fuzzer:fuzzer").decode()
 OURS = ("guest", "fuzzer")  # users that must stay as they are
 # What `make` makes; so that examples also meet things that are there.
 KNOWN = {
-    "vhost": "v", "queue": "q", "exchange": "e", "source": "e", "destination": "q", "kind": "q", "user": "u",
-    "name": "p", "component": "shovel", "node": "shardmq@localhost", "properties": "~",
+    "vhost": "v", "queue": "q", "exchange": "e", "source": "e", "destination": "q", "kind": "q",
+    "user": "u", "name": "p", "component": "shovel", "node": "shardmq@localhost", "properties": "~",
 }  # fmt: skip
 THINGS: list[tuple[str, str, Any]] = [
     ("PUT", "users/fuzzer", {"password": "fuzzer", "tags": "administrator"}),
@@ -64,7 +66,9 @@ def make(url: str, user: str = "guest") -> None:
     login = base64.b64encode(f"{user}:{user}".encode()).decode()
     for method, path, body in THINGS:
         headers = {"Authorization": f"Basic {login}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{url}/api/{path}", json.dumps(body).encode(), headers, method=method)
+        request = urllib.request.Request(
+            f"{url}/api/{path}", json.dumps(body).encode(), headers, method=method
+        )
         urllib.request.urlopen(request).close()
 
 
@@ -74,29 +78,42 @@ def _spoils(case: Any) -> bool:
     return case.method.upper() not in ("GET", "HEAD") and any(name in values for name in OURS)
 
 
-def _fuzz(url: str, operation: Any, mode: Any, seen: list[int], examples: int) -> Callable[[], None]:
+def _fuzz(
+    url: str, operation: Any, mode: Any, seen: list[int], examples: int
+) -> Callable[[], None]:
     @settings(
-        max_examples=examples, deadline=None, database=None, phases=[Phase.generate], print_blob=True,
+        max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+        print_blob=True,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(case=operation.as_strategy(generation_mode=mode), known=st.booleans())
     def one(case: Any, known: bool) -> None:
         if known and case.path_parameters:
-            case.path_parameters = {name: KNOWN.get(name, value) for name, value in case.path_parameters.items()}
+            case.path_parameters = {
+                name: KNOWN.get(name, value) for name, value in case.path_parameters.items()
+            }
         if _spoils(case):
             return
         answer = case.call(base_url=url, headers=LOGIN)
         seen.append(answer.status_code)
-        if answer.status_code >= 500 and not case.path.startswith(("/api/health", "/api/aliveness")):
-            raise AssertionError(f"{answer.status_code} {answer.content[:300]!r}: {case.as_curl_command()}")
+        if answer.status_code >= 500 and not case.path.startswith(
+            ("/api/health", "/api/aliveness")
+        ):
+            raise AssertionError(
+                f"{answer.status_code} {answer.content[:300]!r}: {case.as_curl_command()}"
+            )
         case.validate_response(answer, checks=CHECKS)
 
     return one  # type: ignore[no-any-return]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY_EXAMPLES, marks=pytest.mark.minutes)])
-def test_every_operation_keeps_its_promise_whatever_it_is_sent(broker: RealBroker, examples: int) -> None:
+@pytest.mark.parametrize(
+    "examples", [EXAMPLES, pytest.param(MANY_EXAMPLES, marks=pytest.mark.minutes)]
+)
+def test_every_operation_keeps_its_promise_whatever_it_is_sent(
+    broker: RealBroker, examples: int
+) -> None:
     url = f"http://{broker.http}"
     with urllib.request.urlopen(f"{url}/api/openapi.json") as answer:
         description = json.load(answer)

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.management import host_header
-from shardmq.broker.controller.management.host_header import LOG_EACH_S, REMEMBERED_MAX, RefusalLog, is_known, name_of
+from shardmq.broker.controller.management.host_header import (
+    LOG_EACH_S,
+    REMEMBERED_MAX,
+    RefusalLog,
+    is_known,
+    name_of,
+)
 from tests.http_api.conftest import Api
 
 MACHINE = "mq-7.example.org"
@@ -32,8 +38,9 @@ def configured(api: Api, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("host", "name"),
     [
-        ("localhost:15672", "localhost"), ("LOCALHOST.", "localhost"), ("[::1]:15672", "::1"), ("[::1]", "::1"),
-        ("10.0.0.1:1", "10.0.0.1"), ("mq.example.org.:80", "mq.example.org"), ("", ""), ("[", ""), (":1", ""),
+        ("localhost:15672", "localhost"), ("LOCALHOST.", "localhost"), ("[::1]:15672", "::1"),
+        ("[::1]", "::1"), ("10.0.0.1:1", "10.0.0.1"), ("mq.example.org.:80", "mq.example.org"),
+        ("", ""), ("[", ""), (":1", ""),
     ],
 )  # fmt: skip
 def test_a_port_and_a_dot_at_the_end_are_no_part_of_the_name(host: str, name: str) -> None:
@@ -42,7 +49,8 @@ def test_a_port_and_a_dot_at_the_end_are_no_part_of_the_name(host: str, name: st
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "Localhost:15672", "a.localhost", "127.0.0.1:15672", "10.1.2.3", "[::1]:15672", "[fe80::1%25eth0]",
+    ["localhost", "Localhost:15672", "a.localhost", "127.0.0.1:15672", "10.1.2.3", "[::1]:15672",
+     "[fe80::1%25eth0]",
      MACHINE, "mq-7:15672", "named.example", "NAMED.example.:443", None],
 )  # fmt: skip
 def test_this_machine_its_addresses_and_names_in_the_settings_are_known(host: str | None) -> None:
@@ -51,7 +59,8 @@ def test_this_machine_its_addresses_and_names_in_the_settings_are_known(host: st
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "xlocalhost", "mq-7.evil.example", "", ":1",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "xlocalhost",
+     "mq-7.evil.example", "", ":1",
      "named.example.evil.example", "localhost@evil.example", "[evil.example]"],
 )  # fmt: skip
 def test_other_names_are_not_known_however_they_look(host: str) -> None:
@@ -99,7 +108,11 @@ async def test_whom_a_reverse_proxy_passes_on_is_not_on_this_host(api: Api, head
     assert (status, found["reason"]) == (401, "User 'guest' can only connect via localhost")
 
 
-@given(st.lists(st.tuples(st.integers(0, 1000), st.sampled_from(["a.example", "b.example:1"])), max_size=50))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1000), st.sampled_from(["a.example", "b.example:1"])), max_size=50
+    )
+)
 def test_each_name_is_said_at_once_and_then_now_and_then(history: list[tuple[int, str]]) -> None:
     refusal_log, now, last = RefusalLog(), 0.0, dict[str, float]()
     for pause, host in history:

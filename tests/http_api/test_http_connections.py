@@ -22,7 +22,12 @@ from hypothesis import strategies as st
 from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management import call, http_connections
 from shardmq.broker.controller.management.app import limited_site, metrics_app
-from shardmq.broker.controller.management.http_connections import IDLE_S_MAX, IDLE_S_MIN, HttpConnections, superfluous
+from shardmq.broker.controller.management.http_connections import (
+    IDLE_S_MAX,
+    IDLE_S_MIN,
+    HttpConnections,
+    superfluous,
+)
 from tests.http_api.conftest import Api
 
 LIMITS = HttpLimits()
@@ -40,7 +45,11 @@ def test_the_longest_idle_go_and_no_more_than_must(idle: list[float], calling: i
     assert not stay or len(stay) + calling <= CONNECTIONS_MAX
     needless = [number for number in gone if idle[number] <= IDLE_S_MAX]
     assert not needless or len(stay) + calling == CONNECTIONS_MAX or not stay
-    assert not stay or not gone or max(idle[number] for number in stay) <= min(idle[number] for number in gone)
+    assert (
+        not stay
+        or not gone
+        or max(idle[number] for number in stay) <= min(idle[number] for number in gone)
+    )
 
 
 async def test_who_says_nothing_is_let_go_and_who_is_being_answered_is_not() -> None:
@@ -57,7 +66,9 @@ async def test_who_says_nothing_is_let_go_and_who_is_being_answered_is_not() -> 
     server = TestServer(app)
     await server.start_server(**http_connections.SERVER)
     assert server.runner is not None and server.runner.server is not None
-    silent, slow, calling = [await asyncio.open_connection(server.host, server.port) for _ in range(3)]
+    silent, slow, calling = [
+        await asyncio.open_connection(server.host, server.port) for _ in range(3)
+    ]
     slow[1].write(b"GET / HTTP/1.1\r\nX-")
     calling[1].write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     await called.wait()
@@ -90,7 +101,9 @@ class Line:
         self.is_aborted = True
 
 
-limits = st.builds(HttpLimits, connections_max=st.integers(1, 8), connections_per_address_max=st.integers(1, 4))
+limits = st.builds(
+    HttpLimits, connections_max=st.integers(1, 8), connections_per_address_max=st.integers(1, 4)
+)
 events = st.lists(
     st.one_of(
         st.tuples(st.just("comes"), st.sampled_from("abc")),
@@ -131,11 +144,14 @@ def test_connections_stay_within_their_bounds_and_none_is_closed_without_need(
                 if one.transport is None and one in open_:
                     assert one.is_aborted and now - open_.pop(one)[1] >= IDLE_S_MIN
             same = sum(of == which for of, _ in before.values())
-            is_full = same >= bounds.connections_per_address_max or len(before) >= bounds.connections_max
+            is_full = (
+                same >= bounds.connections_per_address_max or len(before) >= bounds.connections_max
+            )
             assert is_in or is_full
             assert is_full or open_ == before, "nobody has to make room"
             assert is_in or not any(
-                of == which and since >= 0 and now - since >= IDLE_S_MIN for of, since in open_.values()
+                of == which and since >= 0 and now - since >= IDLE_S_MIN
+                for of, since in open_.values()
             ), "one of its own address could have made room"
             if is_in:
                 here.add(line, which)
@@ -155,13 +171,17 @@ def test_connections_stay_within_their_bounds_and_none_is_closed_without_need(
             del open_[one]
         assert len(open_) <= bounds.connections_max
         for address in "abc":
-            assert sum(of == address for of, _ in open_.values()) <= bounds.connections_per_address_max
+            assert (
+                sum(of == address for of, _ in open_.values()) <= bounds.connections_per_address_max
+            )
 
 
 async def test_a_connection_too_many_is_closed_before_anything_is_made_for_it(api: Api) -> None:
     bounds = HttpLimits(connections_max=3, connections_per_address_max=2)
     config = api.context.config
-    object.__setattr__(api.context, "config_now", lambda: msgspec.structs.replace(config, http=bounds))
+    object.__setattr__(
+        api.context, "config_now", lambda: msgspec.structs.replace(config, http=bounds)
+    )
     runner = web.AppRunner(metrics_app(api.context), access_log=None, **http_connections.SERVER)
     await runner.setup()
     listening = socket.create_server(("127.0.0.1", 0))
@@ -179,7 +199,10 @@ async def test_a_connection_too_many_is_closed_before_anything_is_made_for_it(ap
     for reader, writer in (first, second):
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 200") and b'connections_refused_total{reason="address"} 1.0' in answer
+        assert (
+            answer.startswith(b"HTTP/1.1 200")
+            and b'connections_refused_total{reason="address"} 1.0' in answer
+        )
     for _, writer in (first, second, third):
         writer.close()
     await runner.cleanup()
@@ -190,18 +213,31 @@ async def test_a_body_that_is_compressed_is_read_and_one_that_grows_without_end_
     api: Api, pack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoding = {"Content-Encoding": "gzip" if pack is gzip.compress else "deflate"}
-    status, _ = await api.call("PUT", "/api/queues/%2F/z", pack(b'{"durable": true}'), headers=encoding)
+    status, _ = await api.call(
+        "PUT", "/api/queues/%2F/z", pack(b'{"durable": true}'), headers=encoding
+    )
     assert status == 201
     bomb = pack(b"[" * (call.BODY_BYTES_MAX + 1))
     assert (await api.call("PUT", "/api/queues/%2F/b", bomb, headers=encoding))[0] == 413
-    assert (await api.call("PUT", "/api/queues/%2F/b", b"no such thing", headers=encoding))[0] == 400
-    assert (await api.call("PUT", "/api/queues/%2F/b", pack(b"{}")[:-4], headers=encoding))[0] == 400
-    assert (await api.call("PUT", "/api/queues/%2F/b", b"{}", headers={"Content-Encoding": "br"}))[0] == 415
+    assert (await api.call("PUT", "/api/queues/%2F/b", b"no such thing", headers=encoding))[
+        0
+    ] == 400
+    assert (await api.call("PUT", "/api/queues/%2F/b", pack(b"{}")[:-4], headers=encoding))[
+        0
+    ] == 400
+    assert (await api.call("PUT", "/api/queues/%2F/b", b"{}", headers={"Content-Encoding": "br"}))[
+        0
+    ] == 415
     assert [row["name"] for row in await api.get("/api/queues")] == ["z"]
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/9.9\r\n\r\n", b"GET " + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", b"AMQP\0\0\x09\x01\r\n\r\n"]
+    "sent",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET " + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"AMQP\0\0\x09\x01\r\n\r\n",
+    ],
 )
 async def test_what_is_no_http_gets_400_and_fills_no_log(
     api: Api, sent: bytes, caplog: pytest.LogCaptureFixture

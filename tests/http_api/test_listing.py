@@ -27,12 +27,17 @@ class Asked(Exception):
 
 
 things = st.lists(
-    st.builds(Thing, st.sampled_from("ab"), st.text("xyz", min_size=1, max_size=3), st.integers(0, 5)), max_size=60
+    st.builds(
+        Thing, st.sampled_from("ab"), st.text("xyz", min_size=1, max_size=3), st.integers(0, 5)
+    ),
+    max_size=60,
 )
 sorts = st.sampled_from(["", "name", "vhost", "plain", "messages"])
 
 
-def lazy(of: list[Thing], all_numbers: bool = True, kept_in_order: bool = False) -> LazyListing[Thing]:
+def lazy(
+    of: list[Thing], all_numbers: bool = True, kept_in_order: bool = False
+) -> LazyListing[Thing]:
     def plain(thing: Thing) -> dict[str, Any]:
         return {"name": thing.name, "vhost": thing.vhost, "plain": len(thing.name)}
 
@@ -44,31 +49,51 @@ def lazy(of: list[Thing], all_numbers: bool = True, kept_in_order: bool = False)
     columns = frozenset(("name", "vhost", "plain"))
     order = attrgetter("vhost", "name")
     in_order = (lambda: sorted(of, key=order)) if kept_in_order else None
-    return LazyListing(of, plain, columns, frozenset(("name", "vhost")), look, order, in_order=in_order)
+    return LazyListing(
+        of, plain, columns, frozenset(("name", "vhost")), look, order, in_order=in_order
+    )
 
 
 async def whole(what: Listing | LazyListing[Any], query: dict[str, str]) -> Any:
     found = await shown(what, query)
-    return found if isinstance(found, dict) else [row for part in [part async for part in found] for row in part]
+    return (
+        found
+        if isinstance(found, dict)
+        else [row for part in [part async for part in found] for row in part]
+    )
 
 
-def expected(of: list[Thing], sort: str, reverse: bool, name: str, is_page: bool) -> list[tuple[str, str, int]]:
+def expected(
+    of: list[Thing], sort: str, reverse: bool, name: str, is_page: bool
+) -> list[tuple[str, str, int]]:
     kept = [thing for thing in of if name in thing.name]
     keys: dict[str, Callable[[Thing], Any]] = {
-        "name": attrgetter("name"), "vhost": attrgetter("vhost"), "messages": attrgetter("messages"),
-        "plain": lambda thing: len(thing.name), "": attrgetter("vhost", "name") if is_page else lambda thing: 0,
+        "name": attrgetter("name"), "vhost": attrgetter("vhost"),
+        "messages": attrgetter("messages"), "plain": lambda thing: len(thing.name),
+        "": attrgetter("vhost", "name") if is_page else lambda thing: 0,
     }  # fmt: skip
     return [tuple(thing) for thing in sorted(kept, key=keys[sort], reverse=reverse)]
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    things, sorts, st.booleans(), st.sampled_from(["", "x", "yz"]), st.integers(1, 9), st.integers(1, 7), st.booleans()
+    things,
+    sorts,
+    st.booleans(),
+    st.sampled_from(["", "x", "yz"]),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.booleans(),
 )
 def test_pages_joined_are_the_whole_list_in_order(
     of: list[Thing], sort: str, reverse: bool, name: str, size: int, slice_rows: int, kept: bool
 ) -> None:
-    query = {"sort": sort, "sort_reverse": str(reverse).lower(), "name": name, "page_size": str(size)}
+    query = {
+        "sort": sort,
+        "sort_reverse": str(reverse).lower(),
+        "name": name,
+        "page_size": str(size),
+    }
     if kept:  # what is kept in order has no equals
         of = list({(thing.vhost, thing.name): thing for thing in of}.values())
 
@@ -89,12 +114,16 @@ def test_pages_joined_are_the_whole_list_in_order(
 
 
 @settings(max_examples=200, deadline=None)
-@given(things, sorts, st.booleans(), st.sampled_from(["", "x", "yz"]), st.integers(1, 7), st.booleans())
+@given(
+    things, sorts, st.booleans(), st.sampled_from(["", "x", "yz"]), st.integers(1, 7), st.booleans()
+)
 def test_a_list_in_slices_is_the_whole_list_in_order(
     of: list[Thing], sort: str, reverse: bool, name: str, slice_rows: int, is_lazy: bool
 ) -> None:
     query = {"sort": sort, "sort_reverse": str(reverse).lower(), "name": name}
-    rows = [{"vhost": t.vhost, "name": t.name, "plain": len(t.name), "messages": t.messages} for t in of]
+    rows = [
+        {"vhost": t.vhost, "name": t.name, "plain": len(t.name), "messages": t.messages} for t in of
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(listing, "SLICE_ROWS", slice_rows)
         found = asyncio.run(whole(lazy(of) if is_lazy else Listing(rows), query))
@@ -106,7 +135,9 @@ def test_a_list_in_slices_is_the_whole_list_in_order(
 @pytest.mark.parametrize("sort", ["", "name", "vhost", "plain"])
 async def test_a_page_asks_only_for_the_numbers_it_shows(sort: str) -> None:
     many = [Thing("a", f"q{i}", i) for i in range(50)]
-    page = await whole(lazy(many, all_numbers=False), {"page": "2", "page_size": "10", "sort": sort})
+    page = await whole(
+        lazy(many, all_numbers=False), {"page": "2", "page_size": "10", "sort": sort}
+    )
     assert len(page["items"]) == 10
     assert "messages" in page["items"][0]
 
@@ -114,7 +145,9 @@ async def test_a_page_asks_only_for_the_numbers_it_shows(sort: str) -> None:
 @pytest.mark.row("G4.7")
 async def test_who_wants_no_numbers_waits_for_none() -> None:
     many = [Thing("a", "q", 1)]
-    assert await whole(lazy(many, all_numbers=False), {"columns": "name,vhost"}) == [{"name": "q", "vhost": "a"}]
+    assert await whole(lazy(many, all_numbers=False), {"columns": "name,vhost"}) == [
+        {"name": "q", "vhost": "a"}
+    ]
     (row,) = await whole(lazy(many, all_numbers=False), {"disable_stats": "true"})
     assert "messages" not in row
     with pytest.raises(Asked):

@@ -84,7 +84,9 @@ class History:
             return ResponseBody("text/plain", once(b"%s %d" % (key.encode(), seen)))
 
         answer = self.answers.answer(request, key, make, self.limits)
-        self.calls.append((request, self.now, asyncio.create_task(self._checked(answer, key, self.now))))
+        self.calls.append(
+            (request, self.now, asyncio.create_task(self._checked(answer, key, self.now)))
+        )
 
     async def _checked(self, answer: Any, key: str, asked_at: int) -> str:
         try:
@@ -112,7 +114,9 @@ class History:
         assert all(count <= self.limits.answers_per_address_max for count in of_address.values())
         # Whoever waits does so because as many as may be are being made.
         for address in self.answers._waiting:
-            assert len(self.making) == self.limits.made_max or waiting[address] == max(1, self.limits.made_max // 2)
+            assert len(self.making) == self.limits.made_max or waiting[address] == max(
+                1, self.limits.made_max // 2
+            )
 
 
 steps = st.lists(
@@ -209,7 +213,9 @@ class Served:
     async def ask(self, name: str, headers: str = "") -> tuple[bytes, bytes]:
         """Head and body, as far as it came."""
         recipient, writer = await asyncio.open_connection(self.server.host, self.server.port)
-        writer.write(f"GET /{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
+        writer.write(
+            f"GET /{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode()
+        )
         head, _, body = (await recipient.read()).partition(b"\r\n\r\n")
         writer.close()
         return head, unchunked(body) if b"chunked" in head else body
@@ -298,7 +304,9 @@ async def test_who_does_not_read_for_long_is_cut_off_and_what_was_kept_for_it_is
         assert here.answers.bytes_held == 0 and here.answers.unread == 1
 
 
-async def test_an_ended_answer_lets_its_bytes_go_with_its_last_reader_whoever_still_holds_it() -> None:
+async def test_an_ended_answer_lets_its_bytes_go_with_its_last_reader_whoever_still_holds_it() -> (
+    None
+):
     """The coroutine of a recipient that was cut off holds the answer until its write has failed."""
     async with served(answers_per_address_max=1) as here:
         await here.leave_unread("a")
@@ -325,7 +333,9 @@ async def test_an_answer_that_fails_lets_the_bytes_go_that_its_readers_hold() ->
 
 async def test_who_takes_too_long_for_all_of_it_is_cut_off() -> None:
     async with served(answer_timeout_s=0.2) as here:
-        recipient, writer = await asyncio.open_connection(here.server.host, here.server.port, limit=4096)
+        recipient, writer = await asyncio.open_connection(
+            here.server.host, here.server.port, limit=4096
+        )
         writer.write(ASK % b"a")
         while await recipient.read(4096):
             await asyncio.sleep(0.001)
@@ -339,7 +349,9 @@ async def test_what_nobody_reads_is_let_go_when_there_is_no_room_for_more() -> N
     async with served() as here:
         await here.ask("a")
         size = (await packed_bytes(here)) + 1
-        here.limits = HttpLimits(answer_bytes_max=size * 3 // 2, answer_bytes_per_address_max=size * 3 // 2)
+        here.limits = HttpLimits(
+            answer_bytes_max=size * 3 // 2, answer_bytes_per_address_max=size * 3 // 2
+        )
         await here.leave_unread("a")
         head, body = await here.ask("b")
         assert (b" 503 " in head and b"Retry-After" in head) or body != TEXT
@@ -394,7 +406,9 @@ async def drained(sock: socket.socket) -> bytes:
     """All there is, to the end of the connection or of the answer."""
     loop, found = asyncio.get_running_loop(), b""
     with contextlib.suppress(ConnectionResetError):
-        while not found.endswith(b"\r\n0\r\n\r\n") and (data := await loop.sock_recv(sock, 1 << 20)):
+        while not found.endswith(b"\r\n0\r\n\r\n") and (
+            data := await loop.sock_recv(sock, 1 << 20)
+        ):
             found += data
     return found
 
@@ -408,7 +422,8 @@ def is_cut_off(answer: bytes) -> bool:
 
 async def make_queues(api: Api, count: int) -> None:
     names = [
-        {"name": f"q{n}", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {}} for n in range(count)
+        {"name": f"q{n}", "vhost": "/", "durable": True, "auto_delete": False, "arguments": {}}
+        for n in range(count)
     ]
     assert (await api.call("POST", "/api/definitions", {"queues": names}))[0] == 204
 
@@ -416,7 +431,9 @@ async def make_queues(api: Api, count: int) -> None:
 @pytest.mark.parametrize(
     "path", ["/api/queues", "/api/bindings", "/api/definitions", "/metrics/per-object", "/metrics"]
 )
-async def test_who_asks_for_the_same_at_the_same_time_shares_one_answer(api: Api, path: str) -> None:
+async def test_who_asks_for_the_same_at_the_same_time_shares_one_answer(
+    api: Api, path: str
+) -> None:
     await make_queues(api, 200)
     made = api.context.long_responses.made
     found = await asyncio.gather(*(api.call("GET", path) for _ in range(40)))
@@ -439,14 +456,18 @@ async def test_a_list_asked_for_after_a_change_has_it_though_others_are_under_wa
         assert (await api.call("PUT", f"/api/queues/%2F/new-{number}", {}))[0] == 201
         assert f"new-{number}" in {row["name"] for row in await api.get("/api/queues")}
         assert (await api.call("DELETE", f"/api/queues/%2F/new-{number}"))[0] == 204
-        assert f"new-{number}" not in {row["name"] for row in await api.get("/api/queues?sort=name")}
+        assert f"new-{number}" not in {
+            row["name"] for row in await api.get("/api/queues?sort=name")
+        }
     for task in asking:
         task.cancel()
 
 
 async def test_users_do_not_share_what_they_may_not_see(api: Api) -> None:
     await make_queues(api, 5)
-    assert (await api.call("PUT", "/api/users/low", {"password": "p", "tags": "management"}))[0] == 201
+    assert (await api.call("PUT", "/api/users/low", {"password": "p", "tags": "management"}))[
+        0
+    ] == 201
 
     async def of(login: tuple[str, str]) -> Any:
         mine = Api(api.client, api.authority, api.shards, api.doors, api.context, login)
@@ -496,7 +517,9 @@ async def test_however_many_lists_are_made_few_rows_are_made_between_two_passes_
     # each slice is as long as it may be, whatever the clock says
     monkeypatch.setattr(cpu_budget, "SLICE_S", 0.0)
     monkeypatch.setattr(cpu_budget.SlicedWork, "budget", cpu_budget.CpuBudget())
-    calls = [asyncio.create_task(api.call("GET", f"/api/queues?name=q&other={n}")) for n in range(20)]
+    calls = [
+        asyncio.create_task(api.call("GET", f"/api/queues?name=q&other={n}")) for n in range(20)
+    ]
 
     async def count() -> None:
         nonlocal made, most

@@ -38,12 +38,19 @@ def queues(channel: BlockingChannel) -> BlockingChannel:
     return channel
 
 
-def test_messages_arrive_as_they_were_in_their_order(api: Api, vhost: str, queues: BlockingChannel) -> None:
+def test_messages_arrive_as_they_were_in_their_order(
+    api: Api, vhost: str, queues: BlockingChannel
+) -> None:
     bodies = [b"%d" % number * (number + 1) for number in range(COUNT)]
-    headers = {"a": 1, "b": b"\x00\xff", "c": {"d": [True, None, -5]}, "x-death": [{"reason": "expired"}]}
+    headers = {
+        "a": 1,
+        "b": b"\x00\xff",
+        "c": {"d": [True, None, -5]},
+        "x-death": [{"reason": "expired"}],
+    }
     properties = BasicProperties(
-        content_type="t", headers=headers, delivery_mode=2, priority=3, correlation_id="c", reply_to="r", timestamp=7,
-        message_id="ü", type="k", app_id="i",
+        content_type="t", headers=headers, delivery_mode=2, priority=3, correlation_id="c",
+        reply_to="r", timestamp=7, message_id="ü", type="k", app_id="i",
     )  # fmt: skip
     for body in bodies:
         queues.basic_publish("", "from", body, properties)
@@ -56,7 +63,9 @@ def test_messages_arrive_as_they_were_in_their_order(api: Api, vhost: str, queue
     assert list(everything(queues, "from")) == []
 
 
-def test_what_the_other_queue_refuses_stays_in_its_place(api: Api, vhost: str, queues: BlockingChannel) -> None:
+def test_what_the_other_queue_refuses_stays_in_its_place(
+    api: Api, vhost: str, queues: BlockingChannel
+) -> None:
     queues.queue_declare("small", arguments={"x-max-length": 7, "x-overflow": "reject-publish"})
     bodies = [b"%d" % number for number in range(20)]
     for body in bodies:
@@ -67,10 +76,14 @@ def test_what_the_other_queue_refuses_stays_in_its_place(api: Api, vhost: str, q
     assert [body for _, body in everything(queues, "from")] == bodies[7:]
 
 
-def test_what_might_be_dropped_as_repeated_is_not_moved(api: Api, vhost: str, queues: BlockingChannel) -> None:
+def test_what_might_be_dropped_as_repeated_is_not_moved(
+    api: Api, vhost: str, queues: BlockingChannel
+) -> None:
     queues.queue_declare("once", arguments={"x-message-deduplication": True})
     producer = BasicProperties(headers={"x-producer-id": "p", "x-sequence": 9})
-    queues.basic_publish("", "to", b"later", BasicProperties(headers={"x-producer-id": "p", "x-sequence": 10}))
+    queues.basic_publish(
+        "", "to", b"later", BasicProperties(headers={"x-producer-id": "p", "x-sequence": 10})
+    )
     queues.basic_publish("", "from", b"plain")
     queues.basic_publish("", "from", b"of a producer", producer)
     code, reason = api.refused("POST", f"queues/{vhost}/from/move", {"destination": "once"})
@@ -106,13 +119,19 @@ def test_what_makes_no_sense_moves_nothing(
     assert [body for _, body in everything(queues, "from")] == [b"stays"]
 
 
-def test_moving_needs_the_rights_to_read_and_to_write(api: Api, vhost: str, queues: BlockingChannel) -> None:
+def test_moving_needs_the_rights_to_read_and_to_write(
+    api: Api, vhost: str, queues: BlockingChannel
+) -> None:
     api("PUT", "users/mover", {"password": "m", "tags": "management"})
     queues.basic_publish("", "from", b"stays")
     for rights in ({"read": "", "write": ".*"}, {"read": ".*", "write": ""}):
         api("PUT", f"permissions/{vhost}/mover", {"configure": "", **rights})
         refused = api.refused("POST", f"queues/{vhost}/from/move", {"destination": "to"}, "mover:m")
         assert refused[0] == 401 and "refused for user 'mover'" in refused[1]
-    api("PUT", f"permissions/{vhost}/mover", {"configure": "", "read": "^from$", "write": "^amq.default$"})
+    api(
+        "PUT",
+        f"permissions/{vhost}/mover",
+        {"configure": "", "read": "^from$", "write": "^amq.default$"},
+    )
     assert api("POST", f"queues/{vhost}/from/move", {"destination": "to"}, "mover:m")["moved"] == 1
     api("DELETE", "users/mover")

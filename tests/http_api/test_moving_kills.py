@@ -24,7 +24,9 @@ COUNT = 1_500
 
 
 @pytest.mark.parametrize("kind", ["controller", "front-door", "shard"])
-def test_nothing_is_lost_whatever_is_killed_while_messages_are_moved(broker: RealBroker, name: str, kind: str) -> None:
+def test_nothing_is_lost_whatever_is_killed_while_messages_are_moved(
+    broker: RealBroker, name: str, kind: str
+) -> None:
     source, destination = f"{name}-from", f"{name}-to"
     connection = pika.BlockingConnection(pika.URLParameters(broker.url))
     channel = connection.channel()
@@ -42,7 +44,9 @@ def test_nothing_is_lost_whatever_is_killed_while_messages_are_moved(broker: Rea
     wait_until(lambda: depth(broker, destination) > 0, "the first to be moved")
     broker.kill(kind)
     moving.join(60)
-    wait_until(lambda: depth(broker, source) + depth(broker, destination) >= COUNT, "all to be there again")
+    wait_until(
+        lambda: depth(broker, source) + depth(broker, destination) >= COUNT, "all to be there again"
+    )
 
     found = Counter(taken(broker, source) + taken(broker, destination))
     assert set(found) == {b"%d" % number for number in range(COUNT)}
@@ -60,7 +64,12 @@ def move(broker: RealBroker, source: str, destination: str) -> None:
 def call(broker: RealBroker, method: str, path: str, body: object = None) -> bytes:
     client = http.client.HTTPConnection(broker.http.replace("0.0.0.0", "127.0.0.1"), timeout=50)
     login = base64.b64encode(b"guest:guest").decode()
-    client.request(method, path, None if body is None else json.dumps(body), {"Authorization": f"Basic {login}"})
+    client.request(
+        method,
+        path,
+        None if body is None else json.dumps(body),
+        {"Authorization": f"Basic {login}"},
+    )
     answer = client.getresponse().read()
     client.close()
     return answer

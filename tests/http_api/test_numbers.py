@@ -14,29 +14,35 @@ from shardmq.broker.controller.management.responses.openapi import LIVE, PART, d
 from tests.http_api.conftest import Api
 
 TEXTS = (
-    "9" * 5000, "-" + "9" * 5000, "0" * 5000 + "1", str(1 << 64), "-1", "0", "²", "٣", "1e999", "nan", "inf", "0x10",
-    "1_0", "+1", " 1", "", "%00", "1.5",
+    "9" * 5000, "-" + "9" * 5000, "0" * 5000 + "1", str(1 << 64), "-1", "0", "²", "٣", "1e999",
+    "nan", "inf", "0x10", "1_0", "+1", " 1", "", "%00", "1.5",
 )  # fmt: skip
 DEEP, VERY_DEEP = 500, 100_000
 # As they stand in a body; json.dumps would refuse some.
 VALUES = (
-    "9" * 5000, "-" + "9" * 5000, str(1 << 63), str(1 << 64), "1e999", "-1e400", "1." + "1" * 5000, "-0", "null",
-    '"' + "9" * 5000 + '"', '"' + "x" * 300_000 + '"', '"\\u0000"', '"²"', "[" * DEEP + "]" * DEEP,
-    '{"a":' * DEEP + "1" + "}" * DEEP, "[" * VERY_DEEP + "]" * VERY_DEEP, '{"a":' + "9" * 5000 + "}",
-    '{"a":' + str(1 << 64) + "}", '{"x-max-length":' + str(1 << 64) + "}", '{"max-length":' + "9" * 5000 + "}",
+    "9" * 5000, "-" + "9" * 5000, str(1 << 63), str(1 << 64), "1e999", "-1e400", "1." + "1" * 5000,
+    "-0", "null", '"' + "9" * 5000 + '"', '"' + "x" * 300_000 + '"', '"\\u0000"', '"²"',
+    "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * VERY_DEEP + "]" * VERY_DEEP,
+    '{"a":' + "9" * 5000 + "}", '{"a":' + str(1 << 64) + "}",
+    '{"x-max-length":' + str(1 << 64) + "}", '{"max-length":' + "9" * 5000 + "}",
     '{"number":' + "9" * 400 + "}", '{"0":{"next":' + str(1 << 70) + "}}", "[" + "9" * 5000 + "]",
 )  # fmt: skip
 PARTS = {"port", "within", "channel", "shard"}  # of paths, that are numbers
 PARAMETERS = (
-    "page", "page_size", "count", "since", "from", "to", "after", "wait_ms", "timestamp", "seq", "filter", "id",
-    "if-unused", "columns", "sort", "name",
+    "page", "page_size", "count", "since", "from", "to", "after", "wait_ms", "timestamp", "seq",
+    "filter", "id", "if-unused", "columns", "sort", "name",
 )  # fmt: skip
 THERE = {
-    "vhost": "%2F", "queue": "q", "exchange": "e", "source": "e", "destination": "q", "kind": "q", "end": "source",
-    "name": "e", "user": "guest", "component": "shards", "node": "shardmq@localhost", "unit": "days",
+    "vhost": "%2F", "queue": "q", "exchange": "e", "source": "e", "destination": "q", "kind": "q",
+    "end": "source", "name": "e", "user": "guest", "component": "shards",
+    "node": "shardmq@localhost", "unit": "days",
 }  # fmt: skip
 # Ends what the others need, or does not end.
-LEFT_OUT = {("DELETE", "/api/users/{user}"), ("DELETE", "/api/vhosts/{vhost}"), ("POST", "/api/users/bulk-delete")}
+LEFT_OUT = {
+    ("DELETE", "/api/users/{user}"),
+    ("DELETE", "/api/vhosts/{vhost}"),
+    ("POST", "/api/users/bulk-delete"),
+}
 
 
 def path_of(path: str, **parts: str) -> str:
@@ -91,11 +97,15 @@ def _object(body: dict[str, str]) -> bytes:
 @pytest.fixture
 async def made(api: Api) -> Api:
     await api.call("PUT", "/api/queues/%2F/q", {})
-    await api.call("PUT", "/api/exchanges/%2F/e", {"type": "x-modulus-hash", "arguments": {"x-shards": 2}})
+    await api.call(
+        "PUT", "/api/exchanges/%2F/e", {"type": "x-modulus-hash", "arguments": {"x-shards": 2}}
+    )
     return api
 
 
-async def test_no_path_and_no_query_is_too_absurd_to_be_answered(made: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_path_and_no_query_is_too_absurd_to_be_answered(
+    made: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = list(of_paths_and_queries())
     assert len(calls) > 500
     for method, path in calls:
@@ -104,7 +114,9 @@ async def test_no_path_and_no_query_is_too_absurd_to_be_answered(made: Api, capl
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_no_body_is_too_absurd_to_be_answered(made: Api, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_body_is_too_absurd_to_be_answered(
+    made: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     calls = list(of_bodies())
     assert len(calls) > 500
     for method, path, body in calls:

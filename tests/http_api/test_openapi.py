@@ -46,7 +46,11 @@ async def document(api: Api) -> dict[str, Any]:
 
 async def test_every_route_is_described_and_nothing_else(api: Api) -> None:
     api.login = None  # none is needed
-    described = {(m.upper(), path) for path, operations in (await document(api))["paths"].items() for m in operations}
+    described = {
+        (m.upper(), path)
+        for path, operations in (await document(api))["paths"].items()
+        for m in operations
+    }
     assert described == {(r.method, PART.sub(r"{\1}", r.path)) for m in RESOURCES for r in m.ROUTES}
 
 
@@ -94,4 +98,6 @@ def _is(path: str, of: str) -> bool:
     literal = [one for one in SHOWS if one == f"/api/{path}"]
     if literal:
         return of == literal[0]
-    return len(parts) == len(wanted) and all(w.startswith("{") or w == p for p, w in zip(parts, wanted, strict=True))
+    return len(parts) == len(wanted) and all(
+        w.startswith("{") or w == p for p, w in zip(parts, wanted, strict=True)
+    )

@@ -73,7 +73,10 @@ async def test_alarms_are_in_health_nodes_and_metrics(api: Api) -> None:
     (node,) = await api.get("/api/nodes")
     assert node["mem_alarm"] and node["alarms"] == [LOW_ON_MEMORY] and node["connections_max"] == 1
     lines = (await api.get("/metrics")).splitlines()
-    assert "rabbitmq_alarms_memory_used_watermark 1.0" in lines and "shardmq_connections_max 1.0" in lines
+    assert (
+        "rabbitmq_alarms_memory_used_watermark 1.0" in lines
+        and "shardmq_connections_max 1.0" in lines
+    )
     api.context.memory.alarm = ""
     said = await api.get("/api/health/checks/alarms")
     assert said["warnings"] == [{"warning": "1 connections of 1 allowed"}]
@@ -85,9 +88,17 @@ async def test_limits_of_the_broker_vhosts_and_users_are_in_health_and_metrics(a
     assert (await api.get("/api/health/checks/below-node-connection-limit"))["limit"] == "infinity"
     presence.connections_max, presence.channels_max = 1, 100
     presence.has_channels(OWNER, 95)
-    for path in ("vhost-limits/%2F/max-connections", "vhost-limits/%2F/max-queues", "user-limits/guest/max-channels"):
-        assert (await api.call("PUT", f"/api/{path}", {"value": 100 if "channels" in path else 1}))[0] == 204
-    assert (await api.call("PUT", "/api/user-limits/guest/max-connections", {"value": -1}))[0] == 204  # none
+    for path in (
+        "vhost-limits/%2F/max-connections",
+        "vhost-limits/%2F/max-queues",
+        "user-limits/guest/max-channels",
+    ):
+        assert (await api.call("PUT", f"/api/{path}", {"value": 100 if "channels" in path else 1}))[
+            0
+        ] == 204
+    assert (await api.call("PUT", "/api/user-limits/guest/max-connections", {"value": -1}))[
+        0
+    ] == 204  # none
     warned = [row["warning"] for row in (await api.get("/api/health/checks/alarms"))["warnings"]]
     assert warned == [
         "1 connections of 1 allowed",
@@ -110,7 +121,9 @@ def tell_settings(api: Api, **told: Any) -> None:
 
 
 @pytest.mark.row("G3.1")
-async def test_a_certificate_that_ends_soon_is_told_before_it_does(api: Api, tmp_path: Path) -> None:
+async def test_a_certificate_that_ends_soon_is_told_before_it_does(
+    api: Api, tmp_path: Path
+) -> None:
     path = str(Authority(tmp_path).make("host.pem", "CN=host"))  # good for two days
     tell_settings(api, tls=Tls(cert=path))
     check = "/api/health/checks/certificate-expiration"
@@ -123,19 +136,30 @@ async def test_a_certificate_that_ends_soon_is_told_before_it_does(api: Api, tmp
         assert (await api.call("GET", f"{check}/{wrong}"))[0] == 400
 
 
-async def test_a_process_short_of_files_is_an_alarm(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_short_of_files_is_an_alarm(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "shardmq.broker.controller.management.resources.processes.open_files",
         lambda pid: (95, 100) if pid == 1 else (5, 100),
     )
     status, said = await api.call("GET", "/api/health/checks/alarms")
-    assert status == 503 and said["alarms"] == [{"process": "shard-0", "alarm": "file_descriptor_limit"}]
+    assert status == 503 and said["alarms"] == [
+        {"process": "shard-0", "alarm": "file_descriptor_limit"}
+    ]
     assert "rabbitmq_alarms_file_descriptor_limit 1.0" in (await api.get("/metrics")).splitlines()
 
 
 async def test_every_address_is_a_listener_of_its_own(api: Api) -> None:
-    found = [(one["protocol"], one["ip_address"], one["port"]) for one in (await api.get("/api/overview"))["listeners"]]
-    assert found == [("amqp", "127.0.0.1", 5672), ("amqp", "::1", 5672), ("http", "127.0.0.1", 15672)]
+    found = [
+        (one["protocol"], one["ip_address"], one["port"])
+        for one in (await api.get("/api/overview"))["listeners"]
+    ]
+    assert found == [
+        ("amqp", "127.0.0.1", 5672),
+        ("amqp", "::1", 5672),
+        ("http", "127.0.0.1", 15672),
+    ]
 
 
 async def test_on_this_hosts_socket_all_may_be_done_without_a_password_and_by_tcp_nothing(
@@ -151,7 +175,9 @@ async def test_on_this_hosts_socket_all_may_be_done_without_a_password_and_by_tc
         async with local.put("http://x/api/vhosts/new") as answer:
             assert answer.status == 201
         # Nobody has a permission in it yet.
-        async with local.put("http://x/api/queues/new/q", data=json.dumps({"durable": True})) as answer:
+        async with local.put(
+            "http://x/api/queues/new/q", data=json.dumps({"durable": True})
+        ) as answer:
             assert answer.status == 201
         async with local.get("http://x/api/queues/new") as answer:
             assert [row["name"] for row in await answer.json()] == ["q"]

@@ -13,7 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shardmq.broker.controller.management.resources.logs import LIVE_MAX, ROWS_MAX, TAIL_BYTES_MAX, last_lines
+from shardmq.broker.controller.management.resources.logs import (
+    LIVE_MAX,
+    ROWS_MAX,
+    TAIL_BYTES_MAX,
+    last_lines,
+)
 from shardmq.broker.shared.control import DoorReport
 from shardmq.supervisor import logs
 from tests.http_api.conftest import OWNER, Api
@@ -22,7 +27,9 @@ from tests.support.real_broker import PATIENCE_S
 # -- load ------------------------------------------------------------------------------------------
 
 
-async def test_the_load_of_a_shard_is_that_of_its_queues(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_load_of_a_shard_is_that_of_its_queues(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1_000.0
     monkeypatch.setattr(api.context.stats, "_clock", lambda: now)
     for name in "abcde":
@@ -37,8 +44,16 @@ async def test_the_load_of_a_shard_is_that_of_its_queues(api: Api, monkeypatch: 
     rows = await api.get("/api/shards/load")
     for row in rows:
         here = sum(shard == row["shard"] for shard in placed.values())
-        assert (row["queues"], row["messages_ready"], row["messages_unacknowledged"]) == (here, 3 * here, here)
-        assert (row["messages"], row["message_bytes"], row["consumers"]) == (4 * here, 40 * here, here)
+        assert (row["queues"], row["messages_ready"], row["messages_unacknowledged"]) == (
+            here,
+            3 * here,
+            here,
+        )
+        assert (row["messages"], row["message_bytes"], row["consumers"]) == (
+            4 * here,
+            40 * here,
+            here,
+        )
         gone = 3 if row["shard"] == 0 else 0  # by queues that are deleted: it was work all the same
         assert row["publish_per_s"] == pytest.approx((10 * here + gone) / 4)
     assert rows[0]["cpu"] == pytest.approx(1 / 4)
@@ -59,8 +74,12 @@ async def test_queues_of_a_shard_are_those_placed_there_page_by_page(api: Api) -
     for shard in (0, 1):
         here = sorted(row["name"] for row in every if row["shard"] == shard)
         assert [row["name"] for row in await api.get(f"/api/shards/{shard}/queues")] == here
-        page = await api.get(f"/api/shards/{shard}/queues?page=1&page_size=2&sort=name&sort_reverse=true")
-        assert [row["name"] for row in page["items"]] == here[::-1][:2] and page["total_count"] == len(here)
+        page = await api.get(
+            f"/api/shards/{shard}/queues?page=1&page_size=2&sort=name&sort_reverse=true"
+        )
+        assert [row["name"] for row in page["items"]] == here[::-1][:2] and page[
+            "total_count"
+        ] == len(here)
         seen += here
     assert len(seen) == 12
     for absent in ("2", "x", "-1", "00"):
@@ -71,7 +90,14 @@ async def test_queues_of_a_shard_are_those_placed_there_page_by_page(api: Api) -
 
 
 def row(time: float, process: str, message: str = "m", **more: Any) -> dict[str, Any]:
-    return {"time": time, "level": "info", "process": process, "logger": "l", "message": message, **more}
+    return {
+        "time": time,
+        "level": "info",
+        "process": process,
+        "logger": "l",
+        "message": message,
+        **more,
+    }
 
 
 def write(folder: Path, name: str, *rows: dict[str, Any]) -> None:
@@ -98,7 +124,9 @@ async def test_only_an_administrator_reads_the_logs(api: Api) -> None:
 LOGIN = {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="}
 
 
-async def test_the_log_comes_as_events_what_there_is_and_what_follows(api: Api, tmp_path: Path) -> None:
+async def test_the_log_comes_as_events_what_there_is_and_what_follows(
+    api: Api, tmp_path: Path
+) -> None:
     write(tmp_path, "shard-0", row(1.0, "shard-0"), row(2.0, "shard-0", "a\nb"))
     async with asyncio.timeout(PATIENCE_S), api.client.get("/api/livelog", headers=LOGIN) as answer:
         assert answer.content_type == "text/event-stream"
@@ -133,7 +161,9 @@ def test_what_is_cut_or_damaged_is_left_out_and_the_newest_are_kept(tmp_path: Pa
     text = (tmp_path / "log-a").read_bytes()
     assert len(text) > TAIL_BYTES_MAX
     (tmp_path / "log-b").write_bytes(
-        b'\xff\n{"time": "x"}\n[]\n3\n{"time": 1}\n' + json.dumps(row(9e9, "b")).encode() + b'\n{"ti'
+        b'\xff\n{"time": "x"}\n[]\n3\n{"time": 1}\n'
+        + json.dumps(row(9e9, "b")).encode()
+        + b'\n{"ti'
     )
     found = last_lines(tmp_path)
     assert len(found) <= ROWS_MAX
@@ -156,7 +186,9 @@ def test_a_process_keeps_its_last_lines_and_no_more(tmp_path: Path) -> None:
     assert last_lines(tmp_path)[-1]["message"] == "line 19999"
 
 
-def test_a_log_that_cannot_be_kept_harms_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_cannot_be_kept_harms_nobody(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     handler = logs.keep(str(tmp_path / "absent"), "shard-7")
     try:
         handler.handle(logging.LogRecord("l", logging.INFO, "f", 1, "line", (), None))
@@ -168,7 +200,9 @@ def test_a_log_that_cannot_be_kept_harms_nobody(tmp_path: Path, capfd: pytest.Ca
 # -- rates -----------------------------------------------------------------------------------------
 
 
-async def test_looks_at_totals_alone_take_no_connections_rate_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_looks_at_totals_alone_take_no_connections_rate_away(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, received = 1_000.0, 100
     monkeypatch.setattr(api.context.stats, "_clock", lambda: now)
 

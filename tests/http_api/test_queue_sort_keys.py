@@ -18,7 +18,11 @@ from tests.http_api.conftest import Api
 
 QUEUES = 60
 PAGE = 5
-COUNTED = [f"message_stats.{name}{end}" for name in queue_sort_keys.QUEUE_COUNTERS for end in ("", "_details.rate")]
+COUNTED = [
+    f"message_stats.{name}{end}"
+    for name in queue_sort_keys.QUEUE_COUNTERS
+    for end in ("", "_details.rate")
+]
 COLUMNS = [
     *queue_sort_keys.NUMBERS,
     *queue_sort_keys.TEXTS,
@@ -51,7 +55,11 @@ async def many(api: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
 
     def answered(shard: int, asked: wire.Stats) -> Future[Any]:
         known = sorted(api.shards.ids[shard])
-        found = [stats(id) for id in (known if asked.queues is None else set(known) & set(asked.queues)) if id % 7]
+        found = [
+            stats(id)
+            for id in (known if asked.queues is None else set(known) & set(asked.queues))
+            if id % 7
+        ]
         reply: Future[Any] = asyncio.get_running_loop().create_future()
         reply.set_result(wire.StatsReply(1, found, [], {"rss_bytes": 1.0}, 0))
         return reply
@@ -61,7 +69,9 @@ async def many(api: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
     assert (await api.call("PUT", "/api/policies/%2F/odd", policy))[0] == 201
     for number in range(QUEUES):
         arguments = {"x-max-length": number} if number % 3 else {}
-        assert (await api.call("PUT", f"/api/queues/%2F/q{number}", {"arguments": arguments}))[0] == 201
+        assert (await api.call("PUT", f"/api/queues/%2F/q{number}", {"arguments": arguments}))[
+            0
+        ] == 201
     await api.call("PUT", "/api/queues/%2F/q7/pause")
     return api
 
@@ -79,7 +89,9 @@ async def test_every_column_sorts_without_rows_of_others(
         monkeypatch.setattr(stats_collector, "STATS_FRESH_S", 3600.0)  # all pages of one look
         pages = [await many.get(f"{path}&page={page}") for page in range(1, QUEUES // PAGE + 1)]
         shown = [row for page in pages for row in page["items"]]
-        assert sorted(row["name"] for row in shown) == sorted(f"q{number}" for number in range(QUEUES)), column
+        assert sorted(row["name"] for row in shown) == sorted(
+            f"q{number}" for number in range(QUEUES)
+        ), column
         keys = [listing._sort_key(listing._at(row, column)) for row in shown]
         texts = column in queue_sort_keys.POLICIES
         # no policy: the empty name
@@ -127,4 +139,7 @@ async def test_pages_follow_queues_that_come_and_go(api: Api) -> None:
             for reverse in ("false", "true"):
                 page = await api.get(f"{path}?page=1&page_size=500&sort_reverse={reverse}")
                 shown = [(row["vhost"], row["name"]) for row in page["items"]]
-                assert (shown, page["total_count"]) == (there[::-1] if reverse == "true" else there, len(there))
+                assert (shown, page["total_count"]) == (
+                    there[::-1] if reverse == "true" else there,
+                    len(there),
+                )

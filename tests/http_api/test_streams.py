@@ -38,9 +38,13 @@ async def test_a_stream_is_shown_as_its_shard_said(api: Api) -> None:
     board.put(id, 3, 8)
     board.show()
     shown = await api.get("/api/streams/%2F/s")
-    assert shown["shards"] == [{"shard": 0, "queue": "s", "id": shown["id"], "first": 3, "next": 8, "state": "running"}]
+    assert shown["shards"] == [
+        {"shard": 0, "queue": "s", "id": shown["id"], "first": 3, "next": 8, "state": "running"}
+    ]
     assert uuid.UUID(shown["id"]).version == 5
-    assert await api.get("/api/streams") == [{"name": "s", "vhost": "/", "kind": "queue", "shards": 1}]
+    assert await api.get("/api/streams") == [
+        {"name": "s", "vhost": "/", "kind": "queue", "shards": 1}
+    ]
 
 
 async def test_the_id_outlives_what_asks_for_it(api: Api) -> None:
@@ -91,7 +95,9 @@ async def test_bad_input_is_refused(api: Api, path: str) -> None:
     assert status == 400 and said["error"] == "bad_request"
 
 
-@pytest.mark.parametrize("path", ["none", "plain", "s/1/arrow", "plain/0/arrow", "none/offset-for-time?timestamp=1"])
+@pytest.mark.parametrize(
+    "path", ["none", "plain", "s/1/arrow", "plain/0/arrow", "none/offset-for-time?timestamp=1"]
+)
 async def test_what_is_no_stream_is_not_found(api: Api, path: str) -> None:
     await declared(api, "s")
     await api.call("PUT", "/api/queues/%2F/plain", {})
@@ -125,7 +131,9 @@ async def test_positions_that_cannot_be_are_refused(api: Api, body: object, stat
     await declared(api, "s")
     sent = len(api.shards.sent)
     assert (await api.call("PUT", "/api/streams/%2F/s/groups/g", body))[0] == status
-    assert (await api.call("PUT", "/api/streams/%2F/s/groups/" + "g" * 256, {"shards": {}}))[0] == 400
+    assert (await api.call("PUT", "/api/streams/%2F/s/groups/" + "g" * 256, {"shards": {}}))[
+        0
+    ] == 400
     assert len(api.shards.sent) == sent
 
 
@@ -151,7 +159,10 @@ async def test_groups_are_for_who_may_read_the_stream(api: Api) -> None:
 async def test_why_there_is_no_such_stream_is_said(api: Api, path: str, why: str) -> None:
     await declared(api, "s")
     await api.call("PUT", "/api/queues/%2F/plain", {})
-    assert await api.call("GET", f"/api/streams/{path}") == (404, {"error": "Object Not Found", "reason": why})
+    assert await api.call("GET", f"/api/streams/{path}") == (
+        404,
+        {"error": "Object Not Found", "reason": why},
+    )
 
 
 async def test_what_an_exchange_keeps_for_itself_is_no_stream(api: Api) -> None:
@@ -159,7 +170,9 @@ async def test_what_an_exchange_keeps_for_itself_is_no_stream(api: Api) -> None:
     await declared(api, "s")
     made = api.context.catalog.queue("/", "s")
     assert made is not None
-    api.context.catalog.apply(msgspec.structs.replace(made, name=hidden.queue_name(hidden.PERSISTENT, "x"), id=99))
+    api.context.catalog.apply(
+        msgspec.structs.replace(made, name=hidden.queue_name(hidden.PERSISTENT, "x"), id=99)
+    )
     assert [stream["name"] for stream in await api.get("/api/streams")] == ["s"]
     assert (await api.call("GET", "/api/streams/%2F/amq.persistent.x"))[0] == 404
 

@@ -51,7 +51,12 @@ EVENTS = st.lists(
 )
 
 
-@given(st.builds(HttpLimits, handshakes_max=st.integers(1, 8), handshakes_per_address_max=st.integers(1, 4)), EVENTS)
+@given(
+    st.builds(
+        HttpLimits, handshakes_max=st.integers(1, 8), handshakes_per_address_max=st.integers(1, 4)
+    ),
+    EVENTS,
+)
 def test_handshakes_stay_within_their_bounds_and_none_is_cut_off_without_need(
     limits: HttpLimits, history: list[tuple[str, Any]]
 ) -> None:
@@ -65,7 +70,10 @@ def test_handshakes_stay_within_their_bounds_and_none_is_cut_off_without_need(
             there.pop(list(there)[which % len(there)])[2].done(None)
         elif what == "comes":
             same = [since for address, since, _ in there.values() if address == which]
-            is_full = len(same) >= limits.handshakes_per_address_max or len(there) >= limits.handshakes_max
+            is_full = (
+                len(same) >= limits.handshakes_per_address_max
+                or len(there) >= limits.handshakes_max
+            )
             may = handshakes.may_begin(which, limits)
             gone = [one for one, (_, _, task) in there.items() if task.is_cancelled]
             assert may or is_full
@@ -95,7 +103,9 @@ class Port:
         self.handshakes = self.callers.handshakes
         self._limits = limits
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._tls.load_cert_chain(authority.make("server.pem", "CN=localhost", hosts=("localhost",)))
+        self._tls.load_cert_chain(
+            authority.make("server.pem", "CN=localhost", hosts=("localhost",))
+        )
         self._trusting = ssl.create_default_context(cafile=str(authority.ca))
 
     async def open(self) -> None:
@@ -151,7 +161,10 @@ class Port:
     ],
 )
 def test_a_client_gets_in_beside_those_who_never_finish(
-    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], limits: HttpLimits, bound: str
+    tmp_path: Path,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+    limits: HttpLimits,
+    bound: str,
 ) -> None:
     async def play() -> None:
         port = Port(tmp_path, limits)

@@ -15,7 +15,9 @@ FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
     for path in (ROOT / folder).rglob("*.*")
     if "node_modules" not in path.parts
 ]
-DOCUMENTS = [path for path in FILES if path.endswith(".md") and not path.startswith("bench/results/")]
+DOCUMENTS = [
+    path for path in FILES if path.endswith(".md") and not path.startswith("bench/results/")
+]
 WIDE = {"CHANGELOG.md"}  # this list only gets shorter
 COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
@@ -29,7 +31,9 @@ NOT_OURS = {"NAME.py", "jobs/NAME.py"}
 @pytest.mark.parametrize("document", sorted(set(DOCUMENTS) - WIDE))
 def test_prose_keeps_to_its_columns(document: str) -> None:
     lines = (ROOT / document).read_text().splitlines()
-    assert [line for line in lines if len(line) > COLUMNS_MAX and not line.lstrip().startswith("|")] == []
+    assert [
+        line for line in lines if len(line) > COLUMNS_MAX and not line.lstrip().startswith("|")
+    ] == []
 
 
 @pytest.mark.parametrize("document", sorted(DOCUMENTS))
@@ -43,7 +47,9 @@ def test_links_lead_to_files(document: str) -> None:
 def test_files_in_backticks_are_there(document: str) -> None:
     named = set(FILE.findall((ROOT / document).read_text())) - NOT_OURS
     there = [f"/{path}" for path in FILES]
-    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+    assert [
+        name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)
+    ] == []
 
 
 def test_the_table_of_tests_names_each_folder_of_tests() -> None:

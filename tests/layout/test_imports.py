@@ -14,14 +14,26 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPILED = sorted(
-    path for package in ("broker", "shardd", "supervisor") for path in (ROOT / "shardmq" / package).rglob("*.pyx")
+    path
+    for package in ("broker", "shardd", "supervisor")
+    for path in (ROOT / "shardmq" / package).rglob("*.pyx")
 )
 IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
 # Structures and inline functions that several folders of a package share.
-SHARED = [path for package in ("broker", "shardd") for path in (ROOT / "shardmq" / package).glob("*.pxd")]
+SHARED = [
+    path for package in ("broker", "shardd") for path in (ROOT / "shardmq" / package).glob("*.pxd")
+]
 # The reader sends the arrays of the store's columns from where they lie.
-MADE_FOR = {"shardmq.shardd.reader": {"shardmq.shardd.store.format.columns", "shardmq.shardd.store.format.layout"}}
-OPTIONS = "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False"
+MADE_FOR = {
+    "shardmq.shardd.reader": {
+        "shardmq.shardd.store.format.columns",
+        "shardmq.shardd.store.format.layout",
+    }
+}
+OPTIONS = (
+    "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, "
+    "initializedcheck=False"
+)
 
 
 def imported(text: str) -> set[str]:
@@ -33,7 +45,11 @@ def test_compiled_modules_know_nothing_outside_their_folder(path: Path) -> None:
     folder = ".".join(path.parent.relative_to(ROOT).parts)
     shared = {f"shardmq.{path.parent.name}.{path.stem}" for path in SHARED}
     for name in imported(path.read_text()):
-        known = name.split(".")[0] in ("libc", "cpython", "cython") or name in shared | MADE_FOR.get(folder, set())
+        known = name.split(".")[0] in (
+            "libc",
+            "cpython",
+            "cython",
+        ) or name in shared | MADE_FOR.get(folder, set())
         assert known or name.startswith((".", folder + ".")), f"{path.name} imports {name}"
 
 
@@ -51,12 +67,19 @@ def test_compiled_modules_begin_with_the_agreed_options(path: Path) -> None:
 
 # The folders of the repository lie at the top of its path; only what lies in `shardmq` is
 # installed.
-UNINSTALLED = re.compile(r"^\s*(?:from|c?import) (?:broker|shardd|supervisor)(?:[.\s]|$)", re.MULTILINE)
+UNINSTALLED = re.compile(
+    r"^\s*(?:from|c?import) (?:broker|shardd|supervisor)(?:[.\s]|$)", re.MULTILINE
+)
 
 
 def test_the_packages_are_imported_by_the_name_that_is_installed() -> None:
     folders = ("broker", "shardd", "supervisor", "pyspark_shardmq", "tests", "bench")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*.p[yx]*") if path.suffix != ".pyc"]
+    files = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.p[yx]*")
+        if path.suffix != ".pyc"
+    ]
     assert len(files) > 500
     assert [path.relative_to(ROOT) for path in files if UNINSTALLED.search(path.read_text())] == []
     assert UNINSTALLED.search("import os\n    from broker.amqp import frames\n")

@@ -21,7 +21,9 @@ with chdir(ROOT), mock.patch("setuptools.setup") as setup:
     runpy.run_path("setup.py")
 EXTENSIONS: list[Extension] = setup.call_args.kwargs["ext_modules"]
 SOURCES = sorted(
-    str(path.relative_to(ROOT)) for top in ("broker", "shardd") for path in (ROOT / "shardmq" / top).rglob("*.pyx")
+    str(path.relative_to(ROOT))
+    for top in ("broker", "shardd")
+    for path in (ROOT / "shardmq" / top).rglob("*.pyx")
 )
 
 COMPILED_MAX = 16  # this number only gets smaller
@@ -37,9 +39,13 @@ def test_every_compiled_module_is_built_and_none_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("extension", EXTENSIONS, ids=lambda extension: extension.name)
-def test_a_header_that_is_included_is_shipped_and_rebuilds_what_includes_it(extension: Extension) -> None:
+def test_a_header_that_is_included_is_shipped_and_rebuilds_what_includes_it(
+    extension: Extension,
+) -> None:
     (source,) = extension.sources
-    assert {str(path.relative_to(ROOT)) for path in included(ROOT / source)} <= set(extension.depends)
+    assert {str(path.relative_to(ROOT)) for path in included(ROOT / source)} <= set(
+        extension.depends
+    )
 
 
 def included(path: Path) -> set[Path]:
@@ -63,7 +69,11 @@ def test_the_command_is_shardctl() -> None:
 
 
 def test_every_dependency_is_pinned_for_the_build() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     extras = PROJECT["project"]["optional-dependencies"].values()
     wanted = [*PROJECT["project"]["dependencies"], *(name for extra in extras for name in extra)]

@@ -24,7 +24,11 @@ text | A1.9 | not at the start of a line
 
 
 def test_rows_are_the_lines_that_begin_with_an_id() -> None:
-    assert rows_of(TABLE) == {"A1.1": "Protocol header", "A1.2": "connection.start", "D3": "streams"}
+    assert rows_of(TABLE) == {
+        "A1.1": "Protocol header",
+        "A1.2": "connection.start",
+        "D3": "streams",
+    }
 
 
 def test_the_report_counts_by_section_and_names_each_row_without_a_test() -> None:
@@ -50,7 +54,9 @@ def rows_in_prose(text: str) -> list[str]:
 def test_marks_alone_name_rows() -> None:
     files = set(TESTS.rglob("*.py")) - {Path(__file__), TESTS / "rows.py"}
     assert len(files) > 300
-    found = {path.relative_to(TESTS): rows for path in files if (rows := rows_in_prose(path.read_text()))}
+    found = {
+        path.relative_to(TESTS): rows for path in files if (rows := rows_in_prose(path.read_text()))
+    }
     assert found == {}
 
 
@@ -62,4 +68,8 @@ def test_one(x):
     """Section C2 of the table."""
     check("/A1/C3.4.5-E6")  # row D3, not x.D3
 '''
-    assert rows_in_prose(code) == ['"C3 second"', '"""Section C2 of the table."""', "# row D3, not x.D3"]
+    assert rows_in_prose(code) == [
+        '"C3 second"',
+        '"""Section C2 of the table."""',
+        "# row D3, not x.D3",
+    ]

@@ -52,7 +52,9 @@ def imports(modules: list[Module]) -> dict[str, set[str]]:
                 said = [name if name in names else node.module for name in inside]
             else:
                 continue
-            found[module.name].update(name for name in said if name in names and name != module.name)
+            found[module.name].update(
+                name for name in said if name in names and name != module.name
+            )
     return found
 
 

@@ -20,6 +20,8 @@ P50_S_MAX = 0.6
 
 @pytest.mark.parametrize("kind", ["headers", "unroutable", "qos"])
 def test_a_message_is_confirmed_soon_beside_attackers(broker: RealBroker, kind: str) -> None:
-    victim, newcomer = waits_under(kind, broker.port, attackers=ATTACKERS, seconds=SECONDS, patience_s=PATIENCE_S)
+    victim, newcomer = waits_under(
+        kind, broker.port, attackers=ATTACKERS, seconds=SECONDS, patience_s=PATIENCE_S
+    )
     print(f"{kind}: a message {victim}; a connection with a queue {newcomer}")
     assert victim.percentile(0.5) < P50_S_MAX

@@ -46,4 +46,6 @@ def test_a_publisher_is_held_back_while_a_shard_is_behind_and_nothing_is_lost(
 
 def _state(api: Api, port: int) -> str:
     """Nothing while the list is older than the connection."""
-    return next((str(one["state"]) for one in api("/api/connections") if one["peer_port"] == port), "")
+    return next(
+        (str(one["state"]) for one in api("/api/connections") if one["peer_port"] == port), ""
+    )

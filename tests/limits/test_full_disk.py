@@ -115,12 +115,16 @@ async def test_with_not_a_byte_left_publishes_are_nacked_and_the_rest_goes_on(
         transactional = await publishing.channel(publisher_confirms=False)
         transaction = transactional.transaction()
         await transaction.select()
-        await transactional.default_exchange.publish(aio_pika.Message(bytes(5 << 20), delivery_mode=2), "q")
+        await transactional.default_exchange.publish(
+            aio_pika.Message(bytes(5 << 20), delivery_mode=2), "q"
+        )
         with pytest.raises(aiormq.exceptions.ChannelPreconditionFailed):
             await transaction.commit()
         with contextlib.suppress(aiormq.exceptions.AMQPError):  # refused, but no process ends
             async with connected(broker) as other:
-                await asyncio.wait_for((await other.channel()).declare_queue("other", durable=True), 60)
+                await asyncio.wait_for(
+                    (await other.channel()).declare_queue("other", durable=True), 60
+                )
         arrived: set[bytes] = set()
 
         async def collect(message: aio_pika.abc.AbstractIncomingMessage) -> None:
@@ -155,7 +159,11 @@ PUTS: dict[str, object] = {
     "/api/queues/%2f/{}": {"durable": True},
     "/api/queues/%2f/{}-stream": {"durable": True, "arguments": {"x-queue-type": "stream"}},
     "/api/exchanges/%2f/{}": {"type": "topic", "durable": True},
-    "/api/exchanges/%2f/{}-shards": {"type": "x-random", "durable": True, "arguments": {"x-shards": 2}},
+    "/api/exchanges/%2f/{}-shards": {
+        "type": "x-random",
+        "durable": True,
+        "arguments": {"x-shards": 2},
+    },
     "/api/users/{}": {"password": "p", "tags": ""},
     "/api/vhosts/{}": {},
     "/api/policies/%2f/{}": POLICY,
@@ -167,7 +175,9 @@ DECLARES = {
     "stream": lambda channel, name: channel.declare_queue(
         f"{name}-amqp-stream", durable=True, arguments={"x-queue-type": "stream"}
     ),
-    "exchange": lambda channel, name: channel.declare_exchange(f"{name}-amqp", "topic", durable=True),
+    "exchange": lambda channel, name: channel.declare_exchange(
+        f"{name}-amqp", "topic", durable=True
+    ),
     "stream exchange": lambda channel, name: channel.declare_exchange(
         f"{name}-amqp-shards", "x-random", durable=True, arguments={"x-shards": 2}
     ),
@@ -251,12 +261,16 @@ async def test_on_a_full_disk_purges_of_streams_and_reply_queues_are_refused_by_
 ) -> None:
     purge, path = commands.Queue.Purge(queue="kept"), "/api/queues/%2f/kept"
     shards = "/api/virtual-queues/%2f/kept-shards/contents"
-    reader = commands.Basic.Consume(queue="kept", consumer_tag="r", arguments={"x-stream-offset": "first"})
+    reader = commands.Basic.Consume(
+        queue="kept", consumer_tag="r", arguments={"x-stream-offset": "first"}
+    )
     replies = commands.Basic.Consume(queue="amq.rabbitmq.reply-to", no_ack=True)
     arguments = {"x-shards": 1, "x-shard-arguments": {"x-queue-type": "stream"}}
     with RawClient(broker.port) as client:
         client.shake_hands()
-        declare = commands.Queue.Declare(queue="kept", durable=True, arguments={"x-queue-type": "stream"})
+        declare = commands.Queue.Declare(
+            queue="kept", durable=True, arguments={"x-queue-type": "stream"}
+        )
         client.ask(1, declare, commands.Queue.DeclareOk)
         declared = commands.Exchange.Declare(
             exchange="kept-shards", exchange_type="x-random", durable=True, arguments=arguments
@@ -286,7 +300,10 @@ async def test_on_a_full_disk_purges_of_streams_and_reply_queues_are_refused_by_
         assert client.ask(1, purge, commands.Queue.PurgeOk).message_count == 1
     assert call(broker, "DELETE", shards)[0] == 204
     # A shard that did not answer in time has no numbers, for a second.
-    wait_until(lambda: json.loads(call(broker, "GET", path)[1]).get("messages") == 0, "the stream to be empty")
+    wait_until(
+        lambda: json.loads(call(broker, "GET", path)[1]).get("messages") == 0,
+        "the stream to be empty",
+    )
 
 
 def kill_child(broker: RealBroker, kind: str) -> None:
@@ -296,7 +313,11 @@ def kill_child(broker: RealBroker, kind: str) -> None:
 
     def is_back() -> bool:
         now = children_of(broker.process.pid, kind)
-        return bool(now) and now[0] != pids[0] and call(broker, "GET", "/api/health/checks/local-alarms")[0] != 0
+        return (
+            bool(now)
+            and now[0] != pids[0]
+            and call(broker, "GET", "/api/health/checks/local-alarms")[0] != 0
+        )
 
     def answers() -> bool:
         try:

@@ -15,7 +15,9 @@ from shardmq.broker.controller.memory import LOW_ON_MEMORY, MemoryWatch, alarm
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 1 << 41), st.sampled_from(["", LOW_ON_MEMORY]))
-def test_an_alarm_begins_above_the_limit_and_ends_clearly_below_it(limit: int, used: int, before: str) -> None:
+def test_an_alarm_begins_above_the_limit_and_ends_clearly_below_it(
+    limit: int, used: int, before: str
+) -> None:
     now = alarm(used, limit, before)
     if used > limit:
         assert now == LOW_ON_MEMORY

@@ -16,7 +16,9 @@ api, user, vhost = vhosts.api, vhosts.user, vhosts.vhost
 
 
 @pytest.mark.row("I8", "A4.12", "G1.27")
-def test_a_vhost_has_no_more_queues_and_connections_than_allowed(broker: RealBroker, api: Api, vhost: str) -> None:
+def test_a_vhost_has_no_more_queues_and_connections_than_allowed(
+    broker: RealBroker, api: Api, vhost: str
+) -> None:
     api("PUT", f"vhost-limits/{vhost}/max-queues", {"value": 1})
     api("PUT", f"vhost-limits/{vhost}/max-connections", {"value": 2})
     first = connect(broker, vhost)
@@ -28,7 +30,10 @@ def test_a_vhost_has_no_more_queues_and_connections_than_allowed(broker: RealBro
     second = connect(broker, vhost)
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as refused:
         connect(broker, vhost)
-    text = f"NOT_ALLOWED - access to vhost '{vhost}' refused for user 'guest': connection limit (2) is reached"
+    text = (
+        f"NOT_ALLOWED - access to vhost '{vhost}' refused for user 'guest': connection limit "
+        "(2) is reached"
+    )
     assert f'(530) "{text}"' in str(refused.value)
     second.close()
     wait_until(lambda: _opens(broker, vhost), "the closed connection to be counted no more")
@@ -52,7 +57,9 @@ def test_a_user_has_no_more_connections_and_channels_than_allowed(
     only = connect(broker, vhost, user)
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as refused:
         connect(broker, vhost, user)
-    text = f"NOT_ALLOWED - connection refused for user '{user}': user connection limit (1) is reached"
+    text = (
+        f"NOT_ALLOWED - connection refused for user '{user}': user connection limit (1) is reached"
+    )
     assert f'(530) "{text}"' in str(refused.value)
     channels = [only.channel(), only.channel()]
     channels[0].close()
@@ -60,7 +67,8 @@ def test_a_user_has_no_more_connections_and_channels_than_allowed(
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as refused:
         only.channel()
     text = (
-        f"NOT_ALLOWED - number of channels opened for user '{user}' has reached the maximum allowed user limit of (2)"
+        f"NOT_ALLOWED - number of channels opened for user '{user}' has reached the maximum "
+        "allowed user limit of (2)"
     )
     assert (refused.value.reply_code, refused.value.reply_text) == (530, text)
 

@@ -78,7 +78,9 @@ class Stream:
         async with asyncio.timeout(WITHIN_S):
             while True:
                 length = int.from_bytes(await self._reader.readexactly(4), "little")
-                said: AnyControl = msgspec.msgpack.decode(await self._reader.readexactly(length), type=AnyControl)
+                said: AnyControl = msgspec.msgpack.decode(
+                    await self._reader.readexactly(length), type=AnyControl
+                )
                 if said != ConsumersHere([]):
                     return said
 
@@ -141,7 +143,9 @@ class Scene:
         """Return a stream whose hello was answered by a snapshot of `changes`."""
         stream = await self.controller.door()
         assert isinstance(await stream.hear(), DoorHello)
-        *first, rest = [list(changes[start : start + 2]) for start in range(0, len(changes), 2)] or [[]]
+        *first, rest = [
+            list(changes[start : start + 2]) for start in range(0, len(changes), 2)
+        ] or [[]]
         for part in first:
             stream.say(SnapshotPart(part))
         stream.say(Snapshot("boot", len(changes), rest))
@@ -177,11 +181,28 @@ def declare(name: str) -> QueueDeclare:
 
 def info(owner: str) -> ConnectionInfo:
     return ConnectionInfo(
-        owner, "n", "u", "/", "::1", 1, "::1", 2, "AMQP 0-9-1", "PLAIN", False, 131072, 2047, 60, 0, {"product": "p"}
+        owner,
+        "n",
+        "u",
+        "/",
+        "::1",
+        1,
+        "::1",
+        2,
+        "AMQP 0-9-1",
+        "PLAIN",
+        False,
+        131072,
+        2047,
+        60,
+        0,
+        {"product": "p"},
     )
 
 
-def test_the_snapshot_then_changes_in_order_are_in_force_before_applied_is_said(tmp_path: Path) -> None:
+def test_the_snapshot_then_changes_in_order_are_in_force_before_applied_is_said(
+    tmp_path: Path,
+) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         await s.link.synced()
@@ -211,7 +232,9 @@ def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Pat
     run(tmp_path, play)
 
 
-def test_who_is_called_with_an_answer_is_called_in_the_turn_that_has_it_and_harms_no_other(tmp_path: Path) -> None:
+def test_who_is_called_with_an_answer_is_called_in_the_turn_that_has_it_and_harms_no_other(
+    tmp_path: Path,
+) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         called: list[tuple[int, str]] = []
@@ -222,7 +245,9 @@ def test_who_is_called_with_an_answer_is_called_in_the_turn_that_has_it_and_harm
         replies = [s.link.request(declare(name), "0.1.1", "u") for name in "abcd"]
         replies[0].add_done_callback(fail)
         for reply in replies[1:]:
-            reply.add_done_callback(lambda reply: called.append((reply.result().id, s.heard.passes[-1])))
+            reply.add_done_callback(
+                lambda reply: called.append((reply.result().id, s.heard.passes[-1]))
+            )
         replies[2].cancel()
         for number in (1, 2, 3, 4):
             asked = await stream.hear()
@@ -252,7 +277,9 @@ def test_who_waits_for_queues_to_go_waits_for_all_of_them_but_not_for_a_controll
         for version, gone in ((5, "q1"), (6, "q3"), (7, "q2")):
             await asyncio.sleep(0)
             assert not waiting.done()
-            stream.say(Changes(version, [QueueDelete("/", gone), QueuePut("/", gone, version * 10, 0)]))
+            stream.say(
+                Changes(version, [QueueDelete("/", gone), QueuePut("/", gone, version * 10, 0)])
+            )
             assert await stream.hear() == Applied(version)
         await waiting
         waiting = asyncio.create_task(s.link.removed([50]))  # by a snapshot
@@ -287,7 +314,9 @@ def test_what_ends_one_controller_after_the_other_is_not_asked_for_ever(tmp_path
     run(tmp_path, play)
 
 
-def test_queues_that_do_not_go_are_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_that_do_not_go_are_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_link, "REMOVED_S_MAX", 0.01)
 
     async def play(s: Scene) -> None:
@@ -315,7 +344,10 @@ def test_of_many_it_is_said_once_and_with_what_somebody_waits_for_at_once(
 
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
-        unwaited = [Changes(version, [ExchangePut("/", f"e{version}", "direct")], waited=False) for version in (2, 3)]
+        unwaited = [
+            Changes(version, [ExchangePut("/", f"e{version}", "direct")], waited=False)
+            for version in (2, 3)
+        ]
         stream.say(*unwaited, Alarmed("x"))
         await s.heard.alarm.wait()
         asking = s.link.ask(declare("q"), "3.7.1", "guest")
@@ -383,7 +415,9 @@ def test_who_asks_for_little_does_not_wait_behind_all_of_who_asks_for_much(
     run(tmp_path, play)
 
 
-def test_a_request_beyond_the_bound_is_refused_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_beyond_the_bound_is_refused_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_requests, "WAITING_MAX", 1)
 
     async def play(s: Scene) -> None:
@@ -442,7 +476,9 @@ def test_a_request_nobody_waits_for_is_not_asked_again(tmp_path: Path) -> None:
     run(tmp_path, play)
 
 
-def test_a_snapshot_of_a_new_life_replaces_the_copy_and_the_old_one_serves_until_then(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_new_life_replaces_the_copy_and_the_old_one_serves_until_then(
+    tmp_path: Path,
+) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"), QueuePut("/", "old", 1, 0))
         stream.close()
@@ -457,7 +493,9 @@ def test_a_snapshot_of_a_new_life_replaces_the_copy_and_the_old_one_serves_until
     run(tmp_path, play)
 
 
-def test_connections_are_made_known_once_whether_they_came_before_or_after_the_hello(tmp_path: Path) -> None:
+def test_connections_are_made_known_once_whether_they_came_before_or_after_the_hello(
+    tmp_path: Path,
+) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         s.link.connection_up(info("0.1.1"))
@@ -486,7 +524,11 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
         stream = await s.in_step(VhostPut("/"))
         stream.say(CloseConnection("0.1.1", 320, "CONNECTION_FORCED - bye"), Query(9))
         assert await stream.hear() == DoorReport(
-            9, [{"owner": "0.1.1"}], [{"number": 1}], {"published": 2.0}, exchanges=[("/", "e", 3, 4)]
+            9,
+            [{"owner": "0.1.1"}],
+            [{"number": 1}],
+            {"published": 2.0},
+            exchanges=[("/", "e", 3, 4)],
         )
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
 
@@ -510,11 +552,13 @@ def test_a_controller_of_another_wire_version_is_told_of_once_and_the_copy_stays
         await s.in_step(VhostPut("/"))
 
     run(tmp_path, play)
-    said = [record.getMessage() for record in caplog.records if record.name == catalog_link.log.name]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == catalog_link.log.name
+    ]
     assert said == [
         "the controller is gone (end of stream); serving from the copy of version 1",
-        f"the controller speaks wire version {WIRE_VERSION + 1}, this process speaks {WIRE_VERSION}: "
-        "restart all of one release",
+        f"the controller speaks wire version {WIRE_VERSION + 1}, this process speaks "
+        f"{WIRE_VERSION}: restart all of one release",
     ]
 
 
@@ -546,7 +590,16 @@ def test_a_large_snapshot_and_many_changes_arrive_whole(tmp_path: Path) -> None:
 def test_arguments_of_every_kind_of_table_value_can_be_asked(tmp_path: Path) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
-        arguments = {"i": -1, "big": 2**63, "f": 1.5, "b": True, "n": None, "s": "x", "raw": b"\xff", "l": [{"t": 1}]}
+        arguments = {
+            "i": -1,
+            "big": 2**63,
+            "f": 1.5,
+            "b": True,
+            "n": None,
+            "s": "x",
+            "raw": b"\xff",
+            "l": [{"t": 1}],
+        }
         s.link.ask(Bind("/", "e", "queue", "q", "k", arguments), "o", "u")
         asked = await stream.hear()
         assert isinstance(asked, Ask)

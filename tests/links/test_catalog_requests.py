@@ -51,7 +51,9 @@ def test_requests_wait_until_the_controller_is_there() -> None:
     assert reply.done() and reply.result().code == 0
 
 
-def test_connections_take_turns_when_more_is_asked_than_may_be_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_take_turns_when_more_is_asked_than_may_be_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(catalog_requests, "SENT_MAX", 2)
     scene = Scene()
     scene.requests.ask_again()
@@ -180,7 +182,9 @@ def test_much_is_left_to_the_task_that_waits_and_nothing_is_read_meanwhile() -> 
 
 
 @pytest.mark.parametrize(
-    "data", [(CONTROL_BYTES_MAX + 1).to_bytes(4, "little"), b"\1\0\0\0\xc1"], ids=["too long", "damaged"]
+    "data",
+    [(CONTROL_BYTES_MAX + 1).to_bytes(4, "little"), b"\1\0\0\0\xc1"],
+    ids=["too long", "damaged"],
 )
 def test_what_cannot_be_read_ends_the_stream(data: bytes) -> None:
     async def play() -> None:

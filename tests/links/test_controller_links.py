@@ -76,7 +76,9 @@ class Shard:
                     await self.say(wire.Done(message.request))
 
     async def say(self, message: Any) -> None:
-        await self.push.send(envelope.control(wire.CONTROLLER, self.incarnation, self.epoch, 0, message))
+        await self.push.send(
+            envelope.control(wire.CONTROLLER, self.incarnation, self.epoch, 0, message)
+        )
 
     def close(self) -> None:
         self.pull.close()
@@ -87,7 +89,11 @@ class Shard:
 class World:
     def __init__(self, directory: Path, doors: int) -> None:
         config = ControllerConfig(
-            data_dir=f"{directory}/data", runtime_dir=str(directory), boot="boot", shards=1, doors=doors
+            data_dir=f"{directory}/data",
+            runtime_dir=str(directory),
+            boot="boot",
+            shards=1,
+            doors=doors,
         )
         self.directory = directory
         self.controller = Controller(config)
@@ -153,7 +159,9 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
         writer.write(encode(Applied(changes.version)))
         await read(reader)
     ids = {
-        name: queue.id for name in ("q1", "q2", "q3") if (queue := world.controller.authority.catalog.queue("/", name))
+        name: queue.id
+        for name in ("q1", "q2", "q3")
+        if (queue := world.controller.authority.catalog.queue("/", name))
     }
     for name in ("q1", "q3"):
         await world.shard.say(wire.FirstConsumer(ids[name]))
@@ -168,11 +176,15 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
     async with asyncio.timeout(60):
         while not any(isinstance(message, wire.Release) for message in world.shard.received):
             await asyncio.sleep(0.005)
-    assert [message.queue for message in world.shard.received if isinstance(message, wire.Attach)] == [ids["q1"]]
+    assert [
+        message.queue for message in world.shard.received if isinstance(message, wire.Attach)
+    ] == [ids["q1"]]
     writer.close()
 
 
-async def test_a_controller_that_ends_does_not_take_the_front_doors_from_the_shards(world: World) -> None:
+async def test_a_controller_that_ends_does_not_take_the_front_doors_from_the_shards(
+    world: World,
+) -> None:
     """The controller may end alone when it cannot write definitions.
 
     The next one has the same front doors.
@@ -219,7 +231,9 @@ async def test_a_door_that_takes_in_all_there_is_may_take_longer_than_for_a_chan
     writer.close()
 
 
-async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_comes_in(world: World) -> None:
+async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_comes_in(
+    world: World,
+) -> None:
     """Shards hear that incarnation no more."""
     _, writer, _ = await enter(world)
     writer.close()
@@ -246,9 +260,11 @@ async def test_a_front_door_of_another_wire_version_is_told_so_whatever_else_it_
         assert await read(reader) == OtherVersion(wire.WIRE_VERSION)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
-    assert [record.getMessage() for record in caplog.records if "wire version" in record.getMessage()] == [
-        f"front door 0 (pid 123) speaks wire version {wire.WIRE_VERSION + 1}, this process speaks {wire.WIRE_VERSION}: "
-        "restart all of one release"
+    assert [
+        record.getMessage() for record in caplog.records if "wire version" in record.getMessage()
+    ] == [
+        f"front door 0 (pid 123) speaks wire version {wire.WIRE_VERSION + 1}, this process speaks "
+        f"{wire.WIRE_VERSION}: restart all of one release"
     ]
     assert world.controller.links.other_versions == {0: wire.WIRE_VERSION + 1}
     _, writer, _ = await enter(world)
@@ -256,12 +272,18 @@ async def test_a_front_door_of_another_wire_version_is_told_so_whatever_else_it_
     writer.close()
 
 
-async def test_a_front_door_with_a_new_link_before_the_end_of_the_old_one_was_never_gone(world: World) -> None:
+async def test_a_front_door_with_a_new_link_before_the_end_of_the_old_one_was_never_gone(
+    world: World,
+) -> None:
     old_reader, old, _ = await enter(world)
     reader, writer, _ = await enter(world)
     assert await asyncio.wait_for(old_reader.read(), 5) == b""
     assert [door.incarnation for door in world.controller.links.doors()] == [1]
-    writer.write(encode(Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")))
+    writer.write(
+        encode(
+            Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")
+        )
+    )
     assert isinstance(await read(reader), Changes)
     assert not any(isinstance(message, wire.FrontDoorGone) for message in world.shard.received)
     for each in (old, writer):
@@ -287,10 +309,16 @@ async def test_the_only_front_door_is_answered_right_behind_the_change(world: Wo
 
 
 @pytest.mark.parametrize("doors", [2])
-async def test_of_two_front_doors_both_have_applied_a_change_before_it_is_answered(world: World, doors: int) -> None:
+async def test_of_two_front_doors_both_have_applied_a_change_before_it_is_answered(
+    world: World, doors: int
+) -> None:
     reader, writer, _ = await enter(world)
     other_reader, other, _ = await enter(world, door=1)
-    writer.write(encode(Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")))
+    writer.write(
+        encode(
+            Ask(5, ExchangeDeclare("/", "x", "direct", False, False, False, {}), "0.1.9", "guest")
+        )
+    )
     changes, same = await read(reader), await read(other_reader)
     assert changes == same
     assert changes.waited
@@ -304,7 +332,9 @@ async def test_of_two_front_doors_both_have_applied_a_change_before_it_is_answer
 
 
 @pytest.mark.parametrize("doors", [2])
-async def test_a_change_waits_for_the_doors_that_have_not_come_back_yet(world: World, doors: int) -> None:
+async def test_a_change_waits_for_the_doors_that_have_not_come_back_yet(
+    world: World, doors: int
+) -> None:
     """After a restart of the controller, front doors route by their old copies.
 
     They would not know the queue.

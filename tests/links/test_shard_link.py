@@ -141,7 +141,9 @@ def test_repeated_publishes_are_told_to_the_front_door(scene: Scene) -> None:
     assert waits.log == ["confirmed"]
 
 
-def test_what_a_shard_that_ends_has_not_confirmed_is_lost_and_what_is_packed_waits(scene: Scene) -> None:
+def test_what_a_shard_that_ends_has_not_confirmed_is_lost_and_what_is_packed_waits(
+    scene: Scene,
+) -> None:
     sent, packed = Waits(), Waits()
     scene.publish(sent)
     scene.link.flush()
@@ -329,7 +331,9 @@ class FakeLane:
         return True
 
 
-def test_messages_are_handled_in_the_order_they_were_sent_and_a_bad_one_harms_no_other(scene: Scene) -> None:
+def test_messages_are_handled_in_the_order_they_were_sent_and_a_bad_one_harms_no_other(
+    scene: Scene,
+) -> None:
     inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
     first, second = (envelope.control(*scene.who(), wire.Cancelled(number)) for number in (1, 2))
     damaged = first[: wire.HEADER_BYTES] + b"\xff"
@@ -346,7 +350,9 @@ def test_messages_are_handled_in_the_order_they_were_sent_and_a_bad_one_harms_no
     assert scene.names() == ["own_deliveries", "receiving", "received", "own_deliveries"]
 
 
-def test_what_a_shard_that_is_gone_wrote_into_the_ring_is_read_when_the_word_for_it_comes_by_zmq(scene: Scene) -> None:
+def test_what_a_shard_that_is_gone_wrote_into_the_ring_is_read_when_the_word_for_it_comes_by_zmq(
+    scene: Scene,
+) -> None:
     inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
     bell, others_bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     bell.setblocking(False)

@@ -36,7 +36,9 @@ class Heard:
         self.known_before: list[tuple[int, int, int, int, bool]] = []
         self.something = asyncio.Event()
 
-    def delivery(self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]) -> None:
+    def delivery(
+        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int]
+    ) -> None:
         self.deliveries.append((shard, (*section[:6], bytes(section[6]))))
 
     def away(self, shard: int) -> None:
@@ -106,7 +108,10 @@ class Pair:
     def gather(self, count: int = 1, size: int = 1) -> Waits:
         fact = reference.Facts(1, b"", b"q", 0, b"\0\0", (b"x" * size,), 0xFFFFFFFF, 2, 0xFF, 0)
         buffer, table = reference.read_of([fact] * count)
-        assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (count, packing.DONE)
+        assert self.links.packer.pack(self.routes, buffer, table, 0, 5, 1, 0) == (
+            count,
+            packing.DONE,
+        )
         waits = Waits()
         self.links.wait_for(self.links.packer.take_touched(), waits)
         return waits
@@ -151,7 +156,9 @@ async def test_a_shard_of_another_wire_version_is_told_of_by_name_and_not_listen
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hello(peer: int, incarnation: int, epoch: int, shard: int) -> bytes:
-        message = bytearray(envelope.control(peer, incarnation, epoch + 1, shard, wire.Hello(1, True)))
+        message = bytearray(
+            envelope.control(peer, incarnation, epoch + 1, shard, wire.Hello(1, True))
+        )
         message[1] = wire.WIRE_VERSION + 1
         return bytes(message)
 
@@ -161,14 +168,20 @@ async def test_a_shard_of_another_wire_version_is_told_of_by_name_and_not_listen
     await pair.heard.until(lambda: waits.log)
     assert (pair.links.links[0].epoch, waits.log) == (epoch, ["confirmed"])
     said = [
-        record.getMessage() for record in caplog.records if record.name == "shardmq.broker.front_door.links.shard_inbox"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "shardmq.broker.front_door.links.shard_inbox"
     ]
-    versions = f"is of wire version {wire.WIRE_VERSION + 1}, this process speaks {wire.WIRE_VERSION}"
+    versions = (
+        f"is of wire version {wire.WIRE_VERSION + 1}, this process speaks {wire.WIRE_VERSION}"
+    )
     about = f"a message between front door 0 and shard 0 {versions}: restart all of one release"
     assert said == [f"from a shard: {about}"]
 
 
-async def test_a_small_batch_may_wait_until_it_is_no_longer_small_or_something_leaves_anyway(pair: Pair) -> None:
+async def test_a_small_batch_may_wait_until_it_is_no_longer_small_or_something_leaves_anyway(
+    pair: Pair,
+) -> None:
     least = 2000
     pair.gather(1)
     assert pair.links.flush(least)
@@ -201,7 +214,9 @@ async def test_batches_of_several_shards_wait_for_more_each(pair: Pair) -> None:
         assert [codec.read_publish(message).messages for _, message in heads] == sent
 
 
-async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(pair: Pair, tmp_path: Path) -> None:
+async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(
+    pair: Pair, tmp_path: Path
+) -> None:
     with lane.listen(tmp_path / "run", 0) as listener:
         await pair.restart()
         accepted = lane.accept(listener)
@@ -271,7 +286,9 @@ async def test_what_a_killed_shard_did_not_confirm_is_lost_and_said_so(pair: Pai
     assert again.log == ["confirmed"]
 
 
-async def test_a_shard_that_is_gone_is_said_to_be_away_when_its_last_words_are_heard(pair: Pair) -> None:
+async def test_a_shard_that_is_gone_is_said_to_be_away_when_its_last_words_are_heard(
+    pair: Pair,
+) -> None:
     await pair.shards[1].say(wire.Cancelled(1))
     pair.shards[1].close()
     await pair.heard.until(lambda: pair.heard.aways)
@@ -343,7 +360,20 @@ async def test_a_shard_that_is_behind_stops_who_feeds_it_until_it_has_caught_up(
 async def test_references_to_many_queues_count_as_bytes_do(pair: Pair) -> None:
     pair.heard.room.clear()
     packer, stored = pair.links.packer, bytes(8) + b"\0\1q"
-    packer.add_stored(0, list(range(PUBLISH_WINDOW_BYTES // 32)), stored, 5, 1, 0, 0, 0xFFFFFFFF, 0xFF, False, False, 9)
+    packer.add_stored(
+        0,
+        list(range(PUBLISH_WINDOW_BYTES // 32)),
+        stored,
+        5,
+        1,
+        0,
+        0,
+        0xFFFFFFFF,
+        0xFF,
+        False,
+        False,
+        9,
+    )
     weight = packer.weight(0)
     assert packer.pending(0) - weight < PUBLISH_WINDOW_BYTES < weight
     assert pair.links.crowded(0b11) == [0]

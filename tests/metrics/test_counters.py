@@ -19,7 +19,12 @@ from urllib.parse import quote
 
 import pika
 import pytest
-from pika.exceptions import ChannelClosedByBroker, NackError, ProbableAuthenticationError, UnroutableError
+from pika.exceptions import (
+    ChannelClosedByBroker,
+    NackError,
+    ProbableAuthenticationError,
+    UnroutableError,
+)
 
 from tests.support.real_broker import RealBroker
 
@@ -27,10 +32,11 @@ WITHIN_S = 30.0
 AT_REST_S = 1.5  # longer than front doors wait before they tell what they have counted
 SMALL, LARGE = b"x", b"x" * (20 << 10)  # a large body stays where it was read
 GLOBAL = (
-    "received", "received_confirm", "routed", "unroutable_returned", "unroutable_dropped", "confirmed", "delivered",
-    "delivered_consume_manual_ack", "delivered_consume_auto_ack", "delivered_get_manual_ack", "delivered_get_auto_ack",
-    "get_empty", "redelivered", "acknowledged", "dead_lettered_expired", "dead_lettered_rejected",
-    "dead_lettered_maxlen", "dead_lettered_delivery_limit",
+    "received", "received_confirm", "routed", "unroutable_returned", "unroutable_dropped",
+    "confirmed", "delivered", "delivered_consume_manual_ack", "delivered_consume_auto_ack",
+    "delivered_get_manual_ack", "delivered_get_auto_ack", "get_empty", "redelivered",
+    "acknowledged", "dead_lettered_expired", "dead_lettered_rejected", "dead_lettered_maxlen",
+    "dead_lettered_delivery_limit",
 )  # fmt: skip
 OWN = ("shardmq_messages_duplicates_total", "shardmq_duplicates_total")
 # Other series that count the same: their name and the global ones that are their sum.
@@ -66,7 +72,8 @@ OVERVIEW = {
     "ack": ("acknowledged",),
 }  # fmt: skip
 OF_QUEUE = (
-    "publish", "deliver_get", "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver", "ack",
+    "publish", "deliver_get", "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty",
+    "redeliver", "ack",
     "duplicates",
 )  # fmt: skip
 OF_EXCHANGES = ("publish_in", "publish_out")
@@ -102,7 +109,9 @@ class Bench:
 
     def queue(self, channel: Channel, which: str = "q", **arguments: Any) -> str:
         name = f"{self.name}-{which}"
-        channel.queue_declare(name, durable=True, arguments={k.replace("_", "-"): v for k, v in arguments.items()})
+        channel.queue_declare(
+            name, durable=True, arguments={k.replace("_", "-"): v for k, v in arguments.items()}
+        )
         return name
 
     def exchange(self, channel: Channel, kind: str, which: str = "e", **arguments: Any) -> str:
@@ -134,7 +143,9 @@ class Bench:
         return json.loads(urllib.request.urlopen(request, timeout=60).read())
 
     def of_queue(self, which: str) -> Counts:
-        stats = self.api(f"queues/%2F/{quote(f'{self.name}-{which}', safe='')}").get("message_stats", {})
+        stats = self.api(f"queues/%2F/{quote(f'{self.name}-{which}', safe='')}").get(
+            "message_stats", {}
+        )
         return {name: stats[name] for name in OF_QUEUE if stats.get(name)}
 
     def series_of_queue(self, which: str) -> Counts:
@@ -188,7 +199,9 @@ class History(NamedTuple):
     passed: tuple[int, int] | None = None
 
 
-def publish(channel: Channel, exchange: str, key: str, count: int = 1, body: bytes = SMALL, **more: Any) -> None:
+def publish(
+    channel: Channel, exchange: str, key: str, count: int = 1, body: bytes = SMALL, **more: Any
+) -> None:
     mandatory = more.pop("mandatory", False)
     for _ in range(count):
         channel.basic_publish(exchange, key, body, pika.BasicProperties(**more), mandatory)
@@ -207,7 +220,9 @@ def _to_a_queue(body: bytes, **how: bool) -> Callable[[Bench], None]:
     return play
 
 
-def _nowhere(kind: str, body: bytes = SMALL, mandatory: bool = False, **how: bool) -> Callable[[Bench], None]:
+def _nowhere(
+    kind: str, body: bytes = SMALL, mandatory: bool = False, **how: bool
+) -> Callable[[Bench], None]:
     """Three messages to an exchange without bindings."""
 
     def play(bench: Bench) -> None:
@@ -308,7 +323,11 @@ def _repeated(bench: Bench) -> None:
 def _deduplicated(bench: Bench) -> None:
     channel = bench.channel(confirm=True)
     exchange = bench.exchange(
-        channel, "fanout", x_message_deduplication=True, x_cache_size=100, x_deduplication_header="id"
+        channel,
+        "fanout",
+        x_message_deduplication=True,
+        x_cache_size=100,
+        x_deduplication_header="id",
     )
     channel.queue_bind(bench.queue(channel), exchange)
     for id in ("a", "b", "a"):
@@ -495,7 +514,9 @@ def _replied(bench: Bench) -> None:
     asking, answering = bench.channel(), bench.channel()
     queue = bench.queue(answering)
     got: list[bytes] = []
-    asking.basic_consume("amq.rabbitmq.reply-to", lambda c, m, p, body: got.append(body), auto_ack=True)
+    asking.basic_consume(
+        "amq.rabbitmq.reply-to", lambda c, m, p, body: got.append(body), auto_ack=True
+    )
     publish(asking, "", queue, 1, reply_to="amq.rabbitmq.reply-to")
     bench.wait_for(answering, queue, 1)
     properties = answering.basic_get(queue, auto_ack=True)[1]
@@ -517,8 +538,12 @@ EACH = {which: {"publish": 2} for which in ("q", "r", "s")}
 HISTORIES = [
     History("small", _to_a_queue(SMALL), IN, {"q": {"publish": 3}}),
     History("large", _to_a_queue(LARGE), IN, {"q": {"publish": 3}}),
-    History("small, confirmed", _to_a_queue(SMALL, confirm=True), IN | CONFIRMED, {"q": {"publish": 3}}),
-    History("large, confirmed", _to_a_queue(LARGE, confirm=True), IN | CONFIRMED, {"q": {"publish": 3}}),
+    History(
+        "small, confirmed", _to_a_queue(SMALL, confirm=True), IN | CONFIRMED, {"q": {"publish": 3}}
+    ),
+    History(
+        "large, confirmed", _to_a_queue(LARGE, confirm=True), IN | CONFIRMED, {"q": {"publish": 3}}
+    ),
     History("committed", _to_a_queue(SMALL, tx=True), IN, {"q": {"publish": 3}}),
     History("large, committed", _to_a_queue(LARGE, tx=True), IN, {"q": {"publish": 3}}),
     History("rolled back", _rolled_back, {"received": 3}, {"q": {}}, (0, 0)),
@@ -531,12 +556,18 @@ HISTORIES = [
     ),
     History("no route: large", _nowhere("direct", LARGE), DROPPED),
     History("no route: confirmed", _nowhere("direct", confirm=True), DROPPED | CONFIRMED),
-    History("no route: large, confirmed", _nowhere("direct", LARGE, confirm=True), DROPPED | CONFIRMED),
+    History(
+        "no route: large, confirmed", _nowhere("direct", LARGE, confirm=True), DROPPED | CONFIRMED
+    ),
     History("no route: committed", _nowhere("direct", tx=True), DROPPED),
     History("returned", _nowhere("direct", mandatory=True), RETURNED),
     History("returned: large", _nowhere("topic", LARGE, mandatory=True), RETURNED),
     History("returned: headers", _nowhere("headers", mandatory=True), RETURNED),
-    History("returned: confirmed", _nowhere("direct", mandatory=True, confirm=True), RETURNED | CONFIRMED),
+    History(
+        "returned: confirmed",
+        _nowhere("direct", mandatory=True, confirm=True),
+        RETURNED | CONFIRMED,
+    ),
     History("returned: committed", _nowhere("direct", mandatory=True, tx=True), RETURNED),
     *(
         History(
@@ -615,7 +646,13 @@ HISTORIES = [
     History(
         "acknowledged in a transaction",
         _acked_in_a_transaction,
-        {"received": 2, "routed": 2, "delivered": 2, "delivered_get_manual_ack": 2, "acknowledged": 2},
+        {
+            "received": 2,
+            "routed": 2,
+            "delivered": 2,
+            "delivered_get_manual_ack": 2,
+            "acknowledged": 2,
+        },
         {"q": {"publish": 2, "deliver_get": 2, "get": 2, "ack": 2}},
     ),
     *(
@@ -625,7 +662,8 @@ HISTORIES = [
     History(
         "came again to a consumer",
         _consumed_again,
-        TWO | {"delivered": 4, "delivered_consume_manual_ack": 4, "redelivered": 2, "acknowledged": 2},
+        TWO
+        | {"delivered": 4, "delivered_consume_manual_ack": 4, "redelivered": 2, "acknowledged": 2},
         {"q": {"publish": 2, "deliver_get": 4, "deliver": 4, "redeliver": 2, "ack": 2}},
     ),
     History("purged", _purged, IN | CONFIRMED, {"q": {"publish": 3}}),
@@ -657,14 +695,22 @@ HISTORIES = [
     History(
         "dead letters: rejected",
         _dies("rejected", True),
-        TWO | {"routed": 4, "delivered": 2, "delivered_get_manual_ack": 2, "dead_lettered_rejected": 2},
+        TWO
+        | {"routed": 4, "delivered": 2, "delivered_get_manual_ack": 2, "dead_lettered_rejected": 2},
         {"q": {"publish": 2, "deliver_get": 2, "get": 2}, "dead": {"publish": 2}},
         (2, 2),
     ),
     History(
         "dead letters: delivered too often",
         _delivered_too_often,
-        {"received": 1, "received_confirm": 1, "confirmed": 1, "routed": 2, "delivered": 2, "redelivered": 1}
+        {
+            "received": 1,
+            "received_confirm": 1,
+            "confirmed": 1,
+            "routed": 2,
+            "delivered": 2,
+            "redelivered": 1,
+        }
         | {"delivered_get_manual_ack": 2, "dead_lettered_delivery_limit": 1},
         {"q": {"publish": 1, "deliver_get": 2, "get": 2, "redeliver": 1}, "dead": {"publish": 1}},
         (1, 1),
@@ -687,7 +733,17 @@ HISTORIES = [
         History(
             f"spread over {parts} queues",
             _spread(parts),
-            dict.fromkeys(("received", "received_confirm", "confirmed", "routed", "delivered", "acknowledged"), 6)
+            dict.fromkeys(
+                (
+                    "received",
+                    "received_confirm",
+                    "confirmed",
+                    "routed",
+                    "delivered",
+                    "acknowledged",
+                ),
+                6,
+            )
             | {"delivered_consume_manual_ack": 6},
         )
         for parts in ("classic", "stream")
@@ -696,7 +752,13 @@ HISTORIES = [
     History(
         "direct reply",
         _replied,
-        {"received": 2, "routed": 1, "delivered": 1, "delivered_get_auto_ack": 1, "delivered_consume_auto_ack": 1},
+        {
+            "received": 2,
+            "routed": 1,
+            "delivered": 1,
+            "delivered_get_auto_ack": 1,
+            "delivered_consume_auto_ack": 1,
+        },
         {"q": {"publish": 1, "deliver_get": 1, "get_no_ack": 1}},
         (2, 2),
     ),
@@ -714,7 +776,9 @@ def expected_of(counts: Counts) -> Counts:
     """Return how much every counter of the broker grows, without those that do not grow."""
     all_counts = dict.fromkeys((*GLOBAL, *OWN), 0.0) | counts
     for names, before in ((ALSO, ""), (OVERVIEW, "overview ")):
-        all_counts |= {before + name: sum(all_counts[part] for part in parts) for name, parts in names.items()}
+        all_counts |= {
+            before + name: sum(all_counts[part] for part in parts) for name, parts in names.items()
+        }
     return {name: count for name, count in all_counts.items() if count}
 
 
@@ -735,7 +799,11 @@ def test_all_counters_say_what_happened_and_nothing_else(bench: Bench, history: 
     until = time.monotonic() + WITHIN_S
     while True:
         after = bench.counted()
-        grown = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
+        grown = {
+            name: count - before.get(name, 0)
+            for name, count in after.items()
+            if count != before.get(name, 0)
+        }
         of_queues = {which: bench.of_queue(which) for which in history.queues}
         series_of = {which: bench.series_of_queue(which) for which in history.queues}
         found = (grown, of_queues, series_of, dict(bench.of_exchanges() - passed_before))
@@ -788,7 +856,9 @@ def _come_and_go(url: str, name: str) -> pika.BlockingConnection:
     return third
 
 
-def test_connections_channels_queues_and_logins_are_counted(bench: Bench, broker: RealBroker) -> None:
+def test_connections_channels_queues_and_logins_are_counted(
+    bench: Bench, broker: RealBroker
+) -> None:
     def counted() -> Counts:
         lines = (line.rpartition(" ") for line in bench._lines("/metrics"))
         return {series: float(value) for series, _, value in lines if series in COME_AND_GONE}
@@ -799,7 +869,9 @@ def test_connections_channels_queues_and_logins_are_counted(bench: Bench, broker
         assert time.monotonic() < until
         time.sleep(AT_REST_S)
     stays = _come_and_go(broker.url, bench.name)
-    while (grown := {key: count - before[key] for key, count in counted().items()}) != COME_AND_GONE:
+    while (
+        grown := {key: count - before[key] for key, count in counted().items()}
+    ) != COME_AND_GONE:
         assert time.monotonic() < until, grown
         time.sleep(0.2)
     stays.close()

@@ -16,14 +16,17 @@ from tests.amqp.bytes_of import publish, received, shake_hands
 from tests.support.fake_publishing import Links, Publisher, catalog, events_of, publishing_of
 
 ENDS = [
-    ("", "a"), ("", "nobody"), ("direct", "k1"), ("direct", "k2"), ("direct", "k3"), ("headers", ""),
-    ("all", "x"), ("all", "y"), ("spread", "x"), ("spread", "y"), ("spread", "z"), ("keeps", "k"), ("keeps", "nobody"),
+    ("", "a"), ("", "nobody"), ("direct", "k1"), ("direct", "k2"), ("direct", "k3"),
+    ("headers", ""), ("all", "x"), ("all", "y"), ("spread", "x"), ("spread", "y"), ("spread", "z"),
+    ("keeps", "k"), ("keeps", "nobody"),
 ]  # fmt: skip
 LARGE = b"x" * (40 << 10)
 MESSAGE = st.tuples(
     st.sampled_from([1, 2, 3]),
     st.sampled_from(ENDS),
-    st.sampled_from([{}, {}, {}, {"headers": {"one": 1}}, {"headers": {"CC": ["k2"]}}, {"headers": {"CC": 5}}]),
+    st.sampled_from(
+        [{}, {}, {}, {"headers": {"one": 1}}, {"headers": {"CC": ["k2"]}}, {"headers": {"CC": 5}}]
+    ),
     st.booleans(),
 )
 
@@ -46,8 +49,14 @@ def exchange_of(stored: bytes) -> str:
 
 
 @settings(max_examples=200)
-@given(st.lists(MESSAGE, max_size=14), st.lists(st.booleans(), min_size=1, max_size=5), st.integers(1, 3))
-def test_what_is_counted_is_what_came_and_what_was_stored(messages: list[Any], overs: list[bool], size: int) -> None:
+@given(
+    st.lists(MESSAGE, max_size=14),
+    st.lists(st.booleans(), min_size=1, max_size=5),
+    st.integers(1, 3),
+)
+def test_what_is_counted_is_what_came_and_what_was_stored(
+    messages: list[Any], overs: list[bool], size: int
+) -> None:
     """`size`: so many messages are read at once."""
     links = Links()
     publishing = publishing_of(made(), links)
@@ -66,7 +75,11 @@ def test_what_is_counted_is_what_came_and_what_was_stored(messages: list[Any], o
     left: Counter[str] = Counter()
     for _, queues, stored in links.stored():
         left[exchange_of(stored)] += len(queues)
-    counted = {exchange: rest for vhost, exchange, *rest in publishing.exchange_counts.report() if vhost == "/"}
+    counted = {
+        exchange: rest
+        for vhost, exchange, *rest in publishing.exchange_counts.report()
+        if vhost == "/"
+    }
     assert counted == {exchange: [count, left[exchange]] for exchange, count in came.items()}
 
 
@@ -82,7 +95,10 @@ def test_large_messages_are_counted_though_their_bodies_stay_where_they_were_rea
             assert isinstance(event, Publishes)
             event.lasting = True
             client.publish(event)
-    assert sorted(publishing.exchange_counts.report()) == [("/", "direct", 4, 4), ("/", "spread", 2, 2)]
+    assert sorted(publishing.exchange_counts.report()) == [
+        ("/", "direct", 4, 4),
+        ("/", "spread", 2, 2),
+    ]
 
 
 def test_the_counts_of_an_exchange_that_goes_go_with_it_and_others_stay() -> None:
@@ -91,7 +107,9 @@ def test_the_counts_of_an_exchange_that_goes_go_with_it_and_others_stay() -> Non
     client = Publisher(publishing)
 
     def play() -> list[tuple[str, str, int, int]]:
-        for event in events_of([(1, end, {}, False) for end in (("all", ""), ("direct", "k1"), ("spread", "x"))]):
+        for event in events_of(
+            [(1, end, {}, False) for end in (("all", ""), ("direct", "k1"), ("spread", "x"))]
+        ):
             client.publish(event)
         return sorted(publishing.exchange_counts.report())
 
@@ -120,4 +138,6 @@ def test_users_of_a_vhost_share_counters_that_move_when_they_grow(exchanges: int
     for each in routes:
         each.clear()
     published.forget(lambda name: int(name) % 3 == 0)
-    assert published.report() == {name: counts for name, counts in expected.items() if int(name) % 3}
+    assert published.report() == {
+        name: counts for name, counts in expected.items() if int(name) % 3
+    }

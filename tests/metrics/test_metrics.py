@@ -30,21 +30,23 @@ METRIC = re.compile(r"\b(?:rabbitmq|shardmq)_(?!cluster\b)\w+")
 # What the panels of RabbitMQ-Overview ask for and this fixture, without memory limits and disks,
 # has.
 OVERVIEW = [
-    "build_info", "identity_info", "channels", "channels_closed_total", "channels_opened_total", "connections",
-    "connections_closed_total", "connections_opened_total", "erlang_uptime_seconds", "global_consumers",
-    "global_publishers", "queue_messages_ready", "queue_messages_unacked", "queues", "queues_created_total",
-    "queues_declared_total", "queues_deleted_total",
+    "build_info", "identity_info", "channels", "channels_closed_total", "channels_opened_total",
+    "connections", "connections_closed_total", "connections_opened_total", "erlang_uptime_seconds",
+    "global_consumers", "global_publishers", "queue_messages_ready", "queue_messages_unacked",
+    "queues", "queues_created_total", "queues_declared_total", "queues_deleted_total",
     *(f"global_messages_{what}_total" for what in (
-        "received", "received_confirm", "routed", "unroutable_dropped", "unroutable_returned", "confirmed", "delivered",
-        "delivered_consume_manual_ack", "delivered_consume_auto_ack", "delivered_get_manual_ack",
-        "delivered_get_auto_ack", "get_empty", "redelivered", "acknowledged",
+        "received", "received_confirm", "routed", "unroutable_dropped", "unroutable_returned",
+        "confirmed", "delivered", "delivered_consume_manual_ack", "delivered_consume_auto_ack",
+        "delivered_get_manual_ack", "delivered_get_auto_ack", "get_empty", "redelivered",
+        "acknowledged",
     )),
 ]  # fmt: skip
 
 
 OF_A_NODE = (
-    "process_open_fds", "process_max_fds", "process_resident_memory_bytes", "resident_memory_limit_bytes",
-    "disk_space_available_bytes", "disk_space_available_limit_bytes", "erlang_uptime_seconds",
+    "process_open_fds", "process_max_fds", "process_resident_memory_bytes",
+    "resident_memory_limit_bytes", "disk_space_available_bytes", "disk_space_available_limit_bytes",
+    "erlang_uptime_seconds",
     "stream_consumer_max_offset_lag",
 )  # fmt: skip
 
@@ -56,7 +58,9 @@ async def scrape(api: Api, path: str) -> dict[str, list[tuple[dict[str, str], fl
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((sample.labels, sample.value))
-    assert sorted(found) == sorted({line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"})
+    assert sorted(found) == sorted(
+        {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
+    )
     return found
 
 
@@ -73,7 +77,12 @@ async def test_the_overview_dashboard_finds_its_metrics(made: Api) -> None:
     assert [name for name in OVERVIEW if f"rabbitmq_{name}" not in found] == []
     ((labels, value),) = found["rabbitmq_identity_info"]
     assert (value, labels["rabbitmq_endpoint"]) == (1, "aggregated")
-    assert labels.keys() == {"rabbitmq_node", "rabbitmq_cluster", "rabbitmq_cluster_permanent_id", "rabbitmq_endpoint"}
+    assert labels.keys() == {
+        "rabbitmq_node",
+        "rabbitmq_cluster",
+        "rabbitmq_cluster_permanent_id",
+        "rabbitmq_endpoint",
+    }
     assert found["rabbitmq_queue_messages_ready"] == [({}, 6.0)]
     assert found["rabbitmq_global_messages_received_total"] == [({"protocol": "amqp091"}, 7.0)]
     assert found["rabbitmq_global_messages_routed_total"] == [({"protocol": "amqp091"}, 10.0)]
@@ -97,19 +106,34 @@ async def test_more_queues_are_no_more_series_unless_they_are_asked_for(made: Ap
     made.login = ("guest", "guest")
     for number in range(50):
         await made.call("PUT", f"/api/queues/%2F/more-{number}", {})
-    assert {name: len(samples) for name, samples in (await scrape(made, "/metrics")).items()} == before
+    assert {
+        name: len(samples) for name, samples in (await scrape(made, "/metrics")).items()
+    } == before
     assert len((await scrape(made, "/metrics/per-object"))["rabbitmq_queue_messages_ready"]) == 52
 
 
 @pytest.mark.row("M1.1", "M1.13")
-async def test_each_object_has_what_the_sums_are_made_of(made: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_object_has_what_the_sums_are_made_of(
+    made: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(object_metrics, "SLICE_ROWS", 1)
     sums, found = await scrape(made, "/metrics"), await scrape(made, "/metrics/per-object")
-    for name in ("queue_messages_ready", "queue_messages_unacked", "queue_messages", "queue_messages_bytes"):
-        assert sum(value for _, value in found[f"rabbitmq_{name}"]) == sums[f"rabbitmq_{name}"][0][1]
+    for name in (
+        "queue_messages_ready",
+        "queue_messages_unacked",
+        "queue_messages",
+        "queue_messages_bytes",
+    ):
+        assert (
+            sum(value for _, value in found[f"rabbitmq_{name}"]) == sums[f"rabbitmq_{name}"][0][1]
+        )
     assert ({"vhost": "/", "queue": "r/s"}, 3.0) in found["rabbitmq_queue_messages_ready"]
-    assert found["rabbitmq_connection_channels"] == [({"vhost": "/", "connection": CONNECTION}, 1.0)]
-    assert found["rabbitmq_channel_prefetch"] == [({"vhost": "/", "channel": f"{CONNECTION} (1)"}, 10.0)]
+    assert found["rabbitmq_connection_channels"] == [
+        ({"vhost": "/", "connection": CONNECTION}, 1.0)
+    ]
+    assert found["rabbitmq_channel_prefetch"] == [
+        ({"vhost": "/", "channel": f"{CONNECTION} (1)"}, 10.0)
+    ]
 
 
 @pytest.mark.row("M1.12")
@@ -119,30 +143,45 @@ async def test_families_come_by_name_and_vhost(made: Api) -> None:
     await made.call("PUT", "/api/queues/v/q", {})
     path = "/metrics/detailed?family=queue_coarse_metrics&family=exchange_bindings"
     found = await scrape(made, path)
-    kinds = {f"detailed_queue_messages{which}" for which in ("", "_ready", "_unacked")} | {"cluster_exchange_bindings"}
+    kinds = {f"detailed_queue_messages{which}" for which in ("", "_ready", "_unacked")} | {
+        "cluster_exchange_bindings"
+    }
     assert found.keys() == {f"rabbitmq_{kind}" for kind in kinds | {"identity_info", "build_info"}}
-    assert {labels["vhost"] for labels, _ in found["rabbitmq_detailed_queue_messages"]} == {"/", "v"}
-    assert ({"vhost": "/", "exchange": "e", "type": "topic"}, 2.0) in found["rabbitmq_cluster_exchange_bindings"]
+    assert {labels["vhost"] for labels, _ in found["rabbitmq_detailed_queue_messages"]} == {
+        "/",
+        "v",
+    }
+    assert ({"vhost": "/", "exchange": "e", "type": "topic"}, 2.0) in found[
+        "rabbitmq_cluster_exchange_bindings"
+    ]
     found = await scrape(made, f"{path}&vhost=v")
-    assert [labels for labels, _ in found["rabbitmq_detailed_queue_messages"]] == [{"vhost": "v", "queue": "q"}]
+    assert [labels for labels, _ in found["rabbitmq_detailed_queue_messages"]] == [
+        {"vhost": "v", "queue": "q"}
+    ]
     assert (await scrape(made, "/metrics/detailed?family=nobody&vhost=x")).keys() == {
         "rabbitmq_identity_info", "rabbitmq_build_info",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_every_family_is_text_prometheus_reads_whatever_the_names(made: Api, family: str) -> None:
+async def test_every_family_is_text_prometheus_reads_whatever_the_names(
+    made: Api, family: str
+) -> None:
     names = ['a"b', "back\\slash", "new\nline", "{x=1}", "ü 漢", "\\n", "100%", "%s"]
     made.login = ("guest", "guest")
     for name in names:
-        assert (await made.call("PUT", f"/api/queues/%2F/{quote(name, safe='')}", {}))[0] == 201, name
+        assert (await made.call("PUT", f"/api/queues/%2F/{quote(name, safe='')}", {}))[0] == 201, (
+            name
+        )
     found = await scrape(made, f"/metrics/detailed?family={family}")
     shown: list[Any] = [labels for samples in found.values() for labels, _ in samples]
     if "group" in FAMILIES[family].labels:  # of those there are none
         assert len(found) == 2
         return
     if "queue" in FAMILIES[family].labels:
-        assert {labels["queue"] for labels in shown if "queue" in labels} >= {name.replace("\n", "") for name in names}
+        assert {labels["queue"] for labels in shown if "queue" in labels} >= {
+            name.replace("\n", "") for name in names
+        }
     assert len(found) == 2 + len(FAMILIES[family].metrics)
 
 

@@ -14,7 +14,12 @@ from shardmq.broker.controller.management.metrics.message_stats import (
     exchange_stats,
     message_stats,
 )
-from shardmq.broker.controller.management.metrics.stats import RATE_S_MAX, STATS_FRESH_S, Rates, Stats
+from shardmq.broker.controller.management.metrics.stats import (
+    RATE_S_MAX,
+    STATS_FRESH_S,
+    Rates,
+    Stats,
+)
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.management.resources import channels
 from shardmq.broker.controller.peers.shard_links import ShardSilent
@@ -50,7 +55,9 @@ async def test_all_queues_are_looked_over_in_parts(shards: FakeShards) -> None:
 
 
 @pytest.mark.parametrize("part", [1, 2, 4, 7])
-async def test_a_shard_of_another_release_tells_of_as_many_at_a_time_as_it_likes(shards: FakeShards, part: int) -> None:
+async def test_a_shard_of_another_release_tells_of_as_many_at_a_time_as_it_likes(
+    shards: FakeShards, part: int
+) -> None:
     shards.part = part
     stats = await StatsCollector(shards, FakeDoors(), Clock()).now()
     assert (sorted(stats.queues), stats.totals["ready"]) == (list(range(14)), 14 * 3)
@@ -63,7 +70,9 @@ async def test_counters_of_queues_that_are_gone_stay_in_the_totals(shards: FakeS
 
 
 async def test_some_queues_are_asked_for_by_their_shards_alone(shards: FakeShards) -> None:
-    stats = await StatsCollector(shards, FakeDoors(), Clock()).of([QueuePut("/", "a", 1, 0), QueuePut("/", "b", 99, 0)])
+    stats = await StatsCollector(shards, FakeDoors(), Clock()).of(
+        [QueuePut("/", "a", 1, 0), QueuePut("/", "b", 99, 0)]
+    )
     assert [asked.queues for asked in shards.asked] == [[1, 99]]
     known, unused = stats.queue(QueuePut("/", "a", 1, 0)), stats.queue(QueuePut("/", "b", 99, 0))
     assert known is not None and known.ready == 3
@@ -77,7 +86,9 @@ def shown_rate(stats: Stats, queue: int) -> float | None:
     return found.get("rate")
 
 
-async def test_the_first_look_at_a_queue_has_the_rate_since_the_last_sample(shards: FakeShards) -> None:
+async def test_the_first_look_at_a_queue_has_the_rate_since_the_last_sample(
+    shards: FakeShards,
+) -> None:
     clock, queue = Clock(), QueuePut("/", "a", 1, 0)
     gatherer = StatsCollector(shards, FakeDoors(), clock)
     await gatherer.sample()
@@ -130,7 +141,9 @@ async def test_a_queue_whose_shard_was_silent_at_the_sample_has_no_rate(shards: 
     assert shown_rate(await gatherer.of([QueuePut("/", "a", 1, 0)]), 1) is None
 
 
-async def test_samples_use_a_small_share_of_a_processor_and_no_more_than_three_are_kept(shards: FakeShards) -> None:
+async def test_samples_use_a_small_share_of_a_processor_and_no_more_than_three_are_kept(
+    shards: FakeShards,
+) -> None:
     clock = Clock()
     gatherer = StatsCollector(shards, FakeDoors(), clock)
     assert gatherer.sample_s == stats_collector.SAMPLE_S
@@ -204,7 +217,9 @@ def test_rates_are_made_of_looks_that_are_not_too_close() -> None:
     clock.now += 0.5
     assert rates.of({"x": 20}) == {"x": 4.0}
     clock.now += 1.0
-    assert rates.of({"x": 5}) == {}, "it started anew, and nobody knows what it counted before its end"
+    assert rates.of({"x": 5}) == {}, (
+        "it started anew, and nobody knows what it counted before its end"
+    )
 
 
 def test_what_may_fall_has_negative_rates_and_what_was_not_known_before_none() -> None:
@@ -236,14 +251,17 @@ async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: Fa
     assert before.at == 100.0 and before.channels[(OWNER, 1)]["published"] == 5
     (row,) = [report for report in stats.clients.channels.values() if report["number"] == 1]
     assert channels.message_stats(stats, row | {"published": 25}) == {
-        "publish": 25, "publish_details": {"rate": 2.0}, "deliver_get": 2, "deliver_get_details": {"rate": 0.0},
-        **dict.fromkeys(NOT_SAID, 0), **{f"{name}_details": {"rate": 0.0} for name in NOT_SAID},
+        "publish": 25, "publish_details": {"rate": 2.0}, "deliver_get": 2,
+        "deliver_get_details": {"rate": 0.0}, **dict.fromkeys(NOT_SAID, 0),
+        **{f"{name}_details": {"rate": 0.0} for name in NOT_SAID},
     }  # fmt: skip
 
 
 @pytest.mark.row("G4.2")
 def test_a_queue_tells_apart_what_nobody_acknowledges() -> None:
-    shown = message_stats(Stats(), wire.QueueStats(1, delivered=100, delivered_auto=30, got=20, got_auto=5))
+    shown = message_stats(
+        Stats(), wire.QueueStats(1, delivered=100, delivered_auto=30, got=20, got_auto=5)
+    )
     assert {name: count for name, count in shown.items() if count} == {
         "deliver": 50, "deliver_no_ack": 30, "get": 15, "get_no_ack": 5, "deliver_get": 100,
     }  # fmt: skip
@@ -258,12 +276,18 @@ class CountingDoors(FakeDoors):
     came = 0
 
     async def reports(self, totals_only: bool = False) -> list[DoorReport]:
-        exchanges = [] if totals_only or not self.came else [("/", "e", self.came, 2 * self.came), ("v", "e", 1, 0)]
+        exchanges = (
+            []
+            if totals_only or not self.came
+            else [("/", "e", self.came, 2 * self.came), ("v", "e", 1, 0)]
+        )
         return [DoorReport(1, [], [], {}, exchanges=exchanges)] * 2
 
 
 @pytest.mark.row("G4.2")
-async def test_an_exchange_has_the_sums_of_all_front_doors_and_the_rates_between_two_looks(shards: FakeShards) -> None:
+async def test_an_exchange_has_the_sums_of_all_front_doors_and_the_rates_between_two_looks(
+    shards: FakeShards,
+) -> None:
     clock, doors = Clock(), CountingDoors()
     gatherer = StatsCollector(shards, doors, clock)
     assert exchange_stats(await gatherer.now(), "/", "e") == {}
@@ -300,17 +324,25 @@ async def test_all_queues_together_show_what_clients_did(shards: FakeShards) -> 
     assert depth["messages_ready_details"] == {"rate": -1.2}
 
 
-async def test_who_wants_totals_does_not_have_every_connection_described(shards: FakeShards) -> None:
+async def test_who_wants_totals_does_not_have_every_connection_described(
+    shards: FakeShards,
+) -> None:
     gatherer = StatsCollector(shards, FakeDoors(), Clock())
     totals = await gatherer.now(totals_only=True)
-    assert (totals.clients.connections, totals.clients.channels, totals.counters["channels"]) == ({}, {}, 1)
+    assert (totals.clients.connections, totals.clients.channels, totals.counters["channels"]) == (
+        {},
+        {},
+        1,
+    )
     whole = await gatherer.now()
     assert len(whole.clients.connections) == len(whole.clients.channels) == 1
     assert await gatherer.now(totals_only=True) is whole
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_who_asks_for_totals_and_who_for_everything_share_a_look(shards: FakeShards, at_once: bool) -> None:
+async def test_who_asks_for_totals_and_who_for_everything_share_a_look(
+    shards: FakeShards, at_once: bool
+) -> None:
     clock = Clock()
     gatherer = StatsCollector(shards, FakeDoors(), clock)
     for _ in range(3):  # as monitoring does, again and again
@@ -324,7 +356,11 @@ async def test_who_asks_for_totals_and_who_for_everything_share_a_look(shards: F
             whole, again = await asyncio.gather(gatherer.now(), gatherer.now())
             assert again is whole
         assert whole is totals
-        assert (len(whole.clients.connections), len(whole.clients.channels), whole.counters["channels"]) == (1, 1, 1)
+        assert (
+            len(whole.clients.connections),
+            len(whole.clients.channels),
+            whole.counters["channels"],
+        ) == (1, 1, 1)
         assert len(shards.asked) - asked == asked_by_one_look(shards)
         clock.now += 5
 

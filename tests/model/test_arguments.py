@@ -99,7 +99,9 @@ def test_an_added_argument_is_checked_at_a_declare(added: Table) -> None:
 def test_an_added_argument_is_compared_at_a_second_declare(added: Table) -> None:
     queue = QueuePut("/", "q", 1, 0, arguments={NAME: 5})
     checks.check_same_queue(queue, True, False, "", False, {NAME: 5})
-    with pytest.raises(Refusal, match=f"inequivalent arg '{NAME}' .* received '6' but current is '5'"):
+    with pytest.raises(
+        Refusal, match=f"inequivalent arg '{NAME}' .* received '6' but current is '5'"
+    ):
         checks.check_same_queue(queue, True, False, "", False, {NAME: 6})
 
 
@@ -116,7 +118,9 @@ def test_an_added_argument_is_merged_with_policies(added: Table) -> None:
     assert policies.queue_arguments({NAME: 8}, {KEY: 5}) == {NAME: 5}
 
 
-def test_an_added_argument_without_effect_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_added_argument_without_effect_is_said_to_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     idle = NEW._replace(no_effect="nothing is held")
     monkeypatch.setattr(arguments, "TABLE", with_row(idle))
     [said] = sentences([QueueDeclare("/", "q", True, False, False, {NAME: 5})])
@@ -125,14 +129,19 @@ def test_an_added_argument_without_effect_is_said_to_have_none(monkeypatch: pyte
 
 def test_an_added_argument_is_in_all_files_that_are_made_of_the_table(added: Table) -> None:
     made = files(added)
-    assert f"`{NAME}` | classic, quorum | `{KEY}`, operator | lower | {NEW.summary}" in made[DOCUMENT]
+    assert (
+        f"`{NAME}` | classic, quorum | `{KEY}`, operator | lower | {NEW.summary}" in made[DOCUMENT]
+    )
     assert f'"{NAME}": "{NEW.summary}",' in made[SHARDCTL] and f'"{KEY}",' in made[SHARDCTL]
     assert f'"{NAME}"' in made[PAGE] and f'"{KEY}"' in made[PAGE]
 
 
 async def test_an_added_argument_is_known_over_http(added: Table, api: Api) -> None:
     status, said = await api.call("PUT", "/api/queues/%2F/q", {"arguments": {NAME: -1}})
-    assert (status, said["reason"]) == (400, f"invalid arg '{NAME}' for {THING}: {{value_negative,-1}}")
+    assert (status, said["reason"]) == (
+        400,
+        f"invalid arg '{NAME}' for {THING}: {{value_negative,-1}}",
+    )
     assert (await api.call("PUT", "/api/queues/%2F/q", {"arguments": {NAME: 9}}))[0] == 201
     policy = {"pattern": "^q$", "definition": {KEY: 5}}
     assert (await api.call("PUT", "/api/policies/%2F/p", policy))[0] == 201
@@ -162,7 +171,9 @@ def sample(name: str) -> tuple[Any, Any]:
     return SAMPLES.get(name, (5, 7))
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE.queue.values() if row.limit], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in TABLE.queue.values() if row.limit], ids=lambda row: row.name
+)
 def test_an_argument_ends_in_its_field_of_the_limits(row: Argument) -> None:
     rows = [each for each in TABLE.queue.values() if each.limit]
     usual = {each.name: sample(each.name)[0] for each in rows}
@@ -171,7 +182,9 @@ def test_an_argument_ends_in_its_field_of_the_limits(row: Argument) -> None:
     assert changed == {row.limit}
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE.queue.values() if row.retention], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in TABLE.queue.values() if row.retention], ids=lambda row: row.name
+)
 def test_an_argument_of_streams_ends_in_its_field_of_the_retention(row: Argument) -> None:
     rows = [each for each in TABLE.queue.values() if each.retention]
     usual = {each.name: sample(each.name)[0] for each in rows}
@@ -193,10 +206,19 @@ def test_a_shard_acts_on_each_limit(field: str) -> None:
 
 
 def test_the_steps_that_the_readme_names_for_a_new_rule_are_there() -> None:
-    section = (ROOT / "broker/README.md").read_text().partition("### A queue argument")[2].partition("\n### ")[0]
+    section = (
+        (ROOT / "broker/README.md")
+        .read_text()
+        .partition("### A queue argument")[2]
+        .partition("\n### ")[0]
+    )
     named = re.findall(r"`(Backlog|Queue)\.(\w+)`", section)
     assert len(named) >= 7
-    assert [name for name in named if not hasattr({"Backlog": Backlog, "Queue": Queue}[name[0]], name[1])] == []
+    assert [
+        name
+        for name in named
+        if not hasattr({"Backlog": Backlog, "Queue": Queue}[name[0]], name[1])
+    ] == []
 
 
 def test_no_name_has_two_rows() -> None:
@@ -219,4 +241,6 @@ def test_shardctl_names_the_policy_keys_that_act() -> None:
 def test_every_key_of_policies_is_described() -> None:
     routes = (route for resource in RESOURCES for route in resource.ROUTES)
     schemas = openapi.document(routes, "1")["components"]["schemas"]
-    assert schemas["PolicyBody"]["properties"]["definition"]["properties"].keys() == TABLE.keys.keys()
+    assert (
+        schemas["PolicyBody"]["properties"]["definition"]["properties"].keys() == TABLE.keys.keys()
+    )

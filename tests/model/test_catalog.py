@@ -66,7 +66,10 @@ def test_indexes_agree_with_what_exists(history: list[AnyChange]) -> None:
     queues = [queue for vhost in catalog.vhosts.values() for queue in vhost.queues.values()]
     assert all(catalog.queue(queue.vhost, queue.name) is queue for queue in queues)
     assert {queue.id for queue in catalog.index.all()} == {queue.id for queue in queues}
-    assert all(catalog.index.count_on(shard) == sum(queue.shard == shard for queue in queues) for shard in range(4))
+    assert all(
+        catalog.index.count_on(shard) == sum(queue.shard == shard for queue in queues)
+        for shard in range(4)
+    )
     for vhost in catalog.vhosts.values():
         for binding in vhost.bindings():
             assert binding.source in vhost.exchanges
@@ -80,7 +83,10 @@ def test_a_vhost_comes_with_its_predeclared_exchanges() -> None:
 
 
 def test_bindings_with_other_arguments_are_others_and_order_does_not_count() -> None:
-    bind = [BindingPut("/", "amq.direct", "queue", "q", "k", args) for args in ({}, {"a": 1, "b": 2}, {"b": 2, "a": 1})]
+    bind = [
+        BindingPut("/", "amq.direct", "queue", "q", "k", args)
+        for args in ({}, {"a": 1, "b": 2}, {"b": 2, "a": 1})
+    ]
     catalog = catalog_of(VhostPut("/"), QueuePut("/", "q", 1, 0), *bind)
     assert len(list(catalog.vhosts["/"].bindings())) == 2
     catalog.apply(BindingDelete("/", "amq.direct", "queue", "q", "k", {"b": 2, "a": 1}))

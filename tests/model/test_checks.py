@@ -25,31 +25,55 @@ def refusal(check: Callable[..., None], *args: Any) -> tuple[int, str]:
     ("arguments", "wrong"),
     [
         ({"x-message-ttl": -1}, "'x-message-ttl' for queue 'q' in vhost '/': {value_negative,-1}"),
-        ({"x-message-ttl": "1"}, "'x-message-ttl' for queue 'q' in vhost '/': \"expected integer, got longstr\""),
-        ({"x-message-ttl": 1 << 39}, f"'x-message-ttl' for queue 'q' in vhost '/': {{value_too_large,{1 << 39}}}"),
-        ({"x-message-ttl": True}, "'x-message-ttl' for queue 'q' in vhost '/': \"expected integer, got bool\""),
+        (
+            {"x-message-ttl": "1"},
+            "'x-message-ttl' for queue 'q' in vhost '/': \"expected integer, got longstr\"",
+        ),
+        (
+            {"x-message-ttl": 1 << 39},
+            f"'x-message-ttl' for queue 'q' in vhost '/': {{value_too_large,{1 << 39}}}",
+        ),
+        (
+            {"x-message-ttl": True},
+            "'x-message-ttl' for queue 'q' in vhost '/': \"expected integer, got bool\"",
+        ),
         ({"x-expires": 0}, "'x-expires' for queue 'q' in vhost '/': {value_zero,0}"),
         ({"x-max-length": -5}, "'x-max-length' for queue 'q' in vhost '/': {value_negative,-5}"),
-        ({"x-max-priority": 256}, "'x-max-priority' for queue 'q' in vhost '/': {max_value_exceeded,256}"),
+        (
+            {"x-max-priority": 256},
+            "'x-max-priority' for queue 'q' in vhost '/': {max_value_exceeded,256}",
+        ),
         ({"x-overflow": "no"}, "'x-overflow' for queue 'q' in vhost '/': invalid_overflow"),
         (
             {"x-dead-letter-routing-key": "k"},
-            "'x-dead-letter-routing-key' for queue 'q' in vhost '/': routing_key_but_no_dlx_defined",
+            "'x-dead-letter-routing-key' for queue 'q' in vhost '/': "
+            "routing_key_but_no_dlx_defined",
         ),
-        ({"x-queue-type": "no"}, "'x-queue-type' for queue 'q' in vhost '/': \"unsupported queue type 'no'\""),
+        (
+            {"x-queue-type": "no"},
+            "'x-queue-type' for queue 'q' in vhost '/': \"unsupported queue type 'no'\"",
+        ),
         (
             {"x-single-active-consumer": "true"},
             "'x-single-active-consumer' for queue 'q' in vhost '/': {unacceptable_type,longstr}",
         ),
     ],
 )
-def test_bad_queue_arguments_are_refused_in_rabbitmqs_words(arguments: dict[str, Any], wrong: str) -> None:
-    assert refusal(checks.check_queue_arguments, "/", "q", arguments) == (406, f"invalid arg {wrong}")
+def test_bad_queue_arguments_are_refused_in_rabbitmqs_words(
+    arguments: dict[str, Any], wrong: str
+) -> None:
+    assert refusal(checks.check_queue_arguments, "/", "q", arguments) == (
+        406,
+        f"invalid arg {wrong}",
+    )
 
 
 def test_a_dead_letter_exchange_has_a_name() -> None:
     text = "invalid type 'signedint' for arg 'x-dead-letter-exchange' in queue 'q' in vhost '/'"
-    assert refusal(checks.check_queue_arguments, "/", "q", {"x-dead-letter-exchange": 5}) == (406, text)
+    assert refusal(checks.check_queue_arguments, "/", "q", {"x-dead-letter-exchange": 5}) == (
+        406,
+        text,
+    )
 
 
 @pytest.mark.parametrize("key", ["x-message-ttl", "x-expires"])
@@ -58,25 +82,46 @@ def test_ten_years_are_a_time(key: str) -> None:
 
 
 def test_good_and_unknown_queue_arguments_are_taken() -> None:
-    known = {"x-message-ttl": 0, "x-expires": 1, "x-max-length": 0, "x-max-priority": 255, "x-queue-mode": "lazy"}
+    known = {
+        "x-message-ttl": 0,
+        "x-expires": 1,
+        "x-max-length": 0,
+        "x-max-priority": 255,
+        "x-queue-mode": "lazy",
+    }
     checks.check_queue_arguments(
-        "/", "q", {**known, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k", "my": []}
+        "/",
+        "q",
+        {**known, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "k", "my": []},
     )
 
 
 @pytest.mark.parametrize(
     ("current", "received", "words"),
     [
-        ({}, {"x-message-ttl": 10}, "received the value '10' of type 'signedint' but current is none"),
-        ({"x-message-ttl": 10}, {}, "received none but current is the value '10' of type 'signedint'"),
+        (
+            {},
+            {"x-message-ttl": 10},
+            "received the value '10' of type 'signedint' but current is none",
+        ),
+        (
+            {"x-message-ttl": 10},
+            {},
+            "received none but current is the value '10' of type 'signedint'",
+        ),
         ({"x-message-ttl": 10}, {"x-message-ttl": 20}, "received '20' but current is '10'"),
         ({"x-message-ttl": 10}, {"x-message-ttl": 10.0}, "received '10.0' but current is '10'"),
     ],
 )
-def test_other_arguments_of_a_queue_are_named(current: dict[str, Any], received: dict[str, Any], words: str) -> None:
+def test_other_arguments_of_a_queue_are_named(
+    current: dict[str, Any], received: dict[str, Any], words: str
+) -> None:
     queue = QueuePut("/", "q", 1, 0, arguments=current)
     code, text = refusal(checks.check_same_queue, queue, True, False, "", False, received)
-    assert (code, text) == (406, f"inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': {words}")
+    assert (code, text) == (
+        406,
+        f"inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': {words}",
+    )
 
 
 def test_the_classic_type_and_unknown_arguments_make_no_difference_to_a_queue() -> None:
@@ -92,19 +137,28 @@ def test_what_makes_another_exchange_of_it_is_named() -> None:
     checks.check_same_exchange(current, "topic", True, False, False, {})
     assert refusal(checks.check_same_exchange, current, "topic", False, False, False, {}) == (
         406,
-        "inequivalent arg 'durable' for exchange 'e' in vhost '/': received 'false' but current is 'true'",
+        "inequivalent arg 'durable' for exchange 'e' in vhost '/': received 'false' but current is "
+        "'true'",
     )
-    assert refusal(checks.check_same_exchange, current, "fanout", True, False, False, {})[1].endswith(
-        "received 'fanout' but current is 'topic'"
-    )
-    assert refusal(checks.check_same_exchange, current, "topic", True, False, False, {"alternate-exchange": "x"})[
+    assert refusal(checks.check_same_exchange, current, "fanout", True, False, False, {})[
         1
-    ].endswith("received the value 'x' of type 'longstr' but current is none")
+    ].endswith("received 'fanout' but current is 'topic'")
+    assert refusal(
+        checks.check_same_exchange,
+        current,
+        "topic",
+        True,
+        False,
+        False,
+        {"alternate-exchange": "x"},
+    )[1].endswith("received the value 'x' of type 'longstr' but current is none")
 
 
 @pytest.mark.row("B1.19")
 def test_arguments_that_mean_nothing_make_no_other_exchange() -> None:
-    checks.check_same_exchange(ExchangePut("/", "e", "topic"), "topic", True, False, False, {"colour": "red"})
+    checks.check_same_exchange(
+        ExchangePut("/", "e", "topic"), "topic", True, False, False, {"colour": "red"}
+    )
 
 
 def test_reserved_names_unknown_types_and_the_default_exchange_are_refused() -> None:
@@ -112,12 +166,18 @@ def test_reserved_names_unknown_types_and_the_default_exchange_are_refused() -> 
         403,
         "exchange name 'amq.x' contains reserved prefix 'amq.*'",
     )
-    assert refusal(checks.check_new_exchange, "/", "e", "x", {}) == (503, "unknown exchange type 'x'")
+    assert refusal(checks.check_new_exchange, "/", "e", "x", {}) == (
+        503,
+        "unknown exchange type 'x'",
+    )
     assert refusal(checks.check_new_exchange, "/", "e", "topic", {"alternate-exchange": 1}) == (
         406,
         "invalid type 'signedint' for arg 'alternate-exchange' in exchange 'e' in vhost '/'",
     )
-    assert refusal(checks.check_not_default, "") == (403, "operation not permitted on the default exchange")
+    assert refusal(checks.check_not_default, "") == (
+        403,
+        "operation not permitted on the default exchange",
+    )
 
 
 def test_only_known_x_match_values_bind_to_a_headers_exchange() -> None:

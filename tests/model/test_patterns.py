@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from shardmq.broker.model import patterns
 from shardmq.broker.model.patterns import BadPattern, compiled
 
-ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\w", r"\.", r"\d", "^", "$", "", "(?i:A)", r"\n"])
+ATOMS = st.sampled_from(
+    ["a", "b", ".", "[ab]", "[^a]", r"\w", r"\.", r"\d", "^", "$", "", "(?i:A)", r"\n"]
+)
 EXPRESSIONS = st.recursive(
     ATOMS,
     lambda inner: st.one_of(
@@ -54,7 +56,18 @@ def test_none_takes_for_ever(text: str, name: str, matches: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [r"^(?!amq\.).*", r"^amq\.", ".*", "^(orders|bills)$", r"(?i)^x.*\d$", "", r"(a)\1", r"\bx\b", "^a{200}$"]
+    "text",
+    [
+        r"^(?!amq\.).*",
+        r"^amq\.",
+        ".*",
+        "^(orders|bills)$",
+        r"(?i)^x.*\d$",
+        "",
+        r"(a)\1",
+        r"\bx\b",
+        "^a{200}$",
+    ],
 )
 def test_what_cannot_take_long_is_left_to_python(text: str) -> None:
     assert isinstance(compiled(text), re.Pattern)

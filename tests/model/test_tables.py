@@ -14,14 +14,19 @@ from shardmq.broker.amqp.methods import decode_table, encode_table
 from shardmq.broker.model import tables
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-(1 << 63), (1 << 64) - 1), st.floats(allow_nan=False),
-    st.text(max_size=20), st.binary(max_size=20),
+    st.none(), st.booleans(), st.integers(), st.integers(-(1 << 63), (1 << 64) - 1),
+    st.floats(allow_nan=False), st.text(max_size=20), st.binary(max_size=20),
 )  # fmt: skip
 KEYS = (
-    st.text(max_size=20) | st.integers(0, 300).map(lambda size: "k" * size) | st.integers(0, 90).map("\u20ac".__mul__)
+    st.text(max_size=20)
+    | st.integers(0, 300).map(lambda size: "k" * size)
+    | st.integers(0, 90).map("\u20ac".__mul__)
 )
 TABLES = st.dictionaries(
-    KEYS, st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
+    KEYS,
+    st.recursive(
+        SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8
+    ),
 )
 
 

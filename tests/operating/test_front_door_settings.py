@@ -8,7 +8,13 @@ import pytest
 
 from shardmq.broker.shared.config import BrokerConfig, ConfigError, read_config
 
-LEAST: dict[str, Any] = {"runtime_dir": "/run/shardmq", "door": 0, "shards": 2, "listen_fds": [3], "boot": "b1"}
+LEAST: dict[str, Any] = {
+    "runtime_dir": "/run/shardmq",
+    "door": 0,
+    "shards": 2,
+    "listen_fds": [3],
+    "boot": "b1",
+}
 
 
 def read(**changes: Any) -> BrokerConfig:
@@ -18,7 +24,11 @@ def read(**changes: Any) -> BrokerConfig:
 def test_what_is_not_given_has_its_documented_default() -> None:
     config = read()
     assert (config.heartbeat_s, config.frame_bytes_max, config.channels_max) == (60, 131072, 2047)
-    assert (config.message_bytes_max, config.handshake_timeout_s, config.tick_us) == (134217728, 10, 300)
+    assert (config.message_bytes_max, config.handshake_timeout_s, config.tick_us) == (
+        134217728,
+        10,
+        300,
+    )
     assert config.loopback_users == {"guest"}
 
 

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.broker
 BALANCED = b"PROXY TCP4 192.0.2.7 192.0.2.1 7777 5672\r\n"
 USERS = {"users": [{"name": "late", "password": "secret", "tags": "monitoring"}],
          "vhosts": [{"name": "/"}],
-         "permissions": [{"user": "late", "vhost": "/", "configure": "", "write": "", "read": ""}]}  # fmt: skip
+         "permissions": [{"user": "late", "vhost": "/", "configure": "", "write": "",
+                          "read": ""}]}  # fmt: skip
 
 
 class Operated(RealBroker):
@@ -41,12 +42,23 @@ class Operated(RealBroker):
         self.process.send_signal(signal.SIGHUP)
 
     def says(self, text: str, times: int = 1) -> None:
-        wait_until(lambda: self.log_path.read_text().count(text) >= times, f"the log to say {text!r}")
+        wait_until(
+            lambda: self.log_path.read_text().count(text) >= times, f"the log to say {text!r}"
+        )
 
     def ctl(self, *arguments: str, status: int = 0) -> str:
         """shardctl on the broker's host: no password."""
-        command = [sys.executable, "-m", "shardmq.supervisor.cli.app", *arguments, "--data-dir", str(self.data_dir)]
-        ended = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=120, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "shardmq.supervisor.cli.app",
+            *arguments,
+            "--data-dir",
+            str(self.data_dir),
+        ]
+        ended = subprocess.run(
+            command, cwd=SOURCE, capture_output=True, text=True, timeout=120, check=False
+        )
         assert ended.returncode == status, ended.stderr
         return ended.stdout + ended.stderr
 
@@ -58,7 +70,9 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
     started.stop()
 
 
-def connect(broker: RealBroker, user: str = "guest", password: str = "guest") -> pika.BlockingConnection:
+def connect(
+    broker: RealBroker, user: str = "guest", password: str = "guest"
+) -> pika.BlockingConnection:
     login = pika.PlainCredentials(user, password)
     return pika.BlockingConnection(pika.ConnectionParameters(broker.host, broker.port, "/", login))
 
@@ -69,7 +83,9 @@ def test_a_memory_alarm_blocks_publishers_and_is_in_health_nodes_and_metrics_unt
 ) -> None:
     with connect(operated) as connection:
         blocked: list[str] = []
-        connection.add_on_connection_blocked_callback(lambda _, frame: blocked.append(frame.method.reason))
+        connection.add_on_connection_blocked_callback(
+            lambda _, frame: blocked.append(frame.method.reason)
+        )
         connection.add_on_connection_unblocked_callback(lambda *_: blocked.append("over"))
         channel = connection.channel()
         operated.ctl("set_vm_memory_high_watermark", "absolute", "1MB")
@@ -105,16 +121,26 @@ def test_behind_a_balancer_clients_have_their_own_addresses(operated: Operated) 
         client.send(BALANCED)
         log_in(client, "far", "away")
         client.expect(commands.Connection.Tune)
-        client.send(method(0, commands.Connection.TuneOk(10, 131072, 0)) + method(0, commands.Connection.Open()))
+        client.send(
+            method(0, commands.Connection.TuneOk(10, 131072, 0))
+            + method(0, commands.Connection.Open())
+        )
         client.expect(commands.Connection.OpenOk)
-        wait_until(lambda: "192.0.2.7\t7777" in operated.ctl("list_connections", "peer_host", "peer_port"), "its row")
+        wait_until(
+            lambda: "192.0.2.7\t7777" in operated.ctl("list_connections", "peer_host", "peer_port"),
+            "its row",
+        )
     connect(operated).close()  # without a header: the balancer's own
     with RawClient(operated.port) as client:
         client.send(BALANCED)
         log_in(client, "guest", "guest")
         # guest, and not from this host
         assert client.expect(commands.Connection.Close).reply_code == 403
-    for claim in (b"PROXY TCP4 127.0.0.1 127.0.0.1 7777 5672\r\n", b"PROXY TCP6 ::1 ::1 1 2\r\n", b"PROXY UNKNOWN\r\n"):
+    for claim in (
+        b"PROXY TCP4 127.0.0.1 127.0.0.1 7777 5672\r\n",
+        b"PROXY TCP6 ::1 ::1 1 2\r\n",
+        b"PROXY UNKNOWN\r\n",
+    ):
         with RawClient(operated.port) as client:
             client.send(claim)
             log_in(client, "guest", "guest")
@@ -134,7 +160,9 @@ def takes_header(broker: RealBroker) -> bool:
 
 
 @pytest.mark.row("A1.9")
-def test_a_limit_of_connections_holds_over_all_front_doors_and_can_be_lifted(operated: Operated) -> None:
+def test_a_limit_of_connections_holds_over_all_front_doors_and_can_be_lifted(
+    operated: Operated,
+) -> None:
     operated.set("[front_doors]\nconnections_max = 2")
     operated.says("front_doors.connections_max has changed")
     first, second = connect(operated), connect(operated)
@@ -173,14 +201,25 @@ def test_the_log_level_can_be_set_until_the_next_start(operated: Operated) -> No
     wait_until(lambda: operated.status()["log_level"] == "warning", "the level to be warning")
     assert "one of debug, info" in operated.ctl("set_log_level", "loud", status=64)
     shown = operated.ctl("environment")
-    assert "log_level\twarning" in shown and "shards.count\t2" in shown and "default_pass" not in shown
+    assert (
+        "log_level\twarning" in shown and "shards.count\t2" in shown and "default_pass" not in shown
+    )
     operated.ctl("set_log_level", "info")
     wait_until(lambda: operated.status()["log_level"] == "info", "the level to be info")
 
 
 @pytest.mark.row("H17")
 def test_super_streams_are_made_and_deleted_with_their_streams(operated: Operated) -> None:
-    operated.ctl("add_super_stream", "spread", "--partitions", "2", "--max-age", "P1D", "--max-length-bytes", "1gb")
+    operated.ctl(
+        "add_super_stream",
+        "spread",
+        "--partitions",
+        "2",
+        "--max-age",
+        "P1D",
+        "--max-length-bytes",
+        "1gb",
+    )
     operated.ctl("add_super_stream", "keyed", "--binding-keys", "eu,us")
     assert "exists already" in operated.ctl("add_super_stream", "spread", status=70)
     with connect(operated) as connection:
@@ -191,10 +230,14 @@ def test_super_streams_are_made_and_deleted_with_their_streams(operated: Operate
 
     def listed() -> dict[str, tuple[str, int]]:
         lines = operated.ctl("list_queues", "name", "type", "messages", "-s").splitlines()
-        return {name: (kind, int(count)) for name, kind, count in (line.split("\t") for line in lines)}
+        return {
+            name: (kind, int(count)) for name, kind, count in (line.split("\t") for line in lines)
+        }
 
     # Numbers are up to a second old, and asking for an exchange has asked for them before.
-    wait_until(lambda: sum(count for _, count in listed().values()) == 2, "both messages to be counted")
+    wait_until(
+        lambda: sum(count for _, count in listed().values()) == 2, "both messages to be counted"
+    )
     found = listed()
     parts = [name for name in found if name.startswith("stream: spread - ")]
     assert len(parts) == 2 and sum(found[name][1] for name in parts) == 1
@@ -227,7 +270,8 @@ def test_a_channel_tells_how_much_went_through_it(operated: Operated) -> None:
         found = json.load(asked.getresponse())
         asked.close()
         return [
-            (row["message_stats"]["publish"], row["message_stats"]["deliver_get"], row["messages_uncommitted"],
+            (row["message_stats"]["publish"], row["message_stats"]["deliver_get"],
+             row["messages_uncommitted"],
              row["acks_uncommitted"])
             for row in found
         ]  # fmt: skip
@@ -258,11 +302,18 @@ def log_in(client: RawClient, user: str, password: str) -> None:
     client.send(HEADER)
     client.expect(commands.Connection.Start)
     properties = {"capabilities": {"authentication_failure_close": True}}
-    client.send(method(0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")))
+    client.send(
+        method(
+            0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")
+        )
+    )
 
 
 def wait(connection: pika.BlockingConnection, done: Callable[[], bool]) -> None:
-    wait_until(lambda: connection.process_data_events(0.05) is not None or done(), "the client to hear of it")
+    wait_until(
+        lambda: connection.process_data_events(0.05) is not None or done(),
+        "the client to hear of it",
+    )
 
 
 def metric(broker: RealBroker, name: str) -> float:
@@ -283,7 +334,9 @@ def metric(broker: RealBroker, name: str) -> float:
         ("-y", "0"),
     ],
 )
-def test_a_load_goes_through_and_leaves_nothing_behind(operated: Operated, more: tuple[str, ...]) -> None:
+def test_a_load_goes_through_and_leaves_nothing_behind(
+    operated: Operated, more: tuple[str, ...]
+) -> None:
     (row,) = json.loads(operated.ctl("perf", "--time", "0.3", "--formatter", "json", *more))
     assert row["published/s"] > 0 and row["refused"] == 0
     if "-y" not in more or "0" not in more:
@@ -294,8 +347,12 @@ def test_a_load_goes_through_and_leaves_nothing_behind(operated: Operated, more:
 
 
 @pytest.mark.row("H20")
-@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled")
-def test_the_scenarios_of_bench_run_on_a_broker_that_runs(operated: Operated, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled"
+)
+def test_the_scenarios_of_bench_run_on_a_broker_that_runs(
+    operated: Operated, tmp_path: Path
+) -> None:
     result = tmp_path / "result.json"
     table = operated.ctl("perf", "--scenarios", "latency", "--quick", "--output", str(result))
     (run,) = json.loads(result.read_text())["scenarios"]["latency-1k"]["shardmq"]["runs"]
@@ -304,14 +361,25 @@ def test_the_scenarios_of_bench_run_on_a_broker_that_runs(operated: Operated, tm
     assert result.with_suffix(".md").exists()
 
 
-@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled")
+@pytest.mark.skipif(
+    not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled"
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("words", "queue"), [([], "shardctl-perf"), (["--scenarios", "small"], "bench-0")])
+@pytest.mark.parametrize(
+    ("words", "queue"), [([], "shardctl-perf"), (["--scenarios", "small"], "bench-0")]
+)
 def test_a_load_that_is_interrupted_takes_its_queues_away(
     operated: Operated, tmp_path: Path, words: list[str], queue: str, number: int
 ) -> None:
     words = ["perf", "--time", "60", "--output", str(tmp_path / "result.json"), *words]
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", *words, "--data-dir", str(operated.data_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "shardmq.supervisor.cli.app",
+        *words,
+        "--data-dir",
+        str(operated.data_dir),
+    ]
     load = subprocess.Popen(
         command,
         cwd=SOURCE,
@@ -333,7 +401,9 @@ def test_a_load_that_is_interrupted_takes_its_queues_away(
 
 @pytest.mark.row("H20")
 def test_a_load_with_a_wrong_password_says_so(operated: Operated) -> None:
-    said = operated.ctl("perf", "--uri", f"amqp://guest:wrong@{operated.host}:{operated.port}", status=1)
+    said = operated.ctl(
+        "perf", "--uri", f"amqp://guest:wrong@{operated.host}:{operated.port}", status=1
+    )
     assert "ACCESS_REFUSED" in said
 
 

@@ -63,7 +63,9 @@ def test_what_is_published_and_delivered_is_copied(api: Api, channel: Channel, v
     channel.confirm_delivery()
     channel.basic_publish("amq.topic", "a.b", b"not copied")
     trace(api, vhost, True)
-    props = pika.BasicProperties(headers={"CC": ["a.c"], "n": 1}, content_type="text/plain", delivery_mode=2)
+    props = pika.BasicProperties(
+        headers={"CC": ["a.c"], "n": 1}, content_type="text/plain", delivery_mode=2
+    )
     props.timestamp = int(WHEN.timestamp())
     channel.basic_publish("amq.topic", "a.b", b"one", props)
     channel.basic_publish("", "work", b"two")
@@ -83,7 +85,11 @@ def test_what_is_published_and_delivered_is_copied(api: Api, channel: Channel, v
     assert said["connection"] in [row["name"] for row in api("/api/connections")]
     properties = said["properties"]
     assert properties.pop("timestamp").replace(tzinfo=datetime.UTC) == WHEN
-    assert properties == {"content_type": "text/plain", "delivery_mode": 2, "headers": {"CC": ["a.c"], "n": 1}}
+    assert properties == {
+        "content_type": "text/plain",
+        "delivery_mode": 2,
+        "headers": {"CC": ["a.c"], "n": 1},
+    }
     delivered = copies(channel, "delivered", 3)
     assert [(key, said["redelivered"], body) for key, said, body in delivered] == [
         ("deliver.work", 0, b"not copied"),
@@ -96,7 +102,9 @@ def test_what_is_published_and_delivered_is_copied(api: Api, channel: Channel, v
 
 
 @pytest.mark.row("I19", "N22")
-def test_confirms_transactions_and_consumers_go_on_while_traced(api: Api, channel: Channel, vhost: str) -> None:
+def test_confirms_transactions_and_consumers_go_on_while_traced(
+    api: Api, channel: Channel, vhost: str
+) -> None:
     channel.queue_declare("all")
     channel.queue_bind("all", "amq.rabbitmq.trace", "#")
     channel.queue_declare("work")
@@ -125,7 +133,9 @@ def test_confirms_transactions_and_consumers_go_on_while_traced(api: Api, channe
 
 
 @pytest.mark.row("N22")
-def test_headers_that_are_none_do_not_stop_it(broker: RealBroker, api: Api, channel: Channel, vhost: str) -> None:
+def test_headers_that_are_none_do_not_stop_it(
+    broker: RealBroker, api: Api, channel: Channel, vhost: str
+) -> None:
     """A plain publish is stored without a look into its headers.
 
     Tracing reads them, and passes over those that it cannot read.
@@ -136,7 +146,9 @@ def test_headers_that_are_none_do_not_stop_it(broker: RealBroker, api: Api, chan
     broken = b"\x20\x00" + (4).to_bytes(4, "big") + b"\x01aZ?"  # a table whose value is of no type
     with RawClient(broker.port) as client:
         client.shake_hands(vhost=vhost)
-        client.send(method(1, Basic.Publish(routing_key="work")) + content_header(1, 1, props=broken))
+        client.send(
+            method(1, Basic.Publish(routing_key="work")) + content_header(1, 1, props=broken)
+        )
         client.send(raw_frame(3, 1, b"x"))
         client.ask(1, Queue.Declare(queue="work", passive=True), Queue.DeclareOk)
         trace(api, vhost, True)
@@ -149,7 +161,9 @@ def test_headers_that_are_none_do_not_stop_it(broker: RealBroker, api: Api, chan
 def cluster_names(broker: RealBroker, api: Api) -> dict[str, str]:
     """Return the name of the cluster from each place that shows it."""
     with urllib.request.urlopen(f"http://{broker.metrics}/metrics", timeout=60) as answer:
-        in_metrics = re.findall(r'rabbitmq_identity_info{.*rabbitmq_cluster="([^"]*)"', answer.read().decode())
+        in_metrics = re.findall(
+            r'rabbitmq_identity_info{.*rabbitmq_cluster="([^"]*)"', answer.read().decode()
+        )
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         in_start = connection._impl.server_properties["cluster_name"]
         channel = connection.channel()
@@ -168,7 +182,9 @@ def cluster_names(broker: RealBroker, api: Api) -> dict[str, str]:
     }
 
 
-def test_the_cluster_has_one_name_everywhere_and_connections_hear_the_new_one(broker: RealBroker, api: Api) -> None:
+def test_the_cluster_has_one_name_everywhere_and_connections_hear_the_new_one(
+    broker: RealBroker, api: Api
+) -> None:
     default = f"shardmq@{socket.gethostname()}"
     api("/api/cluster-name", method="PUT", body={"name": "orders"})
     try:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from shardmq.broker.model import policies
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, ExchangePut, ParameterDelete, ParameterPut, QueuePut, VhostPut
+from shardmq.broker.model.changes import (
+    AnyChange,
+    ExchangePut,
+    ParameterDelete,
+    ParameterPut,
+    QueuePut,
+    VhostPut,
+)
 from shardmq.broker.model.policies import Policies
 from shardmq.broker.routing import route
 from tests.support.catalogs import rebuilt
@@ -21,9 +28,13 @@ NUMBERS = ("max-length", "max-length-bytes", "message-ttl", "expires", "consumer
 WORDS = ("overflow", "dead-letter-exchange", "dead-letter-routing-key", "queue-mode")
 
 
-def put(name: str, definition: dict[str, Any], component: str = "policy", **more: Any) -> ParameterPut:
+def put(
+    name: str, definition: dict[str, Any], component: str = "policy", **more: Any
+) -> ParameterPut:
     value = {"pattern": ".*", "definition": definition, "priority": 0, "apply-to": "all"} | more
-    return ParameterPut("/", component, name, {key.replace("_", "-"): item for key, item in value.items()})
+    return ParameterPut(
+        "/", component, name, {key.replace("_", "-"): item for key, item in value.items()}
+    )
 
 
 def catalog_of(*changes: AnyChange) -> Catalog:
@@ -45,7 +56,9 @@ def values() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={**numbers, **words})
 
 
-def naive(arguments: dict[str, Any], policy: dict[str, Any], operator: dict[str, Any]) -> dict[str, Any]:
+def naive(
+    arguments: dict[str, Any], policy: dict[str, Any], operator: dict[str, Any]
+) -> dict[str, Any]:
     """Merge by RabbitMQ's rules, one key at a time.
 
     The operator policy goes over the policy, the arguments go over both.
@@ -105,15 +118,30 @@ CHOICES: list[tuple[str, str, list[ParameterPut], str | None]] = [
         "b",
     ),
     ("C3.6", "ties by name", [put("b", {"max-length": 1}), put("a", {"max-length": 2})], "a"),
-    ("C3.6", "pattern", [put("a", {"max-length": 1}, pattern="^x", priority=9), put("b", {"max-length": 2})], "b"),
+    (
+        "C3.6",
+        "pattern",
+        [put("a", {"max-length": 1}, pattern="^x", priority=9), put("b", {"max-length": 2})],
+        "b",
+    ),
     ("J1", "unanchored pattern", [put("a", {"max-length": 1}, pattern="rder")], "a"),
     ("C3.6", "exchanges", [put("a", {"max-length": 1}, apply_to="exchanges")], None),
     ("C3.6", "queues", [put("a", {"max-length": 1}, apply_to="queues")], "a"),
     ("C3.6", "classic_queues", [put("a", {"max-length": 1}, apply_to="classic_queues")], "a"),
     ("C3.6", "quorum_queues", [put("a", {"max-length": 1}, apply_to="quorum_queues")], None),
     ("C3.6", "streams", [put("a", {"max-length": 1}, apply_to="streams")], None),
-    ("C3.6", "other vhost", [ParameterPut("v", "policy", "a", put("a", {"max-length": 1}).value)], None),
-    ("C3.6", "streams' keys", [put("a", {"max-age": "1D"}, priority=9), put("b", {"max-length": 1})], "b"),
+    (
+        "C3.6",
+        "other vhost",
+        [ParameterPut("v", "policy", "a", put("a", {"max-length": 1}).value)],
+        None,
+    ),
+    (
+        "C3.6",
+        "streams' keys",
+        [put("a", {"max-age": "1D"}, priority=9), put("b", {"max-length": 1})],
+        "b",
+    ),
     ("C3.6", "operator alone", [put("a", {"max-length": 1}, "operator_policy")], None),
 ]
 
@@ -173,7 +201,8 @@ def test_an_alternate_that_was_declared_wins() -> None:
     [
         None, [], "x", {}, {"pattern": "a"}, {"pattern": "(", "definition": {"max-length": 1}},
         {"pattern": 3, "definition": {}}, {"pattern": "a", "definition": []},
-        {"pattern": "a", "definition": {}, "priority": "1"}, {"pattern": "a", "definition": {}, "apply-to": "x"},
+        {"pattern": "a", "definition": {}, "priority": "1"},
+        {"pattern": "a", "definition": {}, "apply-to": "x"},
     ],
 )  # fmt: skip
 def test_what_is_no_policy_applies_to_nothing(value: Any) -> None:

@@ -30,13 +30,15 @@ def failed(text: str) -> str:
 
 DEFINITIONS: list[tuple[str, str, dict[str, Any], str]] = [
     ("C3.1", "unknown", {"x": 1}, '[{<<"x">>,1}] are not recognised policy settings'),
-    ("C3.1", "unknown beside known", {"x": 1, "max-length": 3}, '[{<<"x">>,1}] are not recognised policy settings'),
+    ("C3.1", "unknown beside known", {"x": 1, "max-length": 3},
+     '[{<<"x">>,1}] are not recognised policy settings'),
     ("C3.1", "no key", {}, "no policy provided"),
     ("C3.1", "max-length", {"max-length": -1}, "-1 is not a valid maximum length"),
     ("C3.1", "max-length text", {"max-length": "a"}, '<<"a">> is not a valid maximum length'),
     ("C3.1", "max-length float", {"max-length": 3.5}, "3.5 is not a valid maximum length"),
     ("C3.1", "max-length bool", {"max-length": True}, "true is not a valid maximum length"),
-    ("C3.1", "max-length-bytes", {"max-length-bytes": -1}, "-1 is not a valid maximum length in bytes"),
+    ("C3.1", "max-length-bytes", {"max-length-bytes": -1},
+     "-1 is not a valid maximum length in bytes"),
     ("C3.1", "message-ttl", {"message-ttl": -1}, "-1 is not a valid message TTL"),
     ("C3.1", "expires", {"expires": 0}, "0 is not a valid queue expiry"),
     ("C3.1", "overflow", {"overflow": "zzz"}, '<<"zzz">> is not a valid overflow value'),
@@ -45,34 +47,48 @@ DEFINITIONS: list[tuple[str, str, dict[str, Any], str]] = [
     ("C3.1", "delivery-limit", {"delivery-limit": -2}, "-2 is not a valid delivery limit"),
     ("C3.1", "max-age", {"max-age": "1W"}, '<<"1W">> is not a valid max age'),
     ("C3.1", "alternate", {"alternate-exchange": 4}, "4 is not a valid alternate exchange name"),
-    ("C3.2", "strategy", {"dead-letter-strategy": "q"}, '<<"q">> is not a valid dead letter strategy'),
+    ("C3.2", "strategy", {"dead-letter-strategy": "q"},
+     '<<"q">> is not a valid dead letter strategy'),
     ("C3.2", "retry", {"delayed-retry-type": "q"}, '<<"q">> is not a valid delayed retry type'),
     ("C3.2", "retry time", {"delayed-retry-min": 0}, "0 is not a valid delayed retry time"),
     ("C3.2", "queue-mode", {"queue-mode": "q"}, '<<"q">> is not a valid queue-mode value'),
     ("C3.2", "queue-version", {"queue-version": 3}, "3 is not a valid queue-version value"),
     ("C3.2", "segment", {"stream-max-segment-size-bytes": -1}, "-1 is not a valid segment size"),
-    ("C3.2", "in memory", {"max-in-memory-length": -1}, "-1 is not a valid maximum memory in bytes"),
-    ("C3.2", "leader", {"queue-leader-locator": "zz"}, '<<"zz">> is not a valid queue leader locator value'),
+    ("C3.2", "in memory", {"max-in-memory-length": -1},
+     "-1 is not a valid maximum memory in bytes"),
+    ("C3.2", "leader", {"queue-leader-locator": "zz"},
+     '<<"zz">> is not a valid queue leader locator value'),
     ("E2.2", "only the key", {"routing-key": "1"}, "shards-per-node must be specified"),
-    ("E2.2", "no number", {"shards-per-node": "two"}, 'shards-per-node should be a number, actually was <<"two">>'),
-    ("E2.2", "bool", {"shards-per-node": True}, "shards-per-node should be a number, actually was true"),
-    ("E2.2", "null", {"shards-per-node": None}, "shards-per-node should be a number, actually was null"),
-    ("E2.2", "negative", {"shards-per-node": -1}, "shards-per-node should be greater than 0, actually was -1"),
-    ("E2.2", "zero", {"shards-per-node": 0}, "shards-per-node should be greater than 0, actually was 0"),
-    ("E2.2", "fraction", {"shards-per-node": 1.5}, "shards-per-node should be a whole number, actually was 1.5"),
-    ("E2.2", "absurd", {"shards-per-node": 10**6}, "shards-per-node should not exceed 1024, actually was 1000000"),
-    ("E2.2", "key", {"shards-per-node": 1, "routing-key": 5}, "routing-key should be binary, actually was 5"),
+    ("E2.2", "no number", {"shards-per-node": "two"},
+     'shards-per-node should be a number, actually was <<"two">>'),
+    ("E2.2", "bool", {"shards-per-node": True},
+     "shards-per-node should be a number, actually was true"),
+    ("E2.2", "null", {"shards-per-node": None},
+     "shards-per-node should be a number, actually was null"),
+    ("E2.2", "negative", {"shards-per-node": -1},
+     "shards-per-node should be greater than 0, actually was -1"),
+    ("E2.2", "zero", {"shards-per-node": 0},
+     "shards-per-node should be greater than 0, actually was 0"),
+    ("E2.2", "fraction", {"shards-per-node": 1.5},
+     "shards-per-node should be a whole number, actually was 1.5"),
+    ("E2.2", "absurd", {"shards-per-node": 10**6},
+     "shards-per-node should not exceed 1024, actually was 1000000"),
+    ("E2.2", "key", {"shards-per-node": 1, "routing-key": 5},
+     "routing-key should be binary, actually was 5"),
     ("E2.2", "both", {"shards-per-node": 1, "stream-definition": "d"},
      "shards-per-node and stream-definition are mutually exclusive"),
     ("E1.2", "no name", {"stream-definition": 3}, "3 is not a valid stream definition name"),
     ("E2.15", "no choice", {"shards-per-node": 1, "shards-when-gone": "x"},
      '<<"x">> is none of drain, merge, keep, delete'),
-    ("C3.2", "argument only", {"max-priority": 3}, '[{<<"max-priority">>,3}] are not recognised policy settings'),
+    ("C3.2", "argument only", {"max-priority": 3},
+     '[{<<"max-priority">>,3}] are not recognised policy settings'),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("definition", "text"), [proving(*case) for case in DEFINITIONS])
-def test_a_definition_that_is_none_is_refused_in_rabbitmqs_words(definition: dict[str, Any], text: str) -> None:
+def test_a_definition_that_is_none_is_refused_in_rabbitmqs_words(
+    definition: dict[str, Any], text: str
+) -> None:
     assert refusal("policy", {"pattern": "^x", "definition": definition}) == failed(text)
 
 
@@ -81,19 +97,24 @@ def test_a_definition_that_is_none_is_refused_in_rabbitmqs_words(definition: dic
     [
         proving(row, next(iter(definition)), definition)
         for row, definition in (
-            ("C3.1", {"max-length": 0}), ("C3.1", {"max-length-bytes": 5}), ("C3.1", {"message-ttl": 2**40}),
-            ("C3.1", {"expires": 1}), ("C3.1", {"overflow": "reject-publish-dlx"}), ("C3.1", {"max-age": "1D"}),
+            ("C3.1", {"max-length": 0}), ("C3.1", {"max-length-bytes": 5}),
+            ("C3.1", {"message-ttl": 2**40}), ("C3.1", {"expires": 1}),
+            ("C3.1", {"overflow": "reject-publish-dlx"}), ("C3.1", {"max-age": "1D"}),
             ("C3.1", {"dead-letter-exchange": ""}), ("C3.1", {"dead-letter-routing-key": "k"}),
             ("C3.1", {"delivery-limit": -1}), ("C3.1", {"alternate-exchange": "a"}),
             ("C3.1", {"federation-upstream": "u"}), ("C3.1", {"federation-upstream-set": "all"}),
-            ("C3.2", {"delayed-retry-type": "failed", "delayed-retry-min": 1, "delayed-retry-max": 9}),
+            ("C3.2",
+             {"delayed-retry-type": "failed", "delayed-retry-min": 1, "delayed-retry-max": 9}),
             ("C3.2", {"consumer-disconnected-timeout": 0}),
-            ("C3.2", {"consumer-timeout": 1000}), ("C3.2", {"dead-letter-strategy": "at-least-once"}),
-            ("C3.2", {"queue-mode": "lazy"}), ("C3.2", {"queue-version": 2}), ("C3.2", {"max-in-memory-bytes": 0}),
-            ("C3.2", {"stream-filter-size-bytes": 16}), ("C3.2", {"queue-leader-locator": "balanced"}),
-            ("C3.2", {"initial-cluster-size": 3}), ("C3.3", {"shards-per-node": 2, "routing-key": "1234"}),
+            ("C3.2", {"consumer-timeout": 1000}),
+            ("C3.2", {"dead-letter-strategy": "at-least-once"}), ("C3.2", {"queue-mode": "lazy"}),
+            ("C3.2", {"queue-version": 2}), ("C3.2", {"max-in-memory-bytes": 0}),
+            ("C3.2", {"stream-filter-size-bytes": 16}),
+            ("C3.2", {"queue-leader-locator": "balanced"}), ("C3.2", {"initial-cluster-size": 3}),
+            ("C3.3", {"shards-per-node": 2, "routing-key": "1234"}),
             ("C3.3", {"stream-definition": "my_stream"}), ("E2.1", {"shards-per-node": "auto"}),
-            ("E2.15", {"shards-when-gone": "keep", "shards-per-node": 1}), ("K10", {"ha-mode": "all"}),
+            ("E2.15", {"shards-when-gone": "keep", "shards-per-node": 1}),
+            ("K10", {"ha-mode": "all"}),
         )
     ],
 )  # fmt: skip
@@ -107,21 +128,26 @@ POLICIES: list[tuple[str, Any, str]] = [
     ("priority", {"pattern": "a", "definition": {"max-length": 1}, "priority": "a"},
      failed('priority should be a number, actually was <<"a">>')),
     ("apply-to", {"pattern": "a", "definition": {"max-length": 1}, "apply-to": "zz"},
-     failed("apply-to 'zz' unrecognised; should be one of: 'queues', 'classic_queues', 'quorum_queues', 'streams', "
-            "'exchanges', or 'all'")),
-    ("pattern", {"pattern": 3, "definition": {"max-length": 1}}, failed("pattern should be a binary but was 3")),
+     failed("apply-to 'zz' unrecognised; should be one of: 'queues', 'classic_queues', "
+            "'quorum_queues', 'streams', 'exchanges', or 'all'")),
+    ("pattern", {"pattern": 3, "definition": {"max-length": 1}},
+     failed("pattern should be a binary but was 3")),
 ]  # fmt: skip
 
 
 @pytest.mark.row("J1")
-@pytest.mark.parametrize(("value", "text"), [pytest.param(value, text, id=id) for id, value, text in POLICIES])
+@pytest.mark.parametrize(
+    ("value", "text"), [pytest.param(value, text, id=id) for id, value, text in POLICIES]
+)
 def test_a_policy_that_is_none_is_refused(value: Any, text: str) -> None:
     assert refusal("policy", value) == text
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
     text = refusal("policy", {"pattern": "(", "definition": {"max-length": 1}})
-    assert text.startswith("Validation failed\n\npattern should be regular expression but is invalid: {")
+    assert text.startswith(
+        "Validation failed\n\npattern should be regular expression but is invalid: {"
+    )
 
 
 @pytest.mark.row("C3.4")
@@ -130,10 +156,12 @@ def test_a_pattern_that_is_none_is_refused() -> None:
     [
         pytest.param(key, value, may, id=key)
         for key, value, may in (
-            ("expires", 1, True), ("message-ttl", 0, True), ("max-length", 1, True), ("max-length-bytes", 1, True),
-            ("max-in-memory-length", 1, True), ("max-in-memory-bytes", 1, True), ("delivery-limit", 1, True),
-            ("queue-version", 2, True), ("overflow", "drop-head", True), ("dead-letter-exchange", "a", False),
-            ("consumer-timeout", 1, False), ("ha-mode", "all", False), ("alternate-exchange", "a", False),
+            ("expires", 1, True), ("message-ttl", 0, True), ("max-length", 1, True),
+            ("max-length-bytes", 1, True), ("max-in-memory-length", 1, True),
+            ("max-in-memory-bytes", 1, True), ("delivery-limit", 1, True),
+            ("queue-version", 2, True), ("overflow", "drop-head", True),
+            ("dead-letter-exchange", "a", False), ("consumer-timeout", 1, False),
+            ("ha-mode", "all", False), ("alternate-exchange", "a", False),
         )
     ],
 )  # fmt: skip
@@ -152,23 +180,30 @@ PARAMETERS: list[tuple[str, str, str, str, Any, str]] = [
     *[
         (row, f"{component} {value}", "/", component, value, failed(text) if text else "")
         for row, component, value, text in (
-            ("E1.2", "stream-definition", {"local-username": "guest", "shards-per-node": 2, "routing-key": "1234"}, ""),
+            ("E1.2", "stream-definition",
+             {"local-username": "guest", "shards-per-node": 2, "routing-key": "1234"}, ""),
             ("E1.2", "stream-definition", {"shards-per-node": "auto"}, ""),
             ("E1.2", "stream-definition", {}, ""),
-            ("E1.2", "stream-definition", 3, "stream-definition should be an object, actually was 3"),
-            ("E1.2", "stream-definition", {"x": 1}, 'Unrecognised terms [{<<"x">>,1}] in stream-definition'),
+            ("E1.2", "stream-definition", 3,
+             "stream-definition should be an object, actually was 3"),
+            ("E1.2", "stream-definition", {"x": 1},
+             'Unrecognised terms [{<<"x">>,1}] in stream-definition'),
             ("E1.2", "stream-definition", {"shards-per-node": 0},
              "shards-per-node should be greater than 0, actually was 0"),
-            ("E1.2", "stream-definition", {"routing-key": 7}, "routing-key should be binary, actually was 7"),
-            ("E1.2", "stream-definition", {"local-username": 7}, "local-username should be binary, actually was 7"),
+            ("E1.2", "stream-definition", {"routing-key": 7},
+             "routing-key should be binary, actually was 7"),
+            ("E1.2", "stream-definition", {"local-username": 7},
+             "local-username should be binary, actually was 7"),
         )
     ],
-    ("I8", "unknown limit", "/", "vhost-limits", {"zz": 3}, failed('Unrecognised terms [{<<"zz">>,3}] in limits')),
+    ("I8", "unknown limit", "/", "vhost-limits", {"zz": 3},
+     failed('Unrecognised terms [{<<"zz">>,3}] in limits')),
     ("I8", "not a number", "/", "vhost-limits", {"max-queues": "a"},
      failed('max-queues should be a number, actually was <<"a">>')),
     ("I8", "none", "/", "vhost-limits", [], ""),
     ("I8", "negative is none", "/", "vhost-limits", {"max-queues": -1, "max-connections": 5}, ""),
-    ("I9", "unknown limit", "", "user-limits", {"zz": 5}, failed('Unrecognised terms [{<<"zz">>,5}] in user-limits')),
+    ("I9", "unknown limit", "", "user-limits", {"zz": 5},
+     failed('Unrecognised terms [{<<"zz">>,5}] in user-limits')),
     ("I9", "both", "", "user-limits", {"max-connections": 1, "max-channels": 2}, ""),
 ]  # fmt: skip
 
@@ -182,15 +217,23 @@ def test_parameters(vhost: str, component: str, value: Any, text: str) -> None:
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-KEYS = st.sampled_from(["pattern", "definition", "priority", "apply-to", "max-length", "overflow", "max-queues", "x"])
+KEYS = st.sampled_from(
+    ["pattern", "definition", "priority", "apply-to", "max-length", "overflow", "max-queues", "x"]
+)
 
 
 @given(
-    st.sampled_from(["policy", "operator_policy", "vhost-limits", "user-limits", "stream", "nosuch"]),
+    st.sampled_from(
+        ["policy", "operator_policy", "vhost-limits", "user-limits", "stream", "nosuch"]
+    ),
     st.one_of(JSON, st.dictionaries(KEYS, st.one_of(JSON, st.dictionaries(KEYS, JSON)))),
 )
 def test_any_json_is_taken_or_refused_with_a_reason(component: str, value: Any) -> None:
@@ -202,9 +245,19 @@ def test_any_json_is_taken_or_refused_with_a_reason(component: str, value: Any) 
     ("name", "value", "text"),
     [
         pytest.param("shards-per-node", 3, "", id="number"),
-        pytest.param("shards-per-node", "3", 'shards-per-node should be a number, actually was <<"3">>', id="text"),
+        pytest.param(
+            "shards-per-node",
+            "3",
+            'shards-per-node should be a number, actually was <<"3">>',
+            id="text",
+        ),
         pytest.param("routing-key", "4321", "", id="key"),
-        pytest.param("routing-key", 4321, "routing-key should be binary, actually was 4321", id="number as key"),
+        pytest.param(
+            "routing-key",
+            4321,
+            "routing-key should be binary, actually was 4321",
+            id="number as key",
+        ),
         pytest.param("local-username", "guest", "", id="user"),
     ],
 )

@@ -71,11 +71,16 @@ def test_refusing_and_expiry_by_policy(api: Api, vhost: str, channel: BlockingCh
 
 
 @pytest.mark.row("C3.1", "C1.2")
-def test_an_unused_queue_expires_by_a_policy_that_comes_later(api: Api, vhost: str, channel: BlockingChannel) -> None:
+def test_an_unused_queue_expires_by_a_policy_that_comes_later(
+    api: Api, vhost: str, channel: BlockingChannel
+) -> None:
     channel.queue_declare("gone")
     channel.queue_declare("stays")
     api("PUT", f"policies/{vhost}/p", {"pattern": "^gone$", "definition": {"expires": 200}})
-    wait_until(lambda: [row["name"] for row in api("GET", f"queues/{vhost}")] == ["stays"], "the queue to go")
+    wait_until(
+        lambda: [row["name"] for row in api("GET", f"queues/{vhost}")] == ["stays"],
+        "the queue to go",
+    )
 
 
 @pytest.mark.row("B1.14", "C3.1", "C3.6")
@@ -84,7 +89,11 @@ def test_an_alternate_exchange_by_policy(api: Api, vhost: str, channel: Blocking
     channel.queue_declare("q")
     channel.queue_bind("q", "amq.fanout")
     publish(channel, "nowhere", 1, "e")
-    body = {"pattern": "^e$", "definition": {"alternate-exchange": "amq.fanout"}, "apply-to": "exchanges"}
+    body = {
+        "pattern": "^e$",
+        "definition": {"alternate-exchange": "amq.fanout"},
+        "apply-to": "exchanges",
+    }
     api("PUT", f"policies/{vhost}/a", body)
     publish(channel, "nowhere", 1, "e")
     assert waiting(channel, "q") == 1
@@ -92,7 +101,9 @@ def test_an_alternate_exchange_by_policy(api: Api, vhost: str, channel: Blocking
 
 
 @pytest.mark.row("C3.7", "J1")
-def test_policies_hold_after_every_process_was_killed(broker: RealBroker, api: Api, vhost: str) -> None:
+def test_policies_hold_after_every_process_was_killed(
+    broker: RealBroker, api: Api, vhost: str
+) -> None:
     with connect(broker, vhost) as connection:
         channel = connection.channel()
         channel.queue_declare("q", durable=True)

@@ -11,7 +11,14 @@ import pytest
 
 from shardmq.broker.controller import policies, without_effect
 from shardmq.broker.controller.without_effect import LINE_S, LINES_MAX, EffectWarnings, sentences
-from shardmq.broker.model.arguments import AT_DEADLINE, DEADLINE, DEFINITION, NUMBER, TABLE, WHEN_GONE
+from shardmq.broker.model.arguments import (
+    AT_DEADLINE,
+    DEADLINE,
+    DEFINITION,
+    NUMBER,
+    TABLE,
+    WHEN_GONE,
+)
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.model.changes import ExchangePut, ParameterPut, QueuePut, ShardOf, VhostPut
 from shardmq.broker.shared.control import ExchangeDeclare, QueueDeclare
@@ -35,8 +42,8 @@ ACTING = {
 }
 # Read under another spelling than in quotes with x-.
 READ_OTHERWISE = {
-    "alternate-exchange", "delayed-message", "hash-header", "x-queue-type", "routing-key", "queue-type",
-    NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE,
+    "alternate-exchange", "delayed-message", "hash-header", "x-queue-type", "routing-key",
+    "queue-type", NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE,
 }  # fmt: skip
 
 
@@ -65,25 +72,36 @@ def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:
 def test_the_sentence_names_what_and_where_and_why() -> None:
     asks = [
         ParameterPut("/", "shovel", "move", {}),
-        ParameterPut("v", "policy", "mirrored", {"pattern": "", "definition": {"ha-mode": "all", "max-length": 5}}),
+        ParameterPut(
+            "v",
+            "policy",
+            "mirrored",
+            {"pattern": "", "definition": {"ha-mode": "all", "max-length": 5}},
+        ),
         QueueDeclare("/", "q", True, False, False, {"x-queue-type": "quorum", "x-max-length": 5}),
         VhostPut("v", default_queue_type="quorum"),
     ]
     assert sentences(asks) == [
-        "default queue type quorum of vhost 'v' is kept without effect: the queue is durable and on this host alone: "
-        "it has no replicas",
-        "parameter shovel of 'move' in vhost '/' is kept without effect: there are no shovels: no message is moved",
-        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: there is one host: queues have "
-        "no replicas and no leader to place",
-        "queue type quorum of queue 'q' in vhost '/' is kept without effect: the queue is durable and on this host "
-        "alone: it has no replicas",
+        "default queue type quorum of vhost 'v' is kept without effect: the queue is durable and "
+        "on this host alone: it has no replicas",
+        "parameter shovel of 'move' in vhost '/' is kept without effect: there are no shovels: no "
+        "message is moved",
+        "policy key ha-mode of policy 'mirrored' in vhost 'v' is kept without effect: there is one "
+        "host: queues have no replicas and no leader to place",
+        "queue type quorum of queue 'q' in vhost '/' is kept without effect: the queue is durable "
+        "and on this host alone: it has no replicas",
     ]
 
 
 def test_a_long_list_gives_one_sentence_for_each_row() -> None:
-    asks = [QueueDeclare("/", f"q{number}", True, False, False, {"x-queue-mode": "lazy"}) for number in range(1000)]
+    asks = [
+        QueueDeclare("/", f"q{number}", True, False, False, {"x-queue-mode": "lazy"})
+        for number in range(1000)
+    ]
     [said] = sentences(asks)
-    assert said.startswith("argument x-queue-mode of queue 'q0' in vhost '/' and 999 more is kept without effect")
+    assert said.startswith(
+        "argument x-queue-mode of queue 'q0' in vhost '/' and 999 more is kept without effect"
+    )
 
 
 def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left_out() -> None:
@@ -111,7 +129,10 @@ def test_what_exists_is_summed_up_whatever_way_it_came_and_shard_queues_are_left
 def test_a_flood_of_requests_does_not_fill_the_log_and_what_was_left_out_is_counted() -> None:
     lines, asks = (
         EffectWarnings(),
-        [QueueDeclare("/", f"q{i}", True, False, False, {"x-queue-mode": "lazy"}) for i in range(500)],
+        [
+            QueueDeclare("/", f"q{i}", True, False, False, {"x-queue-mode": "lazy"})
+            for i in range(500)
+        ],
     )
     said = [line for ask in asks for line in lines.of([ask], 0.0)]
     assert len(said) == LINES_MAX and "'q99'" in said[-1]
@@ -123,12 +144,17 @@ def test_a_flood_of_requests_does_not_fill_the_log_and_what_was_left_out_is_coun
 
 def test_names_that_anybody_makes_up_give_no_more_sentences() -> None:
     [said] = sentences([ParameterPut("/", policies.STREAM, f"made-up-{i}", 1) for i in range(50)])
-    assert said == "parameter stream of 'made-up-0' in vhost '/' and 49 more is kept without effect: nothing reads it"
+    assert said == (
+        "parameter stream of 'made-up-0' in vhost '/' and 49 more is kept without effect: "
+        "nothing reads it"
+    )
 
 
 DECLARED: list[tuple[Any, str]] = [
-    (QueueDeclare("/", "q", True, False, False, {"x-queue-type": "quorum"}), "queue type quorum of queue 'q'"),
-    (QueueDeclare("/", "q", False, True, True, {"x-queue-mode": "lazy"}), "argument x-queue-mode of queue 'q'"),
+    (QueueDeclare("/", "q", True, False, False, {"x-queue-type": "quorum"}),
+     "queue type quorum of queue 'q'"),
+    (QueueDeclare("/", "q", False, True, True, {"x-queue-mode": "lazy"}),
+     "argument x-queue-mode of queue 'q'"),
     (
         ExchangeDeclare("/", "e", "x-random", True, False, False,
                         {"x-shards": 1, "x-shard-arguments": {"x-queue-type": "quorum"}}),
@@ -147,7 +173,9 @@ async def test_a_declare_of_a_client_that_makes_something_is_logged_and_a_repeat
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert (await world.ask(ask)).code == 0
-        assert (await world.ask(msgspec.structs.replace(ask, auto_delete=not ask.auto_delete))).code == 406
+        assert (
+            await world.ask(msgspec.structs.replace(ask, auto_delete=not ask.auto_delete))
+        ).code == 406
     assert caplog.records == []
 
 
@@ -157,9 +185,15 @@ async def test_a_queue_that_the_server_names_is_logged_by_that_name(
     with caplog.at_level(logging.WARNING):
         answer = await world.ask(QueueDeclare("/", "", False, True, True, {"x-queue-mode": "lazy"}))
     [record] = caplog.records
-    assert f"of queue '{answer.result['name']}' in vhost '/' is kept without effect" in record.getMessage()
+    assert (
+        f"of queue '{answer.result['name']}' in vhost '/' is kept without effect"
+        in record.getMessage()
+    )
 
 
 def test_what_acts_is_not_warned_of() -> None:
     acting = {name: 5 for name, row in TABLE.queue.items() if not row.no_effect}
-    assert sentences([QueueDeclare("/", "q", True, False, False, acting | {"x-queue-type": "stream"})]) == []
+    assert (
+        sentences([QueueDeclare("/", "q", True, False, False, acting | {"x-queue-type": "stream"})])
+        == []
+    )

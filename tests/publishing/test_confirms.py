@@ -20,7 +20,9 @@ class Client:
 
     def write(self, data: bytes) -> None:
         for at in range(0, len(data), 21):
-            kind, channel, size, cls, method, tag, multiple, end = struct.unpack_from(">BHIHHQBB", data, at)
+            kind, channel, size, cls, method, tag, multiple, end = struct.unpack_from(
+                ">BHIHHQBB", data, at
+            )
             assert (kind, channel, size, cls, end) == (1, 3, 13, 60, 0xCE)
             numbers = range(self._answered + 1, tag + 1) if multiple else [tag]
             (self.acked if method == 80 else self.nacked).extend(numbers)
@@ -28,11 +30,15 @@ class Client:
 
 
 counts = st.integers(1, 5)
-steps = st.lists(st.tuples(st.sampled_from(["publish", "confirm", "lose", "refuse"]), counts, st.integers(0, 2)))
+steps = st.lists(
+    st.tuples(st.sampled_from(["publish", "confirm", "lose", "refuse"]), counts, st.integers(0, 2))
+)
 
 
 @given(steps)
-def test_each_publish_is_answered_once_in_order_and_truly(history: list[tuple[str, int, int]]) -> None:
+def test_each_publish_is_answered_once_in_order_and_truly(
+    history: list[tuple[str, int, int]],
+) -> None:
     client, dirty = Client(), []
     confirms = Confirms(client, 3, dirty)
     open_ones: list[tuple[Waiting, int]] = []

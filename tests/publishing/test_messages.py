@@ -30,8 +30,10 @@ REPLY_TO = "amq.rabbitmq.reply-to"
 
 # Properties of a publish to the queue NAME, or what is published, and how the channel ends.
 REFUSALS: list[tuple[str, str, Any, int, str]] = [
-    ("A5.1", "exchange", publish(1, "no-such", "k", b"x"), 404, "NOT_FOUND - no exchange 'no-such' in vhost '/'"),
-    ("A5.5", "word", {"expiration": "abc"}, 406, "PRECONDITION_FAILED - invalid expiration 'abc': no_integer"),
+    ("A5.1", "exchange", publish(1, "no-such", "k", b"x"), 404,
+     "NOT_FOUND - no exchange 'no-such' in vhost '/'"),
+    ("A5.5", "word", {"expiration": "abc"}, 406,
+     "PRECONDITION_FAILED - invalid expiration 'abc': no_integer"),
     ("A5.5", "left over", {"expiration": "12ms"}, 406,
      "PRECONDITION_FAILED - invalid expiration '12ms': {leftover_string,\"ms\"}"),
     ("A5.5", "negative", {"expiration": "-1"}, 406,
@@ -44,7 +46,8 @@ REFUSALS: list[tuple[str, str, Any, int, str]] = [
      'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}'),
     ("A5.7", "BCC", {"headers": {"BCC": 1}}, 406,
      'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"BCC",signedint}'),
-    ("A7.2", "no consumer", {"reply_to": REPLY_TO}, 406, "PRECONDITION_FAILED - fast reply consumer does not exist"),
+    ("A7.2", "no consumer", {"reply_to": REPLY_TO}, 406,
+     "PRECONDITION_FAILED - fast reply consumer does not exist"),
 ]  # fmt: skip
 
 
@@ -61,15 +64,24 @@ def test_a_publish_that_cannot_be_ends_the_channel_in_rabbitmqs_words(
 
 
 @pytest.mark.row("A5.2", "A5.8", "A5.11")
-def test_an_unroutable_message_is_returned_before_it_is_acknowledged(client: RawClient, name: str) -> None:
+def test_an_unroutable_message_is_returned_before_it_is_acknowledged(
+    client: RawClient, name: str
+) -> None:
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
-    client.send(publish(1, "amq.direct", name, b"silent") + publish(1, "amq.direct", name, b"back", mandatory=True))
+    client.send(
+        publish(1, "amq.direct", name, b"silent")
+        + publish(1, "amq.direct", name, b"back", mandatory=True)
+    )
     said: list[Any] = []
     while not (said and isinstance(said[-1], Basic.Ack) and said[-1].delivery_tag == 2):
         read = client.read()
         assert read is not None
         said.append(read[1])
-    assert [type(one) for one in said if isinstance(one, base.Frame)] == [Basic.Ack, Basic.Return, Basic.Ack]
+    assert [type(one) for one in said if isinstance(one, base.Frame)] == [
+        Basic.Ack,
+        Basic.Return,
+        Basic.Ack,
+    ]
     returned = next(one for one in said if isinstance(one, Basic.Return))
     assert (returned.reply_code, returned.reply_text) == (312, "NO_ROUTE")
     assert (returned.exchange, returned.routing_key) == ("amq.direct", name)
@@ -82,7 +94,11 @@ def test_each_ack_comes_behind_the_returns_of_its_messages(client: RawClient, na
     declare(client, name)
     client.ask(1, Confirm.Select(), Confirm.SelectOk)
     keys = [name if number % 3 else "nowhere" for number in range(300)]
-    client.send(b"".join(publish(1, "", key, str(at).encode(), mandatory=True) for at, key in enumerate(keys, 1)))
+    client.send(
+        b"".join(
+            publish(1, "", key, str(at).encode(), mandatory=True) for at, key in enumerate(keys, 1)
+        )
+    )
     acked, returned = 0, set()
     while acked < 300:
         read = client.read()
@@ -139,10 +155,20 @@ def test_cc_and_bcc_name_more_queues_and_bcc_is_not_told(client: RawClient, name
 def test_an_exchange_behind_another_looks_at_cc_and_bcc_too(client: RawClient, name: str) -> None:
     declare(client, name)
     client.ask(1, Exchange.Declare(exchange=f"{name}-a", auto_delete=True), Exchange.DeclareOk)
-    client.ask(1, Exchange.Declare(exchange=f"{name}-b", exchange_type="topic", auto_delete=True), Exchange.DeclareOk)
-    client.ask(1, Exchange.Bind(destination=f"{name}-b", source=f"{name}-a", routing_key="cc"), Exchange.BindOk)
+    client.ask(
+        1,
+        Exchange.Declare(exchange=f"{name}-b", exchange_type="topic", auto_delete=True),
+        Exchange.DeclareOk,
+    )
+    client.ask(
+        1,
+        Exchange.Bind(destination=f"{name}-b", source=f"{name}-a", routing_key="cc"),
+        Exchange.BindOk,
+    )
     client.ask(1, Queue.Bind(queue=name, exchange=f"{name}-b", routing_key="bcc"), Queue.BindOk)
-    client.send(with_properties(1, f"{name}-a", "none", b"x", headers={"CC": ["cc"], "BCC": ["bcc"]}))
+    client.send(
+        with_properties(1, f"{name}-a", "none", b"x", headers={"CC": ["cc"], "BCC": ["bcc"]})
+    )
     client.ask(1, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
     assert client.message()[1] == b"x"
 
@@ -161,7 +187,9 @@ def test_confirms_count_from_the_first_publish_after_select(client: RawClient, n
 
 
 @pytest.mark.row("A5.9")
-def test_a_message_that_one_queue_refuses_is_nacked_though_another_took_it(client: RawClient, name: str) -> None:
+def test_a_message_that_one_queue_refuses_is_nacked_though_another_took_it(
+    client: RawClient, name: str
+) -> None:
     declare(client, name)
     declare(client, f"{name}-full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     for queue in (name, f"{name}-full"):
@@ -171,7 +199,11 @@ def test_a_message_that_one_queue_refuses_is_nacked_though_another_took_it(clien
     assert client.expect(Basic.Ack).delivery_tag == 1
     client.send(publish(1, "amq.fanout", "", b"2"))
     assert client.expect(Basic.Nack).delivery_tag == 2
-    assert [got(client, name, 2), got(client, name, 2), got(client, f"{name}-full", 2)] == [b"1", b"2", b"1"]
+    assert [got(client, name, 2), got(client, name, 2), got(client, f"{name}-full", 2)] == [
+        b"1",
+        b"2",
+        b"1",
+    ]
 
 
 @pytest.mark.row("A5.10")
@@ -190,7 +222,9 @@ def test_a_channel_is_in_one_mode(client: RawClient, first: Any, second: Any, te
 
 
 @pytest.mark.row("A5.12")
-def test_a_transient_message_is_in_a_durable_queue_until_the_broker_stops(client: RawClient, name: str) -> None:
+def test_a_transient_message_is_in_a_durable_queue_until_the_broker_stops(
+    client: RawClient, name: str
+) -> None:
     declare(client, name, durable=True, exclusive=False)
     for mode in (1, 2):
         client.send(with_properties(1, "", name, bytes([mode]), delivery_mode=mode))
@@ -202,13 +236,14 @@ def test_a_transient_message_is_in_a_durable_queue_until_the_broker_stops(client
 def test_properties_and_headers_of_every_kind_come_back(client: RawClient, name: str) -> None:
     when = datetime.datetime(2026, 11, 21, 6, 19, 21, tzinfo=datetime.UTC)
     headers = {
-        "t": True, "I": -5, "l": 1 << 40, "d": 0.5, "S": "text", "x": bytearray(b"\x00\xff"), "V": None, "T": when,
-        "A": [1, "two", [3.5, None]], "F": {"deep": {"deeper": [True]}},
+        "t": True, "I": -5, "l": 1 << 40, "d": 0.5, "S": "text", "x": bytearray(b"\x00\xff"),
+        "V": None, "T": when, "A": [1, "two", [3.5, None]], "F": {"deep": {"deeper": [True]}},
     }  # fmt: skip
     said = {
-        "content_type": "text/plain", "content_encoding": "utf-8", "headers": headers, "delivery_mode": 2,
-        "priority": 7, "correlation_id": "c", "reply_to": "somewhere", "expiration": "60000", "message_id": "m",
-        "timestamp": when, "message_type": "t", "app_id": "a",
+        "content_type": "text/plain", "content_encoding": "utf-8", "headers": headers,
+        "delivery_mode": 2, "priority": 7, "correlation_id": "c", "reply_to": "somewhere",
+        "expiration": "60000", "message_id": "m", "timestamp": when, "message_type": "t",
+        "app_id": "a",
     }  # fmt: skip
     declare(client, name)
     client.send(with_properties(1, "", name, b"x", **said))
@@ -219,16 +254,22 @@ def test_properties_and_headers_of_every_kind_come_back(client: RawClient, name:
 
 @pytest.mark.broker
 @pytest.mark.row("A5.14")
-def test_a_message_without_a_timestamp_gets_the_time_it_came_where_that_is_wanted(tmp_path: Path, name: str) -> None:
+def test_a_message_without_a_timestamp_gets_the_time_it_came_where_that_is_wanted(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / "broker.toml").write_text("[front_doors]\nset_timestamp = true\n")
-    broker = RealBroker(tmp_path / "data", shards=1, more=("--config", str(tmp_path / "broker.toml")))
+    broker = RealBroker(
+        tmp_path / "data", shards=1, more=("--config", str(tmp_path / "broker.toml"))
+    )
     own = datetime.datetime(2001, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
     try:
         with RawClient(broker.port) as made:
             client = made.shake_hands()
             declare(client, name)
             before = int(time.time())
-            client.send(publish(1, "", name, b"plain") + with_properties(1, "", name, b"own", timestamp=own))
+            client.send(
+                publish(1, "", name, b"plain") + with_properties(1, "", name, b"own", timestamp=own)
+            )
             client.send(with_properties(1, "", name, b"cc", headers={"CC": ["x"]}, app_id="a"))
             client.ask(1, Tx.Select(), Tx.SelectOk)
             client.send(publish(1, "", name, b"tx"))

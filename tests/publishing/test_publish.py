@@ -22,7 +22,14 @@ from shardmq.broker.model.changes import (
     UserPut,
     VhostDelete,
 )
-from tests.support.fake_publishing import NOW_MS, Links, Publisher, catalog, events_of, publishing_of
+from tests.support.fake_publishing import (
+    NOW_MS,
+    Links,
+    Publisher,
+    catalog,
+    events_of,
+    publishing_of,
+)
 
 A, B = ("", "a"), ("", "b")
 NOWHERE = ("", "nobody")
@@ -48,7 +55,9 @@ class Door:
 
     def stored(self) -> list[tuple[tuple[int, ...], bytes]]:
         """Return (queue ids, body) of all that was packed since the last call."""
-        return [(queues, contents.read_stored(stored)[3]) for _, queues, stored in self.links.stored()]
+        return [
+            (queues, contents.read_stored(stored)[3]) for _, queues, stored in self.links.stored()
+        ]
 
     def change(self, *changes: Any, something_went: bool = True) -> None:
         for change in changes:
@@ -145,7 +154,9 @@ def test_messages_are_stamped_once_if_the_front_door_does_so() -> None:
     assert door.client.publish(event, lambda: True).is_plain
     assert event.done == event.count
     for _, _, stored in door.links.stored():
-        assert int(properties.read(contents.read_stored(stored)[2]).timestamp or 0) == NOW_MS // 1000
+        assert (
+            int(properties.read(contents.read_stored(stored)[2]).timestamp or 0) == NOW_MS // 1000
+        )
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -171,14 +182,20 @@ def test_an_error_ends_its_channel_in_the_middle_of_a_read(
         catalog(
             [
                 ExchangePut("/", "internal", "fanout", internal=True),
-                ExchangePut("/", "late", "x-delayed-message", arguments={"x-delayed-type": "fanout"}),
+                ExchangePut(
+                    "/", "late", "x-delayed-message", arguments={"x-delayed-type": "fanout"}
+                ),
                 QueuePut("/", "amq.delayed.late", 5, 0),
                 BindingPut("/", "late", "queue", "a", ""),
             ]
         )
     )
     published = door.publish(
-        (1, A, {}, False), (1, end, props, False), (3, A, {}, False), (1, A, {}, False), (3, A, {}, False)
+        (1, A, {}, False),
+        (1, end, props, False),
+        (3, A, {}, False),
+        (1, A, {}, False),
+        (3, A, {}, False),
     )
     ((number, error),) = published.failed.items()
     assert (number, error.code) == (1, code) and text in str(error)
@@ -225,7 +242,10 @@ def test_channels_that_are_closed_or_wait_are_left_out() -> None:
 def test_a_message_is_routed_by_its_headers_and_its_further_keys() -> None:
     door = Door()
     cc = {"headers": {"CC": ["k2", 5], "BCC": ["k1"]}}
-    assert door.publish((1, HEADERS, ONE, False), (1, ("direct", "none"), cc, False)).fed == SHARD_0 | SHARD_1
+    assert (
+        door.publish((1, HEADERS, ONE, False), (1, ("direct", "none"), cc, False)).fed
+        == SHARD_0 | SHARD_1
+    )
     assert sorted(door.stored()) == [((1,), b"0"), ((1,), b"1"), ((2,), b"1")]
 
 
@@ -233,7 +253,9 @@ def test_a_message_that_is_delayed_waits_in_the_queue_of_its_exchange() -> None:
     door = Door(
         catalog(
             [
-                ExchangePut("/", "late", "x-delayed-message", arguments={"x-delayed-type": "fanout"}),
+                ExchangePut(
+                    "/", "late", "x-delayed-message", arguments={"x-delayed-type": "fanout"}
+                ),
                 QueuePut("/", "amq.delayed.late", 5, 1),
                 BindingPut("/", "late", "queue", "a", ""),
             ]
@@ -246,7 +268,9 @@ def test_a_message_that_is_delayed_waits_in_the_queue_of_its_exchange() -> None:
 
 def test_a_mandatory_message_without_a_queue_is_returned_and_any_other_dropped() -> None:
     door = Door()
-    published = door.publish((1, NOWHERE, {}, True), (1, NOWHERE, {}, False), (1, HEADERS, {"headers": {}}, False))
+    published = door.publish(
+        (1, NOWHERE, {}, True), (1, NOWHERE, {}, False), (1, HEADERS, {"headers": {}}, False)
+    )
     assert published.fed == 0 and len(published.frames) == 1
     (returned,) = door.said()
     assert (returned.reply_code, returned.exchange, returned.routing_key) == (312, "", "nobody")
@@ -302,12 +326,15 @@ def test_what_a_shard_refuses_is_nacked_alone() -> None:
         waiting.refuse(9, 2, 2, 2)
     door.confirm_all()
     assert acks(door.said()) == [
-        (commands.Basic.Ack, 1, False), (commands.Basic.Nack, 2, False), (commands.Basic.Ack, 3, False)
+        (commands.Basic.Ack, 1, False), (commands.Basic.Nack, 2, False),
+        (commands.Basic.Ack, 3, False)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("in_sequence", [False, True])
-def test_a_lost_publish_is_nacked_or_if_it_is_in_sequence_ends_the_channel(in_sequence: bool) -> None:
+def test_a_lost_publish_is_nacked_or_if_it_is_in_sequence_ends_the_channel(
+    in_sequence: bool,
+) -> None:
     door = Door()
     sequence = {"headers": {"x-producer-id": "p", "x-sequence": 1}}
     door.publish((2, A, sequence if in_sequence else {}, False), (2, A, {}, False))
@@ -321,7 +348,9 @@ def test_a_lost_publish_is_nacked_or_if_it_is_in_sequence_ends_the_channel(in_se
         ((number, text),) = door.client.failed
         assert number == 2 and LOST in text and door.said() == []
     else:
-        assert {each[0] for each in acks(door.said())} == {commands.Basic.Nack} and not door.client.failed
+        assert {each[0] for each in acks(door.said())} == {
+            commands.Basic.Nack
+        } and not door.client.failed
 
 
 def test_a_channel_that_is_gone_is_answered_nothing() -> None:
@@ -368,9 +397,13 @@ def test_an_error_before_a_slice_ends_is_said_with_the_slice() -> None:
 # -- exchanges -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["direct", "fanout", "topic", "x-consistent-hash", "x-random", "x-modulus-hash"])
+@pytest.mark.parametrize(
+    "kind", ["direct", "fanout", "topic", "x-consistent-hash", "x-random", "x-modulus-hash"]
+)
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_every_type_of_exchange_sends_by_its_learnt_route_what_it_sends_at_first(kind: str, rounds: int) -> None:
+def test_every_type_of_exchange_sends_by_its_learnt_route_what_it_sends_at_first(
+    kind: str, rounds: int
+) -> None:
     key = "1" if kind == "x-consistent-hash" else "k"
     door = Door(catalog([ExchangePut("/", "e", kind), BindingPut("/", "e", "queue", "a", key)]))
     for _ in range(rounds):

@@ -16,7 +16,8 @@ WORDS = st.sampled_from(["a", "b", "*", "#"])
 PATTERNS = st.lists(WORDS, max_size=3).map(".".join)
 KEYS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=3).map(".".join)
 BINDINGS = st.lists(
-    st.tuples(st.sampled_from(["e", "f"]), st.sampled_from(["q1", "q2", "q3", "f"]), PATTERNS), max_size=8
+    st.tuples(st.sampled_from(["e", "f"]), st.sampled_from(["q1", "q2", "q3", "f"]), PATTERNS),
+    max_size=8,
 )
 ARGUMENTS = st.sampled_from(
     [{}, {}, {"alternate-exchange": "f"}, {"x-persist-messages": 5}, {"x-delayed-exchange": True}]
@@ -31,18 +32,29 @@ def made(kind: str, arguments: dict[str, Any], bindings: list[tuple[str, str, st
     catalog.apply(ExchangePut("/", "e", kind, arguments=arguments))
     catalog.apply(ExchangePut("/", "f", "fanout"))
     for source, destination, key in bindings:
-        catalog.apply(BindingPut("/", source, "exchange" if destination == "f" else "queue", destination, key))
+        catalog.apply(
+            BindingPut("/", source, "exchange" if destination == "f" else "queue", destination, key)
+        )
     return catalog.vhosts["/"]
 
 
-@given(st.sampled_from(["direct", "fanout", "topic", "headers", "x-random"]), ARGUMENTS, BINDINGS, st.lists(KEYS))
+@given(
+    st.sampled_from(["direct", "fanout", "topic", "headers", "x-random"]),
+    ARGUMENTS,
+    BINDINGS,
+    st.lists(KEYS),
+)
 def test_an_exchange_that_is_alone_chooses_the_queues_that_routing_finds(
     kind: str, arguments: dict[str, Any], bindings: list[tuple[str, str, str]], keys: list[str]
 ) -> None:
     vhost = made(kind, arguments, bindings)
     alone = KeyExchange.of(vhost, "e")
     if alone is None:
-        assert kind in ("headers", "x-random") or arguments or ("e", "f") in {each[:2] for each in bindings}
+        assert (
+            kind in ("headers", "x-random")
+            or arguments
+            or ("e", "f") in {each[:2] for each in bindings}
+        )
         return
     assert goes_by_key(vhost.table, "e") and alone.is_topic == (kind == "topic")
     for key in keys:

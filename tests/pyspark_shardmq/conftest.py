@@ -72,4 +72,6 @@ def url(streams: FakeStreams) -> Iterator[str]:
 def run_job(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{arguments[0]}", *arguments[1:]]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, **more)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=380, **more
+    )

@@ -26,7 +26,9 @@ ROW_BYTES = 300  # a batch is many times larger than one system call may receive
 def scanned(url: str, one: Range) -> list[bytes]:
     broker = Broker(read_options({"shardmq.url": url, "subscribe": one.queue}).connection)
     try:
-        return [value for batch in broker.scan(one, ["value"]) for value in batch["value"].to_pylist()]
+        return [
+            value for batch in broker.scan(one, ["value"]) for value in batch["value"].to_pylist()
+        ]
     finally:
         broker.close()
 
@@ -91,7 +93,9 @@ class Answering:
 def asked(url: str, retries: int = 3) -> None:
     options = {"shardmq.url": url, "subscribe": "orders", "fetchOffset.numRetries": str(retries)}
     broker = Broker(
-        read_options({**options, "fetchOffset.retryIntervalMs": "1", "requestTimeoutMs": "20000"}).connection
+        read_options(
+            {**options, "fetchOffset.retryIntervalMs": "1", "requestTimeoutMs": "20000"}
+        ).connection
     )
     try:
         broker.inspect("orders")
@@ -103,7 +107,9 @@ def speaks_tls(tmp_path: Path) -> Callable[[socket.socket], None]:
     from tests.support.certificates import Authority
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(Authority(tmp_path).make("server.pem", "CN=localhost", hosts=("127.0.0.1",)))
+    context.load_cert_chain(
+        Authority(tmp_path).make("server.pem", "CN=localhost", hosts=("127.0.0.1",))
+    )
 
     def answer(connection: socket.socket) -> None:
         with contextlib.suppress(ssl.SSLError):
@@ -125,13 +131,32 @@ def says(text: bytes) -> Callable[[socket.socket], None]:
 
 def refusal(status: int, error: str) -> bytes:
     body = b'{"error": "%s", "reason": "why"}' % error.encode()
-    return b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+    return b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
 
 
 STAYS = {
-    "a certificate of nobody": ("https", speaks_tls, fetch.Untrusted, "certificate is not accepted"),
-    "no TLS": ("https", lambda _: says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), fetch.Untrusted, "no TLS connection"),
-    "no HTTP": ("http", lambda _: says(b"AMQP\x00\x00\x09\x01\r\n"), BrokerError, "does not speak HTTP"),
+    "a certificate of nobody": (
+        "https",
+        speaks_tls,
+        fetch.Untrusted,
+        "certificate is not accepted",
+    ),
+    "no TLS": (
+        "https",
+        lambda _: says(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        fetch.Untrusted,
+        "no TLS connection",
+    ),
+    "no HTTP": (
+        "http",
+        lambda _: says(b"AMQP\x00\x00\x09\x01\r\n"),
+        BrokerError,
+        "does not speak HTTP",
+    ),
     "damage": ("http", lambda _: says(refusal(500, "unreadable")), BrokerError, "500 why"),
     "no right": ("http", lambda _: says(refusal(401, "not_authorised")), BrokerError, "401 why"),
 }

@@ -36,7 +36,9 @@ def test_what_is_archived_is_replayed_with_all_it_had(
         pytest.importorskip("deltalake")
     path = str(tmp_path / "cold")
     streams.declare("orders", 2)
-    streams.append("orders", 300, headers=HEADERS, properties={"content_type": "text/plain", "priority": 3})
+    streams.append(
+        "orders", 300, headers=HEADERS, properties={"content_type": "text/plain", "priority": 3}
+    )
     streams.append("orders", 100, value=b"\0\xff")
     words = ("orders", path, "--rows-per-epoch", "150", "--table-format", table_format)
     first = run(archive, spark, url, *words)
@@ -47,9 +49,17 @@ def test_what_is_archived_is_replayed_with_all_it_had(
         said = run(replay, spark, url, path, "--exchange", "again", "--name", "n1")
         assert (said["rows"], said["stored"], said["known before"]) == (410, stored, 410 - stored)
     columns = ("routing_key", "value", "headers")
-    whole = [repr([row[name] for name in columns]) for shard in streams.streams["orders"] for row in shard.rows]
-    assert Counter(repr([row[name] for name in columns]) for row in published(streams, "again")) == Counter(whole)
-    assert {row["properties"]["priority"] for row in published(streams, "again") if row["properties"]} == {3}
+    whole = [
+        repr([row[name] for name in columns])
+        for shard in streams.streams["orders"]
+        for row in shard.rows
+    ]
+    assert Counter(
+        repr([row[name] for name in columns]) for row in published(streams, "again")
+    ) == Counter(whole)
+    assert {
+        row["properties"]["priority"] for row in published(streams, "again") if row["properties"]
+    } == {3}
 
 
 @pytest.mark.row("D17")
@@ -78,12 +88,16 @@ def test_a_query_reads_the_archive_then_the_log_and_goes_on_when_a_shard_goes(
     run(archive, spark, url, "orders", path)
     for shard in streams.streams["orders"]:
         shard.truncate(170)
-    rows = spark.readStream.format("shardmq").options(subscribe="orders", startingOffsets="earliest", archivePath=path)
+    rows = spark.readStream.format("shardmq").options(
+        subscribe="orders", startingOffsets="earliest", archivePath=path
+    )
     rows = rows.option("shardmq.url", url).load()
     found: list[int] = []
 
     def run_query() -> None:
-        writer = rows.writeStream.foreachBatch(lambda frame, _: found.extend(int(r.value) for r in frame.collect()))
+        writer = rows.writeStream.foreachBatch(
+            lambda frame, _: found.extend(int(r.value) for r in frame.collect())
+        )
         writer = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
         command.follow(command.start(writer.start), "query")
 
@@ -98,43 +112,111 @@ def test_a_query_reads_the_archive_then_the_log_and_goes_on_when_a_shard_goes(
 
 
 @pytest.mark.row("D18")
-def test_sql_over_streams_is_published(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
+def test_sql_over_streams_is_published(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
     sql = tmp_path / "even.sql"
     sql.write_text(
-        "select concat('n', string(value)) as value, routing_key from input where int(string(value)) % 2 = 0;"
+        "select concat('n', string(value)) as value, routing_key from input where "
+        "int(string(value)) % 2 = 0;"
     )
     streams.declare("or-ders", 2)
     streams.append("or-ders", 200)
-    words = ("or-ders", "--sql", str(sql), "--exchange", "even", "--checkpoint", str(tmp_path / "c"))
+    words = (
+        "or-ders",
+        "--sql",
+        str(sql),
+        "--exchange",
+        "even",
+        "--checkpoint",
+        str(tmp_path / "c"),
+    )
     said = run(process, spark, url, *words)
     assert (said["rows read"], said["stored"], said["known before"]) == (200, 100, 0)
     streams.append("or-ders", 20)
     run(process, spark, url, *words)
-    assert Counter(row["value"] for row in published(streams, "even")) == Counter(b"n%d" % n for n in range(0, 220, 2))
+    assert Counter(row["value"] for row in published(streams, "even")) == Counter(
+        b"n%d" % n for n in range(0, 220, 2)
+    )
     with pytest.raises(command.JobError, match="No such file"):
-        run(process, spark, url, "or-ders", "--sql", "/nowhere", "--exchange", "x", "--checkpoint", str(tmp_path))
+        run(
+            process,
+            spark,
+            url,
+            "or-ders",
+            "--sql",
+            "/nowhere",
+            "--exchange",
+            "x",
+            "--checkpoint",
+            str(tmp_path),
+        )
 
 
-def test_files_are_published_as_they_are_or_as_json(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
+def test_files_are_published_as_they_are_or_as_json(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
     table = tmp_path / "prices.csv"
     table.write_text("item,price\ntea,3\nsoup,5\n")
-    words = (str(table), "--format", "csv", "--exchange", "prices", "--routing-key-column", "item", "--name", "p1")
+    words = (
+        str(table),
+        "--format",
+        "csv",
+        "--exchange",
+        "prices",
+        "--routing-key-column",
+        "item",
+        "--name",
+        "p1",
+    )
     for stored in (2, 0):
         said = run(backfill, spark, url, *words)
         assert (said["rows"], said["stored"], said["known before"]) == (2, stored, 2 - stored)
     found = [(row["routing_key"], json.loads(row["value"])) for row in published(streams, "prices")]
-    assert found == [("tea", {"item": "tea", "price": "3"}), ("soup", {"item": "soup", "price": "5"})]
+    assert found == [
+        ("tea", {"item": "tea", "price": "3"}),
+        ("soup", {"item": "soup", "price": "5"}),
+    ]
     with pytest.raises(command.JobError, match="the files have item, price"):
-        run(backfill, spark, url, str(table), "--format", "csv", "--exchange", "x", "--routing-key-column", "no")
+        run(
+            backfill,
+            spark,
+            url,
+            str(table),
+            "--format",
+            "csv",
+            "--exchange",
+            "x",
+            "--routing-key-column",
+            "no",
+        )
 
 
-def test_analytics_counts_what_is_there(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
+def test_analytics_counts_what_is_there(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
     streams.declare("orders", 2)
     streams.append("orders", 700)
     streams.append("orders", 300, routing_key="<hot>")
-    report = run(analytics, spark, url, "orders", "--json", "--html", str(tmp_path / "r.html"), "--window", "1 second")
+    report = run(
+        analytics,
+        spark,
+        url,
+        "orders",
+        "--json",
+        "--html",
+        str(tmp_path / "r.html"),
+        "--window",
+        "1 second",
+    )
     assert (report["rows"], report["skew"]) == (1000, 1.0)
-    assert report["hot keys"][0] == {"queue": "orders", "routing_key": "<hot>", "rows": 300, "bytes": 900, "share": 0.3}
+    assert report["hot keys"][0] == {
+        "queue": "orders",
+        "routing_key": "<hot>",
+        "rows": 300,
+        "bytes": 900,
+        "share": 0.3,
+    }
     assert sum(window["rows"] for window in report["rates"]) == 1000
     shown = (tmp_path / "r.html").read_text()
     assert (

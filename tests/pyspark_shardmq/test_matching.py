@@ -24,7 +24,9 @@ def model(pattern: list[str], words: list[str]) -> bool:
 
 @given(PATTERNS, WORDS)
 def test_topic_patterns_match_as_in_amqp(pattern: list[str], words: list[str]) -> None:
-    assert bool(topic_pattern(".".join(pattern)).fullmatch(".".join(words))) == model(pattern, words)
+    assert bool(topic_pattern(".".join(pattern)).fullmatch(".".join(words))) == model(
+        pattern, words
+    )
 
 
 def test_every_word_of_a_filter_over_rows() -> None:
@@ -36,7 +38,9 @@ def test_every_word_of_a_filter_over_rows() -> None:
         {"routing_key": "a.c", "exchange": "x", "timestamp": 6_999},
         {"routing_key": "b", "exchange": "", "timestamp": 7_000},
     ]
-    batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(["timestamp", "exchange", "routing_key"]))
+    batch = pa.RecordBatch.from_pylist(
+        rows, schema=arrow_schema(["timestamp", "exchange", "routing_key"])
+    )
     for filters, wanted in [
         (["routing_key:a.*"], [True, True, False]),
         (["key:b"], [False, False, True]),

@@ -27,7 +27,9 @@ ORDERS = {"subscribe": "orders"}
 
 @pytest.mark.parametrize("parse", [lambda more: read_options({**ORDERS, **more}), write_options])
 def test_an_option_nobody_knows_is_an_error_that_names_the_nearest(parse: object) -> None:
-    with pytest.raises(OptionError, match=r"unknown option 'shardmq.ulr'; did you mean shardmq.url\?"):
+    with pytest.raises(
+        OptionError, match=r"unknown option 'shardmq.ulr'; did you mean shardmq.url\?"
+    ):
         parse({"shardmq.ulr": "http://localhost:1"})  # type: ignore[operator]
 
 
@@ -72,12 +74,16 @@ def test_what_spark_itself_hands_over_is_passed_by() -> None:
         ("transport", "file", "one of http"),
     ],
 )
-def test_a_value_of_the_wrong_form_is_refused_with_what_is_right(option: str, text: str, why: str) -> None:
+def test_a_value_of_the_wrong_form_is_refused_with_what_is_right(
+    option: str, text: str, why: str
+) -> None:
     with pytest.raises(OptionError, match=why):
         read_options({**ORDERS, option: text})
 
 
-@pytest.mark.parametrize("given", [{}, {"subscribe": " , "}, {"subscribePattern": "("}, {"assign": '{"a":[]}'}])
+@pytest.mark.parametrize(
+    "given", [{}, {"subscribe": " , "}, {"subscribePattern": "("}, {"assign": '{"a":[]}'}]
+)
 def test_what_is_read_must_be_said(given: dict[str, str]) -> None:
     with pytest.raises(OptionError):
         read_options(given)
@@ -102,7 +108,12 @@ def test_two_options_that_exclude_each_other_are_refused(both: dict[str, str]) -
 
 
 def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> None:
-    for option in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "groupName"):
+    for option in (
+        "maxOffsetsPerTrigger",
+        "maxBytesPerTrigger",
+        "minOffsetsPerTrigger",
+        "groupName",
+    ):
         with pytest.raises(OptionError, match=option):
             for_batch(read_options({**ORDERS, option: "5"}))
     for start in ("latest", '{"orders":{"0":5,"1":-1}}'):
@@ -114,16 +125,29 @@ def test_what_is_for_streams_is_refused_in_a_batch_and_the_other_way_round() -> 
         for_stream_writer(write_options({"producerName": "nightly"}))
     for option in ("endingOffsets", "endingTimestamp"):
         with pytest.raises(OptionError, match="batch"):
-            for_stream(read_options({**ORDERS, option: '{"orders":{"0":1}}' if "Offsets" in option else "5"}))
+            for_stream(
+                read_options(
+                    {**ORDERS, option: '{"orders":{"0":1}}' if "Offsets" in option else "5"}
+                )
+            )
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"startingOffsetsByTimestampStrategy": "latest"}, "goes with startingOffsetsByTimestamp or startingTimestamp"),
+        (
+            {"startingOffsetsByTimestampStrategy": "latest"},
+            "goes with startingOffsetsByTimestamp or startingTimestamp",
+        ),
         ({"maxTriggerDelay": "1m"}, "goes with minOffsetsPerTrigger"),
-        ({"columns": "value", "includeHeaders": "true"}, "give only one of columns and includeHeaders"),
-        ({"columns": "value", "includeProperties": "true"}, "give only one of columns and includeProperties"),
+        (
+            {"columns": "value", "includeHeaders": "true"},
+            "give only one of columns and includeHeaders",
+        ),
+        (
+            {"columns": "value", "includeProperties": "true"},
+            "give only one of columns and includeProperties",
+        ),
         ({"rowFormat": "kafka", "includeProperties": "true"}, "rowFormat=kafka have no properties"),
     ],
 )
@@ -141,7 +165,10 @@ def test_a_name_of_a_producer_without_numbers_is_refused() -> None:
     ("options", "why"),
     [
         (
-            {"startingOffsets": '{"orders":{"0":9,"1":5}}', "endingOffsets": '{"orders":{"0":-1,"1":4}}'},
+            {
+                "startingOffsets": '{"orders":{"0":9,"1":5}}',
+                "endingOffsets": '{"orders":{"0":-1,"1":4}}',
+            },
             "endingOffsets of orders/1 is 4, before startingOffsets, which is 5",
         ),
         (
@@ -157,30 +184,42 @@ def test_a_name_of_a_producer_without_numbers_is_refused() -> None:
         ),
     ],
 )
-def test_an_end_before_its_start_is_refused_before_the_broker_is_asked(options: dict[str, str], why: str) -> None:
+def test_an_end_before_its_start_is_refused_before_the_broker_is_asked(
+    options: dict[str, str], why: str
+) -> None:
     with pytest.raises(OptionError, match=why):
         read_options({**ORDERS, **options})
 
 
 def test_an_end_at_its_start_or_not_known_yet_is_no_error() -> None:
-    for start, end in [('{"orders":{"0":9}}', '{"orders":{"0":9}}'), ('{"orders":{"0":-1}}', '{"orders":{"0":-1}}')]:
+    for start, end in [
+        ('{"orders":{"0":9}}', '{"orders":{"0":9}}'),
+        ('{"orders":{"0":-1}}', '{"orders":{"0":-1}}'),
+    ]:
         read_options({**ORDERS, "startingOffsets": start, "endingOffsets": end})
     read_options({**ORDERS, "startingTimestamp": "7", "endingTimestamp": "7"})
 
 
 def test_offsets_by_shard_and_their_two_names() -> None:
-    read = read_options({**ORDERS, "startingOffsets": '{"orders":{"0":23,"1":-2,"2":-1}}', "endingOffsets": "next"})
+    read = read_options(
+        {**ORDERS, "startingOffsets": '{"orders":{"0":23,"1":-2,"2":-1}}', "endingOffsets": "next"}
+    )
     assert read.starting == {"orders": {0: 23, 1: EARLIEST, 2: LATEST}}
     assert read.ending == LATEST
     assert read_options({**ORDERS, "startingOffsets": "First"}).starting == EARLIEST
 
 
-def test_the_password_comes_from_a_file_or_the_environment_and_is_never_shown(tmp_path: Path) -> None:
+def test_the_password_comes_from_a_file_or_the_environment_and_is_never_shown(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "secret").write_text("from-file\n")
     environment = {"SHARDMQ_USER": "spark", "SHARDMQ_PASSWORD": "from-environment"}
     by_environment = write_options({}, environment)
     by_file = write_options({"shardmq.passwordFile": str(tmp_path / "secret")}, environment)
-    assert (by_environment.connection.user, by_environment.connection.password) == ("spark", "from-environment")
+    assert (by_environment.connection.user, by_environment.connection.password) == (
+        "spark",
+        "from-environment",
+    )
     assert by_file.connection.password == "from-file"
     assert "from-file" not in repr(by_file)
 
@@ -213,6 +252,9 @@ def test_a_writer_is_told_its_exchange_once() -> None:
 
 def test_confirms_have_a_time_of_their_own_where_one_is_said() -> None:
     assert write_options({"requestTimeoutMs": "5000"}).connection.timeout_ms == 5000
-    assert write_options({"requestTimeoutMs": "5000", "confirmTimeoutMs": "700"}).connection.timeout_ms == 700
+    assert (
+        write_options({"requestTimeoutMs": "5000", "confirmTimeoutMs": "700"}).connection.timeout_ms
+        == 700
+    )
     with pytest.raises(OptionError, match="unknown option"):
         read_options({**ORDERS, "confirmTimeoutMs": "700"})

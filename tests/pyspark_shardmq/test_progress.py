@@ -27,14 +27,22 @@ class Query:
         self._jsq = self
 
     def recentProgress(self) -> list[Any]:
-        return [SimpleNamespace(json=lambda one=one: json.dumps(one)) for one in self.told[-REMEMBERED:]]
+        return [
+            SimpleNamespace(json=lambda one=one: json.dumps(one)) for one in self.told[-REMEMBERED:]
+        ]
 
     def tell(self, rows: int | None, epoch: int, end: int = 0, latest: int = 0) -> None:
         """Add a report of an epoch; `rows` is None for a report without new rows."""
         ends = [encode({("orders", 0): Position("id", offset)}) for offset in (end, latest)]
-        one = {"timestamp": f"2026-11-20T12:{len(self.told) // 60:02}:{len(self.told) % 60:02}.000Z", "batchId": epoch}
+        one = {
+            "timestamp": f"2026-11-20T12:{len(self.told) // 60:02}:{len(self.told) % 60:02}.000Z",
+            "batchId": epoch,
+        }
         one |= {"numInputRows": rows or 0, "durationMs": {} if rows is None else {"addBatch": 1}}
-        one |= {"sources": [{"endOffset": ends[0], "latestOffset": ends[1]}], "processedRowsPerSecond": 5.0}
+        one |= {
+            "sources": [{"endOffset": ends[0], "latestOffset": ends[1]}],
+            "processedRowsPerSecond": 5.0,
+        }
         self.told.append(one)
 
 
@@ -59,7 +67,9 @@ def test_what_waits_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     line = f"archive: [{half}]  25%  epoch 7, 1,000 of 4,000 rows, 5 rows/s"
     assert capsys.readouterr().err == f"\r\x1b[K{line}\n"
     del query.told[0]["sources"][0]["latestOffset"], query.told[0]["processedRowsPerSecond"]
-    assert "100%  epoch 7, 1,000 of 1,000 rows, 0 rows/s" in epoch_line("archive", query.told[0], 1000)
+    assert "100%  epoch 7, 1,000 of 1,000 rows, 0 rows/s" in epoch_line(
+        "archive", query.told[0], 1000
+    )
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
@@ -71,9 +81,14 @@ def test_a_bar_is_as_full_as_what_is_done(done: int, total: int) -> None:
 
 
 def test_tasks_are_those_of_the_job_that_runs_as_far_as_they_are_known() -> None:
-    stages = {1: SimpleNamespace(numTasks=4, numCompletedTasks=4), 2: SimpleNamespace(numTasks=8, numCompletedTasks=1)}
+    stages = {
+        1: SimpleNamespace(numTasks=4, numCompletedTasks=4),
+        2: SimpleNamespace(numTasks=8, numCompletedTasks=1),
+    }
     jobs = {5: SimpleNamespace(stageIds=[1, 2, 3]), 6: None}
-    tracker: Any = SimpleNamespace(getActiveJobsIds=lambda: [5, 6], getJobInfo=jobs.get, getStageInfo=stages.get)
+    tracker: Any = SimpleNamespace(
+        getActiveJobsIds=lambda: [5, 6], getJobInfo=jobs.get, getStageInfo=stages.get
+    )
     assert tasks(tracker) == (5, 12)
     tracker.getActiveJobsIds = list
     assert tasks(tracker) is None

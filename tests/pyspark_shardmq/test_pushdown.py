@@ -43,7 +43,11 @@ def test_filters_of_places_leave_exactly_the_rows_that_pass_them(filters: list[A
     start = {(q, s): Position("id", 3 * s) for q in ("orders", "logs") for s in range(3)}
     end = {place: Position("id", 20) for place in start}
     pushed, rest = push(filters, OPTIONS)
-    left = {(r.queue, r.shard, n) for r in ranges(*pushed.narrow(start, end)) for n in range(r.start, r.end)}
+    left = {
+        (r.queue, r.shard, n)
+        for r in ranges(*pushed.narrow(start, end))
+        for n in range(r.start, r.end)
+    }
     wanted = set()
     for (queue, shard), position in start.items():
         for offset in range(position.next, 20):
@@ -54,9 +58,13 @@ def test_filters_of_places_leave_exactly_the_rows_that_pass_them(filters: list[A
 
 
 @given(COMPARED, st.integers(0, 10**6), st.integers(-3000, 3000))
-def test_times_are_handed_on_no_narrower_than_asked_and_looked_at_again(kind: str, base_us: int, delta_us: int) -> None:
+def test_times_are_handed_on_no_narrower_than_asked_and_looked_at_again(
+    kind: str, base_us: int, delta_us: int
+) -> None:
     asked_us, row_us = 1_700_000_000_000_000 + base_us, 1_700_000_000_000_000 + base_us + delta_us
-    asked = datetime.fromtimestamp(asked_us // 1_000_000, UTC).replace(microsecond=asked_us % 1_000_000)
+    asked = datetime.fromtimestamp(asked_us // 1_000_000, UTC).replace(
+        microsecond=asked_us % 1_000_000
+    )
     one = filter_(kind, "timestamp", asked)
     pushed, rest = push([one], OPTIONS)
     assert rest == [one]
@@ -81,5 +89,7 @@ def test_what_the_broker_cannot_answer_stays_with_spark() -> None:
 
 def test_kafkas_names_are_known_where_they_are_used() -> None:
     kafka = read_options({"subscribe": "orders", "rowFormat": "kafka"})
-    pushed, rest = push([filter_("EqualTo", "partition", 2), filter_("EqualTo", "topic", "orders")], kafka)
+    pushed, rest = push(
+        [filter_("EqualTo", "partition", 2), filter_("EqualTo", "topic", "orders")], kafka
+    )
     assert (pushed.shards, pushed.queues, rest) == (frozenset({2}), frozenset({"orders"}), [])

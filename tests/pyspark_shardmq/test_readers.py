@@ -39,7 +39,11 @@ class Stream:
     """A query with Trigger.AvailableNow, which runs epochs until there are no new rows."""
 
     def __init__(self, url: str, **options: object) -> None:
-        self._given = {"shardmq.url": url, "pollTimeoutMs": "0", **{n: str(value) for n, value in options.items()}}
+        self._given = {
+            "shardmq.url": url,
+            "pollTimeoutMs": "0",
+            **{n: str(value) for n, value in options.items()},
+        }
         self.checkpoint: dict[str, Any] | None = None
 
     def run(self) -> list[int]:
@@ -51,7 +55,9 @@ class Stream:
             if self.checkpoint is None:
                 self.checkpoint = reader.initialOffset()
             reader.prepareForTriggerAvailableNow()
-            while (end := reader.latestOffset(self.checkpoint, reader.getDefaultReadLimit())) != self.checkpoint:
+            while (
+                end := reader.latestOffset(self.checkpoint, reader.getDefaultReadLimit())
+            ) != self.checkpoint:
                 found += values(reader, reader.partitions(self.checkpoint, end))
                 self.checkpoint = end
         finally:
@@ -72,9 +78,15 @@ def archived(tmp_path: Path, streams: FakeStreams) -> Callable[[str], str]:
         made = Archive(tmp_path / "cold")
         directory = made.new_directory(0)
         directory.mkdir(parents=True)
-        end = {(name, i): Position(shard.id, shard.next) for i, shard in enumerate(streams.streams[name])}
+        end = {
+            (name, i): Position(shard.id, shard.next)
+            for i, shard in enumerate(streams.streams[name])
+        }
         for i, shard in enumerate(streams.streams[name]):
-            rows = [{"queue": name, "shard": i, "offset": n, **row} for n, row in enumerate(shard.rows, shard.first)]
+            rows = [
+                {"queue": name, "shard": i, "offset": n, **row}
+                for n, row in enumerate(shard.rows, shard.first)
+            ]
             table = pa.Table.from_pylist(rows, schema=arrow_schema(list(COLUMNS)))
             pq.write_table(table, directory / f"part-{i}.parquet")
         names = [f"data/{directory.name}/{file.name}" for file in directory.glob("*.parquet")]
@@ -109,7 +121,14 @@ def cold(streams: FakeStreams, archived: Callable[[str], str]) -> str:
         ({"startingTimestamp": FIRST_MS}, 0),
         ({"startingTimestamp": FIRST_MS + 123}, 123),
         ({"startingTimestamp": FIRST_MS + 345}, 345),
-        ({"startingOffsetsByTimestamp": json.dumps({"orders": {"0": FIRST_MS + 50, "1": FIRST_MS + 50}})}, 50),
+        (
+            {
+                "startingOffsetsByTimestamp": json.dumps(
+                    {"orders": {"0": FIRST_MS + 50, "1": FIRST_MS + 50}}
+                )
+            },
+            50,
+        ),
     ],
 )
 def test_a_batch_begins_in_the_archive_however_its_start_is_said(
@@ -136,7 +155,12 @@ def test_a_batch_may_end_in_the_archive(url: str, cold: str) -> None:
 )
 @pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": 70}, {"maxBytesPerTrigger": 8_000}])
 def test_a_stream_begins_in_the_archive_and_goes_on_in_the_log(
-    url: str, streams: FakeStreams, cold: str, start: dict[str, object], first: int, limit: dict[str, object]
+    url: str,
+    streams: FakeStreams,
+    cold: str,
+    start: dict[str, object],
+    first: int,
+    limit: dict[str, object],
 ) -> None:
     query = Stream(url, subscribe="orders", archivePath=cold, **start, **limit)
     assert query.run() == list(range(first, 450))
@@ -144,10 +168,14 @@ def test_a_stream_begins_in_the_archive_and_goes_on_in_the_log(
     assert query.run() == list(range(450, 480))
 
 
-def test_what_is_neither_in_the_log_nor_in_the_archive_is_an_error(url: str, streams: FakeStreams, cold: str) -> None:
+def test_what_is_neither_in_the_log_nor_in_the_archive_is_an_error(
+    url: str, streams: FakeStreams, cold: str
+) -> None:
     for shard in streams.streams["orders"]:
         shard.truncate(210)
-    with pytest.raises(DataLoss, match=r"orders/0: offsets 200 to 209 are neither in the log nor in archive"):
+    with pytest.raises(
+        DataLoss, match=r"orders/0: offsets 200 to 209 are neither in the log nor in archive"
+    ):
         batch(url, subscribe="orders", archivePath=cold)
     kept = batch(url, subscribe="orders", archivePath=cold, failOnDataLoss="false")
     assert kept == [*range(400), *range(420, 450)]
@@ -165,17 +193,29 @@ def test_an_archive_that_is_not_there_is_an_error_that_names_it(
             read(url, subscribe="orders", startingOffsets=start, archivePath=missing)
 
 
-def test_archived_rows_of_a_shard_that_went_are_read_too(url: str, streams: FakeStreams, cold: str) -> None:
+def test_archived_rows_of_a_shard_that_went_are_read_too(
+    url: str, streams: FakeStreams, cold: str
+) -> None:
     """Check that a batch and a new stream read all of them, and a running stream reads the rest."""
-    running = Stream(url, subscribe="orders", archivePath=cold, startingOffsets="earliest", maxOffsetsPerTrigger=100)
+    running = Stream(
+        url,
+        subscribe="orders",
+        archivePath=cold,
+        startingOffsets="earliest",
+        maxOffsetsPerTrigger=100,
+    )
     shards = streams.streams["orders"]
-    running.checkpoint = encode({("orders", i): Position(shard.id, 10) for i, shard in enumerate(shards)})
+    running.checkpoint = encode(
+        {("orders", i): Position(shard.id, 10) for i, shard in enumerate(shards)}
+    )
     shards[1].truncate(shards[1].next)
     streams.shrink("orders", 1)
     streams.ended.clear()
     there = [*range(400), *range(400, 450, 2)]
     assert batch(url, subscribe="orders", archivePath=cold) == there
-    assert Stream(url, subscribe="orders", archivePath=cold, startingOffsets="earliest").run() == there
+    assert (
+        Stream(url, subscribe="orders", archivePath=cold, startingOffsets="earliest").run() == there
+    )
     assert running.run() == there[20:]
     assert running.checkpoint is not None and set(decode(running.checkpoint)) == {("orders", 0)}
 
@@ -199,7 +239,9 @@ def test_a_pattern_reads_an_exchange_or_its_shards_and_each_row_once(
 
 def test_a_shard_beside_its_exchange_is_refused(url: str, streams: FakeStreams) -> None:
     streams.declare_exchange("orders", 2)
-    with pytest.raises(OptionError, match="sharding: orders - 1 is a shard of orders, which is read too"):
+    with pytest.raises(
+        OptionError, match="sharding: orders - 1 is a shard of orders, which is read too"
+    ):
         batch(url, subscribe="orders,sharding: orders - 1")
 
 
@@ -224,7 +266,10 @@ def test_a_query_goes_on_when_shards_go_that_it_had_read(url: str, streams: Fake
     streams.append("orders", 5)
     assert len(query.run()) == 5
     query.checkpoint = encode(
-        {**decode(query.checkpoint or {}), ("orders", 1): Position(streams.ended["orders"][0]["id"], 100)}
+        {
+            **decode(query.checkpoint or {}),
+            ("orders", 1): Position(streams.ended["orders"][0]["id"], 100),
+        }
     )
     streams.streams["orders"] += streams.declare("more", 1)
     streams.append("more", 4)
@@ -241,14 +286,18 @@ def test_rows_of_a_shard_that_went_and_were_not_read_are_an_error_that_names_the
     streams.append("orders", 20)
     streams.streams["orders"][1].truncate(60)
     streams.shrink("orders", 1)
-    with pytest.raises(DataLoss, match="orders/1 does not exist any more; offsets 50 to 59 of it were not read"):
+    with pytest.raises(
+        DataLoss, match="orders/1 does not exist any more; offsets 50 to 59 of it were not read"
+    ):
         query.run()
     allowed = Stream(url, subscribe="orders", failOnDataLoss="false")
     allowed.checkpoint = query.checkpoint
     assert allowed.run() == list(range(100, 120, 2))
 
 
-def test_a_shard_that_goes_between_plan_and_scan_is_a_loss_that_may_be_allowed(url: str, streams: FakeStreams) -> None:
+def test_a_shard_that_goes_between_plan_and_scan_is_a_loss_that_may_be_allowed(
+    url: str, streams: FakeStreams
+) -> None:
     from pyspark_shardmq.source import ShardmqReader
 
     for allowed in ("true", "false"):
@@ -272,14 +321,20 @@ def test_a_shard_that_goes_between_plan_and_scan_is_a_loss_that_may_be_allowed(u
 @pytest.mark.parametrize("more", [{}, {"filter.routingKey": "#"}, {"columns": "value"}])
 @pytest.mark.parametrize("cut_off", [0, 2])
 def test_rows_that_the_broker_cannot_read_are_a_loss_that_may_be_allowed(
-    url: str, streams: FakeStreams, cut_off: int, more: dict[str, str], capfd: pytest.CaptureFixture[str]
+    url: str,
+    streams: FakeStreams,
+    cut_off: int,
+    more: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Check this also if an answer is cut off behind the gaps, since only its end names them."""
     streams.declare("orders", 2)
     streams.append("orders", 6000)
     streams.damaged = [(100, 110), (2990, 2995)]
     streams.faults["/1/arrow"] = cut_off
-    with pytest.raises(DataLoss, match="orders/[01] has lost offsets 100 to 109, 2990 to 2994 to damage"):
+    with pytest.raises(
+        DataLoss, match="orders/[01] has lost offsets 100 to 109, 2990 to 2994 to damage"
+    ):
         batch(url, subscribe="orders", **more)
     streams.faults["/1/arrow"] = cut_off
     capfd.readouterr()
@@ -287,12 +342,15 @@ def test_rows_that_the_broker_cannot_read_are_a_loss_that_may_be_allowed(
     left = [n for n in range(3000) if not (100 <= n < 110 or 2990 <= n < 2995)]
     assert sorted(found) == sorted(2 * n + shard for n in left for shard in range(2))
     assert capfd.readouterr().err.splitlines() == [
-        f"shardmq: orders/{shard} has lost offsets 100 to 109, 2990 to 2994 to damage in the broker's files"
+        f"shardmq: orders/{shard} has lost offsets 100 to 109, 2990 to 2994 to damage in the "
+        "broker's files"
         for shard in range(2)
     ]
 
 
-def test_a_stream_goes_on_behind_damage_where_that_is_allowed(url: str, streams: FakeStreams) -> None:
+def test_a_stream_goes_on_behind_damage_where_that_is_allowed(
+    url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders")
     streams.append("orders", 10)
     query = Stream(url, subscribe="orders", startingOffsets="earliest")
@@ -317,7 +375,9 @@ def test_damage_is_a_loss_beside_an_archive_too(url: str, streams: FakeStreams, 
 # -- ends and starts -------------------------------------------------------------------------------
 
 
-def test_an_end_before_its_start_is_an_error_that_names_the_shard(url: str, streams: FakeStreams) -> None:
+def test_an_end_before_its_start_is_an_error_that_names_the_shard(
+    url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders", 2)
     streams.append("orders", 100)
     with pytest.raises(OptionError, match="orders/1 is to be read from offset 50 to before 7"):
@@ -335,7 +395,9 @@ def test_an_end_that_retention_has_passed_is_a_loss(url: str, streams: FakeStrea
     streams.append("orders", 100)
     streams.streams["orders"][0].truncate(50)
     end = {"subscribe": "orders", "endingOffsets": '{"orders":{"0":20}}'}
-    with pytest.raises(DataLoss, match="orders/0 has lost the offsets before 20 to retention; it begins at 50"):
+    with pytest.raises(
+        DataLoss, match="orders/0 has lost the offsets before 20 to retention; it begins at 50"
+    ):
         batch(url, **end)
     assert batch(url, **end, failOnDataLoss="false") == []
 
@@ -347,8 +409,12 @@ def test_times_for_shards_that_are_not_there_are_refused(url: str, streams: Fake
             batch(url, subscribe="orders", **{option: '{"orders":{"3":5}}'})
 
 
-@pytest.mark.parametrize("why", ["there is no vhost 'x'", "there is no queue 'x'", "queue 'x' is of type classic"])
-def test_why_a_name_is_of_no_stream_is_what_the_broker_says(url: str, streams: FakeStreams, why: str) -> None:
+@pytest.mark.parametrize(
+    "why", ["there is no vhost 'x'", "there is no queue 'x'", "queue 'x' is of type classic"]
+)
+def test_why_a_name_is_of_no_stream_is_what_the_broker_says(
+    url: str, streams: FakeStreams, why: str
+) -> None:
     from pyspark_shardmq.fetch import BrokerError
 
     streams.wrong["x"] = why

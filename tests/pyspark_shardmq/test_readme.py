@@ -53,7 +53,9 @@ def play(spark: Any, directory: Path) -> None:
         for language, lines in blocks((ROOT / "pyspark_shardmq" / "SESSION.md").read_text()):
             if language == "python":
                 assert shown == "", "what a cell prints is shown"
-                cell = lines.replace("127.0.0.1:5672", broker.amqp).replace("127.0.0.1:15672", broker.http)
+                cell = lines.replace("127.0.0.1:5672", broker.amqp).replace(
+                    "127.0.0.1:15672", broker.http
+                )
                 shown = run(cell.replace("0.0.0.0", "127.0.0.1"), names)
             else:
                 assert shown.split() == lines.split()

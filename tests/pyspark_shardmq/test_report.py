@@ -36,16 +36,29 @@ class Page(HTMLParser):
 
 def tables(queue: str, keys: list[tuple[str, int]]) -> dict[str, report.Table]:
     windows = [
-        {"queue": queue, "begins": str(BEGIN.replace(tzinfo=None)), "rows": 60, "bytes": 60, "rows_per_second": 1.0}
+        {
+            "queue": queue,
+            "begins": str(BEGIN.replace(tzinfo=None)),
+            "rows": 60,
+            "bytes": 60,
+            "rows_per_second": 1.0,
+        }
     ]
-    hot = [{"queue": queue, "routing_key": key, "rows": rows, "bytes": 0, "share": 0.5} for key, rows in keys]
+    hot = [
+        {"queue": queue, "routing_key": key, "rows": rows, "bytes": 0, "share": 0.5}
+        for key, rows in keys
+    ]
     return {"rates": windows, "hot keys": hot, "shards": []}
 
 
 @given(NAMES, st.lists(st.tuples(NAMES, COUNTS), max_size=5))
-def test_names_are_shown_as_they_are_whatever_they_hold(queue: str, keys: list[tuple[str, int]]) -> None:
+def test_names_are_shown_as_they_are_whatever_they_hold(
+    queue: str, keys: list[tuple[str, int]]
+) -> None:
     shown = Page(report.page(queue, {"rows": 1, "skew": None}, tables(queue, keys), 60.0))
-    plain = Page(report.page("q", {"rows": 1, "skew": None}, tables("q", [("k", n) for _, n in keys]), 60.0))
+    plain = Page(
+        report.page("q", {"rows": 1, "skew": None}, tables("q", [("k", n) for _, n in keys]), 60.0)
+    )
     assert [tag for tag, _ in shown.tags] == [tag for tag, _ in plain.tags]
     text = "".join(shown.words)
     for key, rows in keys:
@@ -74,5 +87,9 @@ def test_a_window_lies_where_its_time_is_and_one_without_rows_is_a_gap(count: in
 
 
 def test_nothing_is_a_page_too() -> None:
-    shown = Page(report.page("q", {"rows": 0, "skew": None}, {"rates": [], "hot keys": [], "shards": []}, 0.0))
+    shown = Page(
+        report.page(
+            "q", {"rows": 0, "skew": None}, {"rates": [], "hot keys": [], "shards": []}, 0.0
+        )
+    )
     assert "".join(shown.words).count("nothing") == 3

@@ -29,7 +29,9 @@ def numbers(frame: Any) -> list[int]:
     return sorted(int(row.value) for row in frame.select("value").collect())
 
 
-def test_a_batch_holds_every_row_of_every_shard_once(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_a_batch_holds_every_row_of_every_shard_once(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders", 4)
     streams.append("orders", 5000)
     frame = reading(spark, url, subscribe="orders", minPartitions=8)
@@ -42,7 +44,9 @@ def test_a_batch_holds_every_row_of_every_shard_once(spark: Any, url: str, strea
     }
 
 
-def test_a_scan_that_is_cut_off_goes_on_behind_its_last_row(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_a_scan_that_is_cut_off_goes_on_behind_its_last_row(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders", 2)
     streams.append("orders", 6000)
     streams.faults = {"/arrow": 5, "/streams/%2F/orders?": 1}
@@ -50,7 +54,9 @@ def test_a_scan_that_is_cut_off_goes_on_behind_its_last_row(spark: Any, url: str
     assert streams.faults["/arrow"] == 0
 
 
-def test_filters_go_to_the_broker_and_leave_the_same_rows(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_filters_go_to_the_broker_and_leave_the_same_rows(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders", 2)
     streams.append("orders", 3000)
     frame = reading(spark, url, subscribe="orders", pushFilters="true")
@@ -63,31 +69,53 @@ def test_filters_go_to_the_broker_and_leave_the_same_rows(spark: Any, url: str, 
     assert "filter=key%3Akey.3" in streams.requests[-1]
 
 
-def test_columns_headers_properties_and_kafkas_names(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_columns_headers_properties_and_kafkas_names(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders", 1)
-    headers = [{"key": "a", "type": "S", "value": b"x"}, {"key": "n", "type": "l", "value": bytes(8)}]
-    streams.append("orders", 1, headers=headers, value=bytes(range(256)), properties={"content_type": "text/plain"})
+    headers = [
+        {"key": "a", "type": "S", "value": b"x"},
+        {"key": "n", "type": "l", "value": bytes(8)},
+    ]
+    streams.append(
+        "orders",
+        1,
+        headers=headers,
+        value=bytes(range(256)),
+        properties={"content_type": "text/plain"},
+    )
     streams.append("orders", 1, value=b"")
-    some = reading(spark, url, subscribe="orders", columns="value,offset").orderBy("offset").collect()
+    some = (
+        reading(spark, url, subscribe="orders", columns="value,offset").orderBy("offset").collect()
+    )
     assert some[0].asDict() == {"value": bytes(range(256)), "offset": 0} and some[1].value == b""
-    whole = reading(spark, url, subscribe="orders", includeHeaders="true", includeProperties="true").orderBy("offset")
+    whole = reading(
+        spark, url, subscribe="orders", includeHeaders="true", includeProperties="true"
+    ).orderBy("offset")
     first, second = whole.collect()
     assert [entry.asDict() for entry in first.headers] == headers and second.headers is None
     assert first.properties.content_type == "text/plain" and first.properties.priority is None
-    kafka = reading(spark, url, subscribe="orders", rowFormat="kafka", includeHeaders="true").orderBy("offset")
+    kafka = reading(
+        spark, url, subscribe="orders", rowFormat="kafka", includeHeaders="true"
+    ).orderBy("offset")
     row = kafka.first()
     assert (row.key, row.topic, row.partition, row.timestampType) == (b"key.0", "orders", 0, 1)
-    assert [entry.asDict() for entry in row.headers] == [{"key": "a", "value": b"x"}, {"key": "n", "value": bytes(8)}]
+    assert [entry.asDict() for entry in row.headers] == [
+        {"key": "a", "value": b"x"},
+        {"key": "n", "value": bytes(8)},
+    ]
 
 
-def test_by_time_by_offset_by_pattern_and_nothing_at_all(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_by_time_by_offset_by_pattern_and_nothing_at_all(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders-1", 2)
     streams.declare("orders-2", 1)
     streams.declare("empty", 3)
     streams.append("orders-1", 100)
-    assert numbers(reading(spark, url, subscribe="orders-1", startingTimestamp=1_700_000_000_090)) == list(
-        range(90, 100)
-    )
+    assert numbers(
+        reading(spark, url, subscribe="orders-1", startingTimestamp=1_700_000_000_090)
+    ) == list(range(90, 100))
     until = json.dumps({"orders-1": {"0": 3, "1": 0}})
     assert numbers(reading(spark, url, subscribe="orders-1", endingOffsets=until)) == [0, 2, 4]
     assert numbers(reading(spark, url, assign='{"orders-1":[1]}')) == list(range(1, 100, 2))
@@ -96,18 +124,24 @@ def test_by_time_by_offset_by_pattern_and_nothing_at_all(spark: Any, url: str, s
     assert numbers(reading(spark, url, subscribe="empty")) == []
 
 
-def test_what_retention_took_is_an_error_that_names_it(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_what_retention_took_is_an_error_that_names_it(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     streams.declare("orders", 1)
     streams.append("orders", 100)
     streams.streams["orders"][0].truncate(50)
     start = json.dumps({"orders": {"0": 10}})
-    with pytest.raises(Exception, match="orders/0 has lost offsets 10 to 49 to retention; it begins at 50"):
+    with pytest.raises(
+        Exception, match="orders/0 has lost offsets 10 to 49 to retention; it begins at 50"
+    ):
         reading(spark, url, subscribe="orders", startingOffsets=start).collect()
     kept = reading(spark, url, subscribe="orders", startingOffsets=start, failOnDataLoss="false")
     assert numbers(kept) == list(range(50, 100))
 
 
-def test_wrong_options_are_refused_before_anything_is_read(spark: Any, url: str, streams: FakeStreams) -> None:
+def test_wrong_options_are_refused_before_anything_is_read(
+    spark: Any, url: str, streams: FakeStreams
+) -> None:
     for options, why in [
         ({"subscribe": "orders", "maxOfsets": 1}, "unknown option"),
         ({"subscribe": "orders", "columns": "value,body"}, "no column body"),
@@ -140,7 +174,11 @@ class Query:
         reader = self.spark.readStream.format("shardmq").option("shardmq.url", self.url)
         for key, value in {"startingOffsets": "earliest", **self.options}.items():
             reader = reader.option(key, value)
-        writer = reader.load().writeStream.foreachBatch(keep).option("checkpointLocation", str(self.checkpoint))
+        writer = (
+            reader.load()
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(self.checkpoint))
+        )
         query = start(writer.trigger(availableNow=True).start)
         query.awaitTermination(100)
         assert query.exception() is None
@@ -171,9 +209,13 @@ def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
     seen: list[int] = []
     streams.declare("orders", 1)
     streams.append("orders", 20)
-    reader = spark.readStream.format("shardmq").options(subscribe="orders", startingOffsets="earliest")
+    reader = spark.readStream.format("shardmq").options(
+        subscribe="orders", startingOffsets="earliest"
+    )
     rows = reader.option("shardmq.url", url).load().writeStream
-    query = rows.foreachBatch(lambda frame, _: seen.extend(numbers(frame))).option("checkpointLocation", str(tmp_path))
+    query = rows.foreachBatch(lambda frame, _: seen.extend(numbers(frame))).option(
+        "checkpointLocation", str(tmp_path)
+    )
     running = start(query.start)
     try:
         wait_until(lambda: len(seen) == 20, "the first rows", 100)
@@ -185,7 +227,9 @@ def test_a_shard_that_is_added_while_a_query_runs_is_read_from_its_beginning(
     assert sorted(seen) == list(range(40)) and running.exception() is None
 
 
-def test_what_a_query_has_finished_is_reported_under_its_group(url: str, streams: FakeStreams) -> None:
+def test_what_a_query_has_finished_is_reported_under_its_group(
+    url: str, streams: FakeStreams
+) -> None:
     """The query goes on, the next report makes up for the lost one, and the loss is logged once."""
     pytest.importorskip("pyspark")
     from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -229,7 +273,9 @@ def test_a_stream_made_anew_under_a_checkpoint_is_an_error(
     assert flat(query.run()) == list(range(20))
 
 
-def test_a_limit_in_bytes_divides_a_stream_too(spark: Any, url: str, streams: FakeStreams, tmp_path: Path) -> None:
+def test_a_limit_in_bytes_divides_a_stream_too(
+    spark: Any, url: str, streams: FakeStreams, tmp_path: Path
+) -> None:
     streams.declare("orders", 2)
     streams.append("orders", 400, value=b"%01000d" % 7)
     epochs = Query(spark, url, tmp_path, subscribe="orders", maxBytesPerTrigger=200_000).run()

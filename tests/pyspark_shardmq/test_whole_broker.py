@@ -71,9 +71,13 @@ def publish(broker: RealBroker, channel: Any, exchange: str, numbers: range) -> 
     before = ends(broker, exchange)
     quick = channel.connection.channel()
     for number in numbers:
-        properties = pika.BasicProperties(delivery_mode=2, headers={"n": number, "deep": {"list": [1, "two", None]}})
+        properties = pika.BasicProperties(
+            delivery_mode=2, headers={"n": number, "deep": {"list": [1, "two", None]}}
+        )
         quick.basic_publish(exchange, f"key.{number}", b"%d" % number, properties)
-    wait_until(lambda: ends(broker, exchange) == before + len(numbers), "what was published", WAIT_S)
+    wait_until(
+        lambda: ends(broker, exchange) == before + len(numbers), "what was published", WAIT_S
+    )
     quick.close()
 
 
@@ -111,7 +115,11 @@ def begin() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     def begin_one(job: str, *words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"pyspark_shardmq.jobs.{job}", *words]
-        begun.append(subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True))
+        begun.append(
+            subprocess.Popen(
+                command, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True
+            )
+        )
         return begun[-1]
 
     yield begin_one
@@ -141,7 +149,11 @@ def kill_driver(process: subprocess.Popen[bytes]) -> None:
             if "java" in Path(f"/proc/{pid}/comm").read_text() or pid == process.pid:
                 os.kill(pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family), "the workers to end", WAIT_S)
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in family),
+        "the workers to end",
+        WAIT_S,
+    )
 
 
 def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
@@ -161,7 +173,11 @@ def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_stream_processor_publishes_each_row_once_through_kills(
-    broker: RealBroker, channel: Any, spark: Any, tmp_path: Path, begin: Callable[..., subprocess.Popen[bytes]]
+    broker: RealBroker,
+    channel: Any,
+    spark: Any,
+    tmp_path: Path,
+    begin: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     """Kill a shard, a Python worker, and the driver with its JVM; then let the job run to its end.
 
@@ -175,8 +191,23 @@ def test_a_stream_processor_publishes_each_row_once_through_kills(
     publish(broker, channel, "orders", range(total))
     sql = tmp_path / "query.sql"
     sql.write_text("select concat('seen ', string(value)) as value, routing_key from input")
-    words = ["orders", "--sql", str(sql), "--exchange", "checked", "--checkpoint", str(tmp_path / "checkpoint")]
-    words += ["--url", url(broker), "--master", "local[2,3]", "--option", f"maxOffsetsPerTrigger={step}"]
+    words = [
+        "orders",
+        "--sql",
+        str(sql),
+        "--exchange",
+        "checked",
+        "--checkpoint",
+        str(tmp_path / "checkpoint"),
+    ]
+    words += [
+        "--url",
+        url(broker),
+        "--master",
+        "local[2,3]",
+        "--option",
+        f"maxOffsetsPerTrigger={step}",
+    ]
     words += ["--option", "groupName=checker"]
 
     def until(count: int) -> Callable[[], bool]:
@@ -195,12 +226,25 @@ def test_a_stream_processor_publishes_each_row_once_through_kills(
     assert begin("process", *words).wait(WAIT_S) == 0
     expected = Counter(b"seen %d" % number for number in range(total))
     assert Counter(body for _, _, body in taken(broker, "checked-queue")) == expected
-    assert Counter(bytes(row.value) for row in reading(spark, broker, "kept").select("value").collect()) == expected
-    wait_until(lambda: asked(broker, "streams/%2F/orders/groups/checker")["lag"] == 0, "all to be reported", WAIT_S)
+    assert (
+        Counter(
+            bytes(row.value) for row in reading(spark, broker, "kept").select("value").collect()
+        )
+        == expected
+    )
+    wait_until(
+        lambda: asked(broker, "streams/%2F/orders/groups/checker")["lag"] == 0,
+        "all to be reported",
+        WAIT_S,
+    )
 
 
 def reading(spark: Any, broker: RealBroker, name: str, **options: Any) -> Any:
-    return spark.read.format("shardmq").options(subscribe=name, **{"shardmq.url": url(broker)}, **options).load()
+    return (
+        spark.read.format("shardmq")
+        .options(subscribe=name, **{"shardmq.url": url(broker)}, **options)
+        .load()
+    )
 
 
 def asked(broker: RealBroker, path: str) -> Any:
@@ -218,7 +262,13 @@ def test_archived_and_replayed_messages_are_what_they_were(
     everything = pika.BasicProperties(
         content_type="text/plain",
         content_encoding="gzip",
-        headers={"n": -1, "t": True, "b": b"\0\xff", "d": Decimal("1.5"), "nested": {"a": [None, {"x": 2**40}]}},
+        headers={
+            "n": -1,
+            "t": True,
+            "b": b"\0\xff",
+            "d": Decimal("1.5"),
+            "nested": {"a": [None, {"x": 2**40}]},
+        },
         delivery_mode=2,
         priority=5,
         correlation_id="c",
@@ -234,27 +284,41 @@ def test_archived_and_replayed_messages_are_what_they_were(
     for body in bodies:
         channel.basic_publish("logs", "binary", body, everything)
     path = str(tmp_path / "cold")
-    done = archive.job(spark, archive.arguments(["logs", path, "--url", url(broker), "--rows-per-epoch", "200"]))
+    done = archive.job(
+        spark, archive.arguments(["logs", path, "--url", url(broker), "--rows-per-epoch", "200"])
+    )
     assert done["rows"] == 503
     words = [path, "--url", url(broker), "--exchange", "again", "--name", "one"]
     for _ in range(2):
         replay.job(spark, replay.arguments(words))
     found = taken(broker, "again-queue")
-    assert Counter(body for _, _, body in found) == Counter([*bodies, *(b"%d" % n for n in range(500))])
+    assert Counter(body for _, _, body in found) == Counter(
+        [*bodies, *(b"%d" % n for n in range(500))]
+    )
     for method, properties, body in found:
         headers = dict(properties.headers)
-        assert headers.pop("x-producer-id").startswith("replay-one/") and headers.pop("x-sequence") >= 0
+        assert (
+            headers.pop("x-producer-id").startswith("replay-one/")
+            and headers.pop("x-sequence") >= 0
+        )
         if method.routing_key == "binary":
             properties.headers = headers
             assert properties == everything
         else:
             assert headers == {"n": int(body), "deep": {"list": [1, "two", None]}}
             assert method.routing_key == f"key.{int(body)}"
-    hot = sorted(map(repr, reading(spark, broker, "logs", includeHeaders=True, includeProperties=True).collect()))
+    hot = sorted(
+        map(
+            repr,
+            reading(spark, broker, "logs", includeHeaders=True, includeProperties=True).collect(),
+        )
+    )
     channel.queue_purge("logs")
     with pytest.raises(Exception, match=r"logs/\d has lost offsets 0 to \d+ to retention"):
         reading(spark, broker, "logs", startingOffsets='{"logs":{"0":0,"1":0}}').collect()
-    cold = reading(spark, broker, "logs", includeHeaders=True, includeProperties=True, archivePath=path).collect()
+    cold = reading(
+        spark, broker, "logs", includeHeaders=True, includeProperties=True, archivePath=path
+    ).collect()
     assert sorted(map(repr, cold)) == hot and len(hot) == 503
 
 
@@ -272,7 +336,16 @@ def test_an_archive_holds_each_row_once_though_its_job_was_killed(
     total, name, cold = 3000, f"events-{table_format}", Archive(tmp_path / "cold")
     stream_exchange(channel, name, 2)
     publish(broker, channel, name, range(total))
-    words = [name, str(cold.path), "--url", url(broker), "--master", "local[2]", "--rows-per-epoch", "200"]
+    words = [
+        name,
+        str(cold.path),
+        "--url",
+        url(broker),
+        "--master",
+        "local[2]",
+        "--rows-per-epoch",
+        "200",
+    ]
     words += ["--table-format", table_format]
 
     def rows() -> int:
@@ -293,9 +366,13 @@ def test_a_stream_declared_anew_is_no_stream_without_news(
     broker: RealBroker, channel: Any, spark: Any, tmp_path: Path
 ) -> None:
     def read() -> int:
-        rows = spark.readStream.format("shardmq").options(subscribe="young", startingOffsets="earliest")
+        rows = spark.readStream.format("shardmq").options(
+            subscribe="young", startingOffsets="earliest"
+        )
         rows = rows.option("shardmq.url", url(broker)).load().writeStream.format("noop")
-        query = start(rows.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
+        query = start(
+            rows.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start
+        )
         query.awaitTermination(WAIT_S)
         if (error := query.exception()) is not None:
             raise error
@@ -322,15 +399,24 @@ def test_rows_that_go_nowhere_and_users_without_rights_are_refused(
         rows.coalesce(1).write.format("shardmq").mode("append").options(
             exchange="nowhere", **{"shardmq.url": url(broker)}
         ).save()
-    reader = spark.read.format("shardmq").option("shardmq.url", url(broker)).option("subscribe", "private")
+    reader = (
+        spark.read.format("shardmq")
+        .option("shardmq.url", url(broker))
+        .option("subscribe", "private")
+    )
     with pytest.raises(Exception, match="401"):
         reader.option("shardmq.user", "nobody").load().collect()
 
 
-def test_counts_agree_with_what_the_broker_says(broker: RealBroker, channel: Any, spark: Any) -> None:
+def test_counts_agree_with_what_the_broker_says(
+    broker: RealBroker, channel: Any, spark: Any
+) -> None:
     stream_exchange(channel, "counted", 3)
     publish(broker, channel, "counted", range(100))
-    found = {row.shard: row["count"] for row in reading(spark, broker, "counted").groupBy("shard").count().collect()}
+    found = {
+        row.shard: row["count"]
+        for row in reading(spark, broker, "counted").groupBy("shard").count().collect()
+    }
     shards = asked(broker, "streams/%2F/counted")["shards"]
     assert found == {s["shard"]: s["next"] - s["first"] for s in shards if s["next"] > s["first"]}
     assert sum(found.values()) == 100

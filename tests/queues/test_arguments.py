@@ -129,7 +129,9 @@ def test_messages_expire_at_the_head_only(bench: Bench) -> None:
         ({"x_max_length": 0}, []),
     ],
 )
-def test_the_oldest_goes_where_there_are_too_many(bench: Bench, arguments: dict[str, Any], stay: list[bytes]) -> None:
+def test_the_oldest_goes_where_there_are_too_many(
+    bench: Bench, arguments: dict[str, Any], stay: list[bytes]
+) -> None:
     bench.declare(**arguments)
     bench.publish(b"11", b"22", b"33", b"44")
     assert bench.all() == stay
@@ -177,11 +179,17 @@ def test_one_consumer_is_active_and_the_next_takes_over(bench: Bench) -> None:
     bench.channel.basic_cancel(first)
     bench.publish(b"3")
     bench.until(lambda: len(got) == 3, "the third")
-    assert [(tag, body) for tag, body, _ in got] == [("first", b"1"), ("first", b"2"), ("second", b"3")]
+    assert [(tag, body) for tag, body, _ in got] == [
+        ("first", b"1"),
+        ("first", b"2"),
+        ("second", b"3"),
+    ]
 
 
 @pytest.mark.row("C1.9")
-def test_the_next_takes_over_when_the_first_ones_connection_ends(bench: Bench, broker: RealBroker) -> None:
+def test_the_next_takes_over_when_the_first_ones_connection_ends(
+    bench: Bench, broker: RealBroker
+) -> None:
     bench.declare(x_single_active_consumer=True)
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as other:
         first = Bench(other, bench.name)
@@ -206,7 +214,9 @@ def test_nobody_can_be_the_only_consumer_where_one_is_active_at_a_time(bench: Be
 
 
 @pytest.mark.row("C1.11", "A6.7")
-def test_what_a_consumer_does_not_settle_in_time_goes_to_another_and_its_channel_stays_open(bench: Bench) -> None:
+def test_what_a_consumer_does_not_settle_in_time_goes_to_another_and_its_channel_stays_open(
+    bench: Bench,
+) -> None:
     """Requeued, redelivered; the late ack is no error."""
     bench.declare(x_consumer_timeout=300)
     got: list[tuple[str, bytes, bool]] = []
@@ -231,7 +241,11 @@ def test_what_a_consumer_does_not_settle_in_time_goes_to_another_and_its_channel
     [
         proving("C1.13", "x-queue-mode", {"x-queue-mode": "lazy"}),
         proving("C1.13", "x-queue-version", {"x-queue-version": 2, "x-max-in-memory-length": 10}),
-        proving("C1.14", "x-queue-leader-locator", {"x-queue-leader-locator": "balanced", "x-initial-cluster-size": 3}),
+        proving(
+            "C1.14",
+            "x-queue-leader-locator",
+            {"x-queue-leader-locator": "balanced", "x-initial-cluster-size": 3},
+        ),
         proving("C1.17", "x-something-else", {"x-something-else": "kept"}),
         proving(
             "C1.7",

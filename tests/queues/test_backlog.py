@@ -20,12 +20,18 @@ SIZE = 4
 class Bench:
     def __init__(self, **arguments: Any) -> None:
         self.store = DictStore()
-        limits = limits_of({"x-" + name.replace("_", "-"): value for name, value in arguments.items()})
+        limits = limits_of(
+            {"x-" + name.replace("_", "-"): value for name, value in arguments.items()}
+        )
         self.backlog = Backlog(1, self.store, limits, True)
 
     def take_in(self, *facts: int, now: int = 0, marks: int = 0) -> list[int]:
-        entries = array("Q", [self.store.put([1], SIZE.to_bytes(4, "little") + bytes(SIZE)) for _ in facts])
-        arrival = DictArrival(1, entries, SIZE * len(facts), array("Q", facts) if any(facts) else None, marks=marks)
+        entries = array(
+            "Q", [self.store.put([1], SIZE.to_bytes(4, "little") + bytes(SIZE)) for _ in facts]
+        )
+        arrival = DictArrival(
+            1, entries, SIZE * len(facts), array("Q", facts) if any(facts) else None, marks=marks
+        )
         self.backlog.take_in(arrival, now)
         return list(entries)
 
@@ -41,7 +47,13 @@ class Bench:
 def test_a_backlog_knows_no_consumer() -> None:
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert not {f"shardmq.shardd.queues.{name}" for name in ("consumers", "dispatch", "queue", "unacked")} & imported
+    assert (
+        not {
+            f"shardmq.shardd.queues.{name}"
+            for name in ("consumers", "dispatch", "queue", "unacked")
+        }
+        & imported
+    )
 
 
 def test_messages_leave_in_the_order_in_which_they_came() -> None:
@@ -166,8 +178,16 @@ def test_random_acts_lose_no_message_and_keep_the_order() -> None:
                 entry = out.pop(rng.randrange(len(out)))
                 bench.backlog.taken_back(1, SIZE)
                 bench.backlog.forget(array("Q", [entry]))
-            assert (bench.backlog.ready_count, bench.backlog.ready_bytes) == (len(ready), SIZE * len(ready))
-            assert (bench.backlog.unacked_count, bench.backlog.unacked_bytes) == (len(out), SIZE * len(out))
+            assert (bench.backlog.ready_count, bench.backlog.ready_bytes) == (
+                len(ready),
+                SIZE * len(ready),
+            )
+            assert (bench.backlog.unacked_count, bench.backlog.unacked_bytes) == (
+                len(out),
+                SIZE * len(out),
+            )
             everything = sorted(ready + [entry & ~15 for entry in out])
-            assert [entry & ~15 for entry in bench.backlog.entries(out)] == everything, f"seed {seed}"
+            assert [entry & ~15 for entry in bench.backlog.entries(out)] == everything, (
+                f"seed {seed}"
+            )
         assert bench.store.live.get(1, set()) == {entry & ~15 for entry in ready + out}

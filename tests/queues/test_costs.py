@@ -28,14 +28,21 @@ class Store:
         count = max(1, min(len(entries), bytes_max // SIZE))
         return bytes(SIZE * count), array("I", [SIZE]) * count
 
-    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
+    def look(
+        self, entries: array[int], bytes_max: int, whole: bool = True
+    ) -> tuple[bytes, array[int]]:
         return self.read(entries, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         pass
 
     def deliver(
-        self, consumer: Consumer, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+        self,
+        consumer: Consumer,
+        first_number: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
     ) -> None:
         pass
 
@@ -60,7 +67,9 @@ def publish(queue: Queue, facts: list[int], first: int) -> None:
     for at in range(0, len(facts), BATCH):
         some = facts[at : at + BATCH]
         entries = array("Q", [first + at + i << 4 for i in range(len(some))])
-        queue.publish(Arrival(1, entries, SIZE * len(some), array("Q", some) if any(some) else None), 0)
+        queue.publish(
+            Arrival(1, entries, SIZE * len(some), array("Q", some) if any(some) else None), 0
+        )
 
 
 def costs(queue: Queue, store: Store, fact: Callable[[], int], waiting: int) -> dict[str, int]:
@@ -91,7 +100,9 @@ def costs(queue: Queue, store: Store, fact: Callable[[], int], waiting: int) -> 
 
 
 @pytest.mark.row("C1.3", "C1.8", "B1.10")
-@pytest.mark.parametrize("kind", ["plain", "ttl", "queue ttl", "priority", "priority and ttl", "delayed"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "ttl", "queue ttl", "priority", "priority and ttl", "delayed"]
+)
 def test_a_message_costs_as_many_steps_in_a_deep_queue_as_in_a_flat_one(kind: str) -> None:
     arguments = {
         "queue ttl": {"x-message-ttl": HOUR_MS},
@@ -103,7 +114,11 @@ def test_a_message_costs_as_many_steps_in_a_deep_queue_as_in_a_flat_one(kind: st
 
     def fact() -> int:
         priority = rng.randrange(10) << 56 if "priority" in kind else 0
-        return priority | (rng.randrange(1, HOUR_MS) + HOUR_MS if kind in ("ttl", "priority and ttl", "delayed") else 0)
+        return priority | (
+            rng.randrange(1, HOUR_MS) + HOUR_MS
+            if kind in ("ttl", "priority and ttl", "delayed")
+            else 0
+        )
 
     def of(waiting: int) -> dict[str, int]:
         store = Store()

@@ -17,7 +17,14 @@ LATER = 1 << 45
 
 def expiry(limits: Limits, expires_at: int, published: int, now: int) -> int:
     """Return when a queue with these limits lets go of a message, 0 if never."""
-    (fact,), _ = judge(array("Q", [16]), array("Q", [expires_at]), array("Q", [published]), now, limits.message_ttl, 0)
+    (fact,), _ = judge(
+        array("Q", [16]),
+        array("Q", [expires_at]),
+        array("Q", [published]),
+        now,
+        limits.message_ttl,
+        0,
+    )
     return fact
 
 
@@ -32,8 +39,9 @@ def test_no_arguments_bound_nothing() -> None:
 
 def test_every_argument_is_known_by_its_name() -> None:
     arguments: dict[str, Any] = {
-        "x-message-ttl": 1, "x-expires": 2, "x-max-length": 3, "x-max-length-bytes": 4, "x-overflow": "reject-publish",
-        "x-max-priority": 5, "x-delivery-limit": 6, "x-single-active-consumer": True,
+        "x-message-ttl": 1, "x-expires": 2, "x-max-length": 3, "x-max-length-bytes": 4,
+        "x-overflow": "reject-publish", "x-max-priority": 5, "x-delivery-limit": 6,
+        "x-single-active-consumer": True,
     }  # fmt: skip
     assert limits_of(arguments) == Limits(
         message_ttl=1, expires=2, max_length=3, max_bytes=4, reject_publish=True,
@@ -50,7 +58,9 @@ def test_overflow_says_who_goes(overflow: str | None, refuses: bool) -> None:
 
 @pytest.mark.parametrize("value", ["10", -1, True, None, [10]])
 def test_what_is_no_number_bounds_nothing(value: Any) -> None:
-    assert limits_of({"x-max-length": value, "x-message-ttl": value, "x-expires": value}) == Limits()
+    assert (
+        limits_of({"x-max-length": value, "x-message-ttl": value, "x-expires": value}) == Limits()
+    )
 
 
 def test_zero_is_a_limit() -> None:

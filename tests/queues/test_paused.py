@@ -99,7 +99,9 @@ def test_a_paused_queue_stays_so_when_the_broker_starts_anew(tmp_path: Path) -> 
         broker.clean_up()
 
 
-def test_a_stream_cannot_be_paused(broker: RealBroker, connection: pika.BlockingConnection, name: str) -> None:
+def test_a_stream_cannot_be_paused(
+    broker: RealBroker, connection: pika.BlockingConnection, name: str
+) -> None:
     connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(broker, "PUT", f"{name}/pause")

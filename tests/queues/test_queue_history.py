@@ -19,7 +19,9 @@ HEAD_BYTES = 10  # of a stored message with empty names
 
 
 def stored(message: Message) -> bytes:
-    return struct.pack("<IIBBI", message.size, 0, 0, 0, message.id).ljust(HEAD_BYTES + message.size, b".")
+    return struct.pack("<IIBBI", message.size, 0, 0, 0, message.id).ljust(
+        HEAD_BYTES + message.size, b"."
+    )
 
 
 class Both:
@@ -42,7 +44,14 @@ class Both:
         self.times: dict[int, int] = {}  # how often what was given had come back, if that was said
 
     # Outlet
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
+    def deliver(
+        self,
+        consumer: Consumer,
+        first: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
+    ) -> None:
         at = 0
         for i in range(count):
             size, _, _, _, number = struct.unpack_from("<IIBBI", blob, at)
@@ -50,7 +59,9 @@ class Both:
             at += HEAD_BYTES + size
         assert at == len(blob)
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview
+    ) -> None:
         before = len(self.given)
         self.deliver(consumer, first, True, count, blob)
         self.times.update((number, times) for *_, number in self.given[before:])
@@ -68,7 +79,9 @@ class Both:
         for i in range(1 + a % 6):
             self.last += 1
             expires = self.now + (b * (i + 1)) % 30 if (a + i) % 4 == 0 else 0
-            messages.append(Message(self.last, 4 + (a * b + i) % 9, (b + i) % 7 if a % 2 else 0, expires))
+            messages.append(
+                Message(self.last, 4 + (a * b + i) % 9, (b + i) % 7 if a % 2 else 0, expires)
+            )
         facts = array("Q", [each.priority << 56 | each.expires for each in messages])
         entries = array("Q", [self.store.put([1], stored(each)) for each in messages])
         self.entry_of.update(zip((each.id for each in messages), entries, strict=True))
@@ -134,7 +147,9 @@ class Both:
                 assert consumer.allotment is not None
                 model.allowed = max(model.allowed, model.used) + b % 5
                 model.drains = b % 3 == 0
-                assert not consumer.allotment.allow(model.allowed, model.drains)  # its queue says so later
+                assert not consumer.allotment.allow(
+                    model.allowed, model.drains
+                )  # its queue says so later
 
     def limit(self, a: int, b: int) -> None:
         """Let a shared limit come, take credit back, or let the limit go."""
@@ -146,7 +161,9 @@ class Both:
             self.queue.consumers.has_allotments = True
         if b % 2 == 0:
             # The front door has not heard of the last deliveries yet.
-            model.allowed = model.used - min(a % 3, model.used) if model.allowed is None else model.allowed
+            model.allowed = (
+                model.used - min(a % 3, model.used) if model.allowed is None else model.allowed
+            )
             model.used, model.said, model.drains = max(model.used, model.allowed), False, False
             consumer.allotment.stop(model.allowed)
             assert consumer.allotment.report == (model.number, model.used, False)
@@ -223,11 +240,16 @@ class Both:
 
     def compare(self) -> None:
         queue, model = self.queue, self.model
-        held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(self.got.values())
+        held = [each for _, consumer in self.pairs for each in consumer.held.values()] + list(
+            self.got.values()
+        )
         held += model.resting
         backlog, departures = queue.backlog, queue.backlog.departures
         assert (backlog.ready_count, backlog.ready_bytes) == (len(model.ready), model.ready_bytes)
-        assert (backlog.unacked_count, backlog.unacked_bytes) == (len(held), sum(each.size for each in held))
+        assert (backlog.unacked_count, backlog.unacked_bytes) == (
+            len(held),
+            sum(each.size for each in held),
+        )
         assert (queue.counters.let_go, queue.counters.acked) == (model.let_go, model.acked)
         marks = {self.entry_of[each.id] | each.redelivered for each in model.ready}
         marks |= {self.entry_of[each.id] | 1 for each in held}
@@ -263,7 +285,11 @@ ACTS = [
     *["wait", "attach", "allow", "get", "settle_got"] * 2,
     *["detach", "release", "purge", "change", "limit", "depart"],
 ]
-STEPS = st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)), min_size=10, max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)),
+    min_size=10,
+    max_size=60,
+)
 
 
 # Of two messages in one round the first needs no ack, and the second comes back: it still expires.
@@ -277,14 +303,22 @@ NO_ACK_FIRST = [
 ]
 NO_ACK_FIRST += [("settle", 0, 0), ("turn", 0, 0), ("settle", 0, 3), ("get", 0, 0)]
 # Handed out by priority, given up by age.
-BY_PRIORITY = [*[("publish", 0, 0)] * 6, ("publish", 1, 0), ("attach", 0, 2), ("turn", 0, 0), ("release", 0, 0)]
+BY_PRIORITY = [
+    *[("publish", 0, 0)] * 6,
+    ("publish", 1, 0),
+    ("attach", 0, 2),
+    ("turn", 0, 0),
+    ("release", 0, 0),
+]
 
 
 @settings(max_examples=200, deadline=None)
 @given(ARGUMENTS, STEPS)
 @example({}, NO_ACK_FIRST)
 @example({"x-dead-letter-exchange": "dlx", "x-max-priority": 2, "x-delivery-limit": 0}, BY_PRIORITY)
-def test_a_queue_does_what_lists_do(arguments: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
+def test_a_queue_does_what_lists_do(
+    arguments: dict[str, Any], steps: list[tuple[str, int, int]]
+) -> None:
     with patch("shardmq.shardd.queues.entry.FACT_RUNS_MIN", 3):
         both = Both(arguments)
         for act, a, b in steps:

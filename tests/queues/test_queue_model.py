@@ -16,13 +16,22 @@ class Outlet:
     def __init__(self) -> None:
         self.given: list[tuple[int, int, bool, int]] = []
 
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes | memoryview) -> None:
+    def deliver(
+        self,
+        consumer: Consumer,
+        first: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
+    ) -> None:
         step = len(blob) // count
         for i in range(count):
             (body,) = struct.unpack_from("<I", blob, i * step + 10)
             self.given.append((consumer.number, first + i, redelivered, body))
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first: int, times: int, count: int, blob: bytes | memoryview
+    ) -> None:
         raise AssertionError("nobody counts here")
 
     def passed(self, consumer: Consumer, offset: int) -> None:
@@ -33,12 +42,17 @@ class Outlet:
 
 
 def publish(queue: Queue, store: DictStore, bodies: list[int], now: int = 0) -> None:
-    entries = array("Q", [store.put([queue.id], struct.pack("<IIBBI", 4, 0, 0, 0, body)) for body in bodies])
+    entries = array(
+        "Q", [store.put([queue.id], struct.pack("<IIBBI", 4, 0, 0, 0, body)) for body in bodies]
+    )
     queue.publish(DictArrival(queue.id, entries, 4 * len(bodies)), now)
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["publish", "deliver", "ack", "requeue", "back", "release"]), st.integers(1, 9)),
+    st.tuples(
+        st.sampled_from(["publish", "deliver", "ack", "requeue", "back", "release"]),
+        st.integers(1, 9),
+    ),
     max_size=60,
 )
 
@@ -50,7 +64,9 @@ def test_each_message_is_with_one_holder_in_order_and_never_above_prefetch(
 ) -> None:
     store, outlet = DictStore(), Outlet()
     queue = Queue(1, store, limits_of({}))
-    consumers = {n: Consumer(queue, None, n, Window(1 << 20), prefetch=p) for n, p in enumerate(prefetches)}
+    consumers = {
+        n: Consumer(queue, None, n, Window(1 << 20), prefetch=p) for n, p in enumerate(prefetches)
+    }
     for consumer in consumers.values():
         queue.attach(consumer)
     ready: list[int] = []
@@ -77,7 +93,9 @@ def test_each_message_is_with_one_holder_in_order_and_never_above_prefetch(
                 assert mine == sorted(mine)
                 assert not prefetch or sum(who == number for who, _ in held) <= prefetch
             if ready:
-                assert all(p and sum(who == k for who, _ in held) == p for k, p in enumerate(prefetches))
+                assert all(
+                    p and sum(who == k for who, _ in held) == p for k, p in enumerate(prefetches)
+                )
         elif held:
             key = sorted(held)[n % len(held)]
             entries, size = consumers[key[0]].unacked.settle(key[1], key[1])

@@ -16,7 +16,9 @@ from tests.reference import ready as reference
 CHUNK_ENTRIES = 4096
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["push", "push chunk", "push deep", "drop", "drop deep", "back", "back chunk", "all"]),
+        st.sampled_from(
+            ["push", "push chunk", "push deep", "drop", "drop deep", "back", "back chunk", "all"]
+        ),
         st.integers(0, 40),
     ),
     max_size=50,
@@ -41,7 +43,9 @@ def some_entries(pick: random.Random, last: int, count: int) -> array[int]:
 
 @settings(max_examples=80, deadline=None)
 @given(STEPS, st.integers(0, 1 << 20))
-def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str, int]], seed: int) -> None:
+def test_entries_come_in_order_and_go_back_to_their_place(
+    steps: list[tuple[str, int]], seed: int
+) -> None:
     pick = random.Random(seed)
     both = (order.Ready(), reference.Ready())
     out: list[int] = []
@@ -58,7 +62,12 @@ def test_entries_come_in_order_and_go_back_to_their_place(steps: list[tuple[str,
             for each in both:
                 each.drop(count)
         elif step in ("back", "back chunk"):
-            back = array("Q", sorted(pick.sample(out, min(len(out), count * (300 if step == "back chunk" else 1)))))
+            back = array(
+                "Q",
+                sorted(
+                    pick.sample(out, min(len(out), count * (300 if step == "back chunk" else 1)))
+                ),
+            )
             gone = set(back)
             out = [entry for entry in out if entry not in gone]
             for each in both:
@@ -116,7 +125,10 @@ TIMES = st.integers(0, 100) | st.integers(1 << 40, 1 << 45)
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 255), st.integers(0, 100) | st.integers(0, (1 << 56) - 1), TIMES), max_size=60),
+    st.lists(
+        st.tuples(st.integers(0, 255), st.integers(0, 100) | st.integers(0, (1 << 56) - 1), TIMES),
+        max_size=60,
+    ),
     st.booleans(),
     st.booleans(),
     TIMES,
@@ -134,7 +146,11 @@ def test_new_messages_are_judged_as_the_slow_way_does(
     before: int | None,
 ) -> None:
     entries = array("Q", [16 * i + i % 2 for i in range(1, len(said) + 1)])
-    facts = array("Q", [priority << 56 | expiry for priority, expiry, _ in said]) if with_facts else None
+    facts = (
+        array("Q", [priority << 56 | expiry for priority, expiry, _ in said])
+        if with_facts
+        else None
+    )
     times = array("Q", [published for _, _, published in said]) if with_times else None
     kept, parts = order.judge(entries, facts, times, now, ttl, levels)
     assert (kept, parts) == reference.judge(entries, facts, times, now, ttl, levels)

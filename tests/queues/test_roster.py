@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from shardmq.shardd.queues import Kind, Queue, Roster, limits_of
 from tests.support.dict_store import DictStore
 
-ARGUMENTS = st.sampled_from([{}, {}, {"x-max-length": 5}, {"x-expires": 1000}, {"x-message-ttl": 7}])
+ARGUMENTS = st.sampled_from(
+    [{}, {}, {"x-max-length": 5}, {"x-expires": 1000}, {"x-message-ttl": 7}]
+)
 IDS = st.integers(1, 8)
 STEPS = st.lists(
     st.one_of(
@@ -24,7 +26,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_what_was_declared_is_there_with_its_arguments_whenever_it_is_asked_for(steps: list[tuple[Any, ...]]) -> None:
+def test_what_was_declared_is_there_with_its_arguments_whenever_it_is_asked_for(
+    steps: list[tuple[Any, ...]],
+) -> None:
     stores = [DictStore(), DictStore()]
     roster = Roster()
     known: dict[int, tuple[int, bool, Any]] = {}
@@ -50,10 +54,17 @@ def test_what_was_declared_is_there_with_its_arguments_whenever_it_is_asked_for(
         assert sorted(roster.ids()) == sorted(known)
         assert all(id in roster for id in known)
     for at, store in enumerate(stores):
-        assert sorted(roster.of(store)) == sorted(id for id, (where, _, _) in known.items() if where == at)
+        assert sorted(roster.of(store)) == sorted(
+            id for id, (where, _, _) in known.items() if where == at
+        )
     for id, (at, durable, limits) in known.items():
         queue = roster[id]
-        assert (queue.id, queue.store, queue.backlog.durable, queue.backlog.limits) == (id, stores[at], durable, limits)
+        assert (queue.id, queue.store, queue.backlog.durable, queue.backlog.limits) == (
+            id,
+            stores[at],
+            durable,
+            limits,
+        )
 
 
 def test_one_that_expires_counts_from_its_declaration() -> None:

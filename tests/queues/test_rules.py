@@ -28,7 +28,9 @@ class Bench:
         self.given: list[int] = []
 
     def publish(self, count: int) -> list[int]:
-        entries = array("Q", [self.store.put([1], SIZE.to_bytes(4, "little") + b"body") for _ in range(count)])
+        entries = array(
+            "Q", [self.store.put([1], SIZE.to_bytes(4, "little") + b"body") for _ in range(count)]
+        )
         return self.queue.publish(DictArrival(1, entries, SIZE * count), 0) or []
 
     def attach(self) -> Consumer:
@@ -40,10 +42,14 @@ class Bench:
         while self.queue.deliver(now, self, 1 << 20):  # type: ignore[arg-type] # no grants here, and no stream
             pass
 
-    def deliver(self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes) -> None:
+    def deliver(
+        self, consumer: Consumer, first: int, redelivered: bool, count: int, blob: bytes
+    ) -> None:
         self.given += range(first, first + count)
 
-    def deliver_again(self, consumer: Consumer, first: int, times: int, count: int, blob: bytes) -> None:
+    def deliver_again(
+        self, consumer: Consumer, first: int, times: int, count: int, blob: bytes
+    ) -> None:
         self.deliver(consumer, first, True, count, blob)
 
 
@@ -52,12 +58,16 @@ def add(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Add a rule that applies to every queue."""
 
     def add(name: str, **asked: Any) -> None:
-        monkeypatch.setattr(rules, "RULES", [*rules.RULES, Rule(name, lambda limits: True, **asked)])
+        monkeypatch.setattr(
+            rules, "RULES", [*rules.RULES, Rule(name, lambda limits: True, **asked)]
+        )
 
     return add
 
 
-def test_a_new_rule_is_asked_which_publishes_a_plain_queue_refuses(add: Callable[..., None]) -> None:
+def test_a_new_rule_is_asked_which_publishes_a_plain_queue_refuses(
+    add: Callable[..., None],
+) -> None:
     add("no more than two at once", refuse=lambda room, count, sizes: list(range(2, count)))
     bench = Bench()
     assert bench.publish(5) == [2, 3, 4]
@@ -86,7 +96,9 @@ def test_a_new_rule_is_asked_how_many_have_to_go(add: Callable[..., None]) -> No
     assert bench.queue.counters.let_go == 5
 
 
-def test_a_new_rule_is_asked_whether_a_message_came_back_too_often(add: Callable[..., None]) -> None:
+def test_a_new_rule_is_asked_whether_a_message_came_back_too_often(
+    add: Callable[..., None],
+) -> None:
     add("once is enough", too_often=lambda limits, times: "once is enough" if times > 1 else None)
     bench = Bench()
     consumer = bench.attach()
@@ -121,7 +133,9 @@ def test_a_queue_with_a_new_rule_that_acts_alone_does_not_sleep(add: Callable[..
 
 def test_rules_are_decided_once_and_when_a_policy_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     decided: list[Limits] = []
-    monkeypatch.setattr(rules, "RULES", [*rules.RULES, Rule("none", lambda limits: bool(decided.append(limits)))])
+    monkeypatch.setattr(
+        rules, "RULES", [*rules.RULES, Rule("none", lambda limits: bool(decided.append(limits)))]
+    )
     bench = Bench()
     consumer = bench.attach()
     for marks in (0, 8, 4, 12):

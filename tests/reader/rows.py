@@ -41,13 +41,20 @@ def plain(table: Any) -> list[dict[str, Any]]:
     for at, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type):
             table = table.set_column(at, field.name, table.column(at).cast(pa.int64()))
-    rows: list[dict[str, Any]] = table.drop_columns([n for n in ("properties",) if n in table.column_names]).to_pylist()
+    rows: list[dict[str, Any]] = table.drop_columns(
+        [n for n in ("properties",) if n in table.column_names]
+    ).to_pylist()
     if "properties" in table.column_names:
         properties = table.column("properties").combine_chunks()
         if isinstance(properties, pa.ChunkedArray):
             properties = pa.concat_arrays(properties.chunks)
         names = [field.name for field in properties.type]
-        parts = [part.cast(pa.int64()) if pa.types.is_timestamp(part.type) else part for part in properties.flatten()]
-        for row, values in zip(rows, zip(*(part.to_pylist() for part in parts), strict=True), strict=True):
+        parts = [
+            part.cast(pa.int64()) if pa.types.is_timestamp(part.type) else part
+            for part in properties.flatten()
+        ]
+        for row, values in zip(
+            rows, zip(*(part.to_pylist() for part in parts), strict=True), strict=True
+        ):
             row["properties"] = dict(zip(names, values, strict=True))
     return rows

@@ -36,9 +36,10 @@ def test_the_schema_is_what_was_promised() -> None:
         "routing_key": "string",
         "value": "binary",
         "headers": "list<element: struct<key: string, type: string, value: binary>>",
-        "properties": "struct<content_type: string, content_encoding: string, delivery_mode: int32, priority: int32, "
-        "correlation_id: string, reply_to: string, expiration: string, message_id: string, "
-        "timestamp: timestamp[us, tz=UTC], type: string, user_id: string, app_id: string>",
+        "properties": "struct<content_type: string, content_encoding: string, delivery_mode: "
+        "int32, priority: int32, correlation_id: string, reply_to: string, expiration: string, "
+        "message_id: string, timestamp: timestamp[us, tz=UTC], type: string, user_id: string, "
+        "app_id: string>",
     }
     assert all(field.nullable for field in schema_of(COLUMNS))
 
@@ -63,7 +64,8 @@ def table_of(messages: list[tuple[bytes, str | None, dict[str, Any]]]) -> Any:
         properties.append(said)
     headers = [values.get("headers") for _, _, values in messages]
     pairs = [
-        None if one is None else [dict(zip(("key", "type", "value"), h, strict=True)) for h in one] for one in headers
+        None if one is None else [dict(zip(("key", "type", "value"), h, strict=True)) for h in one]
+        for one in headers
     ]
     return pa.table(
         {
@@ -101,7 +103,9 @@ def frames_of(body: bytes, **more: Any) -> list[tuple[str, str, int, bytes, byte
 
 
 @pytest.mark.parametrize("kept_bytes_max", [0, 1, 700, 1 << 20])
-def test_frames_are_the_same_however_many_are_kept(kept_bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_the_same_however_many_are_kept(
+    kept_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publishing, "FRAMES_BYTES", 300)
     monkeypatch.setattr(publishing, "KEPT_BYTES_MAX", kept_bytes_max)
     table = pa.table({"value": pa.array([bytes([row]) * row for row in range(40)], pa.binary())})
@@ -123,7 +127,10 @@ def test_rows_become_the_messages_they_say(seed: int) -> None:
         size = rng.choice((0, 1, 100, FRAME_BYTES_MAX - 8, FRAME_BYTES_MAX - 7, 20_000))
         messages.append((rng.randbytes(size), rng.choice((None, "", "a.b", "ü")), values))
     table = table_of(messages)
-    expected = [("ex", "key" if key is None else key, 1, encode_props(values), body) for body, key, values in messages]
+    expected = [
+        ("ex", "key" if key is None else key, 1, encode_props(values), body)
+        for body, key, values in messages
+    ]
     assert frames_of(stream_of(table)) == expected
     start = rng.randrange(len(messages))
     assert frames_of(stream_of(table.slice(start))) == expected[start:]
@@ -132,9 +139,13 @@ def test_rows_become_the_messages_they_say(seed: int) -> None:
 def test_a_producers_rows_say_their_place_and_no_other() -> None:
     old = [("x-producer-id", "S", b"old"), ("a", "I", bytes(4)), ("x-sequence", "l", bytes(8))]
     table = table_of([(b"1", None, {"headers": old}), (b"2", None, {})])
-    own = [[("x-producer-id", "S", b"me"), ("x-sequence", "l", struct.pack(">q", n))] for n in (7, 8)]
+    own = [
+        [("x-producer-id", "S", b"me"), ("x-sequence", "l", struct.pack(">q", n))] for n in (7, 8)
+    ]
     expected = [encode_props({"headers": [old[1], *own[0]]}), encode_props({"headers": own[1]})]
-    assert [props for *_, props, _ in frames_of(stream_of(table), producer="me", sequence=7)] == expected
+    assert [
+        props for *_, props, _ in frames_of(stream_of(table), producer="me", sequence=7)
+    ] == expected
 
 
 def test_without_properties_all_are_persistent() -> None:
@@ -145,14 +156,20 @@ def test_without_properties_all_are_persistent() -> None:
 BAD = {
     "no stream": (b"PAR1", "no Arrow IPC stream"),
     "no value": (stream_of(pa.table({"routing_key": ["a"]})), "there must be value"),
-    "unknown column": (stream_of(pa.table({"value": ["a"], "offset": [1]})), "columns value, offset"),
+    "unknown column": (
+        stream_of(pa.table({"value": ["a"], "offset": [1]})),
+        "columns value, offset",
+    ),
     "null value": (stream_of(pa.table({"value": ["a", None]})), "value: 1 rows are null"),
     "value of another type": (stream_of(pa.table({"value": [1.5]})), "value:"),
     "unknown property": (
         stream_of(pa.table({"value": ["a"], "properties": [{"colour": "red"}]})),
         "no property 'colour'",
     ),
-    "properties no struct": (stream_of(pa.table({"value": ["a"], "properties": [1]})), "properties:"),
+    "properties no struct": (
+        stream_of(pa.table({"value": ["a"], "properties": [1]})),
+        "properties:",
+    ),
 }
 
 
@@ -170,8 +187,14 @@ def test_what_cannot_be_published_is_refused_in_words(name: str) -> None:
         ({"routing_key": ["k" * 256]}, "row 0: routing_key has more than 255 bytes"),
         ({"properties": [{"priority": 256}]}, "row 0: a property is 256"),
         ({"properties": [{"type": "t" * 256}]}, "row 0: a property has more than 255 bytes"),
-        ({"headers": [[{"key": "h", "type": "I", "value": b"123"}]]}, "row 0: header 'h' is no value of AMQP"),
-        ({"headers": [[{"key": "h", "type": "?", "value": b""}]]}, "row 0: header 'h' is no value of AMQP"),
+        (
+            {"headers": [[{"key": "h", "type": "I", "value": b"123"}]]},
+            "row 0: header 'h' is no value of AMQP",
+        ),
+        (
+            {"headers": [[{"key": "h", "type": "?", "value": b""}]]},
+            "row 0: header 'h' is no value of AMQP",
+        ),
     ],
 )
 def test_a_row_that_amqp_cannot_say_is_named(columns: dict[str, Any], reason: str) -> None:

@@ -46,7 +46,9 @@ SETTLE_S = 60.0
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
     """One of its own: its processes are killed. Slow enough that a scan can be met on its way."""
     directory: Path = tmp_path_factory.mktemp("streams-http")
-    Authority(directory, "servers").make("server.pem", "CN=localhost", hosts=("localhost", "127.0.0.1"))
+    Authority(directory, "servers").make(
+        "server.pem", "CN=localhost", hosts=("localhost", "127.0.0.1")
+    )
     (directory / "broker.toml").write_text(SETTINGS.format(directory=directory))
     made = RealBroker(directory / "data", more=("--config", str(directory / "broker.toml")))
     try:
@@ -62,10 +64,14 @@ class Http:
 
     def __init__(self, broker: RealBroker, user: str = "guest") -> None:
         host, _, port = broker.http.rpartition(":")
-        self._connection = http.client.HTTPConnection("127.0.0.1" if host == "0.0.0.0" else host, int(port), timeout=60)
+        self._connection = http.client.HTTPConnection(
+            "127.0.0.1" if host == "0.0.0.0" else host, int(port), timeout=60
+        )
         self._login = "Basic " + base64.b64encode(f"{user}:{user}".encode()).decode()
 
-    def open(self, path: str, method: str = "GET", body: bytes | None = None) -> http.client.HTTPResponse:
+    def open(
+        self, path: str, method: str = "GET", body: bytes | None = None
+    ) -> http.client.HTTPResponse:
         self._connection.request(method, f"/api{path}", body, {"Authorization": self._login})
         return self._connection.getresponse()
 
@@ -105,7 +111,9 @@ def channel(connection: pika.BlockingConnection) -> Any:
     return made
 
 
-def consumed(connection: pika.BlockingConnection, stream: str, count: int) -> list[tuple[Any, Any, bytes]]:
+def consumed(
+    connection: pika.BlockingConnection, stream: str, count: int
+) -> list[tuple[Any, Any, bytes]]:
     channel = connection.channel()
     channel.basic_qos(prefetch_count=100)
     found = []
@@ -129,7 +137,9 @@ def test_rows_are_what_a_consumer_gets(
     channel.exchange_declare(f"{name}-x", "fanout")
     channel.queue_bind(name, f"{name}-x")
     for number in range(60):
-        headers = {"number": number, "table": {"list": [1, "two"]}, "void": None} if number % 3 else None
+        headers = (
+            {"number": number, "table": {"list": [1, "two"]}, "void": None} if number % 3 else None
+        )
         properties = pika.BasicProperties(
             headers=headers,
             content_type="text/plain" if number % 2 else None,
@@ -147,7 +157,11 @@ def test_rows_are_what_a_consumer_gets(
     for row, (method, properties, body) in zip(rows, messages, strict=True):
         assert (row["queue"], row["shard"]) == (name, 0)
         assert row["offset"] == properties.headers.pop("x-stream-offset")
-        assert (row["exchange"], row["routing_key"], row["value"]) == (method.exchange, method.routing_key, body)
+        assert (row["exchange"], row["routing_key"], row["value"]) == (
+            method.exchange,
+            method.routing_key,
+            body,
+        )
         said = row["properties"]
         assert said.pop("timestamp").timestamp() == properties.timestamp
         assert said == {key: getattr(properties, key) for key in said}
@@ -184,7 +198,9 @@ def test_what_is_there_and_news_of_it(broker: RealBroker, channel: Any, name: st
     assert (status, said["id"]) == (409, anew["id"])
 
 
-def test_a_stream_exchange_is_read_part_by_part(broker: RealBroker, channel: Any, name: str) -> None:
+def test_a_stream_exchange_is_read_part_by_part(
+    broker: RealBroker, channel: Any, name: str
+) -> None:
     arguments = {"x-shards": 3, "x-shard-arguments": STREAM}
     channel.exchange_declare(name, "x-consistent-hash", durable=True, arguments=arguments)
     for number in range(90):
@@ -206,7 +222,9 @@ def test_ranges_that_are_not_all_there(broker: RealBroker, channel: Any, name: s
         channel.basic_publish("", name, bytes(1000))
     client = Http(broker)
     # Two segments or three are too many then.
-    wait_until(lambda: client.get(f"/streams/%2F/{name}")["shards"][0]["first"] > 75, "retention", SETTLE_S)
+    wait_until(
+        lambda: client.get(f"/streams/%2F/{name}")["shards"][0]["first"] > 75, "retention", SETTLE_S
+    )
     status, gone = client.call(arrow(name, from_=0))
     assert status == 410 and gone["first"] > 0 and gone["next"] == 100
     assert client.table(name, from_=gone["first"]).num_rows == 100 - gone["first"]
@@ -221,39 +239,60 @@ def test_only_who_may_read_does(broker: RealBroker, channel: Any, name: str) -> 
     channel.queue_declare(name, durable=True, arguments=STREAM)
     admin = Http(broker)
     for user, read in ((f"{name}-r", ".*"), (f"{name}-w", "^$")):
-        assert admin.call(f"/users/{user}", "PUT", {"password": user, "tags": "management"})[0] == 201
+        assert (
+            admin.call(f"/users/{user}", "PUT", {"password": user, "tags": "management"})[0] == 201
+        )
         rights = {"configure": "^$", "write": "^$", "read": read}
         assert admin.call(f"/permissions/%2F/{user}", "PUT", rights)[0] == 201
     reader, other = Http(broker, f"{name}-r"), Http(broker, f"{name}-w")
     assert reader.table(name).num_rows == 0
     assert name in [one["name"] for one in reader.get("/streams")]
     assert name not in [one["name"] for one in other.get("/streams")]
-    for path in (arrow(name), f"/streams/%2F/{name}", f"/streams/%2F/{name}/offset-for-time?timestamp=0"):
+    for path in (
+        arrow(name),
+        f"/streams/%2F/{name}",
+        f"/streams/%2F/{name}/offset-for-time?timestamp=0",
+    ):
         assert other.call(path)[0] == 401
     body = ipc(pa.table({"value": ["x"]}))
     for client in (reader, other):  # neither may write
-        assert client.call("/exchanges/%2F/amq.fanout/arrow?mandatory=false", "POST", body)[0] == 401
+        assert (
+            client.call("/exchanges/%2F/amq.fanout/arrow?mandatory=false", "POST", body)[0] == 401
+        )
     assert Http(broker, "nobody").call(arrow(name))[0] == 401
 
 
-def test_what_is_published_as_rows_comes_back_as_it_was(broker: RealBroker, channel: Any, name: str) -> None:
+def test_what_is_published_as_rows_comes_back_as_it_was(
+    broker: RealBroker, channel: Any, name: str
+) -> None:
     client, other = Http(broker), f"{name}-copy"
     for stream in (name, other):
         channel.queue_declare(stream, durable=True, arguments=STREAM)
     for number in range(50):
         headers = {"n": number, "t": {"a": [1]}} if number % 2 else None
-        channel.basic_publish("", name, b"x" * number, pika.BasicProperties(headers=headers, message_id=str(number)))
+        channel.basic_publish(
+            "", name, b"x" * number, pika.BasicProperties(headers=headers, message_id=str(number))
+        )
     columns = "value,headers,properties"
     rows = client.table(name, columns=columns)
-    status, said = client.call(f"/exchanges/%2F/amq.default/arrow?routing_key={other}", "POST", ipc(rows))
+    status, said = client.call(
+        f"/exchanges/%2F/amq.default/arrow?routing_key={other}", "POST", ipc(rows)
+    )
     assert (status, said) == (200, {"rows": 50, "confirmed": 50})
     assert client.table(other, columns=columns) == rows
     large = ipc(pa.table({"value": [bytes(10_000_000)]}))
-    assert client.call(f"/exchanges/%2F/amq.default/arrow?routing_key={other}", "POST", large)[0] == 200
-    assert client.table(other, from_=50, columns="value").to_pylist() == [{"value": bytes(10_000_000)}]
+    assert (
+        client.call(f"/exchanges/%2F/amq.default/arrow?routing_key={other}", "POST", large)[0]
+        == 200
+    )
+    assert client.table(other, from_=50, columns="value").to_pylist() == [
+        {"value": bytes(10_000_000)}
+    ]
 
 
-def test_rows_without_a_queue_are_told_with_a_sample(broker: RealBroker, channel: Any, name: str) -> None:
+def test_rows_without_a_queue_are_told_with_a_sample(
+    broker: RealBroker, channel: Any, name: str
+) -> None:
     channel.queue_declare(name, durable=True, arguments=STREAM)
     client = Http(broker)
     body = ipc(pa.table({"value": ["a", "b", "c"], "routing_key": [name, f"{name}-none", None]}))
@@ -266,7 +305,9 @@ def test_rows_without_a_queue_are_told_with_a_sample(broker: RealBroker, channel
     assert client.call("/exchanges/%2F/amq.default/arrow?producer=p", "POST", body)[0] == 400
 
 
-def test_rows_that_are_repeated_are_stored_once(broker: RealBroker, channel: Any, name: str) -> None:
+def test_rows_that_are_repeated_are_stored_once(
+    broker: RealBroker, channel: Any, name: str
+) -> None:
     channel.queue_declare(name, durable=True)
     client = Http(broker)
     path = f"/exchanges/%2F/amq.default/arrow?routing_key={name}&producer={name}"
@@ -274,14 +315,19 @@ def test_rows_that_are_repeated_are_stored_once(broker: RealBroker, channel: Any
         body = ipc(pa.table({"value": [b"%d" % n for n in range(start, stop)]}))
         status, said = client.call(f"{path}&seq={start}", "POST", body)
         rows = stop - start
-        assert (status, said) == (200, {"rows": rows, "confirmed": rows, "stored": rows - known, "known": known})
+        assert (status, said) == (
+            200,
+            {"rows": rows, "confirmed": rows, "stored": rows - known, "known": known},
+        )
     got = [channel.basic_get(name, auto_ack=True) for _ in range(161)]
     assert [body for _, _, body in got[:160]] == [b"%d" % n for n in range(160)]
     assert got[160] == (None, None, None)
     assert got[7][1].headers == {"x-producer-id": name, "x-sequence": 7}
 
 
-def test_other_rows_under_the_numbers_of_a_producer_are_a_conflict(broker: RealBroker, channel: Any, name: str) -> None:
+def test_other_rows_under_the_numbers_of_a_producer_are_a_conflict(
+    broker: RealBroker, channel: Any, name: str
+) -> None:
     """In a queue and in the shards of a stream exchange; what was stored stays as it was."""
     channel.queue_declare(name, durable=True)
     arguments = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": "stream"}}
@@ -294,8 +340,14 @@ def test_other_rows_under_the_numbers_of_a_producer_are_a_conflict(broker: RealB
         return client.call(f"/exchanges/%2F/{exchange}/arrow?producer={name}&seq=0", "POST", body)
 
     for exchange in ("amq.default", f"{name}-x"):
-        assert publish(exchange, "one") == (200, {"rows": 100, "confirmed": 100, "stored": 100, "known": 0})
-        assert publish(exchange, "one") == (200, {"rows": 100, "confirmed": 100, "stored": 0, "known": 100})
+        assert publish(exchange, "one") == (
+            200,
+            {"rows": 100, "confirmed": 100, "stored": 100, "known": 0},
+        )
+        assert publish(exchange, "one") == (
+            200,
+            {"rows": 100, "confirmed": 100, "stored": 0, "known": 100},
+        )
         status, said = publish(exchange, "two")
         assert (status, said["error"], said["stored"], said["known"]) == (409, "conflict", 0, 100)
         assert said["reason"] == f"producer '{name}' sent other rows before, by the same numbers"
@@ -304,7 +356,9 @@ def test_other_rows_under_the_numbers_of_a_producer_are_a_conflict(broker: RealB
 
 
 @pytest.mark.minutes
-def test_where_a_shard_ended_is_told_when_it_is_gone(broker: RealBroker, channel: Any, name: str) -> None:
+def test_where_a_shard_ended_is_told_when_it_is_gone(
+    broker: RealBroker, channel: Any, name: str
+) -> None:
     arguments = {"x-shards": 1, "x-shard-arguments": {"x-queue-type": "stream"}}
     channel.exchange_declare(name, "x-consistent-hash", durable=True, arguments=arguments)
     client = Http(broker)
@@ -363,7 +417,9 @@ def filled(broker: RealBroker, channel: Any, name: str, rows: int = 40_000) -> i
     """Fill a stream that takes seconds to be read; return how many rows it has."""
     channel.queue_declare(name, durable=True, arguments=STREAM)
     table = pa.table({"value": [b"%06d" % n + bytes(494) for n in range(rows)]})
-    status, said = Http(broker).call(f"/exchanges/%2F/amq.default/arrow?routing_key={name}", "POST", ipc(table))
+    status, said = Http(broker).call(
+        f"/exchanges/%2F/amq.default/arrow?routing_key={name}", "POST", ipc(table)
+    )
     assert status == 200, said
     return rows
 
@@ -389,7 +445,9 @@ class Resuming:
                 time.sleep(0.2)
 
     def _read_once(self, kill: Any) -> None:
-        answer = Http(self.broker).open(arrow(self.name, from_=len(self.offsets), to=self.stop, columns="offset,value"))
+        answer = Http(self.broker).open(
+            arrow(self.name, from_=len(self.offsets), to=self.stop, columns="offset,value")
+        )
         if answer.status != 200:
             assert answer.status == 503, answer.read()
             raise OSError("not there yet")
@@ -417,7 +475,9 @@ def test_a_scan_resumes_where_it_was_whatever_is_killed(
     assert reading.cuts > 0 if victim == "reader" else reading.cuts == 0
     wait_until(lambda: broker.is_replaced(victim, index, old), f"the {victim}", SETTLE_S)
     path = f"/streams/%2F/{name}"
-    wait_until(lambda: Http(broker).call(path)[1]["shards"][0]["next"] == stop, "the stream", SETTLE_S)
+    wait_until(
+        lambda: Http(broker).call(path)[1]["shards"][0]["next"] == stop, "the stream", SETTLE_S
+    )
 
 
 def test_the_broker_goes_on_without_a_reader(broker: RealBroker, channel: Any, name: str) -> None:
@@ -435,11 +495,15 @@ def test_the_broker_goes_on_without_a_reader(broker: RealBroker, channel: Any, n
 
 def kept_positions(broker: RealBroker, group: bytes) -> int:
     """How many streams have one of that name on disk; where a kill finds it."""
-    return sum(group in file.read_bytes() for file in broker.data_dir.glob("shard-*/*/stream.*/positions"))
+    return sum(
+        group in file.read_bytes() for file in broker.data_dir.glob("shard-*/*/stream.*/positions")
+    )
 
 
 @pytest.mark.row("D15", "D14")
-def test_how_far_a_group_has_come_is_shown_and_outlives_its_shard(broker: RealBroker, channel: Any) -> None:
+def test_how_far_a_group_has_come_is_shown_and_outlives_its_shard(
+    broker: RealBroker, channel: Any
+) -> None:
     channel.exchange_declare("grouped", "x-modulus-hash", durable=True, arguments=TWO_SHARDS)
     for number in range(20):
         channel.basic_publish("grouped", f"key.{number}", b"x")
@@ -448,9 +512,14 @@ def test_how_far_a_group_has_come_is_shown_and_outlives_its_shard(broker: RealBr
     total = sum(shard["next"] for shard in shards)
     assert total == 20
     path = "/streams/%2F/grouped/groups/spark"
-    said = {str(shard["shard"]): {"next": shard["next"] // 2, "id": shard["id"]} for shard in shards}
+    said = {
+        str(shard["shard"]): {"next": shard["next"] // 2, "id": shard["id"]} for shard in shards
+    }
     assert http.call(path, "PUT", {"shards": said})[0] == 204
-    expected = [{"shard": s["shard"], "next": s["next"] // 2, "lag": s["next"] - s["next"] // 2} for s in shards]
+    expected = [
+        {"shard": s["shard"], "next": s["next"] // 2, "lag": s["next"] - s["next"] // 2}
+        for s in shards
+    ]
     group = {"name": "spark", "lag": sum(row["lag"] for row in expected), "shards": expected}
 
     def shown() -> Any:
@@ -458,15 +527,23 @@ def test_how_far_a_group_has_come_is_shown_and_outlives_its_shard(broker: RealBr
         return found if status == 200 else None
 
     wait_until(lambda: shown() == group, "the group", SETTLE_S)
-    wait_until(lambda: kept_positions(broker, b"spark") == 2, "its positions in both files", SETTLE_S)
+    wait_until(
+        lambda: kept_positions(broker, b"spark") == 2, "its positions in both files", SETTLE_S
+    )
     for number in range(2):
         broker.kill("shard", number)
     wait_until(lambda: shown() == group, "the group again", SETTLE_S)
     shardctl = ["--url", f"http://{broker.http}"]
-    listed = CliRunner().invoke(app, ["list_stream_tracking", "grouped", *shardctl, "--formatter", "json"])
+    listed = CliRunner().invoke(
+        app, ["list_stream_tracking", "grouped", *shardctl, "--formatter", "json"]
+    )
     assert json.loads(listed.stdout) == [{"reference": "spark", **row} for row in expected]
-    metrics = urllib.request.urlopen(f"http://{broker.metrics}/metrics/detailed?family=stream_group_metrics").read()
-    lags = [float(line.split()[-1]) for line in metrics.decode().splitlines() if 'group="spark"' in line]
+    metrics = urllib.request.urlopen(
+        f"http://{broker.metrics}/metrics/detailed?family=stream_group_metrics"
+    ).read()
+    lags = [
+        float(line.split()[-1]) for line in metrics.decode().splitlines() if 'group="spark"' in line
+    ]
     assert sum(lags) == group["lag"]
     assert CliRunner().invoke(app, ["reset_offset", "grouped", "spark", *shardctl]).exit_code == 0
     wait_until(lambda: shown() is None, "nobody to know it", SETTLE_S)

@@ -41,7 +41,11 @@ def stream_of(directory: Path, bodies: list[bytes]) -> str:
 
 
 def send_all(
-    directory: str, rows: int, sock: socket.socket, pause_bytes: int = 1 << 30, timeout_ms: int = 10_000
+    directory: str,
+    rows: int,
+    sock: socket.socket,
+    pause_bytes: int = 1 << 30,
+    timeout_ms: int = 10_000,
 ) -> int:
     """As parts. Bytes."""
     columns = Columns(bits_of(NAMES))
@@ -98,7 +102,9 @@ def test_batches_leave_one_after_the_other_wherever_the_socket_cuts_them(
         reader.join(TIME_OUT_S)
     data = b"".join(received)
     assert sent == len(data)
-    table = pa.ipc.open_stream(b"".join([schema_of(NAMES).serialize(), *parts_of(data), END])).read_all()
+    table = pa.ipc.open_stream(
+        b"".join([schema_of(NAMES).serialize(), *parts_of(data), END])
+    ).read_all()
     table.validate(full=True)
     assert table.column("value").to_pylist() == bodies
     assert table.column("offset").to_pylist() == list(range(len(bodies)))

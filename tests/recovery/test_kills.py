@@ -44,7 +44,9 @@ class Load:
     disk kept.
     """
 
-    def __init__(self, broker: RealBroker, name: str, *, consuming: bool = True, still_s: float = STILL_S) -> None:
+    def __init__(
+        self, broker: RealBroker, name: str, *, consuming: bool = True, still_s: float = STILL_S
+    ) -> None:
         self.broker, self.history, self.still_s = broker, History(), still_s
         keys = [f"{name}-{number}" for number in range(QUEUES)]
         self._publishing = threading.Event()
@@ -57,8 +59,12 @@ class Load:
             channel = connection.channel()
             for key in keys:
                 channel.queue_declare(key, durable=True)
-        self._publishers = [threading.Thread(target=self._guard, args=(self._publish, key)) for key in keys]
-        self._consumers = [threading.Thread(target=self._guard, args=(self._consume, key)) for key in keys]
+        self._publishers = [
+            threading.Thread(target=self._guard, args=(self._publish, key)) for key in keys
+        ]
+        self._consumers = [
+            threading.Thread(target=self._guard, args=(self._consume, key)) for key in keys
+        ]
         for thread in (*self._publishers, *(self._consumers if consuming else ())):
             thread.start()
 
@@ -84,7 +90,10 @@ class Load:
                         self.history.was_published(key, number)
                         try:
                             channel.basic_publish(
-                                "", key, make_body(key, number), pika.BasicProperties(delivery_mode=2)
+                                "",
+                                key,
+                                make_body(key, number),
+                                pika.BasicProperties(delivery_mode=2),
                             )
                         except pika.exceptions.NackError:
                             continue
@@ -138,7 +147,8 @@ class Load:
 
 
 @pytest.mark.parametrize(
-    ("kind", "consuming"), [("shard", True), ("shard", False), ("front-door", True), ("controller", True)]
+    ("kind", "consuming"),
+    [("shard", True), ("shard", False), ("front-door", True), ("controller", True)],
 )
 def test_nothing_confirmed_is_lost_when_a_process_is_killed(
     broker: RealBroker, name: str, kind: str, consuming: bool
@@ -166,7 +176,9 @@ def test_a_broker_that_confirms_before_it_stores_is_caught(tmp_path: Path) -> No
         hasty.clean_up()
 
 
-def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(broker: RealBroker, name: str) -> None:
+def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(
+    broker: RealBroker, name: str
+) -> None:
     load = Load(broker, name)
     for _ in range(2):
         time.sleep(LOAD_S)
@@ -176,7 +188,9 @@ def test_nothing_confirmed_is_lost_when_everything_is_killed_at_once(broker: Rea
     load.finish()
 
 
-def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(broker: RealBroker, name: str) -> None:
+def test_a_clean_stop_under_load_loses_nothing_and_exits_with_0(
+    broker: RealBroker, name: str
+) -> None:
     load = Load(broker, name)
     time.sleep(LOAD_S)
     broker.stop()

@@ -50,7 +50,9 @@ def message_files(broker: RealBroker) -> list[Path]:
     return sorted(broker.data_dir.glob("shard-00/*/msgs.*"))
 
 
-def test_a_message_file_that_is_gone_after_kill_9_is_in_the_log_the_metrics_and_health(broker: RealBroker) -> None:
+def test_a_message_file_that_is_gone_after_kill_9_is_in_the_log_the_metrics_and_health(
+    broker: RealBroker,
+) -> None:
     publish(broker)
     wait_until(lambda: listed(broker) >= 3, "a list of three files")
     broker.kill_all()
@@ -59,12 +61,18 @@ def test_a_message_file_that_is_gone_after_kill_9_is_in_the_log_the_metrics_and_
     broker.restart()
     line = rf"{gone}.*the file is not there, messages in it are lost"
     wait_until(lambda: re.search(line, broker.log_tail()) is not None, "the line in the log")
-    assert re.search(rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics))
+    assert re.search(
+        rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics)
+    )
     health = json.loads(get(broker, "/api/health/checks/alarms"))
-    assert health["warnings"] == [{"shard": 0, "warning": "1 damaged places found in message files, see the log"}]
+    assert health["warnings"] == [
+        {"shard": 0, "warning": "1 damaged places found in message files, see the log"}
+    ]
     left = json.loads(get(broker, "/api/queues/%2F/" + QUEUE))["messages"]
     assert 0 < left < COUNT
     # Told once: the next crash finds nothing more to miss.
     broker.kill_all()
     broker.restart()
-    assert re.search(rb"shardmq_shard_damaged\{[^}]*\} 0\b", get(broker, "/metrics", broker.metrics))
+    assert re.search(
+        rb"shardmq_shard_damaged\{[^}]*\} 0\b", get(broker, "/metrics", broker.metrics)
+    )

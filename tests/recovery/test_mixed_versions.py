@@ -43,7 +43,11 @@ class Mixed(RealBroker):
 
     def said(self, process: str, *words: str) -> int:
         """Return how many lines of this process have all these words."""
-        lines = [line for line in self.log_path.read_text().splitlines() if re.search(rf"\b{process}\b", line)]
+        lines = [
+            line
+            for line in self.log_path.read_text().splitlines()
+            if re.search(rf"\b{process}\b", line)
+        ]
         return sum(all(word in line for word in words) for line in lines)
 
     def ask(self, path: str) -> Any:
@@ -63,7 +67,9 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mixed]:
     (tmp_path / "next").write_text("")
     settings = tmp_path / "broker.toml"
     settings.write_text(SETTINGS)
-    made = Mixed(tmp_path / "data", more=("--config", str(settings)), command=("tests.support.mixed_broker",))
+    made = Mixed(
+        tmp_path / "data", more=("--config", str(settings)), command=("tests.support.mixed_broker",)
+    )
     try:
         yield made
         made.stop()
@@ -93,7 +99,9 @@ async def test_a_shard_of_another_version_and_its_peers_say_so_once(broker: Mixe
     assert broker.ask("health/checks/ready-to-serve-clients")["reason"] == "shards not ready: 0"
     Path(os.environ[VARIABLE]).write_text("")
     broker.kill("shard")
-    wait_until(lambda: [row["alarm"] for row in broker.ask("shards")] == ["", ""], "the alarm to end")
+    wait_until(
+        lambda: [row["alarm"] for row in broker.ask("shards")] == ["", ""], "the alarm to end"
+    )
     await _serves(broker)
 
 
@@ -105,11 +113,19 @@ async def test_a_front_door_or_controller_of_another_version_and_its_peers_say_s
     new_door = kind == "front-door"
     door, controller = (NEW, WIRE_VERSION) if new_door else (WIRE_VERSION, NEW)
     expected = {
-        ("front-door-0", f"the controller speaks wire version {controller}, this process speaks {door}"),
+        (
+            "front-door-0",
+            f"the controller speaks wire version {controller}, this process speaks {door}",
+        ),
         ("controller", f"speaks wire version {door}, this process speaks {controller}"),
     }
-    peer, process = ("front door 0", "front-door-0") if new_door else ("the controller", "controller")
-    for_shards = {("shard-0", between(peer, NEW, WIRE_VERSION)), (process, between(peer, WIRE_VERSION, NEW))}
+    peer, process = (
+        ("front door 0", "front-door-0") if new_door else ("the controller", "controller")
+    )
+    for_shards = {
+        ("shard-0", between(peer, NEW, WIRE_VERSION)),
+        (process, between(peer, WIRE_VERSION, NEW)),
+    }
     if new_door:  # it waits for the catalog before it looks for its shards
         for_shards = set()
     expected |= for_shards
@@ -121,7 +137,10 @@ async def test_a_front_door_or_controller_of_another_version_and_its_peers_say_s
         assert answer["reason"] == "front doors of another release: 0"
     Path(os.environ[VARIABLE]).write_text("")
     broker.kill(kind)
-    wait_until(lambda: broker.ask("health/checks/ready-to-serve-clients") == {"status": "ok"}, "all to be well")
+    wait_until(
+        lambda: broker.ask("health/checks/ready-to-serve-clients") == {"status": "ok"},
+        "all to be well",
+    )
     await _serves(broker)
 
 

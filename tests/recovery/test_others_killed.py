@@ -18,7 +18,13 @@ import aiormq
 import pytest
 
 from tests.support.brokers import killable_broker
-from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, drained, wait_for
+from tests.support.crash_clients import (
+    Publishing,
+    connected,
+    connected_to_both_doors,
+    drained,
+    wait_for,
+)
 from tests.support.real_broker import PATIENCE_S, RealBroker, is_running
 
 pytestmark = pytest.mark.crash
@@ -37,7 +43,9 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(
         other = await connection.channel()
         await channel.declare_queue(name, durable=True)
         exclusive = await channel.declare_queue(exclusive=True)
-        transient = await channel.declare_queue(f"{name}-transient", durable=False, auto_delete=True)
+        transient = await channel.declare_queue(
+            f"{name}-transient", durable=False, auto_delete=True
+        )
         for queue in (exclusive, transient):
             await channel.default_exchange.publish(aio_pika.Message(b"kept"), queue.name)
         publishing = Publishing(channel, name, 5)
@@ -45,13 +53,19 @@ async def test_while_the_controller_is_away_messages_flow_and_declares_wait(
         async with _no_new_controller(broker, how):
             before = len(publishing.confirmed)
             declaring = asyncio.create_task(other.declare_queue(f"{name}-new", durable=True))
-            await wait_for(lambda: len(publishing.confirmed) > before + 5, "more than were on their way")
+            await wait_for(
+                lambda: len(publishing.confirmed) > before + 5, "more than were on their way"
+            )
             assert not declaring.done()
         declared = await asyncio.wait_for(declaring, PATIENCE_S)
         await publishing.finish()
         assert not publishing.nacked and publishing.slowest_s < HELD_UP_S_MAX
         await other.default_exchange.publish(aio_pika.Message(b"new"), declared.name)
-        for queue, body in ((exclusive.name, b"kept"), (transient.name, b"kept"), (declared.name, b"new")):
+        for queue, body in (
+            (exclusive.name, b"kept"),
+            (transient.name, b"kept"),
+            (declared.name, b"new"),
+        ):
             assert await drained(channel, queue) == [body]
         await asyncio.to_thread(_http_answers, broker)
 
@@ -71,7 +85,9 @@ async def _no_new_controller(broker: RealBroker, how: signal.Signals) -> AsyncIt
 
 def _http_answers(broker: RealBroker) -> None:
     """Within seconds, on the port it had."""
-    request = urllib.request.Request(f"http://{broker.http}/api/overview", headers={"Authorization": _GUEST})
+    request = urllib.request.Request(
+        f"http://{broker.http}/api/overview", headers={"Authorization": _GUEST}
+    )
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -86,7 +102,9 @@ def _http_answers(broker: RealBroker) -> None:
 _GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 
 
-async def test_what_went_while_the_controller_was_away_is_gone_when_it_is_back(broker: RealBroker, name: str) -> None:
+async def test_what_went_while_the_controller_was_away_is_gone_when_it_is_back(
+    broker: RealBroker, name: str
+) -> None:
     """Exclusive queues of a client that left, auto-delete queues whose last consumer left."""
     async with connected(broker) as leaving, connected(broker) as staying:
         channel = await leaving.channel()
@@ -122,9 +140,13 @@ async def test_a_declare_is_in_force_on_every_front_door_also_when_the_controlle
         for number in range(30):
             if number % 10 == 5:
                 os.kill(broker.pid("controller"), signal.SIGKILL)
-            queue = await asyncio.wait_for(declaring.declare_queue(f"{name}-{number}", durable=True), PATIENCE_S)
+            queue = await asyncio.wait_for(
+                declaring.declare_queue(f"{name}-{number}", durable=True), PATIENCE_S
+            )
             # Mandatory: a front door that does not know the queue would return it.
-            await publishing.default_exchange.publish(aio_pika.Message(b"x"), queue.name, mandatory=True)
+            await publishing.default_exchange.publish(
+                aio_pika.Message(b"x"), queue.name, mandatory=True
+            )
             assert await drained(declaring, queue.name) == [b"x"]
 
 
@@ -148,7 +170,9 @@ async def test_a_front_door_dies_and_only_its_clients_notice(broker: RealBroker,
         await wait_for(lambda: len(publishing.confirmed) > 0, "confirms on the other front door")
         await publishing.finish()
         await asyncio.wait_for(_until_gone(living, exclusive.name), PATIENCE_S)
-        while (await reader.declare_queue(name, durable=True)).declaration_result.message_count != 20:
+        while (
+            await reader.declare_queue(name, durable=True)
+        ).declaration_result.message_count != 20:
             await asyncio.sleep(0.05)
         messages = [await queue.get(no_ack=True) for _ in range(20)]
         assert [int(message.body) for message in messages] == list(range(20))
@@ -159,7 +183,9 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
     broker: RealBroker, name: str
 ) -> None:
     """Each comes back to whatever door is there; what was confirmed arrives."""
-    connections = [await aio_pika.connect_robust(broker.url, reconnect_interval=0.1) for _ in range(6)]
+    connections = [
+        await aio_pika.connect_robust(broker.url, reconnect_interval=0.1) for _ in range(6)
+    ]
     confirmed, arrived, going = set(), set(), True
 
     async def consume(connection: aio_pika.abc.AbstractRobustConnection) -> None:
@@ -184,7 +210,9 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
             body = b"%d-%d" % (publisher, number)
             try:
                 async with asyncio.timeout(5):
-                    await channel.default_exchange.publish(aio_pika.Message(body, delivery_mode=2), name)
+                    await channel.default_exchange.publish(
+                        aio_pika.Message(body, delivery_mode=2), name
+                    )
                 confirmed.add(body)
             except (aiormq.exceptions.AMQPError, RuntimeError, ConnectionError, TimeoutError):
                 await asyncio.sleep(0.05)
@@ -192,7 +220,10 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
     try:
         for connection in connections[:3]:
             await consume(connection)
-        tasks = [asyncio.create_task(publish(connection, n)) for n, connection in enumerate(connections[3:])]
+        tasks = [
+            asyncio.create_task(publish(connection, n))
+            for n, connection in enumerate(connections[3:])
+        ]
         for door in (0, 1):
             await asyncio.sleep(0.4)
             await asyncio.to_thread(broker.kill, "front-door", door)
@@ -206,7 +237,9 @@ async def test_publishers_and_consumers_on_different_doors_survive_the_death_of_
             await connection.close()
 
 
-async def test_the_supervisor_dies_and_a_new_broker_starts_on_the_same_data(broker: RealBroker, name: str) -> None:
+async def test_the_supervisor_dies_and_a_new_broker_starts_on_the_same_data(
+    broker: RealBroker, name: str
+) -> None:
     """Its processes notice, drain and let go of the data; the new one waits for them."""
     async with connected(broker) as connection:
         channel = await connection.channel()

@@ -44,7 +44,9 @@ def connected(broker: RealBroker) -> pika.BlockingConnection:
 
 
 def disk_bytes(broker: RealBroker) -> int:
-    return sum(path.stat().st_size for path in (broker.data_dir / "shard-00").rglob("*") if path.is_file())
+    return sum(
+        path.stat().st_size for path in (broker.data_dir / "shard-00").rglob("*") if path.is_file()
+    )
 
 
 def stats(broker: RealBroker) -> list[dict[str, int]]:
@@ -75,7 +77,9 @@ def fill(broker: RealBroker) -> list[bytes]:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_one_unacked_message_in_each_of_a_hundred_segments_ends_in_one(broker: RealBroker, restarted: bool) -> None:
+def test_one_unacked_message_in_each_of_a_hundred_segments_ends_in_one(
+    broker: RealBroker, restarted: bool
+) -> None:
     bodies = fill(broker)
     if restarted:
         broker.stop()

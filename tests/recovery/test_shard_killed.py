@@ -20,7 +20,13 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from tests.support.brokers import killable_broker
-from tests.support.crash_clients import Publishing, connected, connected_to_both_doors, drained, wait_for
+from tests.support.crash_clients import (
+    Publishing,
+    connected,
+    connected_to_both_doors,
+    drained,
+    wait_for,
+)
 from tests.support.real_broker import RealBroker
 
 pytestmark = pytest.mark.crash
@@ -56,13 +62,18 @@ async def test_no_publish_stays_without_an_answer(broker: RealBroker, name: str)
         for shard in range(SHARDS):
             await asyncio.sleep(0.3)
             os.kill(broker.pid("shard", shard), signal.SIGSTOP)
-            await wait_for(lambda: any(each.is_stuck() for each in publishing), "a shard that has messages unread")
+            await wait_for(
+                lambda: any(each.is_stuck() for each in publishing),
+                "a shard that has messages unread",
+            )
             await kill_and_wait(broker, shard)
         await asyncio.sleep(0.3)
         for each in publishing:
             await each.finish()
         assert max(each.slowest_s for each in publishing) < ANSWER_S_MAX
-        assert sum(each.nacked for each in publishing) > 0, "nothing was on its way: the test proves nothing"
+        assert sum(each.nacked for each in publishing) > 0, (
+            "nothing was on its way: the test proves nothing"
+        )
         for each, queue in zip(publishing, queues, strict=True):
             assert set(each.confirmed) <= set(await drained(channel, queue))
 
@@ -80,10 +91,16 @@ async def test_publishes_to_a_shard_that_stays_away_are_nacked_and_taken_again_w
         pid = await _stopped_at_birth(broker, old)
         try:
             publishing = [Publishing(channel, queue, 2) for queue in queues]
-            await wait_for(partial(_all_answered, publishing), "an answer while the shard is away", ANSWER_S_MAX)
+            await wait_for(
+                partial(_all_answered, publishing),
+                "an answer while the shard is away",
+                ANSWER_S_MAX,
+            )
         finally:
             os.kill(pid, signal.SIGCONT)
-        await wait_for(lambda: all(each.confirmed for each in publishing), "confirms from both shards")
+        await wait_for(
+            lambda: all(each.confirmed for each in publishing), "confirms from both shards"
+        )
         for each in publishing:
             await each.finish()
         assert max(each.slowest_s for each in publishing) < ANSWER_S_MAX
@@ -101,7 +118,9 @@ async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_t
             stack.push_async_callback(connection.close)
             channels.append(await connection.channel())
             for shard_queue in range(4):
-                await channels[-1].declare_queue(f"{name}-{len(channels)}-{shard_queue}", durable=True)
+                await channels[-1].declare_queue(
+                    f"{name}-{len(channels)}-{shard_queue}", durable=True
+                )
         for shard in range(SHARDS):
             kill(broker, shard)
         await asyncio.sleep(0.1)
@@ -110,7 +129,9 @@ async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_t
             for at, channel in enumerate(channels)
             for queue in (f"{name}-{at + 1}-{shard_queue}" for shard_queue in range(4))
         }
-        await wait_for(lambda: all(len(each.confirmed) > 5 for each in publishing.values()), "confirms")
+        await wait_for(
+            lambda: all(len(each.confirmed) > 5 for each in publishing.values()), "confirms"
+        )
         for each in publishing.values():
             await each.finish()
         for (channel, queue), each in publishing.items():
@@ -121,7 +142,9 @@ async def test_each_vhosts_messages_are_in_it_though_their_shard_was_away_when_t
 def _make_vhost(broker: RealBroker, name: str) -> None:
     for path, body in ((f"vhosts/{name}", b"{}"), (f"permissions/{name}/guest", _ALL)):
         headers = {"Authorization": _GUEST, "Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://{broker.http}/api/{path}", body, headers, method="PUT")
+        request = urllib.request.Request(
+            f"http://{broker.http}/api/{path}", body, headers, method="PUT"
+        )
         urllib.request.urlopen(request, timeout=60).close()
 
 
@@ -147,7 +170,9 @@ async def test_consumers_keep_their_tag_and_get_what_they_had_not_acknowledged_a
         await channel.set_qos(prefetch_count=10)
         queue = await channel.declare_queue(name, durable=True)
         for number in range(30):
-            message = aio_pika.Message(b"%d" % number, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            message = aio_pika.Message(
+                b"%d" % number, delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+            )
             await channel.default_exchange.publish(message, name)
         got: list[AbstractIncomingMessage] = []
         tag = await queue.consume(_collector(got))
@@ -163,7 +188,9 @@ async def test_consumers_keep_their_tag_and_get_what_they_had_not_acknowledged_a
         assert all(message.redelivered for message in again)
         # Acknowledgements of the last moments may be lost with the process; order never is.
         first = int(again[0].body)
-        assert first <= 4 and [int(message.body) for message in again] == list(range(first, first + 10))
+        assert first <= 4 and [int(message.body) for message in again] == list(
+            range(first, first + 10)
+        )
         for message in got[4:14]:
             await message.ack()  # of deliveries the dead process made: no error, and no effect
         for message in again:
@@ -200,7 +227,9 @@ async def test_a_shard_that_dies_again_and_again_also_while_it_recovers_loses_no
             old = kill(broker, 1)
         await asyncio.to_thread(_until_ready, broker, old)
         confirmed_before = sum(len(each.confirmed) for each in publishing)
-        await wait_for(lambda: sum(len(each.confirmed) for each in publishing) > confirmed_before, "confirms")
+        await wait_for(
+            lambda: sum(len(each.confirmed) for each in publishing) > confirmed_before, "confirms"
+        )
         for each in publishing:
             await each.finish()
         assert max(each.slowest_s for each in publishing) < ANSWER_S_MAX
@@ -240,11 +269,16 @@ async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
                     transaction = channel.transaction()
                     await transaction.select()
                     for queue in queues:
-                        message = aio_pika.Message(b"%d" % number, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+                        message = aio_pika.Message(
+                            b"%d" % number, delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+                        )
                         await channel.default_exchange.publish(message, queue)
                     await asyncio.wait_for(transaction.commit(), ANSWER_S_MAX)
                     committed.append(b"%d" % number)
-            except (aiormq.exceptions.ChannelPreconditionFailed, aio_pika.exceptions.ChannelInvalidStateError):
+            except (
+                aiormq.exceptions.ChannelPreconditionFailed,
+                aio_pika.exceptions.ChannelInvalidStateError,
+            ):
                 continue
         await killing
         assert committed
@@ -252,7 +286,9 @@ async def test_commit_ok_means_stored(broker: RealBroker, name: str) -> None:
             assert set(committed) <= set(await drained(setup, queue))
 
 
-async def test_a_queue_deleted_while_its_shard_is_away_cancels_its_consumers(broker: RealBroker, name: str) -> None:
+async def test_a_queue_deleted_while_its_shard_is_away_cancels_its_consumers(
+    broker: RealBroker, name: str
+) -> None:
     async with connected(broker) as connection:
         channel = await connection.channel()
         queues = [await channel.declare_queue(f"{name}-{n}") for n in range(6)]  # on both shards
@@ -280,7 +316,9 @@ async def test_an_auto_delete_queue_goes_though_its_last_consumer_left_while_its
         for queue in queues:
             await queue.consume(_collector([]))
         await kept.consume(_collector([]))
-        pids = [await _stopped_at_birth(broker, kill(broker, shard), shard) for shard in range(SHARDS)]
+        pids = [
+            await _stopped_at_birth(broker, kill(broker, shard), shard) for shard in range(SHARDS)
+        ]
         try:
             if kind == "client":
                 await leaving.close()
@@ -292,14 +330,18 @@ async def test_an_auto_delete_queue_goes_though_its_last_consumer_left_while_its
                 os.kill(pid, signal.SIGCONT)
         gone_within_s = 60.0
         end = time.monotonic() + gone_within_s
-        while left := {queue.name for queue in queues} & await asyncio.to_thread(_queue_names, broker):
+        while left := {queue.name for queue in queues} & await asyncio.to_thread(
+            _queue_names, broker
+        ):
             assert time.monotonic() < end, f"still there: {left}"
             await asyncio.sleep(0.1)
         await looking.declare_queue(kept.name, passive=True)
 
 
 def _queue_names(broker: RealBroker) -> set[str]:
-    request = urllib.request.Request(f"http://{broker.http}/api/queues", headers={"Authorization": _GUEST})
+    request = urllib.request.Request(
+        f"http://{broker.http}/api/queues", headers={"Authorization": _GUEST}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return {queue["name"] for queue in json.load(answer)}
 

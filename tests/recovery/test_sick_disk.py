@@ -55,9 +55,13 @@ def start(tmp_path: Path, disk: Disk) -> Iterator[Start]:
 
     def make(shards: int = 1, watchdog_s: float = 60, deaths_max: int = 100) -> RealBroker:
         settings = tmp_path / "broker.toml"
-        settings.write_text(SETTINGS.format(stall_s=STALL_S, watchdog_s=watchdog_s, deaths_max=deaths_max))
+        settings.write_text(
+            SETTINGS.format(stall_s=STALL_S, watchdog_s=watchdog_s, deaths_max=deaths_max)
+        )
         module = ("tests.support.sick_broker",)
-        broker = RealBroker(tmp_path / "data", shards=shards, more=("--config", str(settings)), command=module)
+        broker = RealBroker(
+            tmp_path / "data", shards=shards, more=("--config", str(settings)), command=module
+        )
         started.append(broker)
         return broker
 
@@ -132,7 +136,9 @@ async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers
             assert set(listener.reasons) == {"disk does not answer"}
             await wait_for(lambda: publisher.nacked >= 20, "nacks")
             await told(broker, READY, 503, "reason", "disk does not answer: shards 0")
-            await told(broker, ALARMS, 503, "alarms", [{"shard": 0, "alarm": "disk does not answer"}])
+            await told(
+                broker, ALARMS, 503, "alarms", [{"shard": 0, "alarm": "disk does not answer"}]
+            )
             said = f"disk does not answer: {call} takes more than {STALL_S:g} s"
             await wait_for(lambda: shard_row(broker)["status"] == said, "the supervisor to be told")
             disk.heal()
@@ -140,7 +146,9 @@ async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers
             await wait_for(lambda: not listener.blocked, "connection.unblocked")
             await wait_for(lambda: len(publisher.confirmed) > before + 50, "confirms afterwards")
             await publisher.finish()
-            await wait_for(lambda: shard_row(broker)["status"] == "serving", "the supervisor to be told")
+            await wait_for(
+                lambda: shard_row(broker)["status"] == "serving", "the supervisor to be told"
+            )
             assert (await asyncio.to_thread(shard_row, broker))["restarts"] == 0
             await told(broker, READY, 200, "status", "ok")
             assert set(publisher.confirmed) <= set(await drained(channel, "q"))
@@ -151,7 +159,9 @@ async def test_a_disk_that_hangs_takes_the_shard_out_of_service_until_it_answers
     assert "the disk answers again: " in broker.log_path.read_text()
 
 
-async def test_a_shard_that_cannot_turn_for_its_disk_is_killed_and_recovery_decides(start: Start, disk: Disk) -> None:
+async def test_a_shard_that_cannot_turn_for_its_disk_is_killed_and_recovery_decides(
+    start: Start, disk: Disk
+) -> None:
     broker = await asyncio.to_thread(start, watchdog_s=3)
     async with connected(broker) as connection:
         channel = await connection.channel()
@@ -209,7 +219,9 @@ async def test_an_ack_alone_is_synced_within_seconds_and_an_idle_shard_syncs_not
         await channel.set_qos(prefetch_count=10)
         queue = await channel.declare_queue("q", durable=True, arguments={"x-queue-type": kind})
         for number in range(2):
-            await channel.default_exchange.publish(aio_pika.Message(b"%d" % number, delivery_mode=2), "q")
+            await channel.default_exchange.publish(
+                aio_pika.Message(b"%d" % number, delivery_mode=2), "q"
+            )
         came: asyncio.Queue[aio_pika.abc.AbstractIncomingMessage] = asyncio.Queue()
         tracked = {"x-stream-automatic-offset-tracking": True, "x-stream-offset": "first"}
         arguments = tracked if kind == "stream" else {}
@@ -220,12 +232,16 @@ async def test_an_ack_alone_is_synced_within_seconds_and_an_idle_shard_syncs_not
         await asyncio.sleep(QUIET_S)
         assert broker.status()["children"][1]["restarts"] == 0, "nothing was to be synced"
         await message.ack()
-        await wait_for(lambda: broker.status()["children"][1]["restarts"] >= 1, "a sync of the ack", LAST_S)
+        await wait_for(
+            lambda: broker.status()["children"][1]["restarts"] >= 1, "a sync of the ack", LAST_S
+        )
         disk.heal()
     await asyncio.to_thread(broker.stop)
 
 
-async def test_a_disk_that_goes_on_failing_ends_the_broker_which_says_why(start: Start, disk: Disk) -> None:
+async def test_a_disk_that_goes_on_failing_ends_the_broker_which_says_why(
+    start: Start, disk: Disk
+) -> None:
     broker = await asyncio.to_thread(start, deaths_max=3)
     async with connected(broker) as connection:
         channel = await connection.channel()
@@ -250,8 +266,13 @@ async def test_a_shard_that_has_recovered_serves_while_another_recovers_and_says
         channel = await connection.channel()
         for number in range(8):
             await channel.declare_queue(f"q-{number}", durable=True)
-        shards = {row["name"]: row["shard"] for row in (await asyncio.to_thread(asked, broker, "queues"))[1]}
-        quick, slow = (next(name for name, shard in shards.items() if shard == wanted) for wanted in (0, 1))
+        shards = {
+            row["name"]: row["shard"]
+            for row in (await asyncio.to_thread(asked, broker, "queues"))[1]
+        }
+        quick, slow = (
+            next(name for name, shard in shards.items() if shard == wanted) for wanted in (0, 1)
+        )
         for queue in (quick, slow):
             publisher = Publishing(channel, queue, 20, padding=100_000)
             await wait_for(lambda publisher=publisher: len(publisher.confirmed) > 150, "confirms")
@@ -264,36 +285,54 @@ async def test_a_shard_that_has_recovered_serves_while_another_recovers_and_says
 
     def status() -> dict[str, dict[str, Any]]:
         now = broker.status()
-        children = {child["name"]: child for child in now["children"]} if now["pid"] != before else {}
+        children = (
+            {child["name"]: child for child in now["children"]} if now["pid"] != before else {}
+        )
         said.add(children["shard-1"]["status"] if children else "")
         return children
 
     await wait_for(lambda: status().get("front-door-0", {}).get("state") == "ready", "a front door")
     async with connected(broker) as connection:
         channel = await connection.channel()
-        assert (await channel.declare_queue(quick, passive=True)).declaration_result.message_count > 150
+        assert (
+            await channel.declare_queue(quick, passive=True)
+        ).declaration_result.message_count > 150
         await channel.default_exchange.publish(aio_pika.Message(b"now", delivery_mode=2), quick)
         assert status()["shard-1"]["state"] == "starting", "too late: the test proves nothing"
         with pytest.raises(aio_pika.exceptions.DeliveryError):
-            await channel.default_exchange.publish(aio_pika.Message(b"too early", delivery_mode=2), slow)
-        code, answer = await asyncio.to_thread(asked, broker, "health/checks/ready-to-serve-clients")
+            await channel.default_exchange.publish(
+                aio_pika.Message(b"too early", delivery_mode=2), slow
+            )
+        code, answer = await asyncio.to_thread(
+            asked, broker, "health/checks/ready-to-serve-clients"
+        )
         assert (code, answer["reason"]) == (503, "shards not ready: 1")
-        await wait_for(lambda: status() and any("recovering" in words for words in said), "a word of progress")
+        await wait_for(
+            lambda: status() and any("recovering" in words for words in said), "a word of progress"
+        )
         disk.heal()
         await restarting
         # The shard tells the supervisor and the controller; nobody promises who hears it first.
-        await wait_for(lambda: asked(broker, "health/checks/ready-to-serve-clients")[0] == 200, "health")
+        await wait_for(
+            lambda: asked(broker, "health/checks/ready-to-serve-clients")[0] == 200, "health"
+        )
         await channel.default_exchange.publish(aio_pika.Message(b"late", delivery_mode=2), slow)
         assert b"now" in await drained(channel, quick)
     recovering = [
-        line for line in broker.log_path.read_text().splitlines() if " shard-1 " in line and "recovering" in line
+        line
+        for line in broker.log_path.read_text().splitlines()
+        if " shard-1 " in line and "recovering" in line
     ]
     assert 0 < len(recovering) < 60
-    assert re.search(r"recovering \d+ %: vhost /, [\d.]+ of [\d.]+ MB, [\d,]+ messages", recovering[0])
+    assert re.search(
+        r"recovering \d+ %: vhost /, [\d.]+ of [\d.]+ MB, [\d,]+ messages", recovering[0]
+    )
     await asyncio.to_thread(broker.stop)
 
 
-async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told(start: Start) -> None:
+async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told(
+    start: Start,
+) -> None:
     """The index is good, so the consumer meets the damage.
 
     The shard reads everything anew and goes on.
@@ -336,7 +375,8 @@ async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told
     text = "1 damaged places found in message files, see the log"
     assert health == {"status": "ok", "warnings": [{"shard": 0, "warning": text}]}
     assert re.search(
-        rf"{segment}, bytes \d+ to \d+ \(\d+ bytes\): damaged, .* damaged.{segment.name[5:]}", broker.log_tail()
+        rf"{segment}, bytes \d+ to \d+ \(\d+ bytes\): damaged, .* damaged.{segment.name[5:]}",
+        broker.log_tail(),
     )
     assert segment.with_name(segment.name.replace("msgs", "damaged")).exists()
     await asyncio.to_thread(broker.stop)
@@ -345,11 +385,15 @@ async def test_a_bit_that_flipped_on_the_disk_costs_its_record_alone_and_is_told
 async def test_little_room_is_warned_of_before_publishers_are_blocked(tmp_path: Path) -> None:
     settings = tmp_path / "broker.toml"
     settings.write_text(f"[shards]\ndisk_free_warn_bytes = {1 << 50}\n")
-    broker = await asyncio.to_thread(lambda: RealBroker(tmp_path / "data", shards=1, more=("--config", str(settings))))
+    broker = await asyncio.to_thread(
+        lambda: RealBroker(tmp_path / "data", shards=1, more=("--config", str(settings)))
+    )
     try:
         await wait_for(lambda: "low on disk soon: " in broker.log_tail(), "the warning")
         warning = lambda: asked(broker, ALARMS)[1]["warnings"][0]["warning"]  # noqa: E731 # named for the line below
-        await asyncio.to_thread(wait_until, lambda: warning().startswith("low on disk soon: "), "the warning")
+        await asyncio.to_thread(
+            wait_until, lambda: warning().startswith("low on disk soon: "), "the warning"
+        )
         async with connected(broker) as connection:
             channel = await connection.channel()
             await channel.declare_queue("q")

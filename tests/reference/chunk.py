@@ -37,7 +37,9 @@ class Chunk:
         return whole[:4] + struct.pack("<I", crc32c(whole[8:]) ^ salt) + whole[8:]
 
 
-def make_chunks(records: list[Record], offset: int, filters: list[int] | None = None) -> list[Chunk]:
+def make_chunks(
+    records: list[Record], offset: int, filters: list[int] | None = None
+) -> list[Chunk]:
     """Make as few chunks as possible.
 
     A chunk has at most MESSAGES_BYTES, unless it has one message, and does not mix records that are
@@ -53,7 +55,9 @@ def make_chunks(records: list[Record], offset: int, filters: list[int] | None = 
             if not groups or size + len(message) > MESSAGES_BYTES or is_in != in_sequence[-1]:
                 groups.append([])
                 in_sequence.append(is_in)
-            groups[-1].append((message, record.timestamp, filters[ordinal] if filters is not None else 0))
+            groups[-1].append(
+                (message, record.timestamp, filters[ordinal] if filters is not None else 0)
+            )
             ordinal += 1
     chunks = []
     for group, is_in in zip(groups, in_sequence, strict=True):
@@ -75,12 +79,24 @@ def decode_chunk(data: bytes, at: int, salt: int = 0) -> tuple[Chunk, int] | Non
     """(chunk, end), None where there is no whole and true one."""
     if at + HEADER.size > len(data):
         return None
-    length, crc, timestamp, ttl, count, words, priority, flags, offset, mark = HEADER.unpack_from(data, at)
+    length, crc, timestamp, ttl, count, words, priority, flags, offset, mark = HEADER.unpack_from(
+        data, at
+    )
     end = at + length
     fixed = HEADER.size + 4 * (words - 3)
-    if length % 8 or end > len(data) or not 3 <= words <= 3 + FILTERS_MAX or length < fixed + 10 * count or not count:
+    if (
+        length % 8
+        or end > len(data)
+        or not 3 <= words <= 3 + FILTERS_MAX
+        or length < fixed + 10 * count
+        or not count
+    ):
         return None
-    if (ttl, priority) != (NONE, 255) or flags not in (1, 3) or crc32c(data[at + 8 : end]) ^ salt != crc:
+    if (
+        (ttl, priority) != (NONE, 255)
+        or flags not in (1, 3)
+        or crc32c(data[at + 8 : end]) ^ salt != crc
+    ):
         return None
     filters = struct.unpack_from(f"<{words - 3}I", data, at + HEADER.size)
     body = data[at + fixed : end]

@@ -5,7 +5,22 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-SIZES = {"t": 1, "b": 1, "B": 1, "s": 2, "u": 2, "I": 4, "i": 4, "f": 4, "l": 8, "L": 8, "d": 8, "T": 8, "D": 5, "V": 0}
+SIZES = {
+    "t": 1,
+    "b": 1,
+    "B": 1,
+    "s": 2,
+    "u": 2,
+    "I": 4,
+    "i": 4,
+    "f": 4,
+    "l": 8,
+    "L": 8,
+    "d": 8,
+    "T": 8,
+    "D": 5,
+    "V": 0,
+}
 LONG = "SxFA"
 PROPERTIES = (
     ("content_type", "s"),
@@ -59,9 +74,13 @@ def row(
 ) -> dict[str, Any]:
     """As pyarrow shows it, with numbers for times."""
     headers = values.get("headers")
-    properties = {name: values.get(name) for name, _ in PROPERTIES if name not in ("headers", "cluster_id")}
+    properties = {
+        name: values.get(name) for name, _ in PROPERTIES if name not in ("headers", "cluster_id")
+    }
     seconds = properties["timestamp"]
-    properties["timestamp"] = None if seconds is None or seconds > SECONDS_MAX else seconds * 1_000_000
+    properties["timestamp"] = (
+        None if seconds is None or seconds > SECONDS_MAX else seconds * 1_000_000
+    )
     return {
         "offset": offset,
         "timestamp": timestamp * 1000,

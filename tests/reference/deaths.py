@@ -17,17 +17,28 @@ def headers_after(
     key: str,
     without_cc: bool,
 ) -> dict[str, Any]:
-    after = {k: v for k, v in headers.items() if k not in ("x-dead-letter-exchange", "x-dead-letter-routing-key")}
+    after = {
+        k: v
+        for k, v in headers.items()
+        if k not in ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+    }
     said = after.get("x-death")
     tables = grouped(said) if isinstance(said, list) else []
-    same = [t for t in tables if isinstance(t, dict) and (t.get("queue"), t.get("reason")) == (queue, reason)]
+    same = [
+        t
+        for t in tables
+        if isinstance(t, dict) and (t.get("queue"), t.get("reason")) == (queue, reason)
+    ]
     others = [t for t in tables if not same or t is not same[0]]
     cc = after.get("CC")
     death = {
         "queue": queue,
         "reason": reason,
         "exchange": exchange,
-        "routing-keys": [key, *([k for k in cc if isinstance(k, str)] if isinstance(cc, list) else [])],
+        "routing-keys": [
+            key,
+            *([k for k in cc if isinstance(k, str)] if isinstance(cc, list) else []),
+        ],
         "time": datetime.datetime.fromtimestamp(time_s, datetime.UTC),
         "count": 1,
     }
@@ -58,7 +69,9 @@ def grouped(tables: list[Any]) -> list[Any]:
     kept: list[Any] = []
     for table in tables:
         alike = [
-            t for t in tables if isinstance(t, dict) and isinstance(table, dict) and place_of(t) == place_of(table)
+            t
+            for t in tables
+            if isinstance(t, dict) and isinstance(table, dict) and place_of(t) == place_of(table)
         ]
         if not alike:
             kept.append(table)

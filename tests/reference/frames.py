@@ -6,7 +6,14 @@ import struct
 from collections.abc import Iterator
 
 INCOMPLETE, OTHER, SETTLE, FULL = range(4)
-HAS_HEADERS, MAY_HAVE_CC, HAS_USER_ID, BAD_EXPIRATION, DIRECT_REPLY_TO, BAD_PROPERTIES = 1, 2, 4, 8, 16, 32
+HAS_HEADERS, MAY_HAVE_CC, HAS_USER_ID, BAD_EXPIRATION, DIRECT_REPLY_TO, BAD_PROPERTIES = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+)
 MAY_HAVE_SEQUENCE, MAY_HAVE_LETTERS = 64, 128
 ROWS_MAX, WHOLE_BYTES_MAX = 2048, 65536
 NONE = 0xFFFFFFFF
@@ -104,7 +111,9 @@ def _frame(data: bytes, at: int) -> tuple[int, int, int]:
     return kind, channel, size
 
 
-def _publish(data: bytes, start: int, states: bytes, frame_max: int, message_max: int) -> tuple[bytes, int]:
+def _publish(
+    data: bytes, start: int, states: bytes, frame_max: int, message_max: int
+) -> tuple[bytes, int]:
     """Return the row of the publish at `start`, and the position where the publish ends."""
     at = start
     if len(data) - at < 7:
@@ -153,7 +162,19 @@ def _publish(data: bytes, start: int, states: bytes, frame_max: int, message_max
         left -= size
         at += size + 8
         body_frames += 1
-    row = ROW.pack(line_off, line_len, channel, props_off, props_len, body_off, body_frames, body_len, *found, 0, 0)
+    row = ROW.pack(
+        line_off,
+        line_len,
+        channel,
+        props_off,
+        props_len,
+        body_off,
+        body_frames,
+        body_len,
+        *found,
+        0,
+        0,
+    )
     return row, at
 
 
@@ -171,7 +192,13 @@ def scan(
             row, at = _publish(data[:end], at, states, frame_max, message_max)
             rows.append(row)
     except Stopped as stopped:
-        return at, b"".join(rows), len(rows), stopped.why, stopped.needed if stopped.why == INCOMPLETE else 0
+        return (
+            at,
+            b"".join(rows),
+            len(rows),
+            stopped.why,
+            stopped.needed if stopped.why == INCOMPLETE else 0,
+        )
     return at, b"".join(rows), len(rows), FULL, 0
 
 
@@ -186,7 +213,13 @@ def settles(data: bytes, at: int, end: int) -> tuple[int, int, list[tuple[int, i
         kind, number, size = _frame(data, at)
         method = data[at + 7 : at + 11]
         settle = {b"\0\x3c\0\x50": 0, b"\0\x3c\0\x5a": 90, b"\0\x3c\0\x78": 120}.get(method)
-        if kind != 1 or size != 13 or data[at + 20] != END or settle is None or channel not in (None, number):
+        if (
+            kind != 1
+            or size != 13
+            or data[at + 20] != END
+            or settle is None
+            or channel not in (None, number)
+        ):
             break
         channel = number
         bits = data[at + 19]
@@ -203,7 +236,12 @@ def settles(data: bytes, at: int, end: int) -> tuple[int, int, list[tuple[int, i
 def _joined(found: list[tuple[int, int, int, bool]]) -> list[tuple[int, int, int, bool]]:
     ranges: list[tuple[int, int, int, bool]] = []
     for what, tag, _, multiple in found:
-        if ranges and not multiple and not ranges[-1][3] and (what, tag) == (ranges[-1][0], ranges[-1][2] + 1):
+        if (
+            ranges
+            and not multiple
+            and not ranges[-1][3]
+            and (what, tag) == (ranges[-1][0], ranges[-1][2] + 1)
+        ):
             ranges[-1] = (what, ranges[-1][1], tag, False)
         else:
             ranges.append((what, tag, tag, multiple))
@@ -213,14 +251,21 @@ def _joined(found: list[tuple[int, int, int, bool]]) -> list[tuple[int, int, int
 # -- binds -----------------------------------------------------------------------------------------
 
 
-def binds(data: bytes, at: int, end: int, states: bytes) -> tuple[int, int, list[tuple[str, str, str]], bool]:
+def binds(
+    data: bytes, at: int, end: int, states: bytes
+) -> tuple[int, int, list[tuple[str, str, str]], bool]:
     """As frames.binds, without the bound on how many."""
     found: list[tuple[str, str, str]] = []
     alike = None
     while end - at >= 22:
         kind, number, size = _frame(data, at)
         payload, mark = data[at + 7 : min(at + 7 + size, end)], data[at + 7 + size : at + 8 + size]
-        if kind != 1 or at + 8 + size > end or mark != bytes([END]) or payload[:4] != b"\0\x32\0\x14":
+        if (
+            kind != 1
+            or at + 8 + size > end
+            or mark != bytes([END])
+            or payload[:4] != b"\0\x32\0\x14"
+        ):
             break
         if number >= len(states) or states[number] != 1:
             break
@@ -273,7 +318,9 @@ def _each(blob: bytes, count: int) -> Iterator[tuple[bytes, bytes, bytes, bytes]
 
 
 def stored(data: bytes, table: bytes, index: int) -> bytes:
-    line, line_len, _, props, props_len, body, body_frames, body_len, *_ = ROW.unpack_from(table, index * ROW.size)
+    line, line_len, _, props, props_len, body, body_frames, body_len, *_ = ROW.unpack_from(
+        table, index * ROW.size
+    )
     parts = b""
     for _ in range(body_frames):
         size = _frame(data, body)[2]
@@ -304,22 +351,39 @@ def deliveries(
     out = b""
     for number, (exchange, key, props, body) in enumerate(_each(blob, count)):
         numbers = struct.pack(">Q?", tag + number, redelivered)
-        method = struct.pack(">HH", 60, 60) + _short(ctag) + numbers + _short(exchange) + _short(key)
+        method = (
+            struct.pack(">HH", 60, 60) + _short(ctag) + numbers + _short(exchange) + _short(key)
+        )
         out += content(channel, method, props, body, frame_max)
     return out
 
 
 def passed_on(
-    data: bytes, table: bytes, first: int, count: int, channel: int, ctag: bytes, tag: int, frame_max: int
+    data: bytes,
+    table: bytes,
+    first: int,
+    count: int,
+    channel: int,
+    ctag: bytes,
+    tag: int,
+    frame_max: int,
 ) -> bytes:
     blob = b"".join(stored(data, table, index) for index in range(first, first + count))
     return deliveries(blob, count, channel, ctag, tag, False, frame_max)
 
 
-def get_ok(message: bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_max: int) -> bytes:
+def get_ok(
+    message: bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_max: int
+) -> bytes:
     exchange, key, props, body = read_stored(message)
     numbers = struct.pack(">Q?", tag, redelivered)
-    method = struct.pack(">HH", 60, 71) + numbers + _short(exchange) + _short(key) + struct.pack(">I", remaining)
+    method = (
+        struct.pack(">HH", 60, 71)
+        + numbers
+        + _short(exchange)
+        + _short(key)
+        + struct.pack(">I", remaining)
+    )
     return content(channel, method, props, body, frame_max)
 
 

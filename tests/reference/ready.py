@@ -55,7 +55,12 @@ def total(sizes: array[int]) -> int:
 
 
 def judge(
-    entries: array[int], facts: array[int] | None, times: array[int] | None, now: int, ttl: int | None, levels: int
+    entries: array[int],
+    facts: array[int] | None,
+    times: array[int] | None,
+    now: int,
+    ttl: int | None,
+    levels: int,
 ) -> tuple[array[int], list[tuple[int, array[int]]]]:
     kept = array("Q")
     parts: dict[int, array[int]] = {}
@@ -73,7 +78,9 @@ def judge(
     return kept, sorted(parts.items())
 
 
-def runs(entries: array[int], facts: array[int], before: int | None) -> tuple[array[int], array[int]]:
+def runs(
+    entries: array[int], facts: array[int], before: int | None
+) -> tuple[array[int], array[int]]:
     firsts, kept = array("Q"), array("Q")
     for entry, fact in zip(entries, facts, strict=True):
         if fact != before:

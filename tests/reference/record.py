@@ -28,7 +28,14 @@ class Record:
         rest = struct.pack(f"<{len(self.queues)}I", *self.queues) + b"".join(self.messages)
         length = (HEADER.size + len(rest) + 7) // 8 * 8
         head = HEADER.pack(
-            length, 0, self.timestamp, self.ttl_ms, len(self.messages), len(self.queues), self.priority, self.flags
+            length,
+            0,
+            self.timestamp,
+            self.ttl_ms,
+            len(self.messages),
+            len(self.queues),
+            self.priority,
+            self.flags,
         )
         whole = (head + rest).ljust(length, b"\0")
         return whole[:4] + struct.pack("<I", crc32c(whole[8:]) ^ salt) + whole[8:]
@@ -45,7 +52,9 @@ class Record:
         return self.timestamp if self.ttl_ms == 0 else self.fact()
 
 
-def encode_message(body: bytes, exchange: bytes = b"", key: bytes = b"k", props: bytes = b"\0\0") -> bytes:
+def encode_message(
+    body: bytes, exchange: bytes = b"", key: bytes = b"k", props: bytes = b"\0\0"
+) -> bytes:
     names = bytes([len(exchange)]) + exchange + bytes([len(key)]) + key
     return struct.pack("<II", len(body), len(props)) + names + props + body
 
@@ -74,7 +83,13 @@ def decode_record(data: bytes, at: int, salt: int = 0) -> tuple[Record, list[int
         return None
     length, crc, timestamp, ttl, count, queues, priority, flags = HEADER.unpack_from(data, at)
     end = at + length
-    if length % 8 or length < HEADER.size + 4 * queues or end > len(data) or not queues or not count:
+    if (
+        length % 8
+        or length < HEADER.size + 4 * queues
+        or end > len(data)
+        or not queues
+        or not count
+    ):
         return None
     if crc32c(data[at + 8 : end]) ^ salt != crc:
         return None

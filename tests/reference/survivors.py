@@ -34,7 +34,13 @@ def survivors(
                 if (queue, offset) not in settled and (queue_ids is None or queue in queue_ids)
             )
             if queues and offset >= dead_until:
-                left.append(((queues, record.timestamp, record.ttl_ms, record.priority, record.flags), offset, message))
+                left.append(
+                    (
+                        (queues, record.timestamp, record.ttl_ms, record.priority, record.flags),
+                        offset,
+                        message,
+                    )
+                )
     records: list[Record] = []
     moves: list[tuple[int, int]] = []
     group: list[bytes] = []
@@ -45,7 +51,11 @@ def survivors(
         group.append(message)
         size = head + sum(map(len, group))
         follows = i + 1 < len(left) and left[i + 1][0] == kind
-        if follows and len(group) < RECORD_MESSAGES_MAX and size + len(left[i + 1][2]) <= RECORD_BYTES_MAX:
+        if (
+            follows
+            and len(group) < RECORD_MESSAGES_MAX
+            and size + len(left[i + 1][2]) <= RECORD_BYTES_MAX
+        ):
             continue
         records.append(Record(kind[0], tuple(group), *kind[1:]))  # type: ignore[arg-type]
         end += len(records[-1].encode())

@@ -32,5 +32,7 @@ class TopicTrie:
 
     def match(self, key: str) -> set[Hashable]:
         return {
-            target for (pattern, target), times in self.added.items() if times and matches(words(pattern), words(key))
+            target
+            for (pattern, target), times in self.added.items()
+            if times and matches(words(pattern), words(key))
         }

@@ -38,7 +38,13 @@ def read_of(facts: list[Facts]) -> tuple[bytes, bytes]:
     buffer = bytearray()
     rows = []
     for fact in facts:
-        line = bytes([len(fact.exchange)]) + fact.exchange + bytes([len(fact.key)]) + fact.key + bytes([fact.bits])
+        line = (
+            bytes([len(fact.exchange)])
+            + fact.exchange
+            + bytes([len(fact.key)])
+            + fact.key
+            + bytes([fact.bits])
+        )
         line_off = len(buffer) + 7 + 6
         buffer += frame(1, fact.channel, struct.pack(">HHH", 60, 40, 0) + line)
         body_len = sum(map(len, fact.frames))
@@ -69,12 +75,16 @@ def read_of(facts: list[Facts]) -> tuple[bytes, bytes]:
     return bytes(buffer), b"".join(rows)
 
 
-def records_of(records: bytes) -> list[tuple[int, int, int, int, tuple[int, ...], list[bytes], int]]:
+def records_of(
+    records: bytes,
+) -> list[tuple[int, int, int, int, tuple[int, ...], list[bytes], int]]:
     """(timestamp, ttl, priority, flags, queue ids, stored messages, checksum) of each record."""
     found = []
     at = 0
     while at < len(records):
-        length, crc, stamp, ttl, count, queues, priority, flags = struct.unpack_from("<IIQIIHBB", records, at)
+        length, crc, stamp, ttl, count, queues, priority, flags = struct.unpack_from(
+            "<IIQIIHBB", records, at
+        )
         assert length % 8 == 0
         ids = struct.unpack_from(f"<{queues}I", records, at + 28)
         inner = at + 28 + 4 * queues

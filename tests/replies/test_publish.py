@@ -27,7 +27,9 @@ class Replying(Door):
         super().__init__(catalog([QueuePut("/", QUEUE, 7, 0)]))
         self.output = SimpleNamespace(pending=0)
         channel = SimpleNamespace(number=4, next_tag=1, delivered_auto=0)
-        session = SimpleNamespace(id=8, user="guest", vhost="/", name="asking", frame_bytes_max=4096)
+        session = SimpleNamespace(
+            id=8, user="guest", vhost="/", name="asking", frame_bytes_max=4096
+        )
         client = SimpleNamespace(id=8, session=session, output=self.output)
         self.consumer: Any = SimpleNamespace(
             queue_id=7, queue_name=QUEUE, tag_bytes=b"tag", channel=channel, client=client
@@ -83,7 +85,9 @@ def test_a_reply_with_more_keys_is_handed_over_alone_and_without_bcc() -> None:
     assert door.stored() == [((1,), b"0")]
 
 
-async def test_replies_go_by_the_queue_while_the_consumer_has_too_much_that_it_has_not_taken() -> None:
+async def test_replies_go_by_the_queue_while_the_consumer_has_too_much_that_it_has_not_taken() -> (
+    None
+):
     door = Replying()
     door.publish(REPLY)
     door.output.pending = REPLIES_BYTES_MAX + 1
@@ -100,7 +104,9 @@ def test_what_one_read_hands_over_counts_before_it_is_written() -> None:
     door = Replying()
     requester = door.replies.here[7]
     (event,) = events_of([(1, REPLY, {"headers": {"BCC": ["a"]}}, False)] * 3)
-    published = door.publishing.publish(door.client, door.client.route_cache, door.client.channels, event, 0)
+    published = door.publishing.publish(
+        door.client, door.client.route_cache, door.client.channels, event, 0
+    )
     assert requester.unwritten_bytes == sum(len(reply.frames) for reply in published.replies) > 0
     door.client.carry_out(published)
     assert requester.unwritten_bytes == 0
@@ -108,7 +114,9 @@ def test_what_one_read_hands_over_counts_before_it_is_written() -> None:
 
 async def test_a_reply_in_sequence_goes_by_the_queue_which_keeps_the_sequences() -> None:
     door = Replying()
-    published = door.publish((1, REPLY, {"headers": {"x-producer-id": "p", "x-sequence": 1}}, False))
+    published = door.publish(
+        (1, REPLY, {"headers": {"x-producer-id": "p", "x-sequence": 1}}, False)
+    )
     assert published.fed == SHARD_0 and not published.replies
     assert [queues for queues, _ in door.stored()] == [(7,)]
     door.replies.here[7].close()
@@ -130,7 +138,10 @@ def test_who_asks_for_replies_gets_the_name_of_its_queue_into_the_message() -> N
     ask = {"reply_to": "amq.rabbitmq.reply-to"}
     for end in (("", "a"), ("direct", "k1")):
         assert door.publish((1, end, ask, False), (1, end, ask, False)).is_plain
-        found = [properties.read(contents.read_stored(stored)[2]).reply_to for *_, stored in door.links.stored()]
+        found = [
+            properties.read(contents.read_stored(stored)[2]).reply_to
+            for *_, stored in door.links.stored()
+        ]
         assert set(found) == {QUEUE}
 
 

@@ -16,12 +16,16 @@ from tests.support.real_broker import RealBroker, wait_until
 
 
 def ask_for_replies(client: RawClient, channel: int = 1, tag: str = "replies") -> None:
-    client.ask(channel, Basic.Consume(queue=REPLY_TO, no_ack=True, consumer_tag=tag), Basic.ConsumeOk)
+    client.ask(
+        channel, Basic.Consume(queue=REPLY_TO, no_ack=True, consumer_tag=tag), Basic.ConsumeOk
+    )
 
 
 def private_name(client: RawClient, server: RawClient, queue: str, channel: int = 1) -> str:
     """Return the reply-to that a server reads when the client has sent amq.rabbitmq.reply-to."""
-    client.send(with_properties(channel, "", queue, b"question", reply_to=REPLY_TO, correlation_id="1"))
+    client.send(
+        with_properties(channel, "", queue, b"question", reply_to=REPLY_TO, correlation_id="1")
+    )
     server.ask(1, Basic.Consume(queue=queue, no_ack=True, consumer_tag="c"), Basic.ConsumeOk)
     server.expect(Basic.Deliver)
     properties, content = server.message()
@@ -52,12 +56,19 @@ def test_a_reply_finds_the_one_who_asked(client: RawClient, other: RawClient, na
     other.send(publish(1, "", private, b"answer", mandatory=True))
     other.expect(Basic.Ack)  # and no return before it
     said, content = delivered(client)
-    assert (said.consumer_tag, said.redelivered, said.exchange, content) == ("replies", False, "", b"answer")
+    assert (said.consumer_tag, said.redelivered, said.exchange, content) == (
+        "replies",
+        False,
+        "",
+        b"answer",
+    )
     client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
 
 
 @pytest.mark.row("A7.1", "A7.3")
-def test_nobody_is_there_for_a_reply_when_who_asked_has_left(client: RawClient, other: RawClient, name: str) -> None:
+def test_nobody_is_there_for_a_reply_when_who_asked_has_left(
+    client: RawClient, other: RawClient, name: str
+) -> None:
     declare(other, name)
     ask_for_replies(other)
     private = private_name(other, other, name)
@@ -70,7 +81,10 @@ def test_nobody_is_there_for_a_reply_when_who_asked_has_left(client: RawClient, 
         if isinstance(read[1], Queue.DeclareOk):
             return False
         assert isinstance(read[1], Channel.Close)
-        assert (read[1].reply_code, read[1].reply_text) == (404, f"NOT_FOUND - no queue '{private}' in vhost '/'")
+        assert (read[1].reply_code, read[1].reply_text) == (
+            404,
+            f"NOT_FOUND - no queue '{private}' in vhost '/'",
+        )
         client.send(method(2, Channel.CloseOk()))
         return True
 
@@ -106,7 +120,8 @@ def test_each_channel_has_replies_of_its_own_and_private_names_pass_unchanged(
     client.ask(3, Basic.Get(queue=name, no_ack=True), Basic.GetOk)
     assert client.message()[0].reply_to == names[1]
     other.send(publish(1, "", names[1], b"2") + publish(1, "", names[0], b"1"))
-    assert {(said.consumer_tag, content) for said, content in (delivered(client), delivered(client))} == {
+    assert {(said.consumer_tag, content)
+            for said, content in (delivered(client), delivered(client))} == {
         ("t1", b"1"), ("t2", b"2"),
     }  # fmt: skip
     client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
@@ -119,20 +134,26 @@ CONSUME_REPLIES = Basic.Consume(queue=REPLY_TO, no_ack=True)
 @pytest.mark.parametrize(
     ("asked", "code", "text"),
     [
-        pytest.param(Basic.Consume(queue=REPLY_TO), 406, "PRECONDITION_FAILED - reply consumer cannot acknowledge",
+        pytest.param(Basic.Consume(queue=REPLY_TO), 406,
+                     "PRECONDITION_FAILED - reply consumer cannot acknowledge",
                      id="acknowledge"),
-        pytest.param(CONSUME_REPLIES, 406, "PRECONDITION_FAILED - reply consumer already set", id="twice"),
+        pytest.param(CONSUME_REPLIES, 406, "PRECONDITION_FAILED - reply consumer already set",
+                     id="twice"),
         pytest.param(Queue.Bind(queue=REPLY_TO, exchange="amq.direct"), 403,
-                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="bind"),
+                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue",
+                     id="bind"),
         pytest.param(Queue.Unbind(queue=f"{REPLY_TO}.x", exchange="amq.direct"), 403,
-                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue", id="unbind"),
+                     "ACCESS_REFUSED - cannot bind or unbind to a volatile (direct reply-to) queue",
+                     id="unbind"),
         pytest.param(Queue.Declare(queue=f"{REPLY_TO}.x"), 404,
                      f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="declare"),
         pytest.param(Basic.Get(queue=f"{REPLY_TO}.x"), 404,
                      f"NOT_FOUND - no queue '{REPLY_TO}.x' in vhost '/'", id="get"),
     ],
 )  # fmt: skip
-def test_replies_are_consumed_in_one_way_only(client: RawClient, asked: base.Frame, code: int, text: str) -> None:
+def test_replies_are_consumed_in_one_way_only(
+    client: RawClient, asked: base.Frame, code: int, text: str
+) -> None:
     ask_for_replies(client)
     client.send(method(1, asked))
     client.expect_channel_close(1, code, text)
@@ -146,7 +167,9 @@ def test_a_reply_queue_is_in_no_listing(client: RawClient, api: Api) -> None:
 
 
 @pytest.mark.row("A7.2")
-def test_a_reply_queue_is_hidden_from_who_knows_its_name(client: RawClient, other: RawClient, name: str) -> None:
+def test_a_reply_queue_is_hidden_from_who_knows_its_name(
+    client: RawClient, other: RawClient, name: str
+) -> None:
     declare(other, name)
     ask_for_replies(other)
     private = private_name(other, other, name)
@@ -177,7 +200,9 @@ def test_replies_of_one_publisher_come_in_order_however_slowly_they_are_taken(
         other.expect(Basic.Deliver)
         private = str(other.message()[0].reply_to)
         for begin, count in ((0, 5000), (5000, 10), (5010, 3000), (8010, 1)):
-            other.send(b"".join(_numbered(private, number) for number in range(begin, begin + count)))
+            other.send(
+                b"".join(_numbered(private, number) for number in range(begin, begin + count))
+            )
             for number in range(begin, begin + count):
                 said, content = delivered(slow)
                 assert (int(content[:8]), said.delivery_tag) == (number, number + 1)
@@ -189,14 +214,20 @@ def test_replies_of_one_publisher_come_in_order_however_slowly_they_are_taken(
 def _numbered(key: str, number: int) -> bytes:
     content = b"%08d" % number + b"x" * (number % 1000)
     if number % 100 == 50:
-        return with_properties(1, "", key, content, headers={"x-producer-id": "p", "x-sequence": number})
+        return with_properties(
+            1, "", key, content, headers={"x-producer-id": "p", "x-sequence": number}
+        )
     if number % 100 == 70:
-        return with_properties(1, "", key, content, headers={"CC": [], "BCC": ["nowhere"]}, delivery_mode=2)
+        return with_properties(
+            1, "", key, content, headers={"CC": [], "BCC": ["nowhere"]}, delivery_mode=2
+        )
     return publish(1, "", key, content)
 
 
 @pytest.mark.row("A7.1")
-def test_replies_of_a_transaction_come_when_it_is_committed(client: RawClient, other: RawClient, name: str) -> None:
+def test_replies_of_a_transaction_come_when_it_is_committed(
+    client: RawClient, other: RawClient, name: str
+) -> None:
     declare(other, name)
     ask_for_replies(client)
     client.send(with_properties(1, "", name, b"question", reply_to=REPLY_TO, correlation_id="1"))
@@ -240,4 +271,6 @@ def _answer_all(clients: list[RawClient], names: list[str]) -> None:
     for at, client in enumerate(clients):
         client.send(b"".join(publish(1, "", private, str(at).encode()) for private in names))
     for client in clients:
-        assert {delivered(client)[1] for _ in clients} == {str(at).encode() for at in range(len(clients))}
+        assert {delivered(client)[1] for _ in clients} == {
+            str(at).encode() for at in range(len(clients))
+        }

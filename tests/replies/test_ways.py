@@ -9,7 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.broker.front_door.publish.replies import FOUND_EMPTY, REPLIES_BYTES_MAX, ReplyPath, Requester
+from shardmq.broker.front_door.publish.replies import (
+    FOUND_EMPTY,
+    REPLIES_BYTES_MAX,
+    ReplyPath,
+    Requester,
+)
 from shardmq.broker.model.changes import QueuePut
 
 NONE, MUCH = 0, REPLIES_BYTES_MAX + 1
@@ -85,7 +90,11 @@ class Broker:
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.sampled_from([NONE, NONE, MUCH]), st.sampled_from([True, True, True, False])),
+        st.tuples(
+            st.just("publish"),
+            st.sampled_from([NONE, NONE, MUCH]),
+            st.sampled_from([True, True, True, False]),
+        ),
         st.tuples(st.just("turn"), st.integers(0, 5)),
         st.tuples(st.just("hear")),
     ),
@@ -94,7 +103,9 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_replies_stay_in_order_and_go_straight_again_when_the_queue_is_empty(steps: list[tuple[Any, ...]]) -> None:
+def test_replies_stay_in_order_and_go_straight_again_when_the_queue_is_empty(
+    steps: list[tuple[Any, ...]],
+) -> None:
     broker = Broker()
     for step, *arguments in steps:
         getattr(broker, step)(*arguments)
@@ -136,7 +147,9 @@ def requester(shards: Shards) -> tuple[Requester, Any]:
     return Requester(consumer, QueuePut("/", "amq.rabbitmq.reply-to.1", 7, 0), shards), consumer
 
 
-async def test_a_consumer_that_takes_nothing_gets_replies_by_its_queue_until_that_is_empty() -> None:
+async def test_a_consumer_that_takes_nothing_gets_replies_by_its_queue_until_that_is_empty() -> (
+    None
+):
     shards = Shards([2, 0, 0, 0])
     who, consumer = requester(shards)
     assert who.takes()

@@ -19,7 +19,9 @@ def table(type: str = "topic", delays: str = "amq.delayed.x") -> RoutingTable:
     for queue in ("a", "b"):
         made = made.with_queue(queue)
     made = made.with_exchange("x", "x-delayed-message", {"x-delayed-type": type}, delays=delays)
-    made = made.with_exchange("before", "fanout", {}).with_binding("before", "exchange", "x", "", {})
+    made = made.with_exchange("before", "fanout", {}).with_binding(
+        "before", "exchange", "x", "", {}
+    )
     return made.with_binding("x", "queue", "a", "k.#", {}).with_binding("x", "queue", "b", "l", {})
 
 
@@ -92,8 +94,16 @@ def test_long_names_stay_apart() -> None:
         ("x-delayed-message", {}, "Missing required argument 'x-delayed-type'"),
         ("x-delayed-message", {"x-delayed-type": "topic"}, None),
         ("x-delayed-message", {"x-delayed-type": "x-random"}, None),
-        ("x-delayed-message", {"x-delayed-type": 1}, "'x-delayed-type' must be an existing exchange type"),
-        ("x-delayed-message", {"x-delayed-type": "x-delayed-message"}, "can't be used for 'x-delayed-type'"),
+        (
+            "x-delayed-message",
+            {"x-delayed-type": 1},
+            "'x-delayed-type' must be an existing exchange type",
+        ),
+        (
+            "x-delayed-message",
+            {"x-delayed-type": "x-delayed-message"},
+            "can't be used for 'x-delayed-type'",
+        ),
         ("topic", {"x-delayed-exchange": True}, None),
         ("topic", {"x-delayed-exchange": "yes"}, "'x-delayed-exchange' must be a boolean"),
         ("topic", {"x-delayed-type": "nonsense"}, None),

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from shardmq.broker.controller.resharding.routes import table_of
 from shardmq.broker.model.catalog import Catalog, Vhost
-from shardmq.broker.model.changes import AnyChange, BindingPut, ExchangePut, ParameterPut, QueuePut, VhostPut
+from shardmq.broker.model.changes import (
+    AnyChange,
+    BindingPut,
+    ExchangePut,
+    ParameterPut,
+    QueuePut,
+    VhostPut,
+)
 from shardmq.broker.routing import Message, NoSuchExchange, route_message
 from shardmq.broker.routing.explain import explain, ring
 from shardmq.broker.routing.matching import Target
@@ -32,7 +39,11 @@ def hash_exchange(weights: list[str], type: str = HASH, **arguments: str) -> Vho
     return vhost_of(ExchangePut("/", "e", type, arguments=named), *queues, *bindings)
 
 
-@given(st.lists(any_change(), max_size=60), st.sampled_from(["a", "b", "c", "amq.topic"]), st.sampled_from("k1x"))
+@given(
+    st.lists(any_change(), max_size=60),
+    st.sampled_from(["a", "b", "c", "amq.topic"]),
+    st.sampled_from("k1x"),
+)
 def test_the_table_made_for_one_exchange_routes_as_the_whole_one(
     history: list[AnyChange], exchange: str, key: str
 ) -> None:
@@ -45,7 +56,12 @@ def test_the_table_made_for_one_exchange_routes_as_the_whole_one(
         return
     explained = explain(small, exchange, message)
     assert explained.queues == route_message(vhost.table, exchange, message).queues
-    reached = {target.name for hop in explained.hops for target in hop.destinations if target.kind == "queue"}
+    reached = {
+        target.name
+        for hop in explained.hops
+        for target in hop.destinations
+        if target.kind == "queue"
+    }
     assert reached == set(explained.queues)
 
 
@@ -60,7 +76,9 @@ def test_a_hash_exchange_tells_what_it_hashed_and_who_won(algorithm: str) -> Non
 
 
 def test_chance_is_told_as_all_that_may_be() -> None:
-    explained = explain(table_of(hash_exchange(["", ""], "x-random"), "e"), "e", Message("k", draw=7))
+    explained = explain(
+        table_of(hash_exchange(["", ""], "x-random"), "e"), "e", Message("k", draw=7)
+    )
     assert explained.hops[0].by_chance
     assert explained.hops[0].destinations == (Target("queue", "q0"), Target("queue", "q1"))
     assert len(explained.queues) == 1
@@ -75,7 +93,10 @@ def test_the_alternate_that_a_policy_names_is_followed() -> None:
         ParameterPut("/", "policy", "p", policy),
     )
     explained = explain(table_of(vhost, "e"), "e", Message("k"))
-    assert [(hop.exchange, hop.alternate) for hop in explained.hops] == [("e", "amq.fanout"), ("amq.fanout", None)]
+    assert [(hop.exchange, hop.alternate) for hop in explained.hops] == [
+        ("e", "amq.fanout"),
+        ("amq.fanout", None),
+    ]
     assert explained.queues == ("q",)
 
 
@@ -88,6 +109,9 @@ def test_the_default_exchange_leads_to_the_queue_of_that_name() -> None:
 def test_the_ring_tells_weights_and_shares() -> None:
     shares = ring(table_of(hash_exchange(["1", "3"]), "e"), "e")
     assert shares is not None
-    assert [(share.target.name, share.weight, share.share) for share in shares] == [("q0", 1, 0.25), ("q1", 3, 0.75)]
+    assert [(share.target.name, share.weight, share.share) for share in shares] == [
+        ("q0", 1, 0.25),
+        ("q1", 3, 0.75),
+    ]
     assert ring(table_of(vhost_of(), "amq.topic"), "amq.topic") is None
     assert ring(table_of(vhost_of(ExchangePut("/", "e", HASH)), "e"), "e") == []

@@ -31,7 +31,9 @@ NUMBERS = st.integers(-30, 30)
     wish=st.sampled_from(["x-head", "x-tail", "x-from", "x-from-time", ""]),
     number=NUMBERS,
 )
-def test_a_wish_is_a_slice(first: int, many: int, young: int, most: int | None, wish: str, number: int) -> None:
+def test_a_wish_is_a_slice(
+    first: int, many: int, young: int, most: int | None, wish: str, number: int
+) -> None:
     there = list(range(first, first + many))
     end = first + many
     young = min(max(young, first), end)
@@ -44,7 +46,11 @@ def test_a_wish_is_a_slice(first: int, many: int, young: int, most: int | None, 
             expected = kept[:number]
         case "x-tail":
             expected = (
-                kept[len(kept) - number :] if 0 <= number <= len(kept) else kept if number > 0 else kept[-number:]
+                kept[len(kept) - number :]
+                if 0 <= number <= len(kept)
+                else kept
+                if number > 0
+                else kept[-number:]
             )
         case "x-from":
             number = abs(number)
@@ -53,19 +59,23 @@ def test_a_wish_is_a_slice(first: int, many: int, young: int, most: int | None, 
             number = min(max(number, first), end)
             expected = [offset for offset in kept if offset >= number]
     arguments = {wish: number} if wish else {}
-    start, stop = chosen(arguments, most, Kept(first, young, end, number if wish == "x-from-time" else first))
+    start, stop = chosen(
+        arguments, most, Kept(first, young, end, number if wish == "x-from-time" else first)
+    )
     assert list(range(start, stop)) == expected
 
 
 @given(
     st.dictionaries(
-        st.sampled_from(["x-head", "x-tail", "x-from", "x-from-time", "x"]), st.none() | NUMBERS | st.booleans()
+        st.sampled_from(["x-head", "x-tail", "x-from", "x-from-time", "x"]),
+        st.none() | NUMBERS | st.booleans(),
     )
 )
 def test_one_wish_at_a_time_and_only_numbers(arguments: dict[str, Any]) -> None:
     wishes = {name: value for name, value in arguments.items() if name != "x"}
     good = len(wishes) <= 1 and all(
-        type(value) is int and (value >= 0 or name in ("x-head", "x-tail")) for name, value in wishes.items()
+        type(value) is int and (value >= 0 or name in ("x-head", "x-tail"))
+        for name, value in wishes.items()
     )
     assert (binding_fault(arguments) == "") == good
 
@@ -91,7 +101,10 @@ def test_what_is_kept_is_said_beside_the_queues() -> None:
 
 def test_a_history_leaves_out_what_says_so() -> None:
     table = (
-        RoutingTable.empty().with_exchange("h", "x-recent-history").with_queue("q").with_binding("h", "queue", "q", "x")
+        RoutingTable.empty()
+        .with_exchange("h", "x-recent-history")
+        .with_queue("q")
+        .with_binding("h", "queue", "q", "x")
     )
     for headers, kept in (
         ({}, True),
@@ -106,7 +119,9 @@ def test_a_history_leaves_out_what_says_so() -> None:
 def test_a_spread_that_keeps_messages_is_no_short_cut() -> None:
     table = RoutingTable.empty().with_queue("q")
     for name, arguments in (("plain", {}), ("keeping", {"x-persist-messages": 5})):
-        table = table.with_exchange(name, "x-consistent-hash", arguments).with_binding(name, "queue", "q", "1")
+        table = table.with_exchange(name, "x-consistent-hash", arguments).with_binding(
+            name, "queue", "q", "1"
+        )
     assert spread_of(table, "plain") is not None
     assert spread_of(table, "keeping") is None
 
@@ -116,7 +131,10 @@ def test_bounds_are_positive_numbers() -> None:
         assert exchange_fault("topic", {"x-persist-messages": bad})
         assert exchange_fault("topic", {"x-persist-ms": bad})
         assert exchange_fault("x-recent-history", {"x-recent-history-length": bad})
-    assert exchange_fault("topic", {"x-persist-messages": 5, "x-recent-history-length": "not its own"}) == ""
+    assert (
+        exchange_fault("topic", {"x-persist-messages": 5, "x-recent-history-length": "not its own"})
+        == ""
+    )
 
 
 def test_what_waits_at_an_exchange_that_delays_is_kept_when_it_is_due() -> None:
@@ -125,7 +143,11 @@ def test_what_waits_at_an_exchange_that_delays_is_kept_when_it_is_due() -> None:
         ("x-delayed-message", {"x-delayed-type": "x-recent-history"}),
         ("fanout", {"x-delayed-exchange": True, "x-persist-ms": 5}),
     ):
-        table = RoutingTable.empty().with_queue("q").with_exchange("x", kind, arguments, delays="amq.delayed.x")
+        table = (
+            RoutingTable.empty()
+            .with_queue("q")
+            .with_exchange("x", kind, arguments, delays="amq.delayed.x")
+        )
         table = table.with_binding("x", "queue", "q", "")
         waiting = route_message(table, "x", Message("k", {"x-delay": 1}, delay_ms=1))
         due = route_message(table, "x", Message("k", {"x-delay": -1}))
@@ -144,6 +166,11 @@ def test_the_record_at_the_shard_of_a_stream_names_all_queues() -> None:
     assert named([a, b, kept]) == [(0, a), (1, b), (1, kept), (1, a)]
     other = Placed("amq.persistent.y", 2)
     for shard in (1, 2):
-        assert {queue for at, queue in named([a, b, kept, other]) if at == shard} == {a, b, kept, other}
+        assert {queue for at, queue in named([a, b, kept, other]) if at == shard} == {
+            a,
+            b,
+            kept,
+            other,
+        }
     assert [queue for at, queue in named([a, b, kept, other]) if at == 0] == [a]
     assert named([]) == []

@@ -16,7 +16,9 @@ SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
 VALUES = st.sampled_from([None, 1, True, 1.0, 2, SECOND, "1", b"1", [1], {"n": 1}])
 TABLES = st.dictionaries(st.sampled_from(["h", "k", "x-h"]), VALUES, max_size=3)
 MODES = st.sampled_from([None, "all", "any", "all-with-x", "any-with-x"])
-ARGUMENTS = st.builds(lambda mode, table: {**table, **({"x-match": mode} if mode else {})}, MODES, TABLES)
+ARGUMENTS = st.builds(
+    lambda mode, table: {**table, **({"x-match": mode} if mode else {})}, MODES, TABLES
+)
 KEYS = st.sampled_from(["", "a", "a.b", "b", "#", "a.*"])
 TARGETS = st.builds(Target, st.sampled_from(["queue", "exchange"]), st.sampled_from("pqr"))
 BINDINGS = st.lists(st.tuples(KEYS, ARGUMENTS, TARGETS), max_size=15)
@@ -46,10 +48,14 @@ def plain(value: object) -> tuple[str, object]:
         return "number", value.timestamp()
     if type(value) in (int, float):
         return "number", value
-    return ("bytes", value.encode()) if isinstance(value, str) else (value.__class__.__name__, value)
+    return (
+        ("bytes", value.encode()) if isinstance(value, str) else (value.__class__.__name__, value)
+    )
 
 
-@given(st.sampled_from(["direct", "fanout", "headers", "topic"]), BINDINGS, st.randoms(), KEYS, TABLES)
+@given(
+    st.sampled_from(["direct", "fanout", "headers", "topic"]), BINDINGS, st.randoms(), KEYS, TABLES
+)
 def test_matches_exactly_the_targets_of_matching_bindings_whatever_came_and_went(
     type, bindings, random, routing_key, headers
 ) -> None:
@@ -58,7 +64,9 @@ def test_matches_exactly_the_targets_of_matching_bindings_whatever_came_and_went
         matcher.add(*binding)
     random.shuffle(bindings)
     while True:
-        expected = {t for key, arguments, t in bindings if naive(type, key, arguments, routing_key, headers)}
+        expected = {
+            t for key, arguments, t in bindings if naive(type, key, arguments, routing_key, headers)
+        }
         found = list(matcher.match(Message(routing_key, headers)))
         assert set(found) == expected
         assert max(Counter(found).values(), default=1) == 1

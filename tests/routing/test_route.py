@@ -22,10 +22,14 @@ EXCHANGES = ["e", "f", "g", "h"]
 QUEUES = ["p", "q", "r"]
 KEYS = ["a", "b", "#", "p"]
 ends = st.one_of(
-    st.tuples(st.just("queue"), st.sampled_from(QUEUES)), st.tuples(st.just("exchange"), st.sampled_from(EXCHANGES))
+    st.tuples(st.just("queue"), st.sampled_from(QUEUES)),
+    st.tuples(st.just("exchange"), st.sampled_from(EXCHANGES)),
 )
 bindings = st.tuples(
-    st.sampled_from(EXCHANGES), ends, st.sampled_from(KEYS), st.sampled_from([{}, {"n": 1}, {"n": True}])
+    st.sampled_from(EXCHANGES),
+    ends,
+    st.sampled_from(KEYS),
+    st.sampled_from([{}, {"n": 1}, {"n": True}]),
 )
 changes = st.one_of(
     st.tuples(
@@ -51,7 +55,11 @@ class Plain:
 
     def after(self, change: tuple) -> Plain:
         new = Plain()
-        new.exchanges, new.queues, new.bindings = dict(self.exchanges), set(self.queues), list(self.bindings)
+        new.exchanges, new.queues, new.bindings = (
+            dict(self.exchanges),
+            set(self.queues),
+            list(self.bindings),
+        )
         new.change(*change)
         return new
 
@@ -60,7 +68,9 @@ class Plain:
             self.exchanges[of[0]] = (of[1], of[2])
         elif what == "exchange-" and of[0]:
             self.exchanges.pop(of[0], None)
-            self.bindings = [b for b in self.bindings if b[0] != of[0] and b[1:3] != ("exchange", of[0])]
+            self.bindings = [
+                b for b in self.bindings if b[0] != of[0] and b[1:3] != ("exchange", of[0])
+            ]
         elif what == "queue+":
             self.queues.add(of[0])
         elif what == "queue-":
@@ -75,7 +85,9 @@ class Plain:
                 self.bindings.append(binding)
 
     def can_bind(self, source: str, kind: str, destination: str) -> bool:
-        return source in self.exchanges and destination in (self.queues if kind == "queue" else self.exchanges)
+        return source in self.exchanges and destination in (
+            self.queues if kind == "queue" else self.exchanges
+        )
 
     def route(self, exchange: str, keys: list[str], headers: dict) -> set[str]:
         seen: set[str] = set()
@@ -90,7 +102,9 @@ class Plain:
         here = [b for b in self.bindings + implied if b[0] == exchange]
         hit = [b for b in here if any(naive(type, b[3], eval(b[4]), key, headers) for key in keys)]
         found = {b[2] for b in hit if b[1] == "queue"}
-        following = [b[2] for b in hit if b[1] == "exchange"] or ([alternate] if alternate and not hit else [])
+        following = [b[2] for b in hit if b[1] == "exchange"] or (
+            [alternate] if alternate and not hit else []
+        )
         return found.union(*(self.walk(name, keys, headers, seen) for name in following))
 
 
@@ -132,7 +146,9 @@ def agree(table: RoutingTable, plain: Plain, headers: dict) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(histories, st.sampled_from([{}, {"n": 1}, {"n": True}]), st.randoms())
-def test_routes_like_a_naive_walk_in_every_table_of_a_history_read_in_any_order(history, headers, random) -> None:
+def test_routes_like_a_naive_walk_in_every_table_of_a_history_read_in_any_order(
+    history, headers, random
+) -> None:
     versions = [(RoutingTable.empty(), Plain())]
     for change in history:
         table, plain = random.choice(versions) if random.random() < 0.1 else versions[-1]
@@ -151,9 +167,15 @@ def test_a_cycle_of_exchanges_and_alternates_ends() -> None:
 
 
 def test_each_exchange_on_the_way_looks_at_all_keys_of_a_message() -> None:
-    table = RoutingTable.empty().with_exchange("e", "direct", {"alternate-exchange": "a"}).with_exchange("f", "topic")
+    table = (
+        RoutingTable.empty()
+        .with_exchange("e", "direct", {"alternate-exchange": "a"})
+        .with_exchange("f", "topic")
+    )
     table = table.with_exchange("a", "fanout").with_queue("q").with_queue("missed")
-    table = table.with_binding("e", "exchange", "f", "first").with_binding("f", "queue", "q", "second")
+    table = table.with_binding("e", "exchange", "f", "first").with_binding(
+        "f", "queue", "q", "second"
+    )
     table = table.with_binding("a", "queue", "missed", "")
     assert route_message(table, "e", Message("", more_keys=("first", "second"))).queues == ("q",)
     assert route_message(table, "e", Message("", more_keys=("second",))).queues == ("missed",)
@@ -161,7 +183,9 @@ def test_each_exchange_on_the_way_looks_at_all_keys_of_a_message() -> None:
 
 def test_a_queue_bound_twice_gets_one_copy_until_the_last_binding_goes() -> None:
     table = RoutingTable.empty().with_exchange("e", "direct", {}).with_queue("q")
-    table = table.with_binding("e", "queue", "q", "k").with_binding("e", "queue", "q", "k", {"n": 1})
+    table = table.with_binding("e", "queue", "q", "k").with_binding(
+        "e", "queue", "q", "k", {"n": 1}
+    )
     assert route(table, "e", "k").queues == ("q",)
     table = table.without_binding("e", "queue", "q", "k")
     assert route(table, "e", "k").queues == ("q",)
@@ -169,7 +193,12 @@ def test_a_queue_bound_twice_gets_one_copy_until_the_last_binding_goes() -> None
 
 
 def test_what_changes_nothing_gives_the_same_table() -> None:
-    table = RoutingTable.empty().with_exchange("e", "direct", {}).with_queue("q").with_binding("e", "queue", "q", "k")
+    table = (
+        RoutingTable.empty()
+        .with_exchange("e", "direct", {})
+        .with_queue("q")
+        .with_binding("e", "queue", "q", "k")
+    )
     assert table.with_queue("q") is table
     assert table.with_exchange("e", "direct", {}) is table
     assert table.with_exchange("", "direct", {}) is table

@@ -62,10 +62,14 @@ def test_the_packer_hashes_as_plain_python_does(key: bytes) -> None:
 
 @given(
     st.integers(0, (1 << 64) - 1),
-    st.lists(st.tuples(st.integers(1, 10000), st.integers(0, (1 << 64) - 1)), min_size=1, max_size=20),
+    st.lists(
+        st.tuples(st.integers(1, 10000), st.integers(0, (1 << 64) - 1)), min_size=1, max_size=20
+    ),
     st.booleans(),
 )
-def test_the_packer_chooses_as_plain_python_does(hashed: int, members: list[tuple[int, int]], equal: bool) -> None:
+def test_the_packer_chooses_as_plain_python_does(
+    hashed: int, members: list[tuple[int, int]], equal: bool
+) -> None:
     if equal:
         members = [(7, seed) for _, seed in members]
     assert routes.winner(hashed, members) == rendezvous_weighted(hashed, members)
@@ -98,13 +102,17 @@ def test_shares_are_equal_at_weight_1(kind: Callable[[], Spread], count: int) ->
 @pytest.mark.row("E3.9")
 @pytest.mark.parametrize("count", [2, 8, 64])
 @pytest.mark.parametrize("kind", [ConsistentHash, jump, ModulusHash])
-def test_shares_are_equal_over_the_names_of_shard_queues_too(kind: Callable[[], Spread], count: int) -> None:
+def test_shares_are_equal_over_the_names_of_shard_queues_too(
+    kind: Callable[[], Spread], count: int
+) -> None:
     spread = kind()
     for i in range(count):
         spread.add("1", {}, Target("queue", f"sharding: images - shardmq@localhost - {i}"))
     shares = Counter(owner(spread, Message(str(i))) for i in range(KEYS))
     expected = KEYS / count
-    chi_square = sum((shares[each.target.name] - expected) ** 2 / expected for each in spread.destinations)
+    chi_square = sum(
+        (shares[each.target.name] - expected) ** 2 / expected for each in spread.destinations
+    )
     assert chi_square < chi_square_limit(count - 1)
 
 
@@ -208,7 +216,9 @@ def test_every_copy_of_the_catalog_routes_alike(order: list[int]) -> None:
 
 @pytest.mark.row("E3.8")
 @given(st.permutations(range(8)), st.integers(0, 7))
-def test_the_map_depends_on_the_bindings_only_not_on_how_they_came_about(order: list[int], again: int) -> None:
+def test_the_map_depends_on_the_bindings_only_not_on_how_they_came_about(
+    order: list[int], again: int
+) -> None:
     straight = bound(ConsistentHash(), 8)
     roundabout = ConsistentHash()
     for i in order:
@@ -233,11 +243,21 @@ def test_a_destination_bound_twice_counts_once_and_stays_until_the_last_binding_
     [
         ({"hash-header": "h"}, Message("b", {"h": "x"}), {"headers": {"h": "y"}}),
         ({"x-hash-on": "h"}, Message("b", {"h": 5}), {"headers": {"h": 6}}),
-        ({"hash-property": "message_id"}, Message("b", {}, {"message_id": "x"}), {"properties": {"message_id": "y"}}),
-        ({"hash-property": "timestamp"}, Message("b", {}, {"timestamp": 1}), {"properties": {"timestamp": 2}}),
+        (
+            {"hash-property": "message_id"},
+            Message("b", {}, {"message_id": "x"}),
+            {"properties": {"message_id": "y"}},
+        ),
+        (
+            {"hash-property": "timestamp"},
+            Message("b", {}, {"timestamp": 1}),
+            {"properties": {"timestamp": 2}},
+        ),
     ],
 )
-def test_a_header_or_property_decides_instead_of_the_key(arguments: dict, same: Message, other: dict) -> None:
+def test_a_header_or_property_decides_instead_of_the_key(
+    arguments: dict, same: Message, other: dict
+) -> None:
     spread = bound(ConsistentHash(arguments), 64)
     assert not spread.by_key
     assert {owner(spread, same._replace(key=str(i))) for i in range(20)} == {owner(spread, same)}
@@ -276,14 +296,26 @@ def test_a_weight_that_cannot_be_is_named(key: str, text: str | None) -> None:
 @pytest.mark.row("E3.3")
 def test_what_cannot_be_hashed_is_named() -> None:
     both = {"hash-header": "h", "hash-property": "message_id"}
-    assert exchange_fault("x-consistent-hash", both) == "hash-header and hash-property are mutually exclusive"
-    assert exchange_fault("x-consistent-hash", {"hash-property": "app_id"}) == "Unsupported property: app_id"
+    assert (
+        exchange_fault("x-consistent-hash", both)
+        == "hash-header and hash-property are mutually exclusive"
+    )
+    assert (
+        exchange_fault("x-consistent-hash", {"hash-property": "app_id"})
+        == "Unsupported property: app_id"
+    )
     assert exchange_fault("x-consistent-hash", {"hash-property": "timestamp"}) is None
     assert exchange_fault("direct", both) is None
     two = {"hash-header": "a", "x-hash-on": "b"}
-    assert exchange_fault("x-consistent-hash", two) == "hash-header and x-hash-on are mutually exclusive"
+    assert (
+        exchange_fault("x-consistent-hash", two)
+        == "hash-header and x-hash-on are mutually exclusive"
+    )
     assert exchange_fault("x-consistent-hash", {"hash-header": "a", "x-hash-on": "a"}) is None
-    assert exchange_fault("x-consistent-hash", {"x-algorithm": "best"}) == "Unsupported x-algorithm: best"
+    assert (
+        exchange_fault("x-consistent-hash", {"x-algorithm": "best"})
+        == "Unsupported x-algorithm: best"
+    )
     assert exchange_fault("x-consistent-hash", {"x-algorithm": "jump"}) is None
 
 

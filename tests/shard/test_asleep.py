@@ -57,7 +57,9 @@ def played(arguments: dict[str, Any], acts: list[tuple[Any, ...]]) -> list[Any]:
             packer = packing.Packer(1)
             count, ttl, marks = more
             for i in range(count):
-                packer.add_stored(0, [1], MESSAGE, 9, 1, number * 10 + i, now, ttl, 0xFF, True, False, marks=marks)
+                packer.add_stored(
+                    0, [1], MESSAGE, 9, 1, number * 10 + i, now, ttl, 0xFF, True, False, marks=marks
+                )
             batches += 1
             batch = packer.take(0, 0, 5, EPOCH, batches)
             assert batch is not None

@@ -18,7 +18,9 @@ def play(seed: int) -> Known:
         raise
 
 
-def test_what_was_confirmed_and_not_settled_outlives_any_end(request: pytest.FixtureRequest) -> None:
+def test_what_was_confirmed_and_not_settled_outlives_any_end(
+    request: pytest.FixtureRequest,
+) -> None:
     first = request.config.option.seed
     known = [play(seed) for seed in range(first, first + HISTORIES)]
     assert sum(each.confirms for each in known) > HISTORIES, "hardly anything was confirmed"

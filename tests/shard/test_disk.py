@@ -25,7 +25,9 @@ class Bench:
         self.told: list[str] = []
         self.calls = Calls(lambda: self.now)
         self.calls_the_disk = self.calls.timed("sync", lambda then: then())
-        self.watch = StallWatch(self.calls, STALL_S, self.told.append, lambda: self.told.append("over"))
+        self.watch = StallWatch(
+            self.calls, STALL_S, self.told.append, lambda: self.told.append("over")
+        )
 
     def after(self, seconds: float) -> list[str]:
         self.now += seconds

@@ -53,7 +53,9 @@ def confirmed(peer: Peer) -> list[tuple[int, list[tuple[int, int, int, int]]]]:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("state", BatchState)
-def test_a_batch_changes_its_state_as_the_table_says_and_never_back(state: BatchState, act: str) -> None:
+def test_a_batch_changes_its_state_as_the_table_says_and_never_back(
+    state: BatchState, act: str
+) -> None:
     held = in_state(state)
     try:
         ACTS[act](held)
@@ -62,8 +64,15 @@ def test_a_batch_changes_its_state_as_the_table_says_and_never_back(state: Batch
     assert held.state is state or held.state in NEXT_STATES[state]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["wait", "need nothing", "fail", "append"]), st.integers(1, 5)), max_size=9))
-def test_confirms_reach_up_to_the_first_batch_that_is_not_confirmable(fates: list[tuple[str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["wait", "need nothing", "fail", "append"]), st.integers(1, 5)),
+        max_size=9,
+    )
+)
+def test_confirms_reach_up_to_the_first_batch_that_is_not_confirmable(
+    fates: list[tuple[str, int]],
+) -> None:
     peer = new_peer()
     for batch, (fate, sync) in enumerate(fates, 1):
         held = peer.hold(batch)
@@ -80,7 +89,9 @@ def test_confirms_reach_up_to_the_first_batch_that_is_not_confirmable(fates: lis
         for batch, refused in confirmed(peer):
             assert refused == [(9, 1, n, n) for n in range(len(told) + 1, batch + 1)]
             told += range(len(told) + 1, batch + 1)
-        good = [fate == "need nothing" or (fate == "wait" and sync <= ended) for fate, sync in fates]
+        good = [
+            fate == "need nothing" or (fate == "wait" and sync <= ended) for fate, sync in fates
+        ]
         assert len(told) == (good.index(False) if False in good else len(good))
 
 

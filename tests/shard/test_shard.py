@@ -50,7 +50,9 @@ class Bench:
         self.batch += 1
         packer = packing.Packer(1)
         for i in range(count):
-            packer.add_stored(0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync, marks=marks)
+            packer.add_stored(
+                0, [1], MESSAGE, 9, 1, i + 1, 1000, 0xFFFFFFFF, 0xFF, True, sync, marks=marks
+            )
         data = packer.take(0, 0, 5, EPOCH, self.batch)
         assert data is not None
         self.shard.receive(data, 1000)
@@ -67,7 +69,11 @@ class Bench:
         self.shard.syncs.end()
 
     def turn(self, peer: int = 0) -> list[Any]:
-        return [read(joined(o.message)) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
+        return [
+            read(joined(o.message))
+            for o in self.shard.turn_end(1000)
+            if o.endpoint == f"peer-{peer}"
+        ]
 
 
 def read(message: bytes) -> Any:
@@ -120,7 +126,9 @@ def test_a_publish_to_many_queues_is_credited_with_its_references() -> None:
     bench = Bench()
     bench.batch += 1
     packer = packing.Packer(1)
-    packer.add_stored(0, list(range(1, 60001)), MESSAGE * 2, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False, 2)
+    packer.add_stored(
+        0, list(range(1, 60001)), MESSAGE * 2, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False, 2
+    )
     weight = packer.weight(0)
     data = packer.take(0, 0, 5, EPOCH, bench.batch, False)
     assert data is not None
@@ -178,8 +186,12 @@ def test_a_full_disk_tells_a_transaction_which_has_no_confirm_numbers() -> None:
 
 def test_a_new_controller_hears_of_queues_whose_end_the_old_one_may_have_missed() -> None:
     bench = Bench()
-    bench.tell(m.CreateQueues(1, [m.QueueSpec(2, "/", "auto", False, auto_delete=True)]), m.CONTROLLER, 3)
-    bench.tell(m.Attach(50, 2, 7, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+    bench.tell(
+        m.CreateQueues(1, [m.QueueSpec(2, "/", "auto", False, auto_delete=True)]), m.CONTROLLER, 3
+    )
+    bench.tell(
+        m.Attach(50, 2, 7, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0)
+    )
     bench.tell(m.Release(51, [7]))
     assert m.AutoDeleted(2, "auto-delete") in bench.turn(m.CONTROLLER)
     bench.join(m.CONTROLLER, 4)
@@ -194,21 +206,42 @@ def test_who_lets_go_of_consumers_hears_which_queues_go_and_they_are_counted_no_
     more = [m.QueueSpec(number, "/", f"auto{number}", False, auto_delete=True) for number in (3, 4)]
     bench.tell(m.CreateQueues(1, [AUTO, *more]), m.CONTROLLER, 3)
     for consumer, queue in ((6, 1), (7, 2), (8, 2), (9, 3), (10, 3), (11, 4)):
-        bench.tell(m.Attach(50, queue, consumer, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+        bench.tell(
+            m.Attach(
+                50,
+                queue,
+                consumer,
+                9,
+                1,
+                "tag",
+                no_ack=False,
+                exclusive=False,
+                priority=0,
+                prefetch=0,
+            )
+        )
     bench.turn()
     bench.tell(m.Release(51, [6, 7, 9, 10, 11]))
     assert bench.turn() == [m.Done(51, closed=[3, 4])]
     bench.tell(m.Release(52, [8]))
     bench.tell(m.Count(2, 1), m.CONTROLLER, 3)
     bench.tell(m.Count(3, 2), m.CONTROLLER, 3)  # who is refused has heard why
-    assert bench.turn(m.CONTROLLER) == [m.AutoDeleted(2, "auto-delete"), m.Done(2, 0, 0), m.Refused(3, 404, "gone")]
+    assert bench.turn(m.CONTROLLER) == [
+        m.AutoDeleted(2, "auto-delete"),
+        m.Done(2, 0, 0),
+        m.Refused(3, 404, "gone"),
+    ]
 
 
 def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer() -> None:
     bench = Bench()
     bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
     for consumer in (7, 8):
-        bench.tell(m.Attach(50, 2, consumer, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+        bench.tell(
+            m.Attach(
+                50, 2, consumer, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0
+            )
+        )
     assert bench.turn(m.CONTROLLER).count(m.FirstConsumer(2)) == 1
     bench.join(m.CONTROLLER, 4)
     assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.FirstConsumer(2)]
@@ -223,7 +256,11 @@ def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_l
         bench = Bench()
         bench.tell(m.CreateQueues(1, [AUTO]), m.CONTROLLER, 3)
         if somebody:
-            bench.tell(m.Attach(50, 2, 7, 9, 1, "tag", no_ack=False, exclusive=True, priority=0, prefetch=0))
+            bench.tell(
+                m.Attach(
+                    50, 2, 7, 9, 1, "tag", no_ack=False, exclusive=True, priority=0, prefetch=0
+                )
+            )
         bench.turn(m.CONTROLLER)
         bench.tell(visit(2, queue=2, consumer=1), m.CONTROLLER, 3)
         bench.tell(m.Release(3, [1]), m.CONTROLLER, 3)
@@ -235,17 +272,23 @@ def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_l
 def test_the_late_words_of_a_dead_front_door_do_not_drive_out_its_successor() -> None:
     bench = Bench()
     bench.join(0, 6)
-    bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0), 0, 6)
+    bench.tell(
+        m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0), 0, 6
+    )
     bench.join(0, 5)
     bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     assert len(bench.shard.queues[1].consumers) == 1
 
 
-def test_what_a_dead_front_door_said_before_its_end_counts_for_nothing_behind_the_news_of_it() -> None:
+def test_what_a_dead_front_door_said_before_its_end_counts_for_nothing_behind_the_news_of_it() -> (
+    None
+):
     bench = Bench()
     bench.tell(m.FrontDoorGone(0, 5), m.CONTROLLER, 3)
     bench.join(0, 5)
-    bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+    bench.tell(
+        m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0)
+    )
     assert not len(bench.shard.queues[1].consumers)
     bench.join(0, 6)
     assert bench.turn() == [m.Hello(1, ready=True)]
@@ -310,7 +353,9 @@ def test_a_join_before_the_queues_are_known_is_answered_to_the_controller_alone(
     for epoch in (0, EPOCH):
         shard.receive(envelope.control(m.CONTROLLER, 3, epoch, 0, m.Join("c")), 1000)
         shard.receive(envelope.control(0, 5, epoch, 0, m.Join("d")), 1000)
-        assert [(o.endpoint, read(joined(o.message))) for o in shard.turn_end(1000)] == [("c", m.Hello(1, False))]
+        assert [(o.endpoint, read(joined(o.message))) for o in shard.turn_end(1000)] == [
+            ("c", m.Hello(1, False))
+        ]
 
 
 def test_files_of_vhosts_without_queues_here_go() -> None:
@@ -319,7 +364,10 @@ def test_files_of_vhosts_without_queues_here_go() -> None:
         home.store(vhost)
     shard = Shard(0, EPOCH, 1, home)
     shard.receive(envelope.control(m.CONTROLLER, 3, 0, 0, m.Join("c")), 1000)
-    shard.receive(envelope.control(m.CONTROLLER, 3, EPOCH, 0, m.Assign([m.QueueSpec(1, "b", "q", True)])), 1000)
+    shard.receive(
+        envelope.control(m.CONTROLLER, 3, EPOCH, 0, m.Assign([m.QueueSpec(1, "b", "q", True)])),
+        1000,
+    )
     assert home.found.keys() == {"b"}
     home.store("late")
     shard.receive(envelope.control(m.CONTROLLER, 3, EPOCH, 0, m.DropVhost(1, "late")), 1000)
@@ -430,7 +478,9 @@ def test_queues_named_in_parts_are_all_there_and_those_of_a_controller_that_died
         shard.receive(envelope.control(m.CONTROLLER, incarnation, epoch, 0, what), 1000)
 
     say(m.Join("c"), 3, 0)
-    say(m.Assign([m.QueueSpec(1, "gone", "x", True), m.QueueSpec(2, "/", "y", True)], last=False), 3)
+    say(
+        m.Assign([m.QueueSpec(1, "gone", "x", True), m.QueueSpec(2, "/", "y", True)], last=False), 3
+    )
     say(m.Join("c"), 4, 0)
     say(m.Assign([m.QueueSpec(3, "/", "a", True), m.QueueSpec(4, "/", "b", False)], last=False), 4)
     assert not shard.ready
@@ -548,10 +598,16 @@ def test_what_an_ack_made_room_for_is_delivered_before_the_cancel_behind_it() ->
     assert bench.turn() == [("deliver", [(1, 2, False, 1)]), m.Done(60)]
 
 
-def test_numbers_come_in_parts_of_used_queues_alone_and_outlive_those_that_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_come_in_parts_of_used_queues_alone_and_outlive_those_that_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(m, "STATS_QUEUES_MAX", 2)
     bench = Bench()
-    bench.tell(m.CreateQueues(1, [m.QueueSpec(id, "/", str(id), True) for id in range(2, 9)]), m.CONTROLLER, 3)
+    bench.tell(
+        m.CreateQueues(1, [m.QueueSpec(id, "/", str(id), True) for id in range(2, 9)]),
+        m.CONTROLLER,
+        3,
+    )
     bench.publish(3)
     for id in (2, 3, 4, 5):
         bench.tell(m.Attach(50, id, 100 + id, 9, 1, "tag", True, False, 0, 0))
@@ -572,7 +628,9 @@ def test_numbers_come_in_parts_of_used_queues_alone_and_outlive_those_that_go(mo
     bench.tell(m.DeleteQueue(9, 1), m.CONTROLLER, 3)
     assert asked([1]).process["gone_published"] == 3
     bench.tell(m.ListQueues(78), m.CONTROLLER, 3)
-    assert sorted(next(said.ids for said in bench.turn(m.CONTROLLER) if isinstance(said, m.QueueIds))) == [*range(2, 9)]
+    assert sorted(
+        next(said.ids for said in bench.turn(m.CONTROLLER) if isinstance(said, m.QueueIds))
+    ) == [*range(2, 9)]
 
 
 @pytest.mark.row("A6.7")
@@ -582,7 +640,10 @@ def test_a_consumer_timeout_for_all_queues_holds_for_those_that_do_not_say_one()
     bench.join(m.CONTROLLER, 3)
     own = m.QueueSpec(2, "/", "own", True, arguments={"x-consumer-timeout": 90})
     bench.tell(m.Assign([m.QueueSpec(1, "/", "q", True), own]), m.CONTROLLER, 3)
-    assert [bench.shard.queues[number].backlog.limits.consumer_timeout for number in (1, 2)] == [500, 90]
+    assert [bench.shard.queues[number].backlog.limits.consumer_timeout for number in (1, 2)] == [
+        500,
+        90,
+    ]
     assert not bench.shard.queues[1].backlog.limits.timeout_closes
 
 
@@ -622,16 +683,22 @@ def throwing_bench() -> tuple[Bench, ThrowingStore]:
     return bench, store
 
 
-@pytest.mark.parametrize("error", [OSError(30, "read-only"), MemoryError(), ValueError(), KeyError()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [OSError(30, "read-only"), MemoryError(), ValueError(), KeyError()], ids=repr
+)
 @pytest.mark.parametrize("earlier_waits", [False, True])
-def test_the_last_words_do_not_confirm_a_batch_whose_append_broke_off(error: Exception, earlier_waits: bool) -> None:
+def test_the_last_words_do_not_confirm_a_batch_whose_append_broke_off(
+    error: Exception, earlier_waits: bool
+) -> None:
     bench, store = throwing_bench()
     if earlier_waits:
         bench.publish()
     store.raises["append"] = error
     with pytest.raises(type(error)):
         bench.publish()
-    said = [read(joined(o.message)) for o in bench.shard.break_off("broken") if o.endpoint == "peer-0"]
+    said = [
+        read(joined(o.message)) for o in bench.shard.break_off("broken") if o.endpoint == "peer-0"
+    ]
     assert said == [m.Alarm("broken")]
     if earlier_waits:
         bench.sync()

@@ -14,7 +14,9 @@ from shardmq.shardd.disk_home import DiskHome
 
 
 def test_only_stores_of_other_vhosts_go(tmp_path: Path) -> None:
-    stores = DiskHome(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
+    stores = DiskHome(
+        str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls()
+    )
     for vhost in ("kept", "gone"):
         store = stores.open(vhost)
         store.recover([])
@@ -32,7 +34,9 @@ def test_only_stores_of_other_vhosts_go(tmp_path: Path) -> None:
 
 
 def test_a_vhost_never_opened_is_removed_or_was_never_there(tmp_path: Path) -> None:
-    stores = DiskHome(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
+    stores = DiskHome(
+        str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls()
+    )
     store = stores.open("old")
     store.recover([])
     store.close({})
@@ -46,7 +50,9 @@ def test_a_recovery_tells_how_far_it_is_at_most_twice_a_second(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    stores = DiskHome(str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls())
+    stores = DiskHome(
+        str(tmp_path), ShardConfig(str(tmp_path), str(tmp_path), 0, segment_bytes=4096), Calls()
+    )
     with caplog.at_level(logging.INFO, "shardmq.shardd.disk_home"):
         for done in range(1, 21):
             stores.progress("/", done * 1_000_000, 20_000_000, done * 1000)

@@ -236,7 +236,9 @@ def test_unacked_messages_that_were_merged_can_be_acked_and_come_back_in_order()
     bench = Bench()
     kept = one_left_in_each_segment(bench)
     queue = bench.shard.queues[1]
-    bench.tell(m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0))
+    bench.tell(
+        m.Attach(50, 1, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=0)
+    )
     bench.turn()
     assert queue.backlog.unacked_count == SEGMENTS
     bench.tell(m.Purge(1, 2))

@@ -24,23 +24,47 @@ ROOT = Path(__file__).parents[2]
 
 ANSWERS: dict[str, Any] = {
     "/api/queues/%2F": [{"name": "q [red]1", "messages": 3, "durable": True}],
-    "/api/bindings/a%2Fb": [{"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}],
-    "/api/processes": [{"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}],
+    "/api/bindings/a%2Fb": [
+        {"source": "x", "destination": "q", "destination_type": "queue", "routing_key": "k"}
+    ],
+    "/api/processes": [
+        {"name": "shard-0", "kind": "shard", "index": 0, "pid": 77, "state": "ready", "restarts": 0}
+    ],
     "/api/vhosts/old": {"name": "old", "description": "d", "tags": ["t"]},
-    "/api/users/bob": {"name": "bob", "tags": ["monitoring"], "password_hash": "AAAA", "hashing_algorithm": "SHA256"},
+    "/api/users/bob": {
+        "name": "bob",
+        "tags": ["monitoring"],
+        "password_hash": "AAAA",
+        "hashing_algorithm": "SHA256",
+    },
     "/api/shards": [{"shard": 0, "queues": 5}],
     "/api/users": [{"name": "bob", "tags": ["monitoring"]}],
     "/api/vhosts": [{"name": "/", "description": "d", "tags": []}],
-    "/api/vhosts/v/permissions": [{"user": "u", "vhost": "v", "configure": "c", "write": "w", "read": "r"}],
-    "/api/vhosts/v/topic-permissions": [{"user": "u", "vhost": "v", "exchange": "e", "write": "w", "read": "r"}],
-    "/api/users/bob/permissions": [{"user": "bob", "vhost": "v", "configure": "c", "write": "w", "read": "r"}],
-    "/api/users/bob/topic-permissions": [{"user": "bob", "vhost": "v", "exchange": "e", "write": "w", "read": "r"}],
+    "/api/vhosts/v/permissions": [
+        {"user": "u", "vhost": "v", "configure": "c", "write": "w", "read": "r"}
+    ],
+    "/api/vhosts/v/topic-permissions": [
+        {"user": "u", "vhost": "v", "exchange": "e", "write": "w", "read": "r"}
+    ],
+    "/api/users/bob/permissions": [
+        {"user": "bob", "vhost": "v", "configure": "c", "write": "w", "read": "r"}
+    ],
+    "/api/users/bob/topic-permissions": [
+        {"user": "bob", "vhost": "v", "exchange": "e", "write": "w", "read": "r"}
+    ],
     "/api/vhost-limits/v": [{"vhost": "v", "value": {"max-queues": 3}}],
     "/api/vhost-limits": [{"vhost": "v", "value": {"max-queues": 3}}],
     "/api/user-limits/bob": [{"user": "bob", "value": {"max-channels": 3, "max-connections": 4}}],
     "/api/user-limits": [{"user": "bob", "value": {"max-channels": 3}}],
     "/api/policies/v": [
-        {"vhost": "v", "name": "p", "pattern": "^a", "apply-to": "all", "definition": {"max-length": 3}, "priority": 1}
+        {
+            "vhost": "v",
+            "name": "p",
+            "pattern": "^a",
+            "apply-to": "all",
+            "definition": {"max-length": 3},
+            "priority": 1,
+        }
     ],
     "/api/operator-policies/v": [],
     "/api/parameters": [
@@ -109,7 +133,10 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_queues_are_shown_as_a_table_with_their_names_to_the_letter(api: FakeApi) -> None:
     status, output = run("list_queues", "--url", api.url)
     assert status == 0
-    assert [line.split() for line in output.splitlines()] == [["name", "messages"], ["q", "[red]1", "3"]]
+    assert [line.split() for line in output.splitlines()] == [
+        ["name", "messages"],
+        ["q", "[red]1", "3"],
+    ]
 
 
 def test_columns_can_be_chosen_and_had_as_json(api: FakeApi) -> None:
@@ -118,7 +145,9 @@ def test_columns_can_be_chosen_and_had_as_json(api: FakeApi) -> None:
 
 
 def test_columns_go_by_rabbitmqctls_names_and_a_vhost_may_hold_a_slash(api: FakeApi) -> None:
-    status, output = run("list_bindings", "source_name", "destination_kind", "-p", "a/b", "--url", api.url)
+    status, output = run(
+        "list_bindings", "source_name", "destination_kind", "-p", "a/b", "--url", api.url
+    )
     assert status == 0 and output.splitlines()[1].split() == ["x", "queue"]
 
 
@@ -141,7 +170,11 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
         ),
         (
             ["update_vhost_metadata", "old", "--default-queue-type", "quorum"],
-            ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "default_queue_type": "quorum"}),
+            (
+                "PUT",
+                "/api/vhosts/old",
+                {"description": "d", "tags": ["t"], "default_queue_type": "quorum"},
+            ),
         ),
         (
             ["trace_on", "-p", "old"],
@@ -151,10 +184,19 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
             ["trace_off", "-p", "old"],
             ("PUT", "/api/vhosts/old", {"description": "d", "tags": ["t"], "tracing": False}),
         ),
-        (["enable_vhost_deletion_protection", "old"], ("POST", "/api/vhosts/old/deletion/protection", {})),
-        (["disable_vhost_deletion_protection", "old"], ("DELETE", "/api/vhosts/old/deletion/protection", None)),
+        (
+            ["enable_vhost_deletion_protection", "old"],
+            ("POST", "/api/vhosts/old/deletion/protection", {}),
+        ),
+        (
+            ["disable_vhost_deletion_protection", "old"],
+            ("DELETE", "/api/vhosts/old/deletion/protection", None),
+        ),
         (["add_user", "u", "secret"], ("PUT", "/api/users/u", {"password": "secret", "tags": ""})),
-        (["change_password", "bob", "new"], ("PUT", "/api/users/bob", {"password": "new", "tags": ["monitoring"]})),
+        (
+            ["change_password", "bob", "new"],
+            ("PUT", "/api/users/bob", {"password": "new", "tags": ["monitoring"]}),
+        ),
         (["delete_user", "u"], ("DELETE", "/api/users/u", None)),
         (
             ["set_permissions", "-p", "old", "bob", "c.*", "w", "r"],
@@ -162,7 +204,9 @@ def test_status_shows_processes_pids_shards_and_their_queues(api: FakeApi) -> No
         ),
     ],
 )
-def test_changes_are_asked_of_the_http_api(api: FakeApi, command: list[str], asks: tuple[str, str, Any]) -> None:
+def test_changes_are_asked_of_the_http_api(
+    api: FakeApi, command: list[str], asks: tuple[str, str, Any]
+) -> None:
     assert run(*command, "--url", api.url) == (0, "")
     assert api.asked[-1] == asks
 
@@ -182,10 +226,22 @@ def test_a_refusal_is_status_70_with_the_brokers_reason(api: FakeApi) -> None:
         (["change_password", "nope", "secret"], 67, "user 'nope' does not exist"),
         (["delete_user", "nope"], 67, "user 'nope' does not exist"),
         (["set_permissions", "nope", ".*", ".*", ".*"], 67, "user 'nope' does not exist"),
-        (["set_permissions", "-p", "nowhere", "bob", ".*", ".*", ".*"], 65, "vhost 'nowhere' does not exist"),
-        (["set_topic_permissions", "nope", "amq.topic", ".*", ".*"], 67, "user 'nope' does not exist"),
+        (
+            ["set_permissions", "-p", "nowhere", "bob", ".*", ".*", ".*"],
+            65,
+            "vhost 'nowhere' does not exist",
+        ),
+        (
+            ["set_topic_permissions", "nope", "amq.topic", ".*", ".*"],
+            67,
+            "user 'nope' does not exist",
+        ),
         (["set_user_limits", "nope", '{"max-channels": 1}'], 67, "user 'nope' does not exist"),
-        (["set_vhost_limits", "-p", "nowhere", '{"max-queues": 1}'], 65, "vhost 'nowhere' does not exist"),
+        (
+            ["set_vhost_limits", "-p", "nowhere", '{"max-queues": 1}'],
+            65,
+            "vhost 'nowhere' does not exist",
+        ),
         (["delete_vhost", "nope"], 65, "vhost 'nope' does not exist"),
         (["update_vhost_metadata", "nope"], 65, "vhost 'nope' does not exist"),
         (["disable_vhost_deletion_protection", "nope"], 65, "vhost 'nope' does not exist"),
@@ -217,8 +273,13 @@ def test_no_broker_is_status_69() -> None:
     assert status == 69 and "no broker reachable" in output
 
 
-def test_the_broker_on_a_data_directory_is_found_by_its_pointer(api: FakeApi, tmp_path: Path) -> None:
-    pointer = this_process() | {"runtime_dir": "", "http": api.url.replace("http://127.0.0.1", "0.0.0.0")}
+def test_the_broker_on_a_data_directory_is_found_by_its_pointer(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    pointer = this_process() | {
+        "runtime_dir": "",
+        "http": api.url.replace("http://127.0.0.1", "0.0.0.0"),
+    }
     (tmp_path / "broker.json").write_text(json.dumps(pointer))
     assert run("list_queues", "--data-dir", str(tmp_path))[0] == 0
 
@@ -236,7 +297,9 @@ def test_a_process_that_got_a_dead_brokers_pid_is_not_taken_for_it(tmp_path: Pat
         stranger.wait()
 
 
-def test_a_broker_elsewhere_is_not_asked_when_none_runs_on_the_data_directory(tmp_path: Path) -> None:
+def test_a_broker_elsewhere_is_not_asked_when_none_runs_on_the_data_directory(
+    tmp_path: Path,
+) -> None:
     status, output = run("status", "--data-dir", str(tmp_path))
     assert status == 69 and f"no broker runs on {tmp_path}" in output
 
@@ -267,7 +330,9 @@ def test_a_start_with_a_flag_that_is_wrong_is_status_2(tmp_path: Path) -> None:
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file or directory"),
     ],
 )
-def test_a_start_with_wrong_settings_is_one_line_and_status_2(tmp_path: Path, flags: list[str], says: str) -> None:
+def test_a_start_with_wrong_settings_is_one_line_and_status_2(
+    tmp_path: Path, flags: list[str], says: str
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -277,7 +342,9 @@ def test_a_start_with_wrong_settings_is_one_line_and_status_2(tmp_path: Path, fl
         str(tmp_path / "data"),
         *flags,
     ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"shardmq: {says}\n"
     assert not (tmp_path / "data").exists()
@@ -299,29 +366,63 @@ POLICY = {"pattern": "^a", "definition": {"max-length": 3}, "priority": 2, "appl
                 ["set_topic_permissions", "-p", "old", "bob", "e", "w", "r"],
                 ("PUT", "/api/topic-permissions/old/bob"),
             ),
-            ("H2", ["clear_topic_permissions", "-p", "v", "u"], ("DELETE", "/api/topic-permissions/v/u")),
+            (
+                "H2",
+                ["clear_topic_permissions", "-p", "v", "u"],
+                ("DELETE", "/api/topic-permissions/v/u"),
+            ),
             (
                 "H2",
                 ["clear_topic_permissions", "-p", "v", "u", "e"],
                 ("DELETE", "/api/topic-permissions/v/u?exchange=e"),
             ),
-            ("H3", ["set_vhost_limits", "-p", "old", '{"max-queues": 3}'], ("PUT", "/api/vhost-limits/old/max-queues")),
+            (
+                "H3",
+                ["set_vhost_limits", "-p", "old", '{"max-queues": 3}'],
+                ("PUT", "/api/vhost-limits/old/max-queues"),
+            ),
             ("H3", ["clear_vhost_limits", "-p", "v"], ("DELETE", "/api/vhost-limits/v/max-queues")),
-            ("H4", ["set_user_limits", "bob", '{"max-channels": 3}'], ("PUT", "/api/user-limits/bob/max-channels")),
-            ("H4", ["clear_user_limits", "bob", "all"], ("DELETE", "/api/user-limits/bob/max-connections")),
-            ("H4", ["clear_user_limits", "bob", "max-channels"], ("DELETE", "/api/user-limits/bob/max-channels")),
-            ("H5", ["delete_queue", "-p", "v", "q", "--if-empty"], ("DELETE", "/api/queues/v/q?if-empty=true")),
+            (
+                "H4",
+                ["set_user_limits", "bob", '{"max-channels": 3}'],
+                ("PUT", "/api/user-limits/bob/max-channels"),
+            ),
+            (
+                "H4",
+                ["clear_user_limits", "bob", "all"],
+                ("DELETE", "/api/user-limits/bob/max-connections"),
+            ),
+            (
+                "H4",
+                ["clear_user_limits", "bob", "max-channels"],
+                ("DELETE", "/api/user-limits/bob/max-channels"),
+            ),
+            (
+                "H5",
+                ["delete_queue", "-p", "v", "q", "--if-empty"],
+                ("DELETE", "/api/queues/v/q?if-empty=true"),
+            ),
             ("H5", ["purge_queue", "-p", "v", "q"], ("DELETE", "/api/queues/v/q/contents")),
             ("C1.19", ["pause_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/pause")),
             ("C1.19", ["resume_queue", "-p", "v", "q"], ("PUT", "/api/queues/v/q/resume")),
             ("H8", ["clear_policy", "-p", "v", "p"], ("DELETE", "/api/policies/v/p")),
-            ("H8", ["clear_operator_policy", "-p", "v", "p"], ("DELETE", "/api/operator-policies/v/p")),
-            ("H9", ["clear_parameter", "-p", "v", "stream", "n"], ("DELETE", "/api/parameters/stream/v/n")),
+            (
+                "H8",
+                ["clear_operator_policy", "-p", "v", "p"],
+                ("DELETE", "/api/operator-policies/v/p"),
+            ),
+            (
+                "H9",
+                ["clear_parameter", "-p", "v", "stream", "n"],
+                ("DELETE", "/api/parameters/stream/v/n"),
+            ),
             ("H9", ["clear_global_parameter", "g"], ("DELETE", "/api/global-parameters/g")),
         )
     ],
 )
-def test_commands_of_rabbitmqctl_ask_for_the_same(api: FakeApi, command: list[str], asks: tuple[str, str]) -> None:
+def test_commands_of_rabbitmqctl_ask_for_the_same(
+    api: FakeApi, command: list[str], asks: tuple[str, str]
+) -> None:
     api.asked.clear()
     assert run(*command, "--url", api.url) == (0, "")
     assert asks in [(method, path) for method, path, _ in api.asked]
@@ -332,19 +433,26 @@ def test_commands_of_rabbitmqctl_ask_for_the_same(api: FakeApi, command: list[st
     [
         proving(row, command[0], command, path, body)
         for row, command, path, body in (
-            ("H8", ["set_policy", "-p", "v", "p", "^a", '{"max-length": 3}', "--priority", "2", "--apply-to", "queues"],
+            ("H8",
+             ["set_policy", "-p", "v", "p", "^a", '{"max-length": 3}', "--priority", "2",
+              "--apply-to", "queues"],
              "/api/policies/v/p", POLICY),
-            ("H8", ["set_operator_policy", "--priority", "2", "--apply-to", "queues", "p", "^a", '{"max-length": 3}'],
+            ("H8",
+             ["set_operator_policy", "--priority", "2", "--apply-to", "queues", "p", "^a",
+              '{"max-length": 3}'],
              "/api/operator-policies/%2F/p", POLICY),
             ("H8", ["set_policy", "my_stream", "^shard\\.", '{"stream-definition": "my_stream"}'],
              "/api/policies/%2F/my_stream",
-             {"pattern": "^shard\\.", "definition": {"stream-definition": "my_stream"}, "priority": 0,
+             {"pattern": "^shard\\.", "definition": {"stream-definition": "my_stream"},
+              "priority": 0,
               "apply-to": "all"}),
-            ("H9", ["set_parameter", "stream", "routing-key", '"4321"'], "/api/parameters/stream/%2F/routing-key",
+            ("H9", ["set_parameter", "stream", "routing-key", '"4321"'],
+             "/api/parameters/stream/%2F/routing-key",
              {"value": "4321"}),
             ("H9", ["set_parameter", "-p", "v", "stream-definition", "n", '{"shards-per-node": 2}'],
              "/api/parameters/stream-definition/v/n", {"value": {"shards-per-node": 2}}),
-            ("H9", ["set_global_parameter", "g", "[1, 2]"], "/api/global-parameters/g", {"value": [1, 2]}),
+            ("H9", ["set_global_parameter", "g", "[1, 2]"], "/api/global-parameters/g",
+             {"value": [1, 2]}),
         )
     ],
 )  # fmt: skip
@@ -362,33 +470,46 @@ def test_policies_and_parameters_are_said_as_to_rabbitmqctl(
         proving(row, command[0], command, words)
         for row, command, words in (
             ("H1", ["list_users"], ["user", "tags", "bob", '["monitoring"]']),
-            ("H2", ["list_permissions", "-p", "v"], ["user", "configure", "write", "read", "u", "c", "w", "r"]),
-            ("H2", ["list_user_permissions", "bob"], ["vhost", "configure", "write", "read", "v", "c", "w", "r"]),
-            ("H2", ["list_topic_permissions", "-p", "v"], ["user", "exchange", "write", "read", "u", "e", "w", "r"]),
-            ("H2", ["list_user_topic_permissions", "bob"], ["vhost", "exchange", "write", "read", "v", "e", "w", "r"]),
+            ("H2", ["list_permissions", "-p", "v"],
+             ["user", "configure", "write", "read", "u", "c", "w", "r"]),
+            ("H2", ["list_user_permissions", "bob"],
+             ["vhost", "configure", "write", "read", "v", "c", "w", "r"]),
+            ("H2", ["list_topic_permissions", "-p", "v"],
+             ["user", "exchange", "write", "read", "u", "e", "w", "r"]),
+            ("H2", ["list_user_topic_permissions", "bob"],
+             ["vhost", "exchange", "write", "read", "v", "e", "w", "r"]),
             ("H3", ["list_vhosts"], ["name", "/"]),
-            ("H3", ["list_vhosts", "name", "description", "tags"], ["name", "description", "tags", "/", "d"]),
+            ("H3", ["list_vhosts", "name", "description", "tags"],
+             ["name", "description", "tags", "/", "d"]),
             ("H6", ["list_bindings", "-p", "a/b", "-s"], ["x", "exchange", "q", "queue", "k"]),
-            ("H3", ["list_vhost_limits", "-p", "v"], ["vhost", "limits", "v", '{"max-queues":', "3}"]),
-            ("H3", ["list_vhost_limits", "--global"], ["vhost", "limits", "v", '{"max-queues":', "3}"]),
+            ("H3", ["list_vhost_limits", "-p", "v"],
+             ["vhost", "limits", "v", '{"max-queues":', "3}"]),
+            ("H3", ["list_vhost_limits", "--global"],
+             ["vhost", "limits", "v", '{"max-queues":', "3}"]),
             ("H4", ["list_user_limits"], ["user", "limits", "bob", '{"max-channels":', "3}"]),
             ("H8", ["list_policies", "-p", "v"],
-             ["vhost", "name", "pattern", "apply-to", "definition", "priority", "v", "p", "^a", "all",
+             ["vhost", "name", "pattern", "apply-to", "definition", "priority", "v", "p", "^a",
+              "all",
               '{"max-length":', "3}", "1"]),
             ("H8", ["list_operator_policies", "-p", "v"],
              ["vhost", "name", "pattern", "apply-to", "definition", "priority"]),
-            ("H9", ["list_parameters", "-p", "v"], ["component", "name", "value", "stream", "routing-key", "4321"]),
+            ("H9", ["list_parameters", "-p", "v"],
+             ["component", "name", "value", "stream", "routing-key", "4321"]),
             ("H9", ["list_global_parameters"], ["name", "value", "g", "[1]"]),
         )
     ],
 )  # fmt: skip
-def test_lists_have_rabbitmqctls_columns(api: FakeApi, command: list[str], words: list[str]) -> None:
+def test_lists_have_rabbitmqctls_columns(
+    api: FakeApi, command: list[str], words: list[str]
+) -> None:
     status, output = run(*command, "--url", api.url)
     assert (status, output.split()) == (0, words)
 
 
 @pytest.mark.row("H10")
-def test_definitions_go_to_a_file_only_its_owner_reads_and_back(api: FakeApi, tmp_path: Path) -> None:
+def test_definitions_go_to_a_file_only_its_owner_reads_and_back(
+    api: FakeApi, tmp_path: Path
+) -> None:
     file = tmp_path / "definitions.json"
     assert run("export_definitions", str(file), "--url", api.url) == (0, "")
     assert json.loads(file.read_text()) == ANSWERS["/api/definitions"]
@@ -411,6 +532,8 @@ def test_definitions_go_to_a_file_only_its_owner_reads_and_back(api: FakeApi, tm
         (["clear_policy", "nope"], 65, "policy 'nope' does not exist"),
     ],
 )
-def test_what_cannot_be_said_is_named(api: FakeApi, command: list[str], status: int, said: str) -> None:
+def test_what_cannot_be_said_is_named(
+    api: FakeApi, command: list[str], status: int, said: str
+) -> None:
     found, output = run(*command, "--url", api.url)
     assert (found, output.startswith(f"shardctl: {said}")) == (status, True), output

@@ -32,20 +32,30 @@ from tests.support.proving import proving
 
 NAME = "127.0.0.1:4000 -> 127.0.0.1:5672"
 PATH_OF_NAME = "127.0.0.1%3A4000%20-%3E%20127.0.0.1%3A5672"
-FAILED = {"status": "failed", "reason": "There are alarms in effect", "alarms": [{"shard": 1, "alarm": "low on disk"}]}
+FAILED = {
+    "status": "failed",
+    "reason": "There are alarms in effect",
+    "alarms": [{"shard": 1, "alarm": "low on disk"}],
+}
 
 ANSWERS: dict[str, Any] = {
-    "/api/overview": {"product_version": "1.2", "cluster_name": "c", "queue_totals": {"messages_ready": 7,
+    "/api/overview": {"product_version": "1.2", "cluster_name": "c",
+                      "queue_totals": {"messages_ready": 7,
                       "messages_unacknowledged": 0}, "object_totals": dict.fromkeys(
-                          ("connections", "channels", "consumers", "queues"), 1), "message_stats": {"publish": 5},
+                          ("connections", "channels", "consumers", "queues"), 1),
+                          "message_stats": {"publish": 5},
                       "listeners": [{"protocol": "http", "ip_address": "127.0.0.1", "port": 1}]},
-    "/api/nodes": [{"node": "n", "name": "n", "running": True, "alarms": [], "log_files": ["/run/log-shard-0"]}],
+    "/api/nodes": [{"node": "n", "name": "n", "running": True, "alarms": [],
+                    "log_files": ["/run/log-shard-0"]}],
     "/api/whoami": {"name": "guest"},
-    "/api/processes": [{"name": "shard-0", "state": "ready", "rss_bytes": 3000000, "pid": 1, "fd_used": 4}],
+    "/api/processes": [{"name": "shard-0", "state": "ready", "rss_bytes": 3000000, "pid": 1,
+                        "fd_used": 4}],
     "/api/shards": [{"shard": 0, "queues": 2, "cpu_seconds": 1.0}],
     "/api/queues": {"items": [{"vhost": "/", "name": "big", "messages_ready": 7}]},
-    "/api/queues/v": [{"name": "a, b\tc", "messages": 3, "state": "running"}, {"name": "gone", "state": "down"},
-                      {"name": "keyed-eu", "type": "stream"}, {"name": "stream: spread - n - 0", "type": "stream"}],
+    "/api/queues/v": [{"name": "a, b\tc", "messages": 3, "state": "running"},
+                      {"name": "gone", "state": "down"},
+                      {"name": "keyed-eu", "type": "stream"},
+                      {"name": "stream: spread - n - 0", "type": "stream"}],
     "/api/vhosts": [{"name": "/"}, {"name": "v"}],
     "/api/users/bob": {"name": "bob", "tags": []},
     "/api/vhosts/%2F": {"name": "/"},
@@ -53,22 +63,31 @@ ANSWERS: dict[str, Any] = {
     "/api/connections": [{"name": NAME, "user": "bob", "vhost": "v", "peer_host": "127.0.0.1"},
                          {"name": "other", "user": "eve", "vhost": "/"}],
     f"/api/connections/{PATH_OF_NAME}": {"name": NAME},
-    "/api/channels": [{"name": "c1", "user": "bob", "consumer_count": 1, "messages_unacknowledged": 2}],
-    "/api/consumers/v": [{"queue": {"name": "q"}, "channel_details": {"name": "c1"}, "consumer_tag": "t",
-                          "ack_required": True, "prefetch_count": 5, "active": True, "arguments": {}}],
+    "/api/channels": [{"name": "c1", "user": "bob", "consumer_count": 1,
+                       "messages_unacknowledged": 2}],
+    "/api/consumers/v": [{"queue": {"name": "q"}, "channel_details": {"name": "c1"},
+                          "consumer_tag": "t",
+                          "ack_required": True, "prefetch_count": 5, "active": True,
+                          "arguments": {}}],
     "/api/policies/v": [
-        {"vhost": "v", "name": "low", "pattern": "^a", "apply-to": "all", "definition": {}, "priority": 1},
-        {"vhost": "v", "name": "high", "pattern": "^ab", "apply-to": "queues", "definition": {}, "priority": 2},
-        {"vhost": "v", "name": "not", "pattern": "^b", "apply-to": "all", "definition": {}, "priority": 9},
-        {"vhost": "v", "name": "exchanges", "pattern": ".", "apply-to": "exchanges", "definition": {}, "priority": 9},
+        {"vhost": "v", "name": "low", "pattern": "^a", "apply-to": "all", "definition": {},
+         "priority": 1},
+        {"vhost": "v", "name": "high", "pattern": "^ab", "apply-to": "queues", "definition": {},
+         "priority": 2},
+        {"vhost": "v", "name": "not", "pattern": "^b", "apply-to": "all", "definition": {},
+         "priority": 9},
+        {"vhost": "v", "name": "exchanges", "pattern": ".", "apply-to": "exchanges",
+         "definition": {}, "priority": 9},
     ],
     "/api/exchanges/v/e/shards": {
-        "step": "settling", "to_settle": 30, "to_settle_at_first": 120, "unknown": 0, "deadline_ms": 500,
-        "at_deadline": "dead-letter", "queues": [{"name": "e-0", "shard": 1, "state": "active", "bound": True}],
+        "step": "settling", "to_settle": 30, "to_settle_at_first": 120, "unknown": 0,
+        "deadline_ms": 500, "at_deadline": "dead-letter",
+        "queues": [{"name": "e-0", "shard": 1, "state": "active", "bound": True}],
         "groups": [{"group": "slow", "changes": 2, "waits_for": ["e-0"]},
                    {"group": "late", "changes": 1, "waits_for": None}]},
     "/api/exchanges/%2F/still/shards": {"step": "none", "queues": [], "groups": []},
-    "/api/exchanges/v/e/shards/plan": {"shards": 2, "new_shards": 3, "share_moving": 0.34, "to_settle": 7,
+    "/api/exchanges/v/e/shards/plan": {"shards": 2, "new_shards": 3, "share_moving": 0.34,
+                                       "to_settle": 7,
                                        "coming": ["e-2"], "going": []},
     "/api/health/checks/is-in-service": {"status": "ok"},
     "/api/health/checks/virtual-hosts": {"status": "ok"},
@@ -84,17 +103,22 @@ ANSWERS: dict[str, Any] = {
                            {"above": 512, "up_to": 1024, "messages": 1, "percent": 25.0}],
     "/api/auth/attempts/n": [{"protocol": "http", "auth_attempts": 3, "auth_attempts_failed": 1,
                               "auth_attempts_succeeded": 2}],
-    "/api/logs": [{"time": 1e9, "level": "info", "process": "shard-0", "logger": "a.b", "message": "old"},
-                  {"time": 1e9 + 1, "level": "error", "process": "controller", "logger": "c", "message": "new",
+    "/api/logs": [{"time": 1e9, "level": "info", "process": "shard-0", "logger": "a.b",
+                   "message": "old"},
+                  {"time": 1e9 + 1, "level": "error", "process": "controller", "logger": "c",
+                   "message": "new",
                    "exception": "Traceback"}],
     "/api/exchanges/v/spread": {"name": "spread", "shard_queues": ["stream: spread - n - 0"]},
     "/api/exchanges/v/spread/bindings/source": [{"destination": "stream: spread - n - 0",
                                                  "destination_type": "queue"}],
     "/api/exchanges/v/keyed": {"name": "keyed"},
-    "/api/exchanges/v/keyed/bindings/source": [{"destination": "keyed-eu", "destination_type": "queue"}],
+    "/api/exchanges/v/keyed/bindings/source": [{"destination": "keyed-eu",
+                                                "destination_type": "queue"}],
     "/api/exchanges/v/mixed": {"name": "mixed"},
-    "/api/exchanges/v/mixed/bindings/source": [{"destination": "keyed-eu", "destination_type": "queue"},
-                                               {"destination": "gone", "destination_type": "queue"}],
+    "/api/exchanges/v/mixed/bindings/source": [{"destination": "keyed-eu",
+                                                "destination_type": "queue"},
+                                               {"destination": "gone",
+                                                "destination_type": "queue"}],
     "/api/queues/v/keyed-eu": {"name": "keyed-eu"},
 }  # fmt: skip
 
@@ -189,28 +213,37 @@ def changes() -> list[tuple[str, str, Any]]:
         proving(row, command[0], command, expected)
         for row, command, expected in (
             ("H2", ["set_permissions_globally", "bob", "c", "w", "r"],
-             [("PUT", f"/api/permissions/{vhost}/bob", {"configure": "c", "write": "w", "read": "r"})
+             [("PUT", f"/api/permissions/{vhost}/bob",
+               {"configure": "c", "write": "w", "read": "r"})
               for vhost in ("%2F", "v")]),
             ("H3", ["update_vhost_metadata", "v", "--description", "new"],
              [("PUT", "/api/vhosts/v", {"description": "new", "tags": ["a"]})]),
             ("H3", ["set_vhost_tags", "v", "x", "y"],
              [("PUT", "/api/vhosts/v", {"description": "old", "tags": "x,y"})]),
             ("H1", ["add_user", "u", "--pre-hashed-password", "AAAA"],
-             [("PUT", "/api/users/u", {"password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_sha256",
+             [("PUT", "/api/users/u",
+               {"password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_sha256",
                                        "tags": ""})]),
-            ("H5", ["create_queue", "-p", "v", "q", "--max-length", "3", "--reject-on-overflow", "--no-durable"],
+            ("H5",
+             ["create_queue", "-p", "v", "q", "--max-length", "3", "--reject-on-overflow",
+              "--no-durable"],
              [("PUT", "/api/queues/v/q", {"durable": False, "auto_delete": False,
-                                          "arguments": {"x-max-length": 3, "x-overflow": "reject-publish"}})]),
+                                          "arguments": {"x-max-length": 3,
+                                                        "x-overflow": "reject-publish"}})]),
             ("H6", ["create_exchange", "topic", "t", "--alternate-exchange", "a"],
-             [("PUT", "/api/exchanges/%2F/t", {"type": "topic", "durable": True, "auto_delete": False,
-                                               "internal": False, "arguments": {"alternate-exchange": "a"}})]),
+             [("PUT", "/api/exchanges/%2F/t",
+               {"type": "topic", "durable": True, "auto_delete": False,
+                                               "internal": False,
+                                               "arguments": {"alternate-exchange": "a"}})]),
             ("H6", ["delete_exchange", "t"], [("DELETE", "/api/exchanges/%2F/t", None)]),
-            ("H7", ["close_connection", NAME, "why"], [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
+            ("H7", ["close_connection", NAME, "why"],
+             [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
             ("H7", ["close_all_user_connections", "bob", "why"],
              [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
             ("H7", ["close_all_connections", "-p", "v", "why"],
              [("DELETE", f"/api/connections/{PATH_OF_NAME}", None)]),
-            ("H12", ["set_log_level", "notice"], [("PUT", "/api/settings/log_level", {"value": "info"})]),
+            ("H12", ["set_log_level", "notice"],
+             [("PUT", "/api/settings/log_level", {"value": "info"})]),
             ("H12", ["set_disk_free_limit", "2GiB"],
              [("PUT", "/api/settings/shards.disk_free_min_bytes", {"value": 2 << 30})]),
             ("H12", ["set_vm_memory_high_watermark", "0.5"],
@@ -222,25 +255,35 @@ def changes() -> list[tuple[str, str, Any]]:
             ("H12", ["rotate_logs"], []),
             ("H3", ["restart_vhost", "-p", "v"], [("POST", "/api/vhosts/v/start/n", {})]),
             ("H13", ["enable_feature_flag", "all"], []),
-            ("H15", ["diagnostics", "reset_node_auth_attempt_metrics"], [("DELETE", "/api/auth/attempts/n", None)]),
-            ("H17", ["add_super_stream", "-p", "v", "s", "--partitions", "2", "--max-age", "P1DT1M", "--leader-locator",
+            ("H15", ["diagnostics", "reset_node_auth_attempt_metrics"],
+             [("DELETE", "/api/auth/attempts/n", None)]),
+            ("H17",
+             ["add_super_stream", "-p", "v", "s", "--partitions", "2", "--max-age", "P1DT1M",
+              "--leader-locator",
                      "balanced"],
-             [("PUT", "/api/exchanges/v/s", {"type": "x-consistent-hash", "durable": True, "arguments": {
+             [("PUT", "/api/exchanges/v/s",
+               {"type": "x-consistent-hash", "durable": True, "arguments": {
                  "x-super-stream": 2, "x-shards-when-gone": "delete",
                  "x-shard-arguments": {"x-queue-type": "stream", "x-max-age": "86460s"}}})]),
-            ("H17", ["add_super_stream", "-p", "v", "s", "--binding-keys", "eu, us", "--max-length-bytes", "1gb",
+            ("H17",
+             ["add_super_stream", "-p", "v", "s", "--binding-keys", "eu, us", "--max-length-bytes",
+              "1gb",
                      "--stream-max-segment-size-bytes", "1mb", "--max-age", "7D"],
              [("PUT", "/api/exchanges/v/s", {"type": "direct", "durable": True}),
-              *[(verb, path, body) for order, key in enumerate(("eu", "us")) for verb, path, body in (
+              *[(verb, path, body) for order, key in enumerate(("eu", "us"))
+                for verb, path, body in (
                   ("PUT", f"/api/queues/v/s-{key}", {"durable": True, "arguments": {
                       "x-queue-type": "stream", "x-max-length-bytes": 10**9, "x-max-age": "7D",
                       "x-stream-max-segment-size-bytes": 10**6}}),
                   ("POST", f"/api/bindings/v/e/s/q/s-{key}",
                    {"routing_key": key, "arguments": {"x-stream-partition-order": order}}))]]),
             ("H17", ["delete_super_stream", "-p", "v", "keyed"],
-             [("DELETE", "/api/exchanges/v/keyed", None), ("DELETE", "/api/queues/v/keyed-eu", None)]),
-            ("H17", ["delete_super_stream", "-p", "v", "spread"], [("DELETE", "/api/exchanges/v/spread", None)]),
-            ("H13", ["set_cluster_name", "c"], [("PUT", "/api/global-parameters/cluster_name", {"value": "c"})]),
+             [("DELETE", "/api/exchanges/v/keyed", None),
+              ("DELETE", "/api/queues/v/keyed-eu", None)]),
+            ("H17", ["delete_super_stream", "-p", "v", "spread"],
+             [("DELETE", "/api/exchanges/v/spread", None)]),
+            ("H13", ["set_cluster_name", "c"],
+             [("PUT", "/api/global-parameters/cluster_name", {"value": "c"})]),
         )
     ],
 )  # fmt: skip
@@ -259,8 +302,10 @@ def test_changes_are_asked_for_as_rabbitmqctl_says_them(
         proving(row, command[0], command, says)
         for row, command, says in (
             ("H5", ["list_unresponsive_queues", "-p", "v"], ["name", "gone"]),
-            ("H7", ["list_connections", "pid", "user"], ["pid\tuser", f"{NAME}\tbob", "other\teve"]),
-            ("H7", ["list_channels"], ["name\tuser\tconsumer_count\tmessages_unacknowledged", "c1\tbob\t1\t2"]),
+            ("H7", ["list_connections", "pid", "user"],
+             ["pid\tuser", f"{NAME}\tbob", "other\teve"]),
+            ("H7", ["list_channels"],
+             ["name\tuser\tconsumer_count\tmessages_unacknowledged", "c1\tbob\t1\t2"]),
             ("H7", ["list_consumers", "-p", "v", "queue_name", "channel_pid", "prefetch_count"],
              ["queue_name\tchannel_pid\tprefetch_count", "q\tc1\t5"]),
             ("H8", ["list_policies_that_match", "-p", "v", "abc", "-s"],
@@ -271,7 +316,8 @@ def test_changes_are_asked_for_as_rabbitmqctl_says_them(
             ("H15", ["diagnostics", "listeners", "-s"], ["http\t127.0.0.1\t1"]),
             ("H15", ["diagnostics", "memory_breakdown", "-s"], ["shard-0\t3000000\t100"]),
             ("H15", ["diagnostics", "alarms", "-s"], ["low on disk\t\t1\t"]),
-            ("H15", ["diagnostics", "message_size_stats", "-s"], ["64\t128\t3\t75", "512\t1024\t1\t25"]),
+            ("H15", ["diagnostics", "message_size_stats", "-s"],
+             ["64\t128\t3\t75", "512\t1024\t1\t25"]),
             ("H15", ["diagnostics", "list_node_auth_attempt_stats", "-s"], ["http\t3\t1\t2"]),
             ("H15", ["diagnostics", "log_location"], ["/run/log-shard-0"]),
             ("H13", ["list_feature_flags"], ["name\tstate"]),
@@ -279,7 +325,9 @@ def test_changes_are_asked_for_as_rabbitmqctl_says_them(
         )
     ],
 )  # fmt: skip
-def test_what_there_is_is_listed_with_tabs_between_columns(ctl: Any, command: list[str], says: list[str]) -> None:
+def test_what_there_is_is_listed_with_tabs_between_columns(
+    ctl: Any, command: list[str], says: list[str]
+) -> None:
     assert ctl(*command).splitlines() == says
 
 
@@ -287,29 +335,53 @@ def test_what_there_is_is_listed_with_tabs_between_columns(ctl: Any, command: li
 def test_probes_tell_by_their_exit_status_what_is_wrong(ctl: Any) -> None:
     expiration = ["check_certificate_expiration", "--within", "3", "--unit", "days"]
     below = ["check_if_node_is_below_connection_limit"]
-    none = [[f"check_if_{what}"] for what in ("node_is_quorum_critical", "node_is_mirror_sync_critical")]
+    none = [
+        [f"check_if_{what}"] for what in ("node_is_quorum_critical", "node_is_mirror_sync_critical")
+    ]
     none.append(["check_if_any_deprecated_features_are_used"])
     there = (["check_running"], ["check_virtual_hosts"], ["check_port_listener", "5672"])
     for passed in (*there, expiration, below, *none):
         assert ctl("diagnostics", *passed, "-q") == ""
     said = ctl("diagnostics", "check_alarms", status=1)
     assert said == "shardctl: There are alarms in effect; shard 1: low on disk\n"
-    assert "127.0.0.1:1: Connection refused" in ctl("diagnostics", "check_port_connectivity", status=1)
+    assert "127.0.0.1:1: Connection refused" in ctl(
+        "diagnostics", "check_port_connectivity", status=1
+    )
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        assert CliRunner().invoke(app, ["diagnostics", "check_running", "--url", url]).exit_code == 69
+        assert (
+            CliRunner().invoke(app, ["diagnostics", "check_running", "--url", url]).exit_code == 69
+        )
 
 
 @pytest.mark.row("H19")
 def test_formats_for_programs(ctl: Any) -> None:
     columns = ("list_queues", "-p", "v", "name", "messages")
-    rows = [["a, b\tc", "3"], *([name, ""] for name in ("gone", "keyed-eu", "stream: spread - n - 0"))]
-    assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv")))) == [["name", "messages"], *rows]
+    rows = [
+        ["a, b\tc", "3"],
+        *([name, ""] for name in ("gone", "keyed-eu", "stream: spread - n - 0")),
+    ]
+    assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv")))) == [
+        ["name", "messages"],
+        *rows,
+    ]
     assert list(csv.reader(io.StringIO(ctl(*columns, "--formatter", "csv", "-s")))) == rows
     assert json.loads(ctl(*columns, "--formatter", "json"))[0] == {"name": "a, b\tc", "messages": 3}
-    assert ctl(*columns).splitlines() == ["name\tmessages", "a, b c\t3", *(f"{row[0]}\t" for row in rows[1:])]
-    assert ctl(*columns, "--formatter", "pretty_table").split()[:7] == ["name", "messages", "a,", "b", "c", "3", "gone"]
+    assert ctl(*columns).splitlines() == [
+        "name\tmessages",
+        "a, b c\t3",
+        *(f"{row[0]}\t" for row in rows[1:]),
+    ]
+    assert ctl(*columns, "--formatter", "pretty_table").split()[:7] == [
+        "name",
+        "messages",
+        "a,",
+        "b",
+        "c",
+        "3",
+        "gone",
+    ]
 
 
 @pytest.mark.row("H19")
@@ -347,13 +419,16 @@ def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
         (["add_super_stream", "s", "--max-age", "P"], "neither an ISO 8601 duration"),
     ],
 )
-def test_what_makes_no_sense_is_status_64_and_named(ctl: Any, command: list[str], says: str) -> None:
+def test_what_makes_no_sense_is_status_64_and_named(
+    ctl: Any, command: list[str], says: str
+) -> None:
     assert says in ctl(*command, status=64)
     assert changes() == []
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("7", 7), ("1k", 1024), ("1kB", 1000), ("2MiB", 2 << 20), ("3 GB", 3 * 10**9), ("5b", 5)]
+    ("text", "size"),
+    [("7", 7), ("1k", 1024), ("1kB", 1000), ("2MiB", 2 << 20), ("3 GB", 3 * 10**9), ("5b", 5)],
 )
 def test_sizes_have_rabbitmqs_units(text: str, size: int) -> None:
     assert size_bytes(text) == size
@@ -375,17 +450,25 @@ def test_on_the_brokers_host_no_password_goes_over_its_socket(local: Path) -> No
 
 
 def test_who_names_a_user_is_asked_for_the_password_by_http(local: Path) -> None:
-    result = CliRunner().invoke(app, ["ping", "--data-dir", str(local), "--user", "bob", "--password", "wrong"])
+    result = CliRunner().invoke(
+        app, ["ping", "--data-dir", str(local), "--user", "bob", "--password", "wrong"]
+    )
     assert result.exit_code == 70 and "user bob is not accepted" in result.output
 
 
-def test_a_socket_that_may_not_be_opened_is_passed_over_for_http(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardmq.supervisor.cli.api.os.access", lambda path, mode: "shardctl.sock" not in str(path))
+def test_a_socket_that_may_not_be_opened_is_passed_over_for_http(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "shardmq.supervisor.cli.api.os.access", lambda path, mode: "shardctl.sock" not in str(path)
+    )
     assert CliRunner().invoke(app, ["ping", "--data-dir", str(local)]).exit_code == 0
     assert base64.b64decode(Handler.logins[0].partition(" ")[2]) == b"guest:guest"
 
 
-def test_the_data_directory_may_come_from_the_environment(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_directory_may_come_from_the_environment(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHARDMQ_DATA_DIR", str(local))
     assert CliRunner().invoke(app, ["version"]).output == "1.2\n"
 
@@ -418,8 +501,13 @@ SETTING = [
 
 
 @pytest.mark.parametrize("words", SETTING, ids=lambda words: words[0])
-def test_what_is_set_and_has_no_effect_is_said_on_standard_error_alone(http: HTTPServer, words: list[str]) -> None:
-    texts = ["parameter shovel of 'ü \"x\"' is kept without effect: no", "another, \x1b[2J\n forged"]
+def test_what_is_set_and_has_no_effect_is_said_on_standard_error_alone(
+    http: HTTPServer, words: list[str]
+) -> None:
+    texts = [
+        "parameter shovel of 'ü \"x\"' is kept without effect: no",
+        "another, \x1b[2J\n forged",
+    ]
     Handler.warnings += [warning_value(text) for text in texts] + ["299 proxy not-ours", '110 - "']
     found = CliRunner().invoke(app, [*words, "--url", f"http://127.0.0.1:{http.server_port}"])
     assert found.exit_code == 0, found.output
@@ -433,7 +521,11 @@ def test_what_is_set_and_has_no_effect_is_said_on_standard_error_alone(http: HTT
 def test_an_import_says_once_on_the_terminal_what_has_no_effect(
     ctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ANSWERS, "/api/definitions", {"warnings": ["parameter shovel of 's' is kept without effect"]})
+    monkeypatch.setitem(
+        ANSWERS,
+        "/api/definitions",
+        {"warnings": ["parameter shovel of 's' is kept without effect"]},
+    )
     queues = [{"name": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)]
     (tmp_path / "file").write_text(json.dumps({"queues": queues}))
     assert ctl("import_definitions", str(tmp_path / "file")).splitlines()[-1:] == [
@@ -445,7 +537,9 @@ def test_an_import_says_once_on_the_terminal_what_has_no_effect(
 def test_a_large_import_goes_in_pieces_and_bindings_come_last(ctl: Any, tmp_path: Path) -> None:
     document: dict[str, Any] = {
         "users": [{"name": "u"}],
-        "bindings": [{"source": "x", "destination": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)],
+        "bindings": [
+            {"source": "x", "destination": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)
+        ],
         "queues": [{"name": f"q{at}"} for at in range(PIECE_OBJECTS_MAX + 1)],
         "exchanges": [{"name": "x"}],
     }
@@ -459,7 +553,9 @@ def test_a_large_import_goes_in_pieces_and_bindings_come_last(ctl: Any, tmp_path
     assert [row for body in bodies for row in body.get("queues", [])] == document["queues"]
 
 
-@pytest.mark.parametrize("document", [[], {"queues": 3}, {"queues": [{"name": "q"}], "users": []}, None])
+@pytest.mark.parametrize(
+    "document", [[], {"queues": 3}, {"queues": [{"name": "q"}], "users": []}, None]
+)
 def test_a_small_or_strange_document_goes_as_it_is(document: Any) -> None:
     assert pieces(document) == [document]
 
@@ -501,14 +597,18 @@ def test_every_command_has_help_and_a_name_of_its_own() -> None:
     for command in COMMANDS:
         assert command.__doc__, command.__name__
     shown = CliRunner().invoke(app, ["list_queues", "--help"], env={"COLUMNS": "200"}).output
-    assert all(option in shown for option in ("--vhost", "--formatter", "--url", "--quiet", "--timeout"))
+    assert all(
+        option in shown for option in ("--vhost", "--formatter", "--url", "--quiet", "--timeout")
+    )
 
 
 def test_shards_status_says_how_far_a_change_is(ctl: Any) -> None:
     first, slow, late, *rows = ctl("shards", "status", "e", "-p", "v").splitlines()
     assert slow == "group 'slow' has 2 changes before it, and first to settle the rest of 'e-0'"
     assert late == "group 'late' waits for the change"
-    assert first == "settling: [###############-----] 75%, 30 messages to go; at 500 ms: dead-letter"
+    assert (
+        first == "settling: [###############-----] 75%, 30 messages to go; at 500 ms: dead-letter"
+    )
     assert rows[1].split("\t")[:4] == ["e-0", "1", "active", "true"]
 
 
@@ -531,19 +631,27 @@ def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 @pytest.mark.parametrize("of", [[], ["diagnostics"]], ids=["rabbitmqctl", "rabbitmq-diagnostics"])
-def test_what_other_tools_have_and_makes_no_sense_here_says_why_in_one_line(ctl: Any, of: list[str], name: str) -> None:
+def test_what_other_tools_have_and_makes_no_sense_here_says_why_in_one_line(
+    ctl: Any, of: list[str], name: str
+) -> None:
     said = ctl(*of, name, "argument", "--unknown", "option", status=64)
     assert said == f"shardctl: {name}: {UNSUPPORTED[name]}\n"
     assert Handler.asked == []
 
 
 def test_no_command_is_both_here_and_not() -> None:
-    assert UNSUPPORTED.keys().isdisjoint({command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys())
+    assert UNSUPPORTED.keys().isdisjoint(
+        {command.__name__ for command in COMMANDS} | diagnostics.COMMANDS.keys()
+    )
 
 
 @pytest.mark.row("H17")
-def test_an_exchange_that_leads_to_more_than_streams_is_not_deleted_as_a_super_stream(ctl: Any) -> None:
-    assert "'mixed' in vhost 'v' is no super stream" in ctl("delete_super_stream", "-p", "v", "mixed", status=1)
+def test_an_exchange_that_leads_to_more_than_streams_is_not_deleted_as_a_super_stream(
+    ctl: Any,
+) -> None:
+    assert "'mixed' in vhost 'v' is no super stream" in ctl(
+        "delete_super_stream", "-p", "v", "mixed", status=1
+    )
     assert "exists already" in ctl("add_super_stream", "-p", "v", "keyed", status=70)
     assert changes() == []
 
@@ -559,7 +667,8 @@ def test_the_log_is_shown_as_processes_write_it(ctl: Any) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 7)), max_size=40), st.lists(st.integers(0, 50), max_size=8)
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 7)), max_size=40),
+    st.lists(st.integers(0, 50), max_size=8),
 )
 def test_each_line_of_the_log_is_news_once_though_processes_write_late(
     lines: list[tuple[int, int]], looks: list[int]
@@ -570,7 +679,10 @@ def test_each_line_of_the_log_is_news_once_though_processes_write_late(
 
     Times are in quarters of a second. Polls at any times miss no line and show none twice.
     """
-    rows = [({"time": at / 4, "message": str(n)}, at + late) for n, (at, late) in enumerate(sorted(lines))]
+    rows = [
+        ({"time": at / 4, "message": str(n)}, at + late)
+        for n, (at, late) in enumerate(sorted(lines))
+    ]
     follower, shown = LogFollower([]), []
     for now in [*sorted(looks), 100]:
         read = [row for row, at in rows if at <= now and row["time"] > follower.since]

@@ -13,11 +13,17 @@ STORE = Path(__file__).parents[2] / "shardd" / "store"
 
 
 def example(folder: str) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", (STORE / folder / "README.md").read_text(), re.DOTALL))
+    return "\n".join(
+        re.findall(r"```python\n(.*?)```", (STORE / folder / "README.md").read_text(), re.DOTALL)
+    )
 
 
-@pytest.mark.parametrize("folder, other", [("segments", "streams"), ("streams", "segments"), ("format", "s")])
-def test_the_example_of_a_folder_runs_without_its_neighbour(folder: str, other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "folder, other", [("segments", "streams"), ("streams", "segments"), ("format", "s")]
+)
+def test_the_example_of_a_folder_runs_without_its_neighbour(
+    folder: str, other: str, tmp_path: Path
+) -> None:
     program = f"""
 import sys
 
@@ -28,7 +34,9 @@ assert not [name for name in sys.modules if name.startswith("shardmq.shardd.stor
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert bool(list(tmp_path.rglob("*.0*"))) == (folder != "format"), "it wrote to the directory it was given"
+    assert bool(list(tmp_path.rglob("*.0*"))) == (folder != "format"), (
+        "it wrote to the directory it was given"
+    )
 
 
 def test_examples_are_found() -> None:

@@ -14,7 +14,9 @@ from tests.reference.chunk import Chunk
 from tests.reference.record import Record, encode_message, split_messages
 
 bodies = st.binary(max_size=40) | st.integers(30_000, 140_000).map(bytes)
-messages = st.builds(encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6))
+messages = st.builds(
+    encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6)
+)
 records = st.builds(
     Record,
     st.lists(st.integers(0, 6), min_size=1, max_size=5, unique=True).map(tuple),
@@ -25,7 +27,9 @@ records = st.builds(
 batches = st.lists(records, min_size=1, max_size=8)
 
 
-def packed(batch: list[Record], offset: int, filters: list[int] | None = None) -> tuple[bytearray, array[int]]:
+def packed(
+    batch: list[Record], offset: int, filters: list[int] | None = None
+) -> tuple[bytearray, array[int]]:
     wire = b"".join(record.encode() for record in batch)
     return chunk.Packer().pack(wire, offset, array("I", filters) if filters is not None else None)
 
@@ -45,7 +49,9 @@ def small(numbers: list[int], offset: int = 0, mark: int = 0) -> list[Chunk]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(batches, st.integers(0, 1 << 60), st.integers(0, 0xFFFFFFFF), st.integers(0, 1 << 31), st.data())
+@given(
+    batches, st.integers(0, 1 << 60), st.integers(0, 0xFFFFFFFF), st.integers(0, 1 << 31), st.data()
+)
 def test_a_batch_becomes_chunks_of_consecutive_messages(
     batch: list[Record], offset: int, salt: int, mark: int, data: st.DataObject
 ) -> None:
@@ -61,7 +67,8 @@ def test_a_batch_becomes_chunks_of_consecutive_messages(
     assert list(rows[2::3]) == [one.timestamp for one in expected]
     chunk.seal(chunks, 0, len(chunks), salt, mark // 8 * 8)
     marked = [
-        Chunk(one.offset, one.messages, one.timestamp, one.filters, mark // 8 * 8, one.in_sequence) for one in expected
+        Chunk(one.offset, one.messages, one.timestamp, one.filters, mark // 8 * 8, one.in_sequence)
+        for one in expected
     ]
     assert bytes(chunks) == sealed(marked, salt)
 
@@ -73,7 +80,9 @@ def test_with_too_many_filter_values_a_chunk_may_have_any() -> None:
         chunks, _ = packed([record], 0, filters)
         found = reference.decode_chunk(sealed_in_place(chunks), 0)
         assert found is not None
-        assert found[0].filters == (tuple(range(5, 5 + distinct)) if distinct <= chunk.FILTERS_MAX else (chunk.ANY,))
+        assert found[0].filters == (
+            tuple(range(5, 5 + distinct)) if distinct <= chunk.FILTERS_MAX else (chunk.ANY,)
+        )
 
 
 def sealed_in_place(chunks: bytearray) -> bytes:
@@ -105,7 +114,9 @@ def test_a_read_gives_the_messages_that_fit_and_says_where_to_go_on(
     offset, limit = data.draw(st.integers(0, end + 1)), data.draw(st.integers(7, end))
     bytes_max, at_least_one = data.draw(st.integers(0, 100)), data.draw(st.booleans())
     copier = chunk.Copier()
-    blob, sizes, runs = copier.copy(window, 0, used, 64, 0, salt, offset, limit, bytes_max, at_least_one, None)
+    blob, sizes, runs = copier.copy(
+        window, 0, used, 64, 0, salt, offset, limit, bytes_max, at_least_one, None
+    )
     got = split_messages(blob)
     begin = max(offset, 7)
     assert got == everything[begin - 7 : begin - 7 + len(got)]
@@ -119,7 +130,17 @@ def test_a_read_gives_the_messages_that_fit_and_says_where_to_go_on(
         assert used < len(window) and copier.position + copier.need > used
     # Going on from there, with all that is needed, the rest comes out.
     rest, _, _ = copier.copy(
-        window, 0, len(window), copier.position, 0, salt, max(copier.offset, offset), 1 << 60, 1 << 20, True, None
+        window,
+        0,
+        len(window),
+        copier.position,
+        0,
+        salt,
+        max(copier.offset, offset),
+        1 << 60,
+        1 << 20,
+        True,
+        None,
     )
     assert got + split_messages(rest) == everything[begin - 7 :]
 
@@ -150,14 +171,21 @@ def test_a_scan_finds_every_good_chunk_whatever_the_windows_and_what_is_broken(
     assert list(scanner.index()[::3]) == [one.offset for one in expected]
     if expected:
         assert scanner.offset == expected[-1].offset + len(expected[-1].messages)
-        assert scanner.last_chunk == expected[-1].offset and scanner.timestamp == expected[-1].timestamp
+        assert (
+            scanner.last_chunk == expected[-1].offset
+            and scanner.timestamp == expected[-1].timestamp
+        )
         assert scanner.mark == max(one.mark for one in expected)
     assert end <= max(scanner.dirt, end) <= len(file)
-    assert not any(file[max(scanner.dirt, end) :]), "all that is not zero behind the last good chunk is dirt"
+    assert not any(file[max(scanner.dirt, end) :]), (
+        "all that is not zero behind the last good chunk is dirt"
+    )
     if holes:
         scanner.cut(0)
         kept = [one for one in expected if one.offset < scanner.offset]
-        assert scanner.end == holes[0][0] and list(scanner.index()[::3]) == [one.offset for one in kept]
+        assert scanner.end == holes[0][0] and list(scanner.index()[::3]) == [
+            one.offset for one in kept
+        ]
 
 
 @given(st.binary(max_size=200), st.integers(0, 0xFFFFFFFF))

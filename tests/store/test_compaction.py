@@ -25,7 +25,9 @@ SEGMENTS = 100
 
 def one(number: int) -> bytes:
     queues = (1, 2) if number % 8 == 0 else (1,)
-    return Record(queues, (encode_message(b"%06d" % number * 60, b"", b"%d" % number),), number).encode()
+    return Record(
+        queues, (encode_message(b"%06d" % number * 60, b"", b"%d" % number),), number
+    ).encode()
 
 
 def opened(files: FaultyFiles, directory: str = "d") -> SegmentStore:
@@ -64,7 +66,9 @@ def nearly_empty(store: SegmentStore, segments: int = SEGMENTS) -> dict[int, arr
 
 
 def all_of(store: SegmentStore, live: dict[int, array[int]]) -> dict[int, list[bytes]]:
-    return {queue: split_messages(store.read(entries, 1 << 30)[0]) for queue, entries in live.items()}
+    return {
+        queue: split_messages(store.read(entries, 1 << 30)[0]) for queue, entries in live.items()
+    }
 
 
 def test_one_unacked_message_in_each_of_a_hundred_segments_ends_in_a_few() -> None:
@@ -78,7 +82,10 @@ def test_one_unacked_message_in_each_of_a_hundred_segments_ends_in_a_few() -> No
     after = store.stats()
     # What is in memory or open is left; a segment holds nine of these, and is filled half.
     assert before["segments"] > SEGMENTS and after["segments"] <= SEGMENTS // 4 + 3
-    assert after["live_messages"] == before["live_messages"] and after["dead_bytes"] < before["dead_bytes"] // 4
+    assert (
+        after["live_messages"] == before["live_messages"]
+        and after["dead_bytes"] < before["dead_bytes"] // 4
+    )
     assert all_of(store, kept) == expected
     sync(store)
     merge_all(store)
@@ -162,7 +169,10 @@ def test_a_merged_segment_of_which_nothing_is_needed_leaves_no_file() -> None:
     opened(files.restarted(power_cut=False)).close({})
     after = files.restarted(power_cut=False)
     opened(after).close({})
-    assert [name for name in after.names if not name.startswith("d/spare")] == [f"d/{manifest.NAME}", "d/state"]
+    assert [name for name in after.names if not name.startswith("d/spare")] == [
+        f"d/{manifest.NAME}",
+        "d/state",
+    ]
 
 
 def in_two(store: SegmentStore) -> tuple[array[int], list[int]]:
@@ -185,7 +195,9 @@ RECORD_HEADER_BYTES = 32  # of one queue
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize("wiped", [8, 400])
 @pytest.mark.parametrize("at", [-1, -2])
-def test_damage_of_which_no_queue_needs_anything_goes_with_its_file(at: int, wiped: int, with_index: bool) -> None:
+def test_damage_of_which_no_queue_needs_anything_goes_with_its_file(
+    at: int, wiped: int, with_index: bool
+) -> None:
     files = FaultyFiles()
     store = opened(files)
     kept, positions = in_two(store)
@@ -202,7 +214,9 @@ def test_damage_of_which_no_queue_needs_anything_goes_with_its_file(at: int, wip
 
 @pytest.mark.parametrize("where", [-RECORD_HEADER_BYTES, 0, 20])
 @pytest.mark.parametrize("with_index", [True, False])
-def test_a_damaged_record_that_is_needed_is_never_merged_nor_lost_in_silence(where: int, with_index: bool) -> None:
+def test_a_damaged_record_that_is_needed_is_never_merged_nor_lost_in_silence(
+    where: int, with_index: bool
+) -> None:
     files = FaultyFiles()
     store = opened(files)
     kept, positions = in_two(store)
@@ -215,7 +229,9 @@ def test_a_damaged_record_that_is_needed_is_never_merged_nor_lost_in_silence(whe
     store.close()
     again = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
     found = {queue: arrival.entries for queue, arrival in again.recover([1, 2]).items()}
-    assert [one.what for one in again.damage] == ["corrupt"] and again.damage[0].file == "msgs.0000000002"
+    assert [one.what for one in again.damage] == ["corrupt"] and again.damage[
+        0
+    ].file == "msgs.0000000002"
     merge_all(again)
     # Acks may be lost with a crash, messages not: all are there but the damaged one.
     lost = set(expected) - set(all_of(again, found)[1])
@@ -311,7 +327,9 @@ def test_a_power_cut_at_any_step_of_merging_leaves_every_message_once() -> None:
             for queue, messages in recovered(files.restarted(power_cut=True)).items():
                 assert len(set(messages)) == len(messages)
                 # What was settled may come back, its acks were not synced; nothing else.
-                assert [message for message in messages if message in expected[queue]] == expected[queue]
+                assert [message for message in messages if message in expected[queue]] == expected[
+                    queue
+                ]
             continue
         assert cut > 10
         return
@@ -349,7 +367,9 @@ def test_random_lives_do_merge() -> None:
     assert merged > 0
 
 
-def filled(store: SegmentStore, count: int, body: bytes = b"x" * 360, queues: tuple[int, ...] = (1,)) -> array[int]:
+def filled(
+    store: SegmentStore, count: int, body: bytes = b"x" * 360, queues: tuple[int, ...] = (1,)
+) -> array[int]:
     """Entries of the first queue, all on stable storage but for the last segments."""
     entries: array[int] = array("Q")
     for _ in range(count):
@@ -395,7 +415,9 @@ def test_a_merge_of_which_nothing_is_needed_at_its_end_leaves_nothing() -> None:
     sync(store)
     merge_all(store)
     assert [
-        name for name in files.names if "msgs" in name and name != f"d/msgs.{store._segments.next_number - 1:010d}"
+        name
+        for name in files.names
+        if "msgs" in name and name != f"d/msgs.{store._segments.next_number - 1:010d}"
     ] == []
 
 
@@ -432,7 +454,10 @@ def test_one_sparse_segment_between_full_ones_is_written_anew_alone() -> None:
     store = opened(files)
     entries = filled(store, 60)
     sparse = numbers_of(entries)[1::2][:2]
-    gone = array("Q", [e for number in sparse for e in [entry for entry in entries if entry >> 32 == number][1:]])
+    gone = array(
+        "Q",
+        [e for number in sparse for e in [entry for entry in entries if entry >> 32 == number][1:]],
+    )
     store.settle(1, gone, True)
     kept = {1: array("Q", [entry for entry in entries if entry not in gone])}
     expected = all_of(store, kept)
@@ -449,8 +474,16 @@ def test_only_records_of_which_something_is_left_are_read_where_an_index_tells()
     store = SegmentStore("d", files=files, segment_bytes=1 << 16)
     store.recover([1])
     entries = filled(store, 300, b"x" * 2000)
-    kept = array("Q", [[entry for entry in entries if entry >> 32 == number][3] for number in numbers_of(entries)[:4]])
-    store.settle(1, array("Q", [entry for entry in entries if entry >> 32 <= 4 and entry not in kept]), True)
+    kept = array(
+        "Q",
+        [
+            [entry for entry in entries if entry >> 32 == number][3]
+            for number in numbers_of(entries)[:4]
+        ],
+    )
+    store.settle(
+        1, array("Q", [entry for entry in entries if entry >> 32 <= 4 and entry not in kept]), True
+    )
     expected = all_of(store, {1: kept})
     assert f"d/index.{4:010d}" in files.names
     merge_all(store)
@@ -460,7 +493,9 @@ def test_only_records_of_which_something_is_left_are_read_where_an_index_tells()
     assert all_of(store, {1: kept}) == expected
 
 
-def test_the_acks_of_a_segment_are_folded_into_it_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_acks_of_a_segment_are_folded_into_it_beyond_their_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A segment of few messages for very many queues may have more to settle than bytes."""
     monkeypatch.setattr(compaction, "ACKS_BYTES_MAX", 2000)
     files = FaultyFiles()
@@ -477,11 +512,16 @@ def test_the_acks_of_a_segment_are_folded_into_it_beyond_their_bound(monkeypatch
         store.settle(queue, arrivals.pop(queue), True)
         sync(store)
         merge_all(store)
-        sizes.append(len(files.names["d/acks.0000000001"].data) if "d/acks.0000000001" in files.names else 0)
+        sizes.append(
+            len(files.names["d/acks.0000000001"].data) if "d/acks.0000000001" in files.names else 0
+        )
     assert max(sizes) <= 2000 + 300, "one flush beyond"
     expected = all_of(store, arrivals)
     again = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
-    assert all_of(again, {queue: found.entries for queue, found in again.recover(queues).items()}) == expected
+    assert (
+        all_of(again, {queue: found.entries for queue, found in again.recover(queues).items()})
+        == expected
+    )
 
 
 def test_when_the_disk_is_full_files_that_wait_to_be_removed_go_at_once() -> None:
@@ -502,7 +542,9 @@ def test_files_that_wait_to_be_removed_when_the_process_ends_are_no_messages_aft
     store.settle(1, entries, True)
     files = files.restarted(power_cut=False)
     again = opened(files)
-    assert len([name for name in files.names if "msgs" in name]) == 1, "the open one, whose acks were not written"
+    assert len([name for name in files.names if "msgs" in name]) == 1, (
+        "the open one, whose acks were not written"
+    )
     merge_all(again)
     assert len(files.names) <= 4
 
@@ -547,6 +589,10 @@ def test_no_segment_has_the_number_of_one_whose_file_it_may_take() -> None:
     for name in [name for name in files.names if "msgs" in name]:
         del files.names[name]
     again = opened(files)
-    spares = [decode_header(files.names[spare.path].data) for spare in again._segments.reclaimer.spares]
+    spares = [
+        decode_header(files.names[spare.path].data) for spare in again._segments.reclaimer.spares
+    ]
     (arrival,) = again.append(one(1))
-    assert any(spares) and all(header is None or header[0] < arrival.entries[0] >> 32 for header in spares)
+    assert any(spares) and all(
+        header is None or header[0] < arrival.entries[0] >> 32 for header in spares
+    )

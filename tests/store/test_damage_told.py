@@ -33,11 +33,15 @@ def one(number: int, size: int) -> bytes:
     return Record((QUEUE,), (encode_message(b"x" * size, b"", b"%d" % number),)).encode()
 
 
-def written(files: FaultyFiles, rng: random.Random, batches: int, segment_bytes: int = 1 << 16) -> None:
+def written(
+    files: FaultyFiles, rng: random.Random, batches: int, segment_bytes: int = 1 << 16
+) -> None:
     log = StreamLog("s", files=files, segment_bytes=segment_bytes)
     log.recover()
     for number in range(batches):
-        log.append(b"".join(one(number, rng.choice([10, 200, 3000])) for _ in range(rng.randint(1, 9))))
+        log.append(
+            b"".join(one(number, rng.choice([10, 200, 3000])) for _ in range(rng.randint(1, 9)))
+        )
         if rng.random() < 0.5:
             sync(log)
     log.close()
@@ -60,7 +64,9 @@ def offsets_read(log: StreamLog, start: int, rng: random.Random) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_flipped_bit_in_a_sealed_file_is_told_with_the_offsets_that_readers_miss(seed: int) -> None:
+def test_a_flipped_bit_in_a_sealed_file_is_told_with_the_offsets_that_readers_miss(
+    seed: int,
+) -> None:
     rng, files = random.Random(seed), FaultyFiles(seed)
     written(files, rng, 60)
     names = sorted(name for name in files.names if "/log." in name)
@@ -91,7 +97,9 @@ def test_the_tool_tells_the_same_places_and_offsets(seed: int) -> None:
     offsets_read(log, 0, rng)
     contents = StreamContents(files, "s")
     list(contents.tallies())
-    assert [(one, one.offsets) for one in contents.damage] == [(one, one.offsets) for one in log.damage]
+    assert [(one, one.offsets) for one in contents.damage] == [
+        (one, one.offsets) for one in log.damage
+    ]
 
 
 def test_damage_that_a_recovery_finds_has_its_offsets_too() -> None:
@@ -121,7 +129,9 @@ def test_a_stream_file_that_is_gone_is_told_and_its_offsets_are_not_used_again(w
     del files.names[names[gone]]
     for _ in range(2):
         log, _ = opened(files)
-        assert log.damage == [Damage(f"log.{first:020d}", "missing", 0, 0)] and log.gaps == [(first, behind)]
+        assert log.damage == [Damage(f"log.{first:020d}", "missing", 0, 0)] and log.gaps == [
+            (first, behind)
+        ]
         assert log.stats()["damaged"] == 1 and log.next_offset == whole.next_offset
         assert offsets_read(log, 0, rng) == [*range(first), *range(behind, log.next_offset)]
         assert [one.what for one in StreamContents(files, "s").damage] == ["missing"]
@@ -298,7 +308,9 @@ def test_a_full_disk_keeps_no_store_from_starting_and_from_removing_what_was_lis
     store = reopened(files)
     assert [one.file for one in store.damage] == [gone[2:]]
     first = int(gone.rpartition(".")[2]) + 1
-    store.settle(QUEUE, array("Q", [entry for entry in entries if first <= entry >> 32 < first + 3]), True)
+    store.settle(
+        QUEUE, array("Q", [entry for entry in entries if first <= entry >> 32 < first + 3]), True
+    )
     store.compact()
     assert reopened(files.restarted(power_cut=False)).damage == []
 
@@ -329,9 +341,9 @@ def test_the_list_has_the_bytes_that_its_format_says() -> None:
     listed.clear(3)
     slot = struct.pack("<QI", 1 << 33, 0)
     data = bytes(files.names["d/index.0000000000"].data)
-    assert data == struct.pack("<8sII", b"SHMQMANI", 1, crc32c(b"", 1)) + bytes(16) + slot + struct.pack(
-        "<I", crc32c(slot, 1)
-    )
+    assert data == struct.pack("<8sII", b"SHMQMANI", 1, crc32c(b"", 1)) + bytes(
+        16
+    ) + slot + struct.pack("<I", crc32c(slot, 1))
     flipped = data[:-1] + bytes([data[-1] ^ 1])
     assert set(manifest.Manifest(files, "d").read(data)) == {1 << 33}
     assert not manifest.Manifest(files, "d").read(flipped), "what cannot be read is not listed"

@@ -38,14 +38,18 @@ def read_all(store: SegmentStore, entries: array[int]) -> list[bytes]:
 
 @pytest.mark.parametrize("call", ["allocate", "open"])
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
-def test_with_a_full_disk_appends_are_refused_whole_and_all_else_goes_on(call: str, times: int) -> None:
+def test_with_a_full_disk_appends_are_refused_whole_and_all_else_goes_on(
+    call: str, times: int
+) -> None:
     files = FaultyFiles()
     store = opened(files)
     files.fail[call] = (times, errno.ENOSPC)
     kept: array[int] = array("Q")
     with pytest.raises(DiskFull):
         for number in range(200):
-            kept.extend(store.append(one(number) + one(number + 1000, 9000) + one(number + 2000))[0].entries)
+            kept.extend(
+                store.append(one(number) + one(number + 1000, 9000) + one(number + 2000))[0].entries
+            )
     before = store.stats()
     with pytest.raises(DiskFull):
         store.append(b"".join(one(number) for number in range(50)))
@@ -84,7 +88,9 @@ def test_after_a_failed_write_or_sync_nothing_more_is_promised(call: str, times:
         with pytest.raises((StoreFailed, AssertionError)):
             act()
     store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
-    assert read_all(store, store.recover([1])[1].entries)[0] == encode_message(b"x" * 300, b"", b"0")
+    assert read_all(store, store.recover([1])[1].entries)[0] == encode_message(
+        b"x" * 300, b"", b"0"
+    )
 
 
 def test_a_rename_that_a_full_disk_refused_is_made_up_for_before_anything_is_promised() -> None:
@@ -100,7 +106,9 @@ def test_a_rename_that_a_full_disk_refused_is_made_up_for_before_anything_is_pro
     assert read_all(store, store.recover([1])[1].entries) == [encode_message(b"x" * 300, b"", b"0")]
 
 
-def test_a_sync_refused_for_want_of_room_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_refused_for_want_of_room_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The system takes what it could not write for written: the second try would succeed."""
     monkeypatch.setattr("shardmq.shardd.store.segments.syncs.UNSYNCED_MAX", 1)
     files = FaultyFiles()
@@ -169,9 +177,10 @@ def test_a_write_torn_at_any_byte_costs_only_what_was_being_written() -> None:
         assert 2 <= len(found) <= 4
         assert (
             read_all(again, found)
-            == [encode_message(b"x" * size, b"", b"%d" % number) for number, size in enumerate([300, 20, 40, 5])][
-                : len(found)
-            ]
+            == [
+                encode_message(b"x" * size, b"", b"%d" % number)
+                for number, size in enumerate([300, 20, 40, 5])
+            ][: len(found)]
         )
         assert again.damage == [] or [one.what for one in again.damage] == ["torn"]
         assert len(found) == 4 or cut <= last
@@ -187,12 +196,16 @@ def test_a_damaged_record_is_skipped_told_by_name_and_costs_no_other() -> None:
     files.names[name].data[((entries[3] & 0xFFFFFFFF) >> 4) + 100] ^= 1
     store = SegmentStore("d", files=files, segment_bytes=4096)
     found = store.recover([1])[1]
-    assert [entry & ~15 for entry in found.entries] == [entry for i, entry in enumerate(entries) if i != 3]
+    assert [entry & ~15 for entry in found.entries] == [
+        entry for i, entry in enumerate(entries) if i != 3
+    ]
     ((damage),) = store.damage
     assert (damage.what, damage.file) == ("corrupt", name.removeprefix("d/"))
     assert damage.start < (entries[3] & 0xFFFFFFFF) >> 4 < damage.stop
     segment, kept = files.names[name].data, files.names[name.replace("msgs", "damaged")].data
-    assert kept[:64] == segment[:64] and kept[damage.start :] == segment[damage.start : damage.stop], "kept for people"
+    assert (
+        kept[:64] == segment[:64] and kept[damage.start :] == segment[damage.start : damage.stop]
+    ), "kept for people"
     assert not any(kept[64 : damage.start])
 
 
@@ -232,7 +245,9 @@ def test_what_broke_behind_a_good_index_is_never_read_and_costs_no_other(again: 
     """A recovery believes the index and reads no record: who reads it does."""
     files = FaultyFiles()
     store = opened(files)
-    batches = [b"".join(one(number) for number in range(start, start + 4)) for start in range(0, 40, 4)]
+    batches = [
+        b"".join(one(number) for number in range(start, start + 4)) for start in range(0, 40, 4)
+    ]
     entries = array("Q", [entry for batch in batches for entry in store.append(batch)[0].entries])
     sync(store)
     if again:
@@ -300,7 +315,10 @@ def test_whatever_bits_flip_no_damaged_message_is_read_and_only_what_is_beside_t
         places = hit.get(f"d/msgs.{entry >> 32:010d}", set())
         index = f"d/index.{entry >> 32:010d}"
         near = any(abs(at - ((entry & 0xFFFFFFFF) >> 4)) < RECORD_BYTES for at in places)
-        assert near or (min(places, default=64) < 64 and (index in hit or index not in names)), (entry, hit)
+        assert near or (min(places, default=64) < 64 and (index in hit or index not in names)), (
+            entry,
+            hit,
+        )
 
 
 def test_a_segment_without_a_good_header_is_kept_aside_and_told() -> None:

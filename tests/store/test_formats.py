@@ -46,7 +46,8 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_live_messages
 ) -> None:
     directory = golden(name, tmp_path / "s")
     expected = {
-        int(queue): entries for queue, entries in json.loads((tmp_path / "s/expected.json").read_text()).items()
+        int(queue): entries
+        for queue, entries in json.loads((tmp_path / "s/expected.json").read_text()).items()
     }
     for path in (tmp_path / "s").glob(without) if without else ():
         path.unlink()
@@ -60,7 +61,9 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_live_messages
     published = [split for number in range(40) for split in messages_of(number)]
     for queue, arrival in found.items():
         messages = split_messages(store.read(arrival.entries, 1 << 20)[0])
-        assert messages == [one for one in published if one in messages] and len(messages) == len(expected[queue])
+        assert messages == [one for one in published if one in messages] and len(messages) == len(
+            expected[queue]
+        )
     store.close({queue: array("Q", arrival.entries) for queue, arrival in found.items()})
     again = opened(directory).recover(golden_store.QUEUES)
     assert {queue: arrival.entries for queue, arrival in again.items()} == {
@@ -69,7 +72,9 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_live_messages
 
 
 @pytest.mark.parametrize("file", HEADERS)
-def test_any_file_of_a_later_format_is_refused_by_name_and_nothing_is_changed(file: str, tmp_path: Path) -> None:
+def test_any_file_of_a_later_format_is_refused_by_name_and_nothing_is_changed(
+    file: str, tmp_path: Path
+) -> None:
     directory = golden("v1", tmp_path / "s")
     path = tmp_path / "s" / file
     data = bytearray(path.read_bytes())

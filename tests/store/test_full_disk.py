@@ -48,7 +48,9 @@ def stream_on(files: FaultyFiles) -> StreamLog:
 
 
 @pytest.mark.parametrize(("error", "inodes"), WAYS)
-def test_a_store_begins_on_a_full_disk_and_takes_messages_when_there_is_room(error: int, inodes: bool) -> None:
+def test_a_store_begins_on_a_full_disk_and_takes_messages_when_there_is_room(
+    error: int, inodes: bool
+) -> None:
     files = FaultyFiles()
     files.fill(error, inodes=inodes)
     store, _ = store_on(files)
@@ -69,7 +71,9 @@ def test_a_store_begins_on_a_full_disk_and_takes_messages_when_there_is_room(err
 
 
 @pytest.mark.parametrize(("error", "inodes"), WAYS)
-def test_a_stream_begins_on_a_full_disk_and_takes_messages_when_there_is_room(error: int, inodes: bool) -> None:
+def test_a_stream_begins_on_a_full_disk_and_takes_messages_when_there_is_room(
+    error: int, inodes: bool
+) -> None:
     files = FaultyFiles()
     files.fill(error, inodes=inodes)
     log = stream_on(files)
@@ -87,7 +91,9 @@ def test_a_stream_begins_on_a_full_disk_and_takes_messages_when_there_is_room(er
     log.append(one(2))
     sync(log)
     assert split_messages(log.read(0, 1 << 20).blob) == [message(2)]
-    assert split_messages(stream_on(files.restarted(power_cut=True)).read(0, 1 << 20).blob) == [message(2)]
+    assert split_messages(stream_on(files.restarted(power_cut=True)).read(0, 1 << 20).blob) == [
+        message(2)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -97,7 +103,20 @@ def test_a_store_keeps_what_it_said_through_any_history_of_full_and_free(seed: i
     kept: list[int] = []  # of each entry, which message
     number = 0
     for _ in range(120):
-        act = rng.choice(["append", "append", "append", "settle", "sync", "full", "free", "restart", "stop", "reclaim"])
+        act = rng.choice(
+            [
+                "append",
+                "append",
+                "append",
+                "settle",
+                "sync",
+                "full",
+                "free",
+                "restart",
+                "stop",
+                "reclaim",
+            ]
+        )
         if act == "append":
             number += 1
             try:
@@ -148,7 +167,9 @@ def test_a_stream_keeps_what_it_said_through_any_history_of_full_and_free(seed: 
     log = stream_on(files)
     kept: list[bytes] = []
     for number in range(120):
-        act = rng.choice(["append", "append", "append", "sync", "full", "free", "restart", "stop", "position"])
+        act = rng.choice(
+            ["append", "append", "append", "sync", "full", "free", "restart", "stop", "position"]
+        )
         if act == "append":
             size = rng.choice([20, 300, 5000])
             try:
@@ -195,7 +216,9 @@ def test_on_a_real_disk_without_room_for_a_directory_both_begin_and_end_and_go_o
                 with pytest.raises(DiskFull):
                     append(one(1, 30_000) * 2)
             with pytest.raises(DiskFull):
-                QueueLog(log).append_records(memoryview(one(1, 30_000) * 2), QUEUE, True, in_sequence=True)
+                QueueLog(log).append_records(
+                    memoryview(one(1, 30_000) * 2), QUEUE, True, in_sequence=True
+                )
             sync(store)
             sync(log)
             store.close({})

@@ -31,7 +31,9 @@ huge = st.just(b"H" * (SEGMENT_BYTES + 1))
 
 
 def records_of(bodies: st.SearchStrategy[bytes], count_max: int) -> st.SearchStrategy[Record]:
-    messages = st.builds(encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6))
+    messages = st.builds(
+        encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6)
+    )
     return st.builds(
         Record,
         st.lists(st.sampled_from(QUEUES), min_size=1, max_size=4, unique=True).map(tuple),
@@ -90,7 +92,10 @@ def indexes(files: FaultyFiles) -> Iterator[tuple[int, bytes | None, bytes | Non
             assert not holes
             index = files.names.get(name.replace("msgs", "index"))
             right = encode_index(number, salt, end, abstracts)
-            worth = share(bytes(inode.data), end, salt) * INDEX_SHARE_MAX <= end and capacity == SEGMENT_BYTES
+            worth = (
+                share(bytes(inode.data), end, salt) * INDEX_SHARE_MAX <= end
+                and capacity == SEGMENT_BYTES
+            )
             yield number, None if index is None else bytes(index.data), right if worth else None
 
 
@@ -112,7 +117,9 @@ def one_of(size: int) -> list[Record]:
 @given(steps)
 # Nobody needs the segment any more: its last record is not written, and no index either.
 @example([one_of(300), "flush", one_of(100), "settle"])
-def test_each_segment_that_is_worth_an_index_has_the_one_that_a_scan_makes(history: list[list[Record] | str]) -> None:
+def test_each_segment_that_is_worth_an_index_has_the_one_that_a_scan_makes(
+    history: list[list[Record] | str],
+) -> None:
     files = FaultyFiles()
     store = opened(files)
     needed = play(store, history)
@@ -146,7 +153,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ends: list[int] = []
     scan = scanning.scan
 
-    def counted(segment: bytearray, start: int, stop: int, salt: int) -> tuple[bytes, int, list[tuple[int, int]]]:
+    def counted(
+        segment: bytearray, start: int, stop: int, salt: int
+    ) -> tuple[bytes, int, list[tuple[int, int]]]:
         ends.append(stop)
         return scan(segment, start, stop, salt)
 
@@ -156,14 +165,19 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("queues", [1, 8])
 @pytest.mark.parametrize("at_once", [1, 7, 40])
-def test_what_was_appended_is_not_scanned_for_its_index(queues: int, at_once: int, scans: list[int]) -> None:
+def test_what_was_appended_is_not_scanned_for_its_index(
+    queues: int, at_once: int, scans: list[int]
+) -> None:
     """Also of batches that were divided among segments."""
     files = FaultyFiles()
     store = opened(files)
     for number in range(0, 80, at_once):
         store.append(
             encoded(
-                [Record((1 + n % queues,), (encode_message(b"x" * 400),), n) for n in range(number, number + at_once)]
+                [
+                    Record((1 + n % queues,), (encode_message(b"x" * 400),), n)
+                    for n in range(number, number + at_once)
+                ]
             )
         )
     store.close()
@@ -202,7 +216,9 @@ def test_large_messages_behind_many_small_ones_get_their_index_by_a_scan(scans: 
     assert len(scans) == 1 and any(name.startswith("d/index.") for name in files.names)
 
 
-def test_a_store_that_does_not_sync_makes_indexes_at_a_clean_stop_by_a_scan(scans: list[int]) -> None:
+def test_a_store_that_does_not_sync_makes_indexes_at_a_clean_stop_by_a_scan(
+    scans: list[int],
+) -> None:
     files = FaultyFiles()
     store = SegmentStore("d", files=files, segment_bytes=SEGMENT_BYTES, sync=False)
     store.recover(QUEUES)
@@ -215,7 +231,10 @@ def test_a_store_that_does_not_sync_makes_indexes_at_a_clean_stop_by_a_scan(scan
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(records, min_size=1, max_size=6), min_size=1, max_size=12), st.integers(512, 1 << 16))
+@given(
+    st.lists(st.lists(records, min_size=1, max_size=6), min_size=1, max_size=12),
+    st.integers(512, 1 << 16),
+)
 def test_abstracts_are_all_that_a_scan_gives_or_none_and_never_more_than_an_index_may_take(
     history: list[list[Record]], capacity: int
 ) -> None:

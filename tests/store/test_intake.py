@@ -20,7 +20,9 @@ VALUES = st.sampled_from(["north", "south", "", "\u00fc"])
 TABLES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
-        "a": st.sampled_from([1, -1, True, "text", bytearray(b"x"), 1.5, None, ["x", 2], {"x": {"y": "z"}}]),
+        "a": st.sampled_from(
+            [1, -1, True, "text", bytearray(b"x"), 1.5, None, ["x", 2], {"x": {"y": "z"}}]
+        ),
         "x-stream-filter-value": VALUES | st.sampled_from([7, ["north"]]),
         "x-stream-filter-valu": VALUES,
         "z": VALUES,
@@ -62,7 +64,10 @@ def test_filter_values_are_those_of_the_headers(data: bytes) -> None:
     assert (None if found is None else list(found)) == reference.filters_of(data)
 
 
-@given(st.lists(messages(), max_size=10), st.lists(VALUES.map(str.encode).map(filter_of) | st.just(0), max_size=3))
+@given(
+    st.lists(messages(), max_size=10),
+    st.lists(VALUES.map(str.encode).map(filter_of) | st.just(0), max_size=3),
+)
 def test_only_messages_that_are_wanted_are_selected(blobs: list[bytes], wanted: list[int]) -> None:
     offsets, sizes = array("Q", range(5, 5 + len(blobs))), array("I", range(len(blobs)))
     blob, some, some_sizes = intake.select(b"".join(blobs), offsets, sizes, array("I", wanted))
@@ -82,7 +87,8 @@ def test_a_batch_that_is_cut_is_refused() -> None:
 @given(st.binary(max_size=60))
 def test_broken_properties_say_nothing_and_do_no_harm(props: bytes) -> None:
     data = Record(
-        (1,), (encode_message(b"x", props=b"\x20\0" + b"\0\0\0\x30\x15x-stream-filter-value" + props),)
+        (1,),
+        (encode_message(b"x", props=b"\x20\0" + b"\0\0\0\x30\x15x-stream-filter-value" + props),),
     ).encode()
     found = intake.filters_of(data)
     assert found is not None and len(found) == 1

@@ -50,7 +50,10 @@ def test_every_promise_holds_through_random_lives(
         try:
             live(seed)
         except BaseException:
-            print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k {live.__name__}'")
+            print(
+                f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k "
+                f"{live.__name__}'"
+            )
             raise
         lives_played.append(seed)
 
@@ -105,7 +108,10 @@ def test_a_list_of_files_that_may_not_last_is_caught() -> None:
 
 def test_lives_do_take_files_that_were_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    monkeypatch.setattr("tests.support.store_lives.listed", lambda history: taken.append(listed(history)) or taken[-1])
+    monkeypatch.setattr(
+        "tests.support.store_lives.listed",
+        lambda history: taken.append(listed(history)) or taken[-1],
+    )
     for seed in range(CANARY_LIVES):
         files_taken(seed)
     assert sum(map(bool, taken)) > CANARY_LIVES // 4
@@ -124,7 +130,9 @@ def test_a_merge_that_does_not_look_at_checksums_is_caught() -> None:
 
 def test_failing_calls_do_meet_full_disks_and_broken_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[History] = []
-    monkeypatch.setattr("tests.support.store_lives.History", lambda seed: seen.append(History(seed)) or seen[-1])
+    monkeypatch.setattr(
+        "tests.support.store_lives.History", lambda seed: seen.append(History(seed)) or seen[-1]
+    )
     for seed in range(CANARY_LIVES):
         failing_calls(seed)
     assert any(history.refused for history in seen)

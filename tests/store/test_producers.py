@@ -85,7 +85,8 @@ NAMES = st.sampled_from([b"p", b"q" * 255])
 @given(
     st.lists(
         st.lists(
-            st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=3, unique=True), NAMES, st.integers(0, 12),
+            st.tuples(st.lists(st.integers(1, 3), min_size=1, max_size=3, unique=True), NAMES,
+                      st.integers(0, 12),
                       st.integers(1, 3), st.booleans(), st.sampled_from([3, 4])),
             min_size=1, max_size=6,
         ),
@@ -103,7 +104,9 @@ def test_a_batch_is_screened_as_a_dict_would(
     for batch in batches:
         records = [
             Record(
-                tuple(queues), tuple(message(name, first + i, size) for i in range(count)), flags=1 | 2 * in_sequence
+                tuple(queues),
+                tuple(message(name, first + i, size) for i in range(count)),
+                flags=1 | 2 * in_sequence,
             )
             for queues, name, first, count, in_sequence, size in batch
         ]
@@ -128,7 +131,11 @@ def test_a_batch_is_screened_as_a_dict_would(
                         repeated[queue_id] = repeated.get(queue_id, 0) + 1
                         known.add(ordinal)
                         had = bodies.get(key, [])
-                        of_number = [body for at, body in had[:SAMPLES] + had[SAMPLES:][-SAMPLES:] if at == number]
+                        of_number = [
+                            body
+                            for at, body in had[:SAMPLES] + had[SAMPLES:][-SAMPLES:]
+                            if at == number
+                        ]
                         if of_number and one not in of_number:
                             altered.add(ordinal)
                     elif number > gaps.get(key, 1 << 60):
@@ -156,7 +163,9 @@ def test_a_batch_is_screened_as_a_dict_would(
         assert table.highest(queue_id, name) == again.highest(queue_id, name) == number
 
 
-def got_of(records: bytes | bytearray | memoryview, origins: array[int] | None) -> list[tuple[int, bytes, int, int]]:
+def got_of(
+    records: bytes | bytearray | memoryview, origins: array[int] | None
+) -> list[tuple[int, bytes, int, int]]:
     found = []
     ordinal = 0
     for _, _, _, _, ids, messages, _ in records_of(bytes(records)):
@@ -193,10 +202,16 @@ def open_store(files: FaultyFiles) -> SegmentStore:
 
 def publish(store: SegmentStore, name: bytes, *numbers: int, at: int = 1000) -> list[bytes]:
     """Publish these sequences; return the messages that were stored."""
-    record = Record((1,), tuple(message(name, number, 500) for number in numbers), at, flags=1 | IN_SEQUENCE)
+    record = Record(
+        (1,), tuple(message(name, number, 500) for number in numbers), at, flags=1 | IN_SEQUENCE
+    )
     screened = store.screen(record.encode(), {})
     arrivals = store.append(screened.records, in_sequence=True)
-    return [one for arrival in arrivals for one in split_messages(store.read(arrival.entries, 1 << 30)[0])]
+    return [
+        one
+        for arrival in arrivals
+        for one in split_messages(store.read(arrival.entries, 1 << 30)[0])
+    ]
 
 
 def test_idle_producers_are_forgotten_also_by_a_recovery() -> None:
@@ -221,12 +236,16 @@ def test_after_a_crash_other_messages_are_told_by_what_recovery_has_read() -> No
     store.finish_sync(job)
     store = open_store(files.restarted(power_cut=False))
     for size, altered in ((500, []), (499, [0, 1, 2])):
-        again = Record((1,), tuple(message(b"p", number, size) for number in (1, 2, 3)), flags=1 | IN_SEQUENCE)
+        again = Record(
+            (1,), tuple(message(b"p", number, size) for number in (1, 2, 3)), flags=1 | IN_SEQUENCE
+        )
         screened = store.screen(again.encode(), {})
         assert (screened.known, screened.altered) == ([0, 1, 2], altered)
 
 
-def test_of_too_many_producers_the_half_heard_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_producers_the_half_heard_longest_ago_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(producers, "PRODUCERS_MAX", 100)
     store = open_store(FaultyFiles())
     for i in range(150):
@@ -255,14 +274,19 @@ def test_any_properties_give_a_place_or_none(data: bytes) -> None:
         assert found is None or 0 < len(found[0]) <= 255
 
 
-@pytest.mark.parametrize("value", [b"b\x05", b"B\x05", b"s\0\x05", b"u\0\x05", b"I\0\0\0\x05", b"i\0\0\0\x05",
-                                   b"l" + bytes(7) + b"\x05", b"L" + bytes(7) + b"\x05"])  # fmt: skip
+@pytest.mark.parametrize("value",
+                         [b"b\x05", b"B\x05", b"s\0\x05", b"u\0\x05", b"I\0\0\0\x05",
+                          b"i\0\0\0\x05",
+                                   b"l" + bytes(7) + b"\x05",
+                                   b"L" + bytes(7) + b"\x05"])  # fmt: skip
 def test_a_sequence_may_be_any_integer(value: bytes) -> None:
     table = b"\x01aV" + b"\x0ax-sequence" + value + b"\x01bt\x01" + b"\x0dx-producer-idS\0\0\0\x01p"
     assert packer.place_of(b"\x20\x00" + len(table).to_bytes(4, "big") + table) == (b"p", 5)
 
 
-@pytest.mark.parametrize("value", [b"b\xff", b"S\0\0\0\x015", b"d" + bytes(8), b"l" + b"\xff" * 8, b"V", b"t\x01"])
+@pytest.mark.parametrize(
+    "value", [b"b\xff", b"S\0\0\0\x015", b"d" + bytes(8), b"l" + b"\xff" * 8, b"V", b"t\x01"]
+)
 def test_what_is_no_sequence_is_refused(value: bytes) -> None:
     table = b"\x0ax-sequence" + value + b"\x0dx-producer-idS\0\0\0\x01p"
     with pytest.raises(ValueError):

@@ -39,7 +39,9 @@ class Later:
 
 def opened(files: FaultyFiles) -> tuple[StreamLog, Later]:
     later = Later(files)
-    log = StreamLog("s", remover=later, files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files))
+    log = StreamLog(
+        "s", remover=later, files=files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(files)
+    )
     log.recover()
     return log, later
 
@@ -73,7 +75,9 @@ def test_a_segment_that_goes_has_another_name_at_once() -> None:
 
 
 @given(st.booleans(), st.booleans())
-def test_what_a_crash_leaves_behind_goes_with_the_next_start(power_cut: bool, deleted: bool) -> None:
+def test_what_a_crash_leaves_behind_goes_with_the_next_start(
+    power_cut: bool, deleted: bool
+) -> None:
     files = FaultyFiles(3)
     log, _ = opened(files)
     filled(log)
@@ -100,7 +104,9 @@ def test_who_has_no_remover_removes_at_once() -> None:
 
 
 @given(st.integers(0, 45), st.integers(1, 45), st.integers(0, 4000))
-def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(offset: int, count: int, bytes_max: int) -> None:
+def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(
+    offset: int, count: int, bytes_max: int
+) -> None:
     log, _ = opened(FaultyFiles())
     filled(log)
     size = len(encode_message(b"0" + bytes(500)))
@@ -117,7 +123,9 @@ def test_a_batch_is_as_many_as_asked_for_and_as_fit_but_at_least_one(offset: int
 
 
 @given(st.integers(0, 40), st.integers(0, 45), st.sampled_from(["all", "unfiltered", "none"]))
-def test_nothing_is_read_beyond_an_end_the_log_has_had(offset: int, below: int, wanted: str) -> None:
+def test_nothing_is_read_beyond_an_end_the_log_has_had(
+    offset: int, below: int, wanted: str
+) -> None:
     log, _ = opened(FaultyFiles())
     filled(log)
     filters = None if wanted == "all" else QueueLog(log).filters(["a"], wanted == "unfiltered")

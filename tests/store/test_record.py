@@ -14,10 +14,14 @@ from shardmq.shardd.store.format import record, scanning
 from tests.reference.record import NONE, Record, decode_record, encode_message, split_messages
 
 bodies = st.binary(max_size=40)
-messages = st.builds(encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6))
+messages = st.builds(
+    encode_message, bodies, st.binary(max_size=5), st.binary(max_size=5), st.binary(max_size=6)
+)
 records = st.builds(
     Record,
-    st.lists(st.integers(0, 6) | st.just(0xFFFFFFFF), min_size=1, max_size=5, unique=True).map(tuple),
+    st.lists(st.integers(0, 6) | st.just(0xFFFFFFFF), min_size=1, max_size=5, unique=True).map(
+        tuple
+    ),
     st.lists(messages, min_size=1, max_size=5).map(tuple),
     st.integers(0, 1 << 41),
     st.sampled_from([NONE, 0, 5, 0xFFFFFFFE]),
@@ -50,17 +54,38 @@ def test_crc32c_is_the_one_everybody_knows(data: bytes, before: int) -> None:
 def test_crc32c_of_long_data_at_every_alignment() -> None:
     data = random.Random(1).randbytes(40_000)
     for start in range(9):
-        for size in (0, 1, 255, 256, 257, 383, 384, 385, 511, 512, 513, 767, 768, 6143, 6144, 6145, 30_001):
+        for size in (
+            0,
+            1,
+            255,
+            256,
+            257,
+            383,
+            384,
+            385,
+            511,
+            512,
+            513,
+            767,
+            768,
+            6143,
+            6144,
+            6145,
+            30_001,
+        ):
             assert_crc32c(data[start : start + size])
 
 
 def described(arrivals: list[record.Arrival]) -> list[tuple[Any, ...]]:
     return [
-        (one.queue_id, one.entries, one.body_bytes, one.facts, one.indexes, one.times, one.marks) for one in arrivals
+        (one.queue_id, one.entries, one.body_bytes, one.facts, one.indexes, one.times, one.marks)
+        for one in arrivals
     ]
 
 
-def put_whole(wire: bytes, salt: int) -> tuple[bytearray, list[tuple[Any, ...]], tuple[int, int, int]]:
+def put_whole(
+    wire: bytes, salt: int
+) -> tuple[bytearray, list[tuple[Any, ...]], tuple[int, int, int]]:
     batch, target = record.Batch(), bytearray(len(wire) + 64)
     batch.plan(wire)
     arrivals, counts = batch.put(wire, target, 64, 5, salt, True)
@@ -69,7 +94,9 @@ def put_whole(wire: bytes, salt: int) -> tuple[bytearray, list[tuple[Any, ...]],
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(records, min_size=1, max_size=12), st.data())
-def test_a_batch_gives_each_queue_its_messages_in_order(batch: list[Record], data: st.DataObject) -> None:
+def test_a_batch_gives_each_queue_its_messages_in_order(
+    batch: list[Record], data: st.DataObject
+) -> None:
     wire = b"".join(one.encode() for one in batch)
     ends = [0]
     for one in batch:
@@ -111,7 +138,9 @@ def test_a_batch_gives_each_queue_its_messages_in_order(batch: list[Record], dat
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.integers(0, 3000))
-def test_a_batch_is_cut_only_between_records_and_as_late_as_fits(batch: list[Record], room: int) -> None:
+def test_a_batch_is_cut_only_between_records_and_as_late_as_fits(
+    batch: list[Record], room: int
+) -> None:
     known = record.Batch()
     known.plan(b"".join(one.encode() for one in batch))
     ends = [0]
@@ -122,9 +151,17 @@ def test_a_batch_is_cut_only_between_records_and_as_late_as_fits(batch: list[Rec
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(records, min_size=1, max_size=6), st.integers(1, 0xFFFFFFFF), st.randoms(use_true_random=False))
-def test_a_scan_finds_every_good_record_and_no_other(batch: list[Record], salt: int, pick: random.Random) -> None:
-    segment = bytearray(64) + b"".join(one.encode(salt) for one in batch) + bytes(pick.choice([0, 8, 80]))
+@given(
+    st.lists(records, min_size=1, max_size=6),
+    st.integers(1, 0xFFFFFFFF),
+    st.randoms(use_true_random=False),
+)
+def test_a_scan_finds_every_good_record_and_no_other(
+    batch: list[Record], salt: int, pick: random.Random
+) -> None:
+    segment = (
+        bytearray(64) + b"".join(one.encode(salt) for one in batch) + bytes(pick.choice([0, 8, 80]))
+    )
     for _ in range(pick.choice([0, 0, 1, 3])):
         place = pick.randrange(64, len(segment))
         segment[place] ^= 1 << pick.randrange(8)
@@ -144,7 +181,12 @@ def test_a_scan_finds_every_good_record_and_no_other(batch: list[Record], salt: 
     records_found = known.add(abstracts, 9, b"", 1)[0]
     assert (records_found, found_end) == (len(good), end)
     for arrival in known.take():
-        mine = [(one, offset) for one, offsets in good if arrival.queue_id in one.queues for offset in offsets]
+        mine = [
+            (one, offset)
+            for one, offsets in good
+            if arrival.queue_id in one.queues
+            for offset in offsets
+        ]
         assert list(arrival.entries) == [9 << 32 | offset << 4 | 1 for _, offset in mine]
         assert list(arrival.times or ()) == [one.timestamp for one, _ in mine]
         facts = [one.recovered_fact() for one, _ in mine]
@@ -152,7 +194,11 @@ def test_a_scan_finds_every_good_record_and_no_other(batch: list[Record], salt: 
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(records, min_size=1, max_size=6), st.integers(1, 0xFFFFFFFF), st.randoms(use_true_random=False))
+@given(
+    st.lists(records, min_size=1, max_size=6),
+    st.integers(1, 0xFFFFFFFF),
+    st.randoms(use_true_random=False),
+)
 def test_records_are_sound_up_to_the_first_that_is_bad_or_not_all_there(
     batch: list[Record], salt: int, pick: random.Random
 ) -> None:
@@ -192,8 +238,14 @@ def test_a_search_for_good_records_ends_when_bodies_pretend_to_be_records() -> N
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(messages, min_size=1, max_size=8), st.integers(0, 300), st.randoms(use_true_random=False))
-def test_reading_takes_whole_messages_as_many_as_fit(stored: list[bytes], bytes_max: int, pick: random.Random) -> None:
+@given(
+    st.lists(messages, min_size=1, max_size=8),
+    st.integers(0, 300),
+    st.randoms(use_true_random=False),
+)
+def test_reading_takes_whole_messages_as_many_as_fit(
+    stored: list[bytes], bytes_max: int, pick: random.Random
+) -> None:
     offsets = [sum(map(len, stored[:i])) for i in range(len(stored))]
     wanted = [pick.randrange(len(stored)) for _ in range(10)]
     entries = array("Q", [3 << 32 | (offsets[i] + 100) << 4 | pick.randrange(2) for i in wanted])
@@ -207,17 +259,27 @@ def test_reading_takes_whole_messages_as_many_as_fit(stored: list[bytes], bytes_
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(messages, max_size=8), st.integers(0, 300), st.booleans(), st.randoms(use_true_random=False))
+@given(
+    st.lists(messages, max_size=8),
+    st.integers(0, 300),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
 def test_messages_read_alone_are_taken_while_they_are_whole_and_fit(
     stored: list[bytes], bytes_max: int, first: bool, pick: random.Random
 ) -> None:
     pieces = [
-        one + bytes(pick.randrange(9)) if pick.random() < 0.8 else one[: pick.randrange(len(one))] for one in stored
+        one + bytes(pick.randrange(9)) if pick.random() < 0.8 else one[: pick.randrange(len(one))]
+        for one in stored
     ]
     expected: list[bytes] = []
     fits = True
     for one, piece in zip(stored, pieces, strict=True):
-        fits = len(b"".join(expected)) + len(one) <= bytes_max or (first and not expected) or len(piece) < len(one)
+        fits = (
+            len(b"".join(expected)) + len(one) <= bytes_max
+            or (first and not expected)
+            or len(piece) < len(one)
+        )
         if len(piece) < len(one) or not fits:
             break
         expected.append(one)
@@ -228,11 +290,15 @@ def test_messages_read_alone_are_taken_while_they_are_whole_and_fit(
 
 @given(st.lists(st.integers(0, (1 << 64) - 1)))
 def test_redelivered_ones_are_told_by_their_flag(entries: list[int]) -> None:
-    assert list(record.redelivered(array("Q", entries))) == [entry for entry in entries if entry & 1]
+    assert list(record.redelivered(array("Q", entries))) == [
+        entry for entry in entries if entry & 1
+    ]
 
 
 @given(st.lists(st.integers(0, 30), unique=True), st.lists(st.integers(0, 30), unique=True))
-def test_marks_set_the_flag_of_their_own_entries_alone(entries: list[int], marks: list[int]) -> None:
+def test_marks_set_the_flag_of_their_own_entries_alone(
+    entries: list[int], marks: list[int]
+) -> None:
     marked = array("Q", sorted(place << 4 for place in entries))
     record.mark_redelivered(marked, array("Q", sorted(place << 4 | 1 for place in marks)))
     assert list(marked) == [place << 4 | (place in marks) for place in sorted(entries)]

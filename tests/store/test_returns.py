@@ -31,12 +31,18 @@ def opened(files: FaultyFiles) -> tuple[SegmentStore, Mapping[int, array[int]]]:
 
 def times_by_message(store: SegmentStore, queue: int, entries: array[int]) -> dict[bytes, int]:
     messages = split_messages(store.read(entries, 1 << 30)[0])
-    return {message: store.times_returned(queue, entry) for message, entry in zip(messages, entries, strict=True)}
+    return {
+        message: store.times_returned(queue, entry)
+        for message, entry in zip(messages, entries, strict=True)
+    }
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(["append", "return", "settle", "sync"]), st.integers(0, 50)), max_size=60),
+    st.lists(
+        st.tuples(st.sampled_from(["append", "return", "settle", "sync"]), st.integers(0, 50)),
+        max_size=60,
+    ),
     st.sampled_from(["stop", "kill"]),
 )
 def test_counts_outlive_a_stop_and_a_killed_process(steps: list[tuple[str, int]], end: str) -> None:
@@ -82,7 +88,9 @@ def test_where_segments_were_merged_the_counts_are_with_their_messages() -> None
     store.flush()
     again, found = opened(files.restarted(power_cut=False))
     known = times_by_message(again, 1, found[1])
-    assert {message: known[message] for message in expected} == expected and len(set(expected.values())) == 4
+    assert {message: known[message] for message in expected} == expected and len(
+        set(expected.values())
+    ) == 4
 
 
 def test_the_file_does_not_grow_with_what_is_settled() -> None:

@@ -12,7 +12,15 @@ from shardmq.shardd.store.segments.windows import STRAY_BYTES_MAX, STRAY_GAP_BYT
 from tests.reference.record import Record, encode_message, split_messages
 from tests.support.faulty_files import FaultyFiles
 
-SIZES = (0, 50, STRAY_BYTES_MAX // 2, STRAY_BYTES_MAX - 20, STRAY_BYTES_MAX, 2 * STRAY_BYTES_MAX, 20_000)
+SIZES = (
+    0,
+    50,
+    STRAY_BYTES_MAX // 2,
+    STRAY_BYTES_MAX - 20,
+    STRAY_BYTES_MAX,
+    2 * STRAY_BYTES_MAX,
+    20_000,
+)
 
 
 def filled(files: FaultyFiles, seed: int) -> tuple[SegmentStore, array[int], list[bytes]]:
@@ -106,7 +114,11 @@ def test_queues_emptied_side_by_side_do_not_each_read_their_segments(queues: int
 
 def test_only_what_lies_close_is_asked_for_at_once() -> None:
     near = array("Q", [1 << 32 | at * STRAY_GAP_BYTES << 4 for at in range(10)])
-    assert [span(near, 0, 10), span(near, 2, 3), span(near, 4, 6)] == [9 * STRAY_GAP_BYTES, 0, STRAY_GAP_BYTES]
+    assert [span(near, 0, 10), span(near, 2, 3), span(near, 4, 6)] == [
+        9 * STRAY_GAP_BYTES,
+        0,
+        STRAY_GAP_BYTES,
+    ]
     far = array("Q", [near[0], near[9]])
     assert span(far, 0, 2) == 0
     assert span(array("Q", reversed(near)), 0, 10) == 0, "they were moved"

@@ -54,7 +54,9 @@ def one(body: bytes, *queues: int, key: bytes = b"k") -> bytes:
     return Record(queues or (1,), (encode_message(body, b"", key),)).encode()
 
 
-def opened(files: FaultyFiles, queues: tuple[int, ...] = (1,), segment_bytes: int = 4096) -> SegmentStore:
+def opened(
+    files: FaultyFiles, queues: tuple[int, ...] = (1,), segment_bytes: int = 4096
+) -> SegmentStore:
     store = SegmentStore("d", files=files, segment_bytes=segment_bytes)
     store.recover(queues)
     return store
@@ -127,7 +129,9 @@ def test_a_record_bigger_than_a_segment_gets_one_of_its_own() -> None:
     store = opened(files)
     (arrival,) = store.append(one(b"before") + one(b"B" * 3_000_000) + one(b"after"))
     blob, sizes = store.read(arrival.entries, 1 << 30)
-    assert list(sizes) == [6, 3_000_000, 5] and split_messages(blob)[1] == encode_message(b"B" * 3_000_000)
+    assert list(sizes) == [6, 3_000_000, 5] and split_messages(blob)[1] == encode_message(
+        b"B" * 3_000_000
+    )
     sync(store)
     store = SegmentStore("d", files=files.restarted(power_cut=True), segment_bytes=4096)
     found = store.recover([1])
@@ -153,7 +157,9 @@ def test_entries_of_queues_that_are_gone_are_dropped_and_free_their_segments() -
 def test_timestamps_come_with_recovery_for_the_queues_that_ask() -> None:
     files = FaultyFiles()
     store = opened(files, (1, 2))
-    store.append(Record((1, 2), (encode_message(b"a"), encode_message(b"b")), timestamp=77).encode())
+    store.append(
+        Record((1, 2), (encode_message(b"a"), encode_message(b"b")), timestamp=77).encode()
+    )
     store.close({})
     found = SegmentStore("d", files=files, segment_bytes=4096).recover([1, 2], timed=[2])
     assert found[1].times is None and list(found[2].times or []) == [77, 77]
@@ -164,7 +170,9 @@ def test_a_sequential_backlog_is_read_in_large_pieces() -> None:
     store = opened(files, segment_bytes=1 << 20)
     entries: array[int] = array("Q")
     for _ in range(40):
-        entries.extend(store.append(Record((1,), (encode_message(b"x" * 1000),) * 200).encode())[0].entries)
+        entries.extend(
+            store.append(Record((1,), (encode_message(b"x" * 1000),) * 200).encode())[0].entries
+        )
     store.close(None)
     store = SegmentStore("d", files=files, segment_bytes=1 << 20)
     entries = store.recover([1])[1].entries
@@ -175,8 +183,14 @@ def test_a_sequential_backlog_is_read_in_large_pieces() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 5000), min_size=1, max_size=20), st.integers(1, 400_000), st.integers(0, 3))
-def test_looks_that_need_not_be_whole_give_all_of_it_in_order(sizes: list[int], bytes_max: int, kept: int) -> None:
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=20),
+    st.integers(1, 400_000),
+    st.integers(0, 3),
+)
+def test_looks_that_need_not_be_whole_give_all_of_it_in_order(
+    sizes: list[int], bytes_max: int, kept: int
+) -> None:
     """Of the disk, of memory, and of both."""
     files = FaultyFiles()
     store = opened(files, segment_bytes=1 << 20)
@@ -263,6 +277,14 @@ def test_a_queue_is_told_again_what_marks_its_messages_have(end: str) -> None:
         store.append(b"".join(one(b"y" * 900) for _ in range(8)))
     sync(store)
     if end == "stop":
-        store.close({1: array("Q", arrivals[0].entries), 2: array("Q", arrivals[1].entries), 3: arrivals[2].entries})
-    found = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096).recover([1, 2, 3])
+        store.close(
+            {
+                1: array("Q", arrivals[0].entries),
+                2: array("Q", arrivals[1].entries),
+                3: arrivals[2].entries,
+            }
+        )
+    found = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096).recover(
+        [1, 2, 3]
+    )
     assert {queue: arrival.marks for queue, arrival in found.items()} == {1: 8, 2: 12, 3: 0}

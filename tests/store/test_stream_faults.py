@@ -26,7 +26,9 @@ def one(number: int, size: int = 300) -> bytes:
     return Record((1,), (text(number, size),), 1000 + number).encode()
 
 
-def opened(files: FaultyFiles, segment_bytes: int = 4096, cache: StreamCache | None = None) -> StreamLog:
+def opened(
+    files: FaultyFiles, segment_bytes: int = 4096, cache: StreamCache | None = None
+) -> StreamLog:
     log = StreamLog("d", files=files, segment_bytes=segment_bytes, cache=cache)
     log.recover()
     return log
@@ -58,7 +60,9 @@ def read_all(log: StreamLog, offset: int = 0, bytes_max: int = 1000) -> dict[int
 
 @pytest.mark.parametrize("call", ["allocate", "open"])
 @pytest.mark.parametrize("times", [0, 1, 2, 5])
-def test_with_a_full_disk_appends_are_refused_whole_and_all_else_goes_on(call: str, times: int) -> None:
+def test_with_a_full_disk_appends_are_refused_whole_and_all_else_goes_on(
+    call: str, times: int
+) -> None:
     files = FaultyFiles()
     log = opened(files)
     files.fail[call] = (times, errno.ENOSPC)
@@ -101,7 +105,9 @@ def test_after_a_failed_write_or_sync_nothing_more_is_promised(call: str, times:
             act()
     assert log.committed_offset == committed and len(read_all(log)) == committed, "reading goes on"
     log = opened(files.restarted(power_cut=True))
-    assert [found for _, found in sorted(read_all(log).items())][:committed] == [text(n) for n in range(committed)]
+    assert [found for _, found in sorted(read_all(log).items())][:committed] == [
+        text(n) for n in range(committed)
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -220,13 +226,17 @@ def test_a_message_larger_than_a_segment_window_and_chunk_is_a_message_like_othe
     log.append(b"".join(one(number, size) for number, size in enumerate(sizes)))
     sync(log)
     for bytes_max in (0, 1000, 400_000, 1 << 30):
-        assert list(read_all(log, bytes_max=bytes_max).values()) == [text(n, size) for n, size in enumerate(sizes)]
+        assert list(read_all(log, bytes_max=bytes_max).values()) == [
+            text(n, size) for n, size in enumerate(sizes)
+        ]
     assert [log.find(1000 + number) for number in range(6)] == list(range(6)) and log.damage == []
     (name,) = [name for name in files.names if name.endswith("log.00000000000000000003")]
     files.names[name].data[2_000_000] ^= 1
     log = opened(files.restarted(power_cut=False))
     assert list(read_all(log, bytes_max=1000)) == [0, 1, 2, 4, 5]
-    assert [(damage.file, damage.what) for damage in log.damage] == [(name.removeprefix("d/"), "corrupt")]
+    assert [(damage.file, damage.what) for damage in log.damage] == [
+        (name.removeprefix("d/"), "corrupt")
+    ]
 
 
 def test_streams_that_share_a_cache_keep_few_files_open_and_few_indexes() -> None:
@@ -265,7 +275,9 @@ def test_named_positions_outlive_a_stop_and_their_file_does_not_grow_without_end
     assert dict(log.positions.offsets) == expected and log.damage == []
     files.names["d/positions"].data[-3] ^= 1
     log = opened(files)
-    assert len(dict(log.positions.offsets)) >= 8 and [damage.what for damage in log.damage] == ["torn"]
+    assert len(dict(log.positions.offsets)) >= 8 and [damage.what for damage in log.damage] == [
+        "torn"
+    ]
     log.positions.set(b"late", 5)
     log.close()
     assert opened(files.restarted(power_cut=False)).positions.get(b"late") == 5

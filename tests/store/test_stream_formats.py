@@ -44,21 +44,29 @@ def test_a_directory_of_every_former_format_opens_with_exactly_its_messages(
     expected = json.loads((tmp_path / "s/expected.json").read_text())
     for path in (tmp_path / "s").glob(without) if without else ():
         path.unlink()
-    published = [message for number in range(100) for message in golden_stream.batch(number).messages]
+    published = [
+        message for number in range(100) for message in golden_stream.batch(number).messages
+    ]
     for _ in range(2):
         log = opened(tmp_path / "s")
         assert log.damage == []
         assert (log.first_offset, log.next_offset) == (expected["first"], expected["next"])
-        assert {key.decode(): offset for key, offset in dict(log.positions.offsets).items()} == expected["positions"]
+        assert {
+            key.decode(): offset for key, offset in dict(log.positions.offsets).items()
+        } == expected["positions"]
         found = log.read(0, 1 << 20)
         assert split_messages(found.blob) == published[expected["first"] : expected["next"]]
         assert log.find(golden_stream.batch(20).timestamp) == 60
-        assert len(log.read(60, 1 << 20, wanted_filters([b"elsewhere"], unfiltered=False)).sizes) == 0
+        assert (
+            len(log.read(60, 1 << 20, wanted_filters([b"elsewhere"], unfiltered=False)).sizes) == 0
+        )
         log.close()
 
 
 @pytest.mark.parametrize("file", HEADERS)
-def test_any_file_of_a_later_format_is_refused_by_name_and_nothing_is_changed(file: str, tmp_path: Path) -> None:
+def test_any_file_of_a_later_format_is_refused_by_name_and_nothing_is_changed(
+    file: str, tmp_path: Path
+) -> None:
     shutil.copytree(FOLDER / "v1", tmp_path / "s")
     path = tmp_path / "s" / file
     data = bytearray(path.read_bytes())

@@ -58,11 +58,15 @@ class Life:
 
     def start(self) -> None:
         cache = StreamCache(self.files, handles_max=2)
-        self.log = StreamLog("s", files=self.files, segment_bytes=SEGMENT_BYTES, cache=cache, sync=self.with_sync)
+        self.log = StreamLog(
+            "s", files=self.files, segment_bytes=SEGMENT_BYTES, cache=cache, sync=self.with_sync
+        )
         self.log.recover()
 
     def play(self, steps: int) -> None:
-        acts = [self.publish] * 6 + [self.sync_step] * 4 + [self.retain] * 2 + [self.publish_plainly]
+        acts = (
+            [self.publish] * 6 + [self.sync_step] * 4 + [self.retain] * 2 + [self.publish_plainly]
+        )
         for _ in range(steps):
             self.random.choice(acts)()
 
@@ -77,7 +81,9 @@ class Life:
             some = []
             for _ in range(self.random.choice([1, 2, 5])):
                 if at == len(producer.sent):
-                    number = producer.sent[-1][0] + self.random.choice([1, 1, 7]) if producer.sent else 0
+                    number = (
+                        producer.sent[-1][0] + self.random.choice([1, 1, 7]) if producer.sent else 0
+                    )
                     size = self.random.choice([0, 10, 100, 700, self.random.choice([2000, 6000])])
                     producer.sent.append((number, message(producer.name, number, size)))
                 some.append(producer.sent[at][1])
@@ -85,14 +91,30 @@ class Life:
             queues = self.random.choice([(QUEUE,), (QUEUE, 9), (3, QUEUE)])
             records.append(Record(queues, tuple(some), 1000 + at, flags=PERSISTENT | IN_SEQUENCE))
             if self.random.random() < 0.3:
-                records.append(Record((9,), (message(b"of others", 5, 10),), 1000, flags=PERSISTENT | IN_SEQUENCE))
-        numbers = [place_of(one)[1] for record in records if QUEUE in record.queues for one in record.messages]
+                records.append(
+                    Record(
+                        (9,), (message(b"of others", 5, 10),), 1000, flags=PERSISTENT | IN_SEQUENCE
+                    )
+                )
+        numbers = [
+            place_of(one)[1]
+            for record in records
+            if QUEUE in record.queues
+            for one in record.messages
+        ]
         expected = [number for number in numbers if number > self.highest.get(producer.name, -1)]
         first = self.log.next_offset
         taken = QueueLog(self.log).append_records(
-            memoryview(b"".join(one.encode() for one in records)), QUEUE, alone=False, in_sequence=True
+            memoryview(b"".join(one.encode() for one in records)),
+            QUEUE,
+            alone=False,
+            in_sequence=True,
         )
-        assert (taken.count, taken.repeated, taken.refused) == (len(expected), len(numbers) - len(expected), [])
+        assert (taken.count, taken.repeated, taken.refused) == (
+            len(expected),
+            len(numbers) - len(expected),
+            [],
+        )
         assert self.log.next_offset == first + len(expected)
         producer.at = at
         self.repeated += taken.repeated
@@ -139,7 +161,9 @@ class Life:
         while offset < self.log.committed_offset:
             some = self.log.read(offset, 1 << 20)
             places = [place_of(one) for one in split_messages(some.blob)]
-            found.update((offset + i, place) for i, place in enumerate(places) if place[1] < 1 << 50)
+            found.update(
+                (offset + i, place) for i, place in enumerate(places) if place[1] < 1 << 50
+            )
             offset = some.next_offset
         return found
 
@@ -171,16 +195,20 @@ class Life:
         assert len(set(places)) == len(places), "stored twice"
         self.highest = dict(self.gone)
         for name, number in places:
-            assert number > self.highest.get(name, -1) or number <= self.gone.get(name, -1), "in order"
+            assert number > self.highest.get(name, -1) or number <= self.gone.get(name, -1), (
+                "in order"
+            )
             self.highest[name] = max(number, self.highest.get(name, -1))
         for producer in self.producers:
             table = self.log.producers.table
-            assert table.highest(0, producer.name) == self.highest.get(producer.name), "else lost, or stored twice"
+            assert table.highest(0, producer.name) == self.highest.get(producer.name), (
+                "else lost, or stored twice"
+            )
             confirmed = [number for number, _ in producer.sent[: producer.confirmed]]
             there = {number for name, number in places if name == producer.name}
-            assert all(one in there or one <= self.gone.get(producer.name, -1) for one in confirmed), (
-                "confirmed, and lost"
-            )
+            assert all(
+                one in there or one <= self.gone.get(producer.name, -1) for one in confirmed
+            ), "confirmed, and lost"
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +247,9 @@ def test_without_syncs_a_kill_costs_nothing_either() -> None:
 
 def test_a_full_disk_takes_nothing_and_what_follows_waits_for_it() -> None:
     life = Life(1)
-    record = Record((QUEUE,), tuple(message(b"p", n, 10) for n in range(2)), 1000, flags=IN_SEQUENCE).encode()
+    record = Record(
+        (QUEUE,), tuple(message(b"p", n, 10) for n in range(2)), 1000, flags=IN_SEQUENCE
+    ).encode()
     after = Record((QUEUE,), (message(b"p", 2, 10),), 1000, flags=IN_SEQUENCE).encode()
     QueueLog(life.log).append_records(memoryview(record), QUEUE, alone=True, in_sequence=True)
     large = Record((QUEUE,), (message(b"p", 5, 100_000),), 1000, flags=IN_SEQUENCE).encode()
@@ -228,10 +258,16 @@ def test_a_full_disk_takes_nothing_and_what_follows_waits_for_it() -> None:
         QueueLog(life.log).append_records(memoryview(large), QUEUE, alone=True, in_sequence=True)
     life.files.fail.clear()
     behind = Record((QUEUE,), (message(b"p", 6, 10),), 1000, flags=IN_SEQUENCE).encode()
-    taken = QueueLog(life.log).append_records(memoryview(behind), QUEUE, alone=True, in_sequence=True)
-    assert (taken.count, taken.refused) == (0, [0]), "else number 5 would later look like a repetition"
+    taken = QueueLog(life.log).append_records(
+        memoryview(behind), QUEUE, alone=True, in_sequence=True
+    )
+    assert (taken.count, taken.refused) == (0, [0]), (
+        "else number 5 would later look like a repetition"
+    )
     for batch, count in [(after, 1), (large, 1), (behind, 1), (record, 0)]:
-        taken = QueueLog(life.log).append_records(memoryview(batch), QUEUE, alone=True, in_sequence=True)
+        taken = QueueLog(life.log).append_records(
+            memoryview(batch), QUEUE, alone=True, in_sequence=True
+        )
         assert (taken.count, taken.refused) == (count, [])
 
 

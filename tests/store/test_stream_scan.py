@@ -76,7 +76,11 @@ class Stream:
         like_the_one_before = False
         for _ in range(count):
             if not like_the_one_before:
-                key, exchange, values = self.rng.choice(KEYS), self.rng.choice((b"", b"ex")), random_values(self.rng)
+                key, exchange, values = (
+                    self.rng.choice(KEYS),
+                    self.rng.choice((b"", b"ex")),
+                    random_values(self.rng),
+                )
                 body_bytes = self.rng.randrange(body_bytes_max)
             body = self.rng.randbytes(body_bytes)
             like_the_one_before = self.rng.random() < 0.6
@@ -108,7 +112,14 @@ class Stream:
         scan = Scan(files or OsFiles(), self.directory, start, stop, columns, places)
         pause_bytes = self.rng.choice((0, 3000, 1 << 20))
         with tempfile.TemporaryFile() as file:
-            sender = Sender(arrays, batch_head(arrays.nodes, arrays.buffers), file.fileno(), True, 0, pause_bytes)
+            sender = Sender(
+                arrays,
+                batch_head(arrays.nodes, arrays.buffers),
+                file.fileno(),
+                True,
+                0,
+                pause_bytes,
+            )
             if self.rng.random() < 0.5:
                 assert scan.fill(rows_max, 4096) <= rows_max
             sent = 0
@@ -146,13 +157,18 @@ def chunks_of(data: bytes) -> Iterator[bytes]:
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_any_range_holds_the_rows_that_were_written(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_any_range_holds_the_rows_that_were_written(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     stream = Stream(tmp_path_factory.mktemp("scan"), seed)
     stream.fill(stream.rng.randrange(1, 25))
     places = Places()
     for _ in range(4):
         start, stop = sorted(stream.rng.randrange(len(stream.rows) + 1) for _ in range(2))
-        assert stream.scan(start, stop, places=places, rows_max=stream.rng.randrange(1, 9)) == stream.rows[start:stop]
+        assert (
+            stream.scan(start, stop, places=places, rows_max=stream.rng.randrange(1, 9))
+            == stream.rows[start:stop]
+        )
 
 
 @given(st.integers(0, 2**32 - 1), st.sets(st.sampled_from(tuple(TYPES)), min_size=1))
@@ -160,7 +176,9 @@ def test_any_choice_of_columns_holds_what_all_of_them_hold(
     tmp_path_factory: pytest.TempPathFactory, seed: int, chosen: set[str]
 ) -> None:
     """However small the window that is read of a file at once, by compiled code or by none."""
-    stream = Stream(tmp_path_factory.mktemp("scan"), seed, random.Random(seed).choice((4096, 1 << 20)))
+    stream = Stream(
+        tmp_path_factory.mktemp("scan"), seed, random.Random(seed).choice((4096, 1 << 20))
+    )
     stream.fill(12)
     rng, said = stream.rng, {"queue": "q", "shard": 3}
     names = rng.sample(sorted(chosen), len(chosen))
@@ -170,10 +188,17 @@ def test_any_choice_of_columns_holds_what_all_of_them_hold(
         patch.setattr(stream_scan, "PIECE_BYTES", rng.choice((64, 300, 2000, 128 << 10)))
         for columns in (names, plain_names):
             start, stop = sorted(rng.randrange(len(stream.rows) + 1) for _ in range(2))
-            expected = [{name: (said | row)[name] for name in columns} for row in stream.rows[start:stop]]
+            expected = [
+                {name: (said | row)[name] for name in columns} for row in stream.rows[start:stop]
+            ]
             if columns:
                 files = rng.choice((OsFiles, Undescribed, Unreadable))()
-                assert stream.scan(start, stop, rows_max=rng.randrange(1, 20), names=columns, files=files) == expected
+                assert (
+                    stream.scan(
+                        start, stop, rows_max=rng.randrange(1, 20), names=columns, files=files
+                    )
+                    == expected
+                )
 
 
 class Undescribed(OsFiles):
@@ -214,7 +239,9 @@ def test_a_file_that_ends_before_its_time_is_corrupt(tmp_path: Path) -> None:
         scan.close()
 
 
-@given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from(("a", "b", "*", "#", "", "c")), max_size=4))
+@given(
+    st.integers(0, 2**32 - 1), st.lists(st.sampled_from(("a", "b", "*", "#", "", "c")), max_size=4)
+)
 def test_a_filter_lets_through_what_meets_all_of_it(
     tmp_path_factory: pytest.TempPathFactory, seed: int, words: list[str]
 ) -> None:
@@ -239,17 +266,26 @@ def test_a_filter_lets_through_what_meets_all_of_it(
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_the_offset_for_a_time_is_the_logs(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_the_offset_for_a_time_is_the_logs(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     stream = Stream(tmp_path_factory.mktemp("scan"), seed)
     stream.fill(12)
     stream.log.retain(0, max_messages=stream.rng.randrange(1, len(stream.rows) + 1))
-    for timestamp in (0, T0 - 1, *(T0 + stream.rng.randrange(len(stream.rows) + 2) for _ in range(5)), T0 * 2):
+    for timestamp in (
+        0,
+        T0 - 1,
+        *(T0 + stream.rng.randrange(len(stream.rows) + 2) for _ in range(5)),
+        T0 * 2,
+    ):
         found = find(OsFiles(), stream.directory, timestamp, stream.log.committed_offset)
         assert found == stream.log.find(timestamp), timestamp - T0
 
 
 @pytest.mark.parametrize("kept", [0, 4096, 9000, 300_000])
-def test_a_file_that_ends_within_a_chunk_is_corrupt_behind_what_is_there(tmp_path: Path, kept: int) -> None:
+def test_a_file_that_ends_within_a_chunk_is_corrupt_behind_what_is_there(
+    tmp_path: Path, kept: int
+) -> None:
     stream = Stream(tmp_path, 6, segment_bytes=1 << 20)
     for _ in range(300):
         stream.append(BATCH_ROWS_MAX)
@@ -312,7 +348,9 @@ def test_what_retention_took_is_truncated_with_what_is_left(tmp_path: Path) -> N
     assert stream.scan(first, len(stream.rows), places=places) == stream.rows[first:]
 
 
-def test_a_segment_taken_away_under_a_scan_is_read_to_its_end_and_the_next_is_truncated(tmp_path: Path) -> None:
+def test_a_segment_taken_away_under_a_scan_is_read_to_its_end_and_the_next_is_truncated(
+    tmp_path: Path,
+) -> None:
     stream = Stream(tmp_path, 2)
     stream.fill(60)
     columns = Columns(OFFSET)
@@ -327,7 +365,9 @@ def test_a_segment_taken_away_under_a_scan_is_read_to_its_end_and_the_next_is_tr
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_damage_costs_its_own_chunks_only(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     """Whatever columns are read."""
     stream = Stream(tmp_path_factory.mktemp("scan"), seed)
     stream.fill(20)
@@ -344,7 +384,9 @@ def test_damage_costs_its_own_chunks_only(tmp_path_factory: pytest.TempPathFacto
     while offset < stream.log.committed_offset:
         read = stream.log.read(offset, 1 << 20)
         for first, count in zip(read.runs[::2], read.runs[1::2], strict=True):
-            expected += [{name: row[name] for name in names} for row in stream.rows[first : first + count]]
+            expected += [
+                {name: row[name] for name in names} for row in stream.rows[first : first + count]
+            ]
         offset = read.next_offset
     assert found == expected
     assert len(found) >= len(stream.rows) - BATCH_ROWS_MAX
@@ -358,10 +400,16 @@ def test_the_gaps_that_damage_leaves_are_told_and_no_others(
     stream = Stream(tmp_path_factory.mktemp("scan"), seed)
     stream.fill(20)
     count = stream.log.committed_offset
-    there = [(filtered, start) for filtered in (False, True) for start in (0, stream.rng.randrange(count))]
+    there = [
+        (filtered, start)
+        for filtered in (False, True)
+        for start in (0, stream.rng.randrange(count))
+    ]
     for filtered, start in there:
         assert gaps(stream, start, count, filtered) == []
-    path = Path(stream.directory) / file_name("log", stream.rng.choice(segments_of(OsFiles(), stream.directory)))
+    path = Path(stream.directory) / file_name(
+        "log", stream.rng.choice(segments_of(OsFiles(), stream.directory))
+    )
     data = bytearray(path.read_bytes())
     data[stream.rng.randrange(64, len(data))] ^= 1 << stream.rng.randrange(8)
     path.write_bytes(data)
@@ -372,7 +420,11 @@ def test_the_gaps_that_damage_leaves_are_told_and_no_others(
             found += range(first, first + n)
         offset = read.next_offset
     for filtered, start in there:
-        told = [one for first, stop in gaps(stream, start, count, filtered) for one in range(first, stop)]
+        told = [
+            one
+            for first, stop in gaps(stream, start, count, filtered)
+            for one in range(first, stop)
+        ]
         lost = sorted(set(range(start, count)) - set(found))
         assert told == lost, seed
 

@@ -27,7 +27,9 @@ SALT = 0x5A175A17
 records = st.builds(
     Record,
     queues=st.lists(st.integers(1, 5), min_size=1, max_size=4, unique=True).map(tuple),
-    messages=st.lists(st.binary(max_size=60).map(encode_message), min_size=1, max_size=6).map(tuple),
+    messages=st.lists(st.binary(max_size=60).map(encode_message), min_size=1, max_size=6).map(
+        tuple
+    ),
     timestamp=st.integers(0, 2),
     ttl_ms=st.sampled_from([0xFFFFFFFF, 0xFFFFFFFF, 1000]),
     priority=st.sampled_from([255, 255, 3]),
@@ -41,11 +43,15 @@ def segments(draw: st.DrawFn) -> tuple[bytes, set[tuple[int, int]], int, set[int
 
     Draw also the position up to which nothing is needed.
     """
-    data = bytes(HEADER_BYTES) + b"".join(record.encode() for record in draw(st.lists(records, max_size=12)))
+    data = bytes(HEADER_BYTES) + b"".join(
+        record.encode() for record in draw(st.lists(records, max_size=12))
+    )
     settled, at = set(), HEADER_BYTES
     while (found := decode_record(data, at)) is not None:
         record, offsets, at = found
-        settled |= {(queue, offset) for queue in record.queues for offset in offsets if draw(st.booleans())}
+        settled |= {
+            (queue, offset) for queue in record.queues for offset in offsets if draw(st.booleans())
+        }
     dead_until = draw(st.sampled_from([0, 0, 0, 200]))
     known = draw(st.none() | st.sets(st.integers(1, 5)))
     return data, settled, dead_until, known
@@ -64,7 +70,9 @@ def test_the_survivors_of_segments_are_copied_as_the_plain_reference_does(
     expected = b""
     messages = references = count = 0
     for number, (data, settled, dead_until, known) in enumerate(all_of_them, 1):
-        left, moves = survivors(data, HEADER_BYTES, settled, dead_until, known, HEADER_BYTES + len(expected))
+        left, moves = survivors(
+            data, HEADER_BYTES, settled, dead_until, known, HEADER_BYTES + len(expected)
+        )
         expected += b"".join(record.encode(SALT) for record in left)
         count += len(left)
         messages += sum(len(record.messages) for record in left)
@@ -73,7 +81,9 @@ def test_the_survivors_of_segments_are_copied_as_the_plain_reference_does(
         abstracts, end, holes = scan(buffer, HEADER_BYTES, len(buffer), 0)
         assert end == len(data) and not holes
         ids = None if known is None else array("I", sorted(known))
-        known_entries, placed = one.add(buffer, abstracts, number, pairs_of(settled), dead_until, ids)
+        known_entries, placed = one.add(
+            buffer, abstracts, number, pairs_of(settled), dead_until, ids
+        )
         assert list(known_entries) == [number << 32 | old << 4 for old, _ in moves]
         assert list(placed) == [9 << 32 | new << 4 for _, new in moves]
     assert (one.records, one.messages, one.references) == (count, messages, references)
@@ -87,7 +97,9 @@ def test_records_made_anew_are_bounded_in_messages_and_bytes() -> None:
     for data in (bytes(HEADER_BYTES) + many, bytes(HEADER_BYTES) + big):
         one = Survivors(9, 0, HEADER_BYTES)
         left, _ = survivors(data, HEADER_BYTES, (), 0, None, HEADER_BYTES)
-        one.add(bytearray(data), scan(bytearray(data), HEADER_BYTES, len(data), 0)[0], 1, b"", 0, None)
+        one.add(
+            bytearray(data), scan(bytearray(data), HEADER_BYTES, len(data), 0)[0], 1, b"", 0, None
+        )
         assert one.take()[HEADER_BYTES:] == b"".join(record.encode() for record in left)
         assert max(len(record.messages) for record in left) <= 256
 
@@ -109,7 +121,9 @@ def test_moved_messages_are_found_with_their_flags_and_no_others(found: set[int]
     known = array("Q", sorted(found))
     placed = array("Q", [entry + 16 for entry in known])
     wanted = array("Q", [entry | entry >> 4 & 15 for entry in known][::2])
-    assert list(moved_entries(known, placed, wanted, 0, len(wanted))) == [entry + 16 for entry in wanted]
+    assert list(moved_entries(known, placed, wanted, 0, len(wanted))) == [
+        entry + 16 for entry in wanted
+    ]
     with pytest.raises(KeyError):
         moved_entries(known, placed, array("Q", [8 << 60]), 0, 1)
 
@@ -126,7 +140,9 @@ def test_pairs_follow_their_messages(left: set[int], pairs: set[tuple[int, int]]
 
 @settings(deadline=None)
 @given(numbers, numbers, numbers)
-def test_what_was_moved_twice_is_known_by_its_first_entry(both: set[int], first: set[int], second: set[int]) -> None:
+def test_what_was_moved_twice_is_known_by_its_first_entry(
+    both: set[int], first: set[int], second: set[int]
+) -> None:
     once = sorted(both | first)
     again = sorted(entry + 16 for entry in both | second)
     result = moved_again(

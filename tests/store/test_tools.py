@@ -50,13 +50,22 @@ def lines(text: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_good_store_is_counted_told_and_dumped_message_by_message(tmp_path: Path, capsys: Output) -> None:
+def test_a_good_store_is_counted_told_and_dumped_message_by_message(
+    tmp_path: Path, capsys: Output
+) -> None:
     entries = made(tmp_path)
     assert main(["verify", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == ".: 2 segments, 20 records, 20 messages, 18 of them not settled\n"
+    assert (
+        capsys.readouterr().out
+        == ".: 2 segments, 20 records, 20 messages, 18 of them not settled\n"
+    )
     assert main(["stats", str(tmp_path)]) == 0
     told = lines(capsys.readouterr().out)
-    assert [line.get("file", line.get("store")) for line in told] == ["msgs.0000000001", "msgs.0000000002", "."]
+    assert [line.get("file", line.get("store")) for line in told] == [
+        "msgs.0000000001",
+        "msgs.0000000002",
+        ".",
+    ]
     assert [line["dead_messages"] for line in told] == [2, 0, 2]
     assert [line.get("segments") for line in told] == [None, None, 2]
     for count in ("live_messages", "live_bytes", "dead_bytes", "file_bytes"):
@@ -85,7 +94,9 @@ def test_a_good_store_is_counted_told_and_dumped_message_by_message(tmp_path: Pa
     }
 
 
-def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(tmp_path: Path, capsys: Output) -> None:
+def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(
+    tmp_path: Path, capsys: Output
+) -> None:
     entries = made(tmp_path / "s")
     position = (entries[5] & 0xFFFFFFFF) >> 4
     with open(tmp_path / "s/msgs.0000000001", "r+b") as file:
@@ -99,14 +110,24 @@ def test_damage_is_told_by_file_and_byte_range_and_all_else_is_salvaged(tmp_path
     assert start < position < stop
     assert main(["salvage", str(tmp_path / "s"), str(tmp_path / "new")]) == 1
     output = capsys.readouterr()
-    assert "17 messages copied" in output.out and f"2 settled, {stop - start} unreadable bytes" in output.out
-    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before, "only read"
+    assert (
+        "17 messages copied" in output.out
+        and f"2 settled, {stop - start} unreadable bytes" in output.out
+    )
+    assert {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before, (
+        "only read"
+    )
     assert main(["verify", str(tmp_path / "new")]) == 0
     store = SegmentStore(str(tmp_path / "new"))
     found = store.recover([1])[1].entries
-    keys = [message[12 : message.index(b"\0\0body")] for message in split_messages(store.read(found, 1 << 20)[0])]
+    keys = [
+        message[12 : message.index(b"\0\0body")]
+        for message in split_messages(store.read(found, 1 << 20)[0])
+    ]
     assert keys == [b"%d" % number for number in range(2, 20) if number != 5]
-    assert [entry & 15 for entry in found] == [1] + [0] * 16, "the redelivered flag stays with its message"
+    assert [entry & 15 for entry in found] == [1] + [0] * 16, (
+        "the redelivered flag stays with its message"
+    )
 
 
 def test_a_torn_acks_file_and_a_lost_header_are_told(tmp_path: Path, capsys: Output) -> None:
@@ -129,7 +150,11 @@ class BadSector(FaultyFiles):
     bad = range(0)
 
     def read_into(self, handle: int, target: memoryview, position: int) -> int:
-        if position < self.bad.stop and position + len(target) > self.bad.start and self.is_message_file(handle):
+        if (
+            position < self.bad.stop
+            and position + len(target) > self.bad.start
+            and self.is_message_file(handle)
+        ):
             raise OSError(errno.EIO, "a bad sector")
         return super().read_into(handle, target, position)
 
@@ -139,7 +164,9 @@ class BadSector(FaultyFiles):
         return super().read_pieces(handle, size, positions)
 
     def is_message_file(self, handle: int) -> bool:
-        return any(self.names[name] is self.handles[handle] for name in self.names if "msgs." in name)
+        return any(
+            self.names[name] is self.handles[handle] for name in self.names if "msgs." in name
+        )
 
 
 def test_where_the_disk_cannot_be_read_a_start_refuses_and_salvage_rescues_the_rest() -> None:
@@ -155,14 +182,20 @@ def test_where_the_disk_cannot_be_read_a_start_refuses_and_salvage_rescues_the_r
     with pytest.raises(StoreFailed, match="a bad sector"):
         SegmentStore("d", files=files, segment_bytes=1 << 16).recover([1])
     outcome = salvage(files, "d", "new")
-    touched = [n for n, entry in enumerate(entries) if 8192 - 400 < (entry & 0xFFFFFFFF) >> 4 < 12288]
-    assert [(one.what, one.start, one.stop) for one in outcome.damage[:1]] == [("unreadable", 8192, 12288)]
+    touched = [
+        n for n, entry in enumerate(entries) if 8192 - 400 < (entry & 0xFFFFFFFF) >> 4 < 12288
+    ]
+    assert [(one.what, one.start, one.stop) for one in outcome.damage[:1]] == [
+        ("unreadable", 8192, 12288)
+    ]
     assert 100 - len(touched) <= outcome.messages < 100
     store = SegmentStore("new", files=files, segment_bytes=1 << 16)
     assert len(store.recover([1])[1].entries) == outcome.messages
 
 
-def test_a_header_that_the_index_can_tell_is_told_as_no_loss(tmp_path: Path, capsys: Output) -> None:
+def test_a_header_that_the_index_can_tell_is_told_as_no_loss(
+    tmp_path: Path, capsys: Output
+) -> None:
     made(tmp_path / "s")
     with open(tmp_path / "s/msgs.0000000002", "r+b") as file:
         file.write(b"?")
@@ -174,13 +207,19 @@ def test_a_header_that_the_index_can_tell_is_told_as_no_loss(tmp_path: Path, cap
     assert "18 messages copied" in capsys.readouterr().out
 
 
-def test_nothing_is_touched_while_a_broker_holds_the_data_directory(tmp_path: Path, capsys: Output) -> None:
+def test_nothing_is_touched_while_a_broker_holds_the_data_directory(
+    tmp_path: Path, capsys: Output
+) -> None:
     store = tmp_path / "shard-00" / "vhost"
     made(store)
     lock = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
     os.write(lock, b"4711\n")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    for arguments in (["verify", str(store)], ["dump", str(tmp_path)], ["salvage", str(store), str(tmp_path / "new")]):
+    for arguments in (
+        ["verify", str(store)],
+        ["dump", str(tmp_path)],
+        ["salvage", str(store), str(tmp_path / "new")],
+    ):
         assert main(arguments) == 2
         assert "pid 4711" in capsys.readouterr().err
     os.close(lock)
@@ -188,7 +227,9 @@ def test_nothing_is_touched_while_a_broker_holds_the_data_directory(tmp_path: Pa
     assert capsys.readouterr().out.startswith("shard-00/vhost: 2 segments")
 
 
-@pytest.mark.parametrize("arguments", [[], ["verify"], ["polish", "x"], ["salvage", "x"], ["verify", "/nowhere"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["verify"], ["polish", "x"], ["salvage", "x"], ["verify", "/nowhere"]]
+)
 def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert main(arguments) == 2
 
@@ -198,7 +239,9 @@ def test_where_there_is_no_store_verify_does_not_say_good(tmp_path: Path) -> Non
     assert main(["verify", str(tmp_path)]) == 2
 
 
-def test_what_a_power_cut_left_of_a_merged_segment_is_not_counted_twice(tmp_path: Path, capsys: Output) -> None:
+def test_what_a_power_cut_left_of_a_merged_segment_is_not_counted_twice(
+    tmp_path: Path, capsys: Output
+) -> None:
     golden = Path(__file__).parent / "formats" / "v2"
     assert main(["verify", str(golden)]) == 0
     assert main(["dump", str(golden)]) == 0
@@ -221,7 +264,9 @@ def test_salvage_finds_what_a_recovery_finds_in_the_same_order(seed: int, end: s
     history.play(60)
     if end == "stop":
         history.stop_cleanly()
-        history.store.close({queue: array("Q", history.queues[queue].live.values()) for queue in history.durable()})
+        history.store.close(
+            {queue: array("Q", history.queues[queue].live.values()) for queue in history.durable()}
+        )
     history.files = history.files.restarted(power_cut=end == "power cut")
     outcome = salvage(history.files, DIRECTORY, TARGET)
     expected = contents_of(history, DIRECTORY)
@@ -231,7 +276,9 @@ def test_salvage_finds_what_a_recovery_finds_in_the_same_order(seed: int, end: s
 
 def contents_of(history: History, directory: str) -> dict[int, list[tuple[bytes, int, int, int]]]:
     """Per queue, also those deleted since: message, redelivered, expiry and priority, timestamp."""
-    store = SegmentStore(directory, files=history.files, segment_bytes=3 << 20 if directory == TARGET else 4096)
+    store = SegmentStore(
+        directory, files=history.files, segment_bytes=3 << 20 if directory == TARGET else 4096
+    )
     found = {}
     for queue, arrival in store.recover(range(1, 2000), timed=range(1, 2000)).items():
         messages = split_messages(store.read(arrival.entries, 1 << 40)[0])
@@ -250,23 +297,35 @@ def a_stream(directory: Path, count: int = 30) -> None:
     log.close()
 
 
-def test_a_stream_is_counted_told_and_dumped_offset_by_offset(tmp_path: Path, capsys: Output) -> None:
+def test_a_stream_is_counted_told_and_dumped_offset_by_offset(
+    tmp_path: Path, capsys: Output
+) -> None:
     store = tmp_path / "shard-00" / "vhost"
     made(store)
     a_stream(store / "stream-7")
     assert main(["verify", str(tmp_path)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("shard-00/vhost: 2 segments")
-    assert told[1] == "shard-00/vhost/stream-7: a stream, 3 segments, 30 chunks, 30 messages, next offset 30"
+    assert (
+        told[1]
+        == "shard-00/vhost/stream-7: a stream, 3 segments, 30 chunks, 30 messages, next offset 30"
+    )
     assert main(["stats", str(store / "stream-7")]) == 0
     found = lines(capsys.readouterr().out)
     assert found[0]["first_offset"] == 0 and found[-1]["next_offset"] == 30
-    assert [line["file"] for line in found] == [f"log.{line['first_offset']:020d}" for line in found]
+    assert [line["file"] for line in found] == [
+        f"log.{line['first_offset']:020d}" for line in found
+    ]
     assert sum(int(str(line["messages"])) for line in found) == 30
     assert main(["dump", str(store / "stream-7")]) == 0
     found = lines(capsys.readouterr().out)
-    assert [(line["offset"], line["routing_key"]) for line in found] == [(at, str(at)) for at in range(30)]
-    assert found[3]["body_base64"] == base64.b64encode(b"body 3" * 40).decode() and found[3]["timestamp"] == 5
+    assert [(line["offset"], line["routing_key"]) for line in found] == [
+        (at, str(at)) for at in range(30)
+    ]
+    assert (
+        found[3]["body_base64"] == base64.b64encode(b"body 3" * 40).decode()
+        and found[3]["timestamp"] == 5
+    )
     assert main(["salvage", str(tmp_path), str(tmp_path) + "-new"]) == 0
     log = StreamLog(str(tmp_path) + "-new/shard-00/vhost/stream-7")
     log.recover()

@@ -89,7 +89,9 @@ class ReshardingPlay(ABC):
     async def fence(self) -> bool: ...
 
     @abstractmethod
-    def request(self, shard: int, message: Callable[[int], wire.Message]) -> asyncio.Future[Any]: ...
+    def request(
+        self, shard: int, message: Callable[[int], wire.Message]
+    ) -> asyncio.Future[Any]: ...
 
     def epoch(self, shard: int) -> int:
         return self.epochs

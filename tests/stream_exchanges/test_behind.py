@@ -21,7 +21,12 @@ def given_now(queue: Queue, outlet: Outlet) -> list[int]:
     return [body for *_, body in outlet.given]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["publish", "hold", "open", "deliver"]), st.integers(1, 5)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["publish", "hold", "open", "deliver"]), st.integers(1, 5)),
+        max_size=40,
+    )
+)
 def test_what_is_kept_back_comes_in_order_when_it_may(steps: list[tuple[str, int]]) -> None:
     store, outlet = DictStore(), Outlet()
     queue = Queue(1, store, OPEN)
@@ -44,7 +49,10 @@ def test_what_is_kept_back_comes_in_order_when_it_may(steps: list[tuple[str, int
             if not held:
                 ready, kept = ready + kept, []
         assert (queue.backlog.ready_count, queue.backlog.kept_back) == (len(ready), len(kept))
-        assert len(queue.live()) == queue.backlog.ready_count + queue.backlog.kept_back + queue.backlog.unacked_count
+        assert (
+            len(queue.live())
+            == queue.backlog.ready_count + queue.backlog.kept_back + queue.backlog.unacked_count
+        )
     queue.change(OPEN, 0)
     assert given_now(queue, outlet) == ready + kept
 
@@ -90,7 +98,10 @@ def test_a_restarted_queue_that_keeps_back_gives_nothing_of_what_it_finds() -> N
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["publish", "deliver", "ack", "let go", "requeue"]), st.integers(1, 6)), max_size=30
+    st.tuples(
+        st.sampled_from(["publish", "deliver", "ack", "let go", "requeue"]), st.integers(1, 6)
+    ),
+    max_size=30,
 )
 
 
@@ -106,8 +117,14 @@ def test_what_is_let_go_is_all_that_is_not_settled_up_to_a_place_and_nothing_beh
     for step, count in steps:
         if step == "publish":
             publish(queue, store, list(range(count)))
-            departed = set(queue.backlog.departures.entries()) if queue.backlog.departures is not None else set()
-            there |= {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departed}
+            departed = (
+                set(queue.backlog.departures.entries())
+                if queue.backlog.departures is not None
+                else set()
+            )
+            there |= {entry & PLACE for entry in queue.live()} - {
+                entry & PLACE for entry in departed
+            }
         elif step == "deliver":
             queue.deliver(0, outlet, 1 << 20)
         elif step in ("ack", "requeue"):
@@ -124,7 +141,11 @@ def test_what_is_let_go_is_all_that_is_not_settled_up_to_a_place_and_nothing_beh
                 == min(count, len(there))
             )
             there = {place for place in there if place > until}
-        departing = queue.backlog.departures.entries() if queue.backlog.departures is not None else ()
-        assert {entry & PLACE for entry in queue.live()} - {entry & PLACE for entry in departing} == there
+        departing = (
+            queue.backlog.departures.entries() if queue.backlog.departures is not None else ()
+        )
+        assert {entry & PLACE for entry in queue.live()} - {
+            entry & PLACE for entry in departing
+        } == there
         assert queue.backlog.ready_count + queue.backlog.unacked_count == len(there)
         assert queue.backlog.unacked_count == consumer.unacked.count

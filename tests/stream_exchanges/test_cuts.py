@@ -127,7 +127,16 @@ class Play(ReshardingPlay):
     # -- what happens
 
     def _happen(self, most: int) -> None:
-        quiet = [self.publish, self.arrive, self.commit, self.deliver, self.deliver, self.settle, self.obey, self.tell]
+        quiet = [
+            self.publish,
+            self.arrive,
+            self.commit,
+            self.deliver,
+            self.deliver,
+            self.settle,
+            self.obey,
+            self.tell,
+        ]
         for _ in range(self.random.randrange(most + 1)):
             self.random.choice(quiet)()
 
@@ -154,12 +163,16 @@ class Play(ReshardingPlay):
 
     def _has_some(self, consumer: GroupConsumer, assignment: Assignment) -> bool:
         reader, log = self.readers[consumer, assignment], self.logs[assignment.queue]
-        return reader.offset < (log.committed if reader.stop is None else min(log.committed, reader.stop))
+        return reader.offset < (
+            log.committed if reader.stop is None else min(log.committed, reader.stop)
+        )
 
     def _seen(self, group: str, key: str, number: int) -> None:
         seen = self.seen[group].setdefault(key, [])
         if number not in seen:
-            assert not seen or number > seen[-1], f"group {group!r}: {key} {number} came after {seen[-1]}"
+            assert not seen or number > seen[-1], (
+                f"group {group!r}: {key} {number} came after {seen[-1]}"
+            )
             seen.append(number)
 
     def settle(self) -> None:
@@ -216,7 +229,9 @@ class Play(ReshardingPlay):
         self.consumers[consumer] = ConsumeTerms(group=group)
         self.seen.setdefault(group, {})
         moves = cuts.moves(self.world.vhost.parts("e"))
-        self.orders += self.groups.join(consumer, VIRTUAL, self.consumers[consumer], self._ids(), moves)
+        self.orders += self.groups.join(
+            consumer, VIRTUAL, self.consumers[consumer], self._ids(), moves
+        )
 
     def leave(self) -> None:
         here = [consumer for consumer, terms in self.consumers.items() if terms.group in ("a", "b")]
@@ -242,7 +257,9 @@ class Play(ReshardingPlay):
         for log in self.logs.values():
             del log.messages[log.committed :]
         for at, position in self.stored.items():
-            self.stored[at] = self.random.randint(0, position) if self.random.random() < 0.2 else position
+            self.stored[at] = (
+                self.random.randint(0, position) if self.random.random() < 0.2 else position
+            )
         for (consumer, assignment), reader in self.readers.items():
             reader.offset, reader.holds = reader.position, []
             self._look(consumer, assignment)
@@ -257,7 +274,9 @@ class Play(ReshardingPlay):
         for consumer, terms in self.consumers.items():
             assignments = [assignment for who, assignment in self.readers if who == consumer]
             if terms.group:
-                self.orders += self.groups.restore(consumer, VIRTUAL, terms, False, assignments, self._ids(), moves)
+                self.orders += self.groups.restore(
+                    consumer, VIRTUAL, terms, False, assignments, self._ids(), moves
+                )
         self.orders += self.groups.begin()
 
     def set(self, number: int) -> None:
@@ -295,17 +314,25 @@ class Play(ReshardingPlay):
         assert all(reader.stop is None for reader in self.readers.values())
 
 
-ACTS = [*(["publish", "deliver", "settle", "arrive", "commit", "obey", "tell"] * 5), *(["step"] * 6), "set"]
+ACTS = [
+    *(["publish", "deliver", "settle", "arrive", "commit", "obey", "tell"] * 5),
+    *(["step"] * 6),
+    "set",
+]
 MEMBERS = ["join", "leave", "rewind"]
 KILLS = ["controller_restarts", "shards_restart"]
 STEPS = 500
 
 
 @pytest.mark.parametrize("case", range(40))
-def test_keys_stay_in_order_for_whoever_reads_and_all_comes(case: int, request: pytest.FixtureRequest) -> None:
+def test_keys_stay_in_order_for_whoever_reads_and_all_comes(
+    case: int, request: pytest.FixtureRequest
+) -> None:
     seed = request.config.option.seed + case
     chance = random.Random(seed)
-    play = Play(seed, "x-modulus-hash" if case % 4 > 1 else "x-consistent-hash", chance.randint(1, 6))
+    play = Play(
+        seed, "x-modulus-hash" if case % 4 > 1 else "x-consistent-hash", chance.randint(1, 6)
+    )
     play.join("next")
     while play.orders:
         play.obey()
@@ -327,7 +354,11 @@ def test_who_has_not_settled_what_came_before_a_change_gets_nothing_of_what_came
     crossing = Crossing()
     assert crossing.waits_for(GREW, (A, B, C)) == {A: 5, B: 3}
     open = crossing.open((GREW,), (A, B, C))
-    assert [crossing.bounds(open, queue) for queue in (A, B, C)] == [Bounds(None, 5), Bounds(None, 3), Bounds(0, None)]
+    assert [crossing.bounds(open, queue) for queue in (A, B, C)] == [
+        Bounds(None, 5),
+        Bounds(None, 3),
+        Bounds(0, None),
+    ]
     crossing.passed(A, 7)
     crossing.passed(B, 2)
     assert crossing.bounds(crossing.open((GREW,), (A, B, C)), C).stop == 0
@@ -370,7 +401,9 @@ def test_a_deadline_counts_for_each_group_and_for_one_change_after_the_other() -
 
 
 def stream(id: int, held: int, *found: Cut) -> QueuePut:
-    return QueuePut("/", f"q{id}", id, 0, arguments=STREAM, part=ShardOf("e", id, held=held, cuts=found))
+    return QueuePut(
+        "/", f"q{id}", id, 0, arguments=STREAM, part=ShardOf("e", id, held=held, cuts=found)
+    )
 
 
 def test_a_change_that_came_to_nothing_is_not_taken_for_the_next_one() -> None:
@@ -397,7 +430,11 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
     groups.begin()
     who = GroupConsumer(0, 1, 1)
     given = groups.join(who, VIRTUAL, ConsumeTerms(group="g"), (A, B, C), (GREW,))
-    assert {order.assignment.queue: order.bounds.stop for order in given} == {A: None, B: None, C: 0}
+    assert {order.assignment.queue: order.bounds.stop for order in given} == {
+        A: None,
+        B: None,
+        C: 0,
+    }
     assert groups.overdue(VIRTUAL, 10.0, 500) == ([], [])
     given_up, orders = groups.overdue(VIRTUAL, 10.5, 500)
     assert given_up == ["g"]
@@ -409,5 +446,7 @@ def test_a_group_goes_on_without_order_when_its_deadline_is_over() -> None:
 def test_who_reads_one_shard_for_good_is_not_bound() -> None:
     groups = Groups(lambda n: n - 1)
     groups.begin()
-    (order,) = groups.join(GroupConsumer(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,))
+    (order,) = groups.join(
+        GroupConsumer(0, 1, 1), VIRTUAL, ConsumeTerms(assignment="random"), (A, B, C), (GREW,)
+    )
     assert (order.assignment.queue, order.bounds) == (C, FREE)

@@ -93,7 +93,8 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("arrived", "gone"), [([True, True], [2]), ([True, False, True, False], []), ([False, True, True], [2]), ([], [])]
+    ("arrived", "gone"),
+    [([True, True], [2]), ([True, False, True, False], []), ([False, True, True], [2]), ([], [])],
 )
 async def test_a_queue_goes_only_when_what_front_doors_had_routed_has_arrived(
     arrived: list[bool], gone: list[int], monkeypatch: pytest.MonkeyPatch

@@ -82,7 +82,9 @@ def test_a_full_disk_keeps_a_shard_and_breaks_nothing(
     assert [each["shard"] for each in world.restarted().of("/", "orders")] == [0, 1]
 
 
-def test_only_so_many_are_kept(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_are_kept(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ended_streams, "ENDED_MAX", 3)
     for index in range(5):
         world.holds(shard(index), index)

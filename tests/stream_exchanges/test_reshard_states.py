@@ -28,14 +28,20 @@ def test_the_drawing_of_the_states_of_a_queue_is_the_table() -> None:
     for line in LINES[head + 1 : head + 1 + len(NUMBERS)]:
         state, *cells = line.split()
         drawn |= {
-            (NUMBERS[state], event): NUMBERS[cell] for event, cell in zip(events, cells, strict=True) if cell != "."
+            (NUMBERS[state], event): NUMBERS[cell]
+            for event, cell in zip(events, cells, strict=True)
+            if cell != "."
         }
     assert drawn == HOLDS
 
 
 def test_the_drawing_of_the_steps_is_the_table() -> None:
     found = [re.fullmatch(r"    (\w+) {2,}\S.*? {2,}(\w+)", line) for line in LINES]
-    rows = [match.groups() for match in found if match and match[1] in set(Step) and match[2] in set(Step)]
+    rows = [
+        match.groups()
+        for match in found
+        if match and match[1] in set(Step) and match[2] in set(Step)
+    ]
     drawn: dict[Step, set[Step]] = {}
     for step, following in rows:
         drawn.setdefault(Step(step), set()).add(Step(following))

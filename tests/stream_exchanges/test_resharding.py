@@ -65,7 +65,9 @@ class Play(ReshardingPlay):
 
     async def ask(self, request: Any) -> Answer:
         decision = self.world.ask(request)
-        self._told([put for put in decision.create if self.world.catalog.queue_by_id(put.id) == put])
+        self._told(
+            [put for put in decision.create if self.world.catalog.queue_by_id(put.id) == put]
+        )
         self._told(self.world.vhost.parts("e"))
         self._happen(2)
         self.door_applies()
@@ -153,17 +155,33 @@ class Play(ReshardingPlay):
         assert self.seen == self.last, (self.seen, self.last)
 
 
-ACTS = [*(["publish", "consume", "ack"] * 6), "_arrive", "_arrive", "door_applies", *(["step"] * 4), "set"]
+ACTS = [
+    *(["publish", "consume", "ack"] * 6),
+    "_arrive",
+    "_arrive",
+    "door_applies",
+    *(["step"] * 4),
+    "set",
+]
 KILLS = ["controller_restarts", "shards_restart"]
 STEPS = 600
 
 
 @pytest.mark.parametrize("case", range(40))
-def test_keys_stay_in_order_and_all_comes_whatever_happens(case: int, request: pytest.FixtureRequest) -> None:
+def test_keys_stay_in_order_and_all_comes_whatever_happens(
+    case: int, request: pytest.FixtureRequest
+) -> None:
     seed = request.config.option.seed + case
     chance = random.Random(seed)
-    play = Play(seed, "x-modulus-hash" if case % 4 > 1 else "x-consistent-hash", chance.randint(1, 6))
-    play.run([(chance.choice([*ACTS, *(KILLS if case % 2 else ())]), chance.randint(1, 6)) for _ in range(STEPS)])
+    play = Play(
+        seed, "x-modulus-hash" if case % 4 > 1 else "x-consistent-hash", chance.randint(1, 6)
+    )
+    play.run(
+        [
+            (chance.choice([*ACTS, *(KILLS if case % 2 else ())]), chance.randint(1, 6))
+            for _ in range(STEPS)
+        ]
+    )
     play.end()
     assert sum(play.seen.values()) > STEPS // 10
 
@@ -185,7 +203,9 @@ def test_a_reshard_knows_nothing_of_one_before_whose_gaining_queue_was_deleted()
     play.set(4)
     play.fence = AsyncMock(return_value=False)  # type: ignore[method-assign]
     play.step()
-    assert play.seen_step == Step.PASSING, "what was routed since is on its way, whatever came before"
+    assert play.seen_step == Step.PASSING, (
+        "what was routed since is on its way, whatever came before"
+    )
 
 
 QUEUES = [QueuePut("/", f"q{i}", i + 1, 0, part=ShardOf("e", i)) for i in range(2)]
@@ -210,8 +230,12 @@ def test_nothing_is_asked_before_what_was_routed_by_the_old_bindings_has_arrived
     assert not change.is_settled([])
 
 
-@pytest.mark.parametrize(("deadline_ms", "overdue"), [(None, False), (1000, True), (1001, False), (0, True)])
-def test_the_deadline_counts_from_the_change_of_the_bindings(deadline_ms: int | None, overdue: bool) -> None:
+@pytest.mark.parametrize(
+    ("deadline_ms", "overdue"), [(None, False), (1000, True), (1001, False), (0, True)]
+)
+def test_the_deadline_counts_from_the_change_of_the_bindings(
+    deadline_ms: int | None, overdue: bool
+) -> None:
     assert ReshardProgress(5.0).is_overdue(6.0, deadline_ms) == overdue
 
 

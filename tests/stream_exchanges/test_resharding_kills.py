@@ -46,13 +46,17 @@ class Sharded:
         self.broker, self.name = broker, name
 
     async def declare(self, kind: str, shards: int, **arguments: Any) -> None:
-        said = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()} | {"x-shards": shards}
+        said = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()} | {
+            "x-shards": shards
+        }
         async with await aio_pika.connect(self.broker.url) as connection:
             channel = await connection.channel()
             await channel.declare_exchange(self.name, kind, durable=True, arguments=said)
 
     async def ask(self, method: str = "GET", rest: str = "", body: Any = None) -> Any:
-        return await asyncio.to_thread(ask, self.broker, method, f"exchanges/%2F/{self.name}/shards{rest}", body)
+        return await asyncio.to_thread(
+            ask, self.broker, method, f"exchanges/%2F/{self.name}/shards{rest}", body
+        )
 
     async def set(self, number: int) -> None:
         await self.ask("PUT", body={"number": number})
@@ -73,7 +77,11 @@ class Sharded:
                 found = await self.ask()
             except OSError:  # the controller is away
                 found = {}
-            if found and found["step"] == "none" and sum(queue["bound"] for queue in found["queues"]) == number:
+            if (
+                found
+                and found["step"] == "none"
+                and sum(queue["bound"] for queue in found["queues"]) == number
+            ):
                 return found
             await asyncio.sleep(0.1)
         raise AssertionError(f"after {within_s:g} s: {found}")
@@ -119,7 +127,10 @@ async def test_keys_stay_in_order_from_2_to_5_to_3_shards(
         group.ledger.check()
     await group.end(publishers)
     assert group.ledger.deliveries > 10 * KEYS
-    print(f"{group.ledger.deliveries} deliveries, {group.ledger.repeats} again, {len(group.ledger.doubtful)} in doubt")
+    print(
+        f"{group.ledger.deliveries} deliveries, {group.ledger.repeats} again, "
+        f"{len(group.ledger.doubtful)} in doubt"
+    )
 
 
 async def test_what_is_never_acknowledged_is_waited_for(broker: RealBroker, name: str) -> None:
@@ -128,17 +139,25 @@ async def test_what_is_never_acknowledged_is_waited_for(broker: RealBroker, name
     assert found["to_settle"] == 1
 
 
-async def test_what_is_never_acknowledged_may_cost_the_order_at_the_deadline(broker: RealBroker, name: str) -> None:
+async def test_what_is_never_acknowledged_may_cost_the_order_at_the_deadline(
+    broker: RealBroker, name: str
+) -> None:
     sharded = Sharded(broker, name)
     choice = {"shards_change_deadline": 1000, "shards_change_at_deadline": "break-order"}
     await _with_a_stuck_key(sharded, wait_s=0.0, **choice)
     await sharded.reaches(3)
 
 
-async def test_what_is_never_acknowledged_may_be_dead_lettered_at_the_deadline(broker: RealBroker, name: str) -> None:
+async def test_what_is_never_acknowledged_may_be_dead_lettered_at_the_deadline(
+    broker: RealBroker, name: str
+) -> None:
     sharded = Sharded(broker, name)
     dead = {"x-dead-letter-exchange": "amq.fanout"}
-    choice = {"shards_change_deadline": 1000, "shards_change_at_deadline": "dead-letter", "shard_arguments": dead}
+    choice = {
+        "shards_change_deadline": 1000,
+        "shards_change_at_deadline": "dead-letter",
+        "shard_arguments": dead,
+    }
     async with await aio_pika.connect(broker.url) as connection:
         channel = await connection.channel()
         graves = await channel.declare_queue(f"{name}-dead", durable=True)
@@ -151,7 +170,9 @@ async def test_what_is_never_acknowledged_may_be_dead_lettered_at_the_deadline(b
     assert death["routing-keys"] == ["key"]  # type: ignore[index,call-overload]
 
 
-async def test_without_a_dead_letter_exchange_nothing_is_lost_at_the_deadline(broker: RealBroker, name: str) -> None:
+async def test_without_a_dead_letter_exchange_nothing_is_lost_at_the_deadline(
+    broker: RealBroker, name: str
+) -> None:
     sharded = Sharded(broker, name)
     choice = {"shards_change_deadline": 0, "shards_change_at_deadline": "dead-letter"}
     await sharded.declare("x-consistent-hash", 2, **choice)
@@ -187,7 +208,9 @@ async def test_shards_of_a_cleared_policy_drain_into_one_in_order(
     for _ in range(2):
         await group.join()
     found = await Sharded(broker, name).reaches(1)
-    assert all(queue["state"] == ("active" if queue["bound"] else "draining") for queue in found["queues"])
+    assert all(
+        queue["state"] == ("active" if queue["bound"] else "draining") for queue in found["queues"]
+    )
     await asyncio.sleep(UNDER_LOAD_S)
     await group.end(publishers)
 
@@ -227,6 +250,11 @@ async def test_a_plan_says_what_would_move(broker: RealBroker, name: str) -> Non
     await sharded.declare("x-consistent-hash", 2)
     planned = await sharded.ask("POST", "/plan", {"number": 4})
     assert planned["share_moving"] == 0.5
-    assert (planned["shards"], planned["new_shards"], len(planned["coming"]), planned["going"]) == (2, 4, 2, [])
+    assert (planned["shards"], planned["new_shards"], len(planned["coming"]), planned["going"]) == (
+        2,
+        4,
+        2,
+        [],
+    )
     # nothing has happened
     assert sum(queue["bound"] for queue in (await sharded.ask())["queues"]) == 2

@@ -16,7 +16,14 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from tests.consumer_groups.test_kills import Group
-from tests.stream_exchanges.test_resharding_kills import BACKLOG_S, HANDOVER_MS, KEYS, PAUSE_S, UNDER_LOAD_S, Sharded
+from tests.stream_exchanges.test_resharding_kills import (
+    BACKLOG_S,
+    HANDOVER_MS,
+    KEYS,
+    PAUSE_S,
+    UNDER_LOAD_S,
+    Sharded,
+)
 from tests.support import virtual_load
 from tests.support.brokers import killable_broker
 from tests.support.real_broker import RealBroker
@@ -55,9 +62,14 @@ class Reader:
     group has settled.
     """
 
-    def __init__(self, broker: RealBroker, exchange: str, read: Read, group: str = "", pause_s: float = 0.0) -> None:
+    def __init__(
+        self, broker: RealBroker, exchange: str, read: Read, group: str = "", pause_s: float = 0.0
+    ) -> None:
         self._broker, self._exchange, self._read, self._pause_s = broker, exchange, read, pause_s
-        self._arguments: dict[str, Any] = {"x-stream-offset": "first", "x-handover-timeout": HANDOVER_MS}
+        self._arguments: dict[str, Any] = {
+            "x-stream-offset": "first",
+            "x-handover-timeout": HANDOVER_MS,
+        }
         if group:
             self._arguments["x-group"] = group
         self._task = asyncio.create_task(self._run())
@@ -72,7 +84,9 @@ class Reader:
                     await self._consume(connection, lost)
             await asyncio.sleep(CONNECT_AGAIN_S)
 
-    async def _consume(self, connection: aio_pika.abc.AbstractConnection, lost: asyncio.Event) -> None:
+    async def _consume(
+        self, connection: aio_pika.abc.AbstractConnection, lost: asyncio.Event
+    ) -> None:
         channel = await connection.channel()
         await channel.set_qos(prefetch_count=40)
         got: asyncio.Queue[AbstractIncomingMessage | None] = asyncio.Queue()
@@ -108,7 +122,10 @@ async def all_is_read(read: Read, ledger: Ledger) -> None:
 @pytest.mark.row("E1.13", "E2.13")
 @pytest.mark.parametrize(
     ("kind", "victim"),
-    [("x-consistent-hash", victim) for victim in ("nobody", "shard", "front-door", "controller", "everything")]
+    [
+        ("x-consistent-hash", victim)
+        for victim in ("nobody", "shard", "front-door", "controller", "everything")
+    ]
     + [("x-modulus-hash", "shard")],
 )
 async def test_streams_are_read_in_order_from_2_to_4_to_3_shards(
@@ -153,7 +170,9 @@ async def test_streams_are_read_in_order_from_2_to_4_to_3_shards(
 class Stuck:
     """A consumer that settles nothing before it is told to; what it has got."""
 
-    def __init__(self, channel: aio_pika.abc.AbstractChannel, exchange: aio_pika.abc.AbstractExchange) -> None:
+    def __init__(
+        self, channel: aio_pika.abc.AbstractChannel, exchange: aio_pika.abc.AbstractExchange
+    ) -> None:
         self.channel, self.exchange = channel, exchange
         self.settles = False
         self.got: list[AbstractIncomingMessage] = []
@@ -169,7 +188,9 @@ class Stuck:
                 await message.ack()
 
         queue = await self.channel.get_queue(self.exchange.name, ensure=False)
-        await queue.consume(got, arguments={f"x-{key.replace('_', '-')}": value for key, value in arguments.items()})
+        await queue.consume(
+            got, arguments={f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+        )
 
     def keys(self, what: str) -> set[str | None]:
         return {message.routing_key for message in self.got if message.body == what.encode()}
@@ -205,9 +226,13 @@ async def test_what_is_never_acknowledged_holds_up_its_group_and_the_status_says
         await late.publish("new")
         await late.has("new")  # it began behind the change
         await asyncio.sleep(0.5)
-        assert 0 < len(slow.keys("new")) < MANY_KEYS, "keys that moved came before what was there before"
+        assert 0 < len(slow.keys("new")) < MANY_KEYS, (
+            "keys that moved came before what was there before"
+        )
         lost = sorted(queue["name"] for queue in found["queues"])[:2]
-        assert (await sharded.ask())["groups"] == [{"group": "slow", "changes": 1, "waits_for": lost}]
+        assert (await sharded.ask())["groups"] == [
+            {"group": "slow", "changes": 1, "waits_for": lost}
+        ]
         for message in slow.got:
             await message.ack()
         await slow.has("new")
@@ -231,7 +256,9 @@ async def test_what_is_never_acknowledged_may_cost_a_group_the_order_at_the_dead
         assert "give up the order of keys" in broker.log_tail()
 
 
-async def test_who_reads_what_comes_next_gets_all_of_shards_that_come(broker: RealBroker, name: str) -> None:
+async def test_who_reads_what_comes_next_gets_all_of_shards_that_come(
+    broker: RealBroker, name: str
+) -> None:
     sharded = Sharded(broker, name)
     await sharded.declare("x-consistent-hash", 2, shard_arguments=STREAM)
     async with stuck(sharded) as reader:

@@ -44,7 +44,9 @@ class World:
         self.catalog = Catalog()
         self.catalog.apply(VhostPut("/"))
         self._last_id = 0
-        self.decisions = Decisions(self.catalog, self._new_id, lambda: "name", lambda vhost, name: 0, shards)
+        self.decisions = Decisions(
+            self.catalog, self._new_id, lambda: "name", lambda vhost, name: 0, shards
+        )
         self.follows = True  # changes of the number go through at once
         self.watch: str | None = None  # an exchange that must have a route after each single change
 
@@ -77,7 +79,10 @@ class World:
         for exchange in self.vhost.part_exchanges():
             while any(hold_of(queue) for queue in self.vhost.parts(exchange)):
                 ids = frozenset(queue.id for queue in self.vhost.parts(exchange))
-                for step in (self.ask(Closed("/", exchange, ids)), self.ask(Settled("/", exchange))):
+                for step in (
+                    self.ask(Closed("/", exchange, ids)),
+                    self.ask(Settled("/", exchange)),
+                ):
                     decision.notes += step.notes
 
     def restart(self) -> Decision:
@@ -94,13 +99,19 @@ class World:
             if self.watch is not None:
                 assert route(self.vhost.table, self.watch, "k").queues, f"no route after {change}"
 
-    def declare(self, name: str = "e", type: str = HASH, durable: bool = True, **arguments: Any) -> Decision:
+    def declare(
+        self, name: str = "e", type: str = HASH, durable: bool = True, **arguments: Any
+    ) -> Decision:
         named = {key.replace("_", "-"): value for key, value in arguments.items()}
         return self.ask(ExchangeDeclare("/", name, type, durable, False, False, named))
 
     def policy(self, name: str = "p", pattern: str = "^e$", **definition: Any) -> Decision:
         named = {key.replace("_", "-"): value for key, value in definition.items()}
-        return self.ask(ParameterPut("/", "policy", name, {"pattern": pattern, "definition": named, "priority": 0}))
+        return self.ask(
+            ParameterPut(
+                "/", "policy", name, {"pattern": pattern, "definition": named, "priority": 0}
+            )
+        )
 
     def clear(self, name: str = "p") -> Decision:
         return self.ask(ParameterDelete("/", "policy", name))
@@ -109,7 +120,10 @@ class World:
         return [part.part.state for part in self.vhost.parts(exchange) if part.part is not None]
 
     def bound(self, exchange: str = "e") -> list[tuple[str, str]]:
-        return sorted((binding.destination, binding.routing_key) for binding in self.vhost.bindings_from(exchange))
+        return sorted(
+            (binding.destination, binding.routing_key)
+            for binding in self.vhost.bindings_from(exchange)
+        )
 
 
 def sharding(index: int, exchange: str = "e") -> str:
@@ -131,7 +145,10 @@ def test_an_exchange_with_x_shards_has_so_many_queues_one_on_each_shard_process(
     queues = world.vhost.parts("e")
     assert decision.create == queues
     assert sorted(queue.shard for queue in queues) == list(range(SHARDS))
-    assert all(queue.durable and not queue.auto_delete and not queue.owner and not queue.arguments for queue in queues)
+    assert all(
+        queue.durable and not queue.auto_delete and not queue.owner and not queue.arguments
+        for queue in queues
+    )
     assert world.bound() == [(sharding(i), "") for i in range(SHARDS)]
 
 
@@ -175,10 +192,19 @@ def test_an_exchange_without_it_has_none() -> None:
         ({"x_shards": 1.5}, "x-shards should be a whole number, actually was 1.5"),
         ({"x_shards": True}, "x-shards should be a number, actually was true"),
         ({"x_shards": "two"}, 'x-shards should be a number, actually was <<"two">>'),
-        ({"x_shards": 10**9}, f"x-shards should not exceed {SHARDS_PER_EXCHANGE_MAX}, actually was 1000000000"),
+        (
+            {"x_shards": 10**9},
+            f"x-shards should not exceed {SHARDS_PER_EXCHANGE_MAX}, actually was 1000000000",
+        ),
         ({"x_super_stream": 0}, "x-super-stream should be greater than 0, actually was 0"),
-        ({"x_shards": 1, "x_shard_arguments": 3}, "x-shard-arguments should be a table, actually was 3"),
-        ({"x_shards": 1, "x_shard_routing_key": 3}, "x-shard-routing-key should be a string, actually was 3"),
+        (
+            {"x_shards": 1, "x_shard_arguments": 3},
+            "x-shard-arguments should be a table, actually was 3",
+        ),
+        (
+            {"x_shards": 1, "x_shard_routing_key": 3},
+            "x-shard-routing-key should be a string, actually was 3",
+        ),
         (
             {"x_shards": 1, "x_shards_when_gone": "x"},
             'x-shards-when-gone: <<"x">> is none of drain, merge, keep, delete',
@@ -193,7 +219,9 @@ def test_an_exchange_without_it_has_none() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_made(arguments: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_is_refused_and_nothing_is_made(
+    arguments: dict[str, Any], text: str
+) -> None:
     world = World()
     with pytest.raises(Refusal) as refused:
         world.declare(**arguments)
@@ -254,7 +282,9 @@ def reversed_queues(changes: list[AnyChange]) -> list[AnyChange]:
 
 
 @pytest.mark.row("E2.22", "E2.1", "E2.2", "E2.3")
-@pytest.mark.parametrize("type", ["x-consistent-hash", "x-modulus-hash", "x-random", "fanout", "direct", "headers"])
+@pytest.mark.parametrize(
+    "type", ["x-consistent-hash", "x-modulus-hash", "x-random", "fanout", "direct", "headers"]
+)
 @pytest.mark.parametrize("policy_first", [True, False])
 def test_shard_empty_routing_key(type: str, policy_first: bool) -> None:
     world = World()
@@ -342,20 +372,29 @@ def test_bindings_made_by_hand_stay() -> None:
 
 
 @pytest.mark.row("E2.15")
-@pytest.mark.parametrize(("choice", "state"), [(None, DRAINING), ("drain", DRAINING), ("keep", KEPT), ("delete", None)])
+@pytest.mark.parametrize(
+    ("choice", "state"), [(None, DRAINING), ("drain", DRAINING), ("keep", KEPT), ("delete", None)]
+)
 @pytest.mark.parametrize("end", ["policy cleared", "exchange deleted"])
-def test_what_becomes_of_the_shards_is_an_explicit_choice(choice: str | None, state: str | None, end: str) -> None:
+def test_what_becomes_of_the_shards_is_an_explicit_choice(
+    choice: str | None, state: str | None, end: str
+) -> None:
     world = World()
     world.declare()
     more = {} if choice is None else {"shards_when_gone": choice}
     world.policy(shards_per_node=2, **more)
     queues = world.vhost.parts("e")
-    decision = world.clear() if end == "policy cleared" else world.ask(ExchangeRemove("/", "e", if_unused=True))
+    decision = (
+        world.clear()
+        if end == "policy cleared"
+        else world.ask(ExchangeRemove("/", "e", if_unused=True))
+    )
     assert world.states() == ([] if state is None else [state] * 2)
     assert decision.drop == (queues if state is None else [])
     assert len(decision.notes) == 1  # never silently
     assert not list(world.vhost.bindings())
-    assert world.vhost.shard_queues("e") == (() if end == "exchange deleted" or state is None else tuple(
+    assert world.vhost.shard_queues("e") == (() if end == "exchange deleted" or state is None
+                                             else tuple(
         queue.name for queue in queues))  # fmt: skip
 
 
@@ -376,7 +415,11 @@ def test_shards_drain_into_one_that_stays_where_that_is_chosen(type: str) -> Non
     world.watch = "e"
     decision = world.clear()
     # All queues are others where keys move between those that stay.
-    assert sorted(world.states()) == [ACTIVE] + [DRAINING] * 3 if type == HASH else [ACTIVE] + [DRAINING] * 2
+    assert (
+        sorted(world.states()) == [ACTIVE] + [DRAINING] * 3
+        if type == HASH
+        else [ACTIVE] + [DRAINING] * 2
+    )
     assert decision.notes
     assert len(world.bound()) == 1
     assert {queue.name for queue in queues} <= set(world.vhost.shard_queues("e"))
@@ -544,7 +587,9 @@ def test_missing_shard_queues_and_bindings_are_made_again_at_the_start() -> None
 def test_a_start_with_more_shard_processes_gives_auto_more_shards() -> None:
     world = World(2)
     world.declare(x_shards="auto")
-    world.decisions = Decisions(world.catalog, lambda: 100, lambda: "name", lambda vhost, name: 0, 3)
+    world.decisions = Decisions(
+        world.catalog, lambda: 100, lambda: "name", lambda vhost, name: 0, 3
+    )
     world.restart()
     assert sorted(queue.shard for queue in world.vhost.parts("e")) == [0, 1, 2]
 
@@ -591,7 +636,9 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=12))
-def test_after_any_history_the_active_shards_are_those_wanted_and_no_queue_is_lost(steps: list[Any]) -> None:
+def test_after_any_history_the_active_shards_are_those_wanted_and_no_queue_is_lost(
+    steps: list[Any],
+) -> None:
     world = World()
     world.declare()
     wanted: tuple[str, Any, str] | None = None  # by what: its number and key
@@ -604,7 +651,9 @@ def test_after_any_history_the_active_shards_are_those_wanted_and_no_queue_is_lo
                 world.policy(shards_per_node=number, routing_key=key)
                 wanted = ("sharding", number, key)
             case "definition":
-                parameter(world, "stream-definition", "d", {"shards-per-node": number, "routing-key": key})
+                parameter(
+                    world, "stream-definition", "d", {"shards-per-node": number, "routing-key": key}
+                )
                 said = (number, key)
                 wanted = ("stream", *said) if wanted and wanted[0] == "stream" else wanted
             case "named":
@@ -628,7 +677,11 @@ def test_after_any_history_the_active_shards_are_those_wanted_and_no_queue_is_lo
         else:
             count = SHARDS if wanted[1] == "auto" else wanted[1]
             expected = {f"{wanted[0]}: e - {NODE} - {i}" for i in range(count)}
-        active = {part.name for part in world.vhost.parts("e") if part.part is not None and part.part.state == ACTIVE}
+        active = {
+            part.name
+            for part in world.vhost.parts("e")
+            if part.part is not None and part.part.state == ACTIVE
+        }
         assert active | (removed & expected) == expected
         assert world.bound() == sorted((name, wanted[2] if wanted else "") for name in active)
         again = rebuilt(0, world.catalog.changes()).vhosts["/"]

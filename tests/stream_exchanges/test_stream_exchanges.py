@@ -30,7 +30,9 @@ EMPTY_S_MAX = 60.0  # two looks at an empty queue, on a crowded machine
 
 def shardctl(broker: RealBroker, *arguments: str) -> str:
     """Run shardctl, which must succeed; return its output."""
-    result = CliRunner().invoke(app, [*arguments, "--url", f"http://{broker.http.replace('0.0.0.0', '127.0.0.1')}"])
+    result = CliRunner().invoke(
+        app, [*arguments, "--url", f"http://{broker.http.replace('0.0.0.0', '127.0.0.1')}"]
+    )
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -58,7 +60,11 @@ def channel(broker: RealBroker, vhost: str) -> Iterator[BlockingChannel]:
 
 def shards_of(broker: RealBroker, vhost: str, exchange: str) -> list[dict[str, Any]]:
     columns = ("name", "exchange", "index", "shard", "shard_state", "durable")
-    found = [row for row in rows(broker, "list_queues", *columns, "--vhost", vhost) if row["exchange"] == exchange]
+    found = [
+        row
+        for row in rows(broker, "list_queues", *columns, "--vhost", vhost)
+        if row["exchange"] == exchange
+    ]
     return sorted(found, key=lambda row: row["index"])
 
 
@@ -73,7 +79,9 @@ def counts(channel: BlockingChannel, queues: list[dict[str, Any]]) -> list[int]:
 
 def publish(channel: BlockingChannel, exchange: str, count: int) -> None:
     for i in range(count):
-        channel.basic_publish(exchange, f"key-{i}", f"{i}".encode(), pika.BasicProperties(delivery_mode=2), True)
+        channel.basic_publish(
+            exchange, f"key-{i}", f"{i}".encode(), pika.BasicProperties(delivery_mode=2), True
+        )
 
 
 @pytest.mark.row("E2.3", "E2.4", "E2.5", "E3.10")
@@ -90,22 +98,36 @@ def test_x_shards_makes_queues_that_get_each_message_once(
     assert {(row["shard_state"], row["durable"]) for row in found} == {("active", True)}
     assert sum(counts(channel, found)) == 200
     assert min(counts(channel, found)) > 20
-    (exchange,) = [row for row in rows(broker, "list_exchanges", "name", "shard_queues", "--vhost", vhost)
+    (exchange,
+     ) = [row for row in rows(broker, "list_exchanges", "name", "shard_queues", "--vhost", vhost)
                    if row["name"] == "images"]  # fmt: skip
     assert exchange["shard_queues"] == [row["name"] for row in found]
 
 
 @pytest.mark.row("E2.1", "E2.2", "J15")
-def test_a_policy_as_rabbitmq_sharding_takes_it(broker: RealBroker, channel: BlockingChannel, vhost: str) -> None:
+def test_a_policy_as_rabbitmq_sharding_takes_it(
+    broker: RealBroker, channel: BlockingChannel, vhost: str
+) -> None:
     channel.exchange_declare("shard.images", "x-modulus-hash")
     definition = '{"shards-per-node": 2, "routing-key": "1234"}'
     shardctl(broker, "set_policy", "images-shard", "^shard.images$", definition, "--vhost", vhost)
-    assert names_of(broker, vhost, "shard.images") == [f"sharding: shard.images - {NODE} - {i}" for i in range(2)]
+    assert names_of(broker, vhost, "shard.images") == [
+        f"sharding: shard.images - {NODE} - {i}" for i in range(2)
+    ]
     publish(channel, "shard.images", 50)
     assert sum(counts(channel, shards_of(broker, vhost, "shard.images"))) == 50
     refused = CliRunner().invoke(
         app,
-        ["set_policy", "p", "^x", '{"shards-per-node": 0}', "--vhost", vhost, "--url", f"http://{broker.http}"],
+        [
+            "set_policy",
+            "p",
+            "^x",
+            '{"shards-per-node": 0}',
+            "--vhost",
+            vhost,
+            "--url",
+            f"http://{broker.http}",
+        ],
     )
     assert refused.exit_code == 70
     assert "shards-per-node should be greater than 0, actually was 0" in refused.output
@@ -118,9 +140,19 @@ def test_a_stream_definition_as_the_first_plugin_takes_it(
     shardctl(broker, "set_parameter", "stream", "routing-key", '"4321"', "--vhost", vhost)
     said = '{"local-username": "guest", "shards-per-node": 2, "routing-key": "1234"}'
     shardctl(broker, "set_parameter", "stream-definition", "my_stream", said, "--vhost", vhost)
-    shardctl(broker, "set_policy", "my_stream", r"^shard\.", '{"stream-definition": "my_stream"}', "--vhost", vhost)
+    shardctl(
+        broker,
+        "set_policy",
+        "my_stream",
+        r"^shard\.",
+        '{"stream-definition": "my_stream"}',
+        "--vhost",
+        vhost,
+    )
     channel.exchange_declare("shard.logs_stream", "x-consistent-hash", durable=True)
-    assert names_of(broker, vhost, "shard.logs_stream") == [f"stream: shard.logs_stream - {NODE} - {i}" for i in (0, 1)]
+    assert names_of(broker, vhost, "shard.logs_stream") == [
+        f"stream: shard.logs_stream - {NODE} - {i}" for i in (0, 1)
+    ]
     assert keys_of(broker, vhost) == {"1234"}
     publish(channel, "shard.logs_stream", 50)
     said = '{"shards-per-node": 3}'
@@ -158,7 +190,9 @@ def test_fewer_shards_keep_what_is_in_the_others_until_it_is_taken(
     for row in after[2:]:
         while channel.basic_get(row["name"], auto_ack=True)[0] is not None:
             pass
-    wait_until(lambda: len(names_of(broker, vhost, "e")) == 3, "the emptied queue to go", EMPTY_S_MAX)
+    wait_until(
+        lambda: len(names_of(broker, vhost, "e")) == 3, "the emptied queue to go", EMPTY_S_MAX
+    )
     assert after[2]["name"] in names_of(broker, vhost, "e")
     channel.basic_ack(held.delivery_tag)
     wait_until(lambda: len(names_of(broker, vhost, "e")) == 2, "the other one to go", EMPTY_S_MAX)
@@ -176,7 +210,9 @@ def test_a_deleted_exchange_leaves_its_messages_until_they_are_taken_or_says_del
     for exchange in ("stays", "goes", "empty"):
         channel.exchange_delete(exchange, if_unused=True)
     assert names_of(broker, vhost, "goes") == []
-    wait_until(lambda: not names_of(broker, vhost, "empty"), "empty shard queues to go", EMPTY_S_MAX)
+    wait_until(
+        lambda: not names_of(broker, vhost, "empty"), "empty shard queues to go", EMPTY_S_MAX
+    )
     assert sum(counts(channel, shards_of(broker, vhost, "stays"))) == 20
     channel.exchange_declare("stays", "x-random", arguments={"x-shards": 2})
     assert [row["shard_state"] for row in shards_of(broker, vhost, "stays")] == ["active"] * 2
@@ -197,10 +233,15 @@ async def test_a_refused_message_is_the_one_that_is_nacked(broker: RealBroker, n
         }
         exchange = await channel.declare_exchange(name, "x-consistent-hash", arguments=arguments)
         published = [
-            exchange.publish(aio_pika.Message(f"{i}".encode()), f"key-{i}", mandatory=False) for i in range(300)
+            exchange.publish(aio_pika.Message(f"{i}".encode()), f"key-{i}", mandatory=False)
+            for i in range(300)
         ]
         outcomes = await asyncio.gather(*published, return_exceptions=True)
-        refused = {i for i, outcome in enumerate(outcomes) if isinstance(outcome, aio_pika.exceptions.DeliveryError)}
+        refused = {
+            i
+            for i, outcome in enumerate(outcomes)
+            if isinstance(outcome, aio_pika.exceptions.DeliveryError)
+        }
         stored: set[int] = set()
         for index in range(4):
             queue = await channel.get_queue(f"sharding: {name} - {NODE} - {index}")
@@ -216,7 +257,10 @@ def test_a_number_that_cannot_be_closes_the_channel(channel: BlockingChannel) ->
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
         channel.exchange_declare("e", "x-random", arguments={"x-shards": 0})
     assert closed.value.reply_code == 406
-    assert closed.value.reply_text == "PRECONDITION_FAILED - x-shards should be greater than 0, actually was 0"
+    assert (
+        closed.value.reply_text
+        == "PRECONDITION_FAILED - x-shards should be greater than 0, actually was 0"
+    )
 
 
 @pytest.mark.row("E3.3", "E3.5", "E3.2")
@@ -234,18 +278,26 @@ def test_what_route_explain_says_is_what_happens(
         assert said["hops"][0]["hash"]["hashed"] == f"c{i}"
 
 
-def test_route_explain_and_ring_show_in_words(broker: RealBroker, channel: BlockingChannel, vhost: str) -> None:
-    channel.exchange_declare("e", "x-consistent-hash", arguments={"x-shards": 2, "alternate-exchange": "amq.fanout"})
+def test_route_explain_and_ring_show_in_words(
+    broker: RealBroker, channel: BlockingChannel, vhost: str
+) -> None:
+    channel.exchange_declare(
+        "e", "x-consistent-hash", arguments={"x-shards": 2, "alternate-exchange": "amq.fanout"}
+    )
     told = shardctl(broker, "route", "explain", "e", "k", "--vhost", vhost)
     assert "exchange 'e' (x-consistent-hash): queue 'sharding: e - " in told
     assert "rendezvous of 2 by routing key 'k'" in told
     assert "no match" in shardctl(broker, "route", "explain", "amq.direct", "k", "--vhost", vhost)
     shown = shardctl(broker, "ring", "show", "e", "--vhost", vhost)
     assert shown.count("50.00%") == 2
-    refused = CliRunner().invoke(app, ["ring", "show", "amq.topic", "--url", f"http://{broker.http}"])
+    refused = CliRunner().invoke(
+        app, ["ring", "show", "amq.topic", "--url", f"http://{broker.http}"]
+    )
     assert refused.exit_code == 70
     assert "exchange 'amq.topic' of type topic does not spread its messages" in refused.output
-    missing = CliRunner().invoke(app, ["route", "explain", "none", "k", "--url", f"http://{broker.http}"])
+    missing = CliRunner().invoke(
+        app, ["route", "explain", "none", "k", "--url", f"http://{broker.http}"]
+    )
     assert missing.exit_code == 65
     assert "exchange 'none' in vhost '/' does not exist" in missing.output
 
@@ -264,7 +316,10 @@ def test_after_a_restart_the_set_is_whole_and_every_key_goes_where_it_went(tmp_p
         before = shards_of(broker, "/", "e")
         # the one deleted is made anew at once
         assert [row["index"] for row in before] == [0, 1, 2, 3, 4]
-        assert channel.queue_declare(f"sharding: e - {NODE} - 4", passive=True).method.message_count == 0
+        assert (
+            channel.queue_declare(f"sharding: e - {NODE} - 4", passive=True).method.message_count
+            == 0
+        )
         owners = {key: owner(broker, key) for key in map(str, range(30))}
         connection.close()
         broker.stop()
@@ -304,14 +359,18 @@ def published(broker: RealBroker, channel: BlockingChannel, number: int) -> bool
         broker.kill("shard", 0)
     try:
         persistent = pika.BasicProperties(delivery_mode=2)
-        channel.basic_publish("e", f"key-{number}", f"{number}".encode(), persistent, mandatory=True)
+        channel.basic_publish(
+            "e", f"key-{number}", f"{number}".encode(), persistent, mandatory=True
+        )
     except pika.exceptions.NackError:
         return False
     return True
 
 
 @pytest.mark.row("E2.21")
-def test_the_shards_may_be_streams(broker: RealBroker, channel: BlockingChannel, vhost: str) -> None:
+def test_the_shards_may_be_streams(
+    broker: RealBroker, channel: BlockingChannel, vhost: str
+) -> None:
     arguments: dict[str, Any] = {"x-shards": 2, "x-shard-arguments": {"x-queue-type": "stream"}}
     channel.exchange_declare("e", "x-consistent-hash", durable=True, arguments=arguments)
     publish(channel, "e", 20)
@@ -325,7 +384,9 @@ def owner(broker: RealBroker, key: str) -> str:
 
 
 @pytest.mark.row("E2.5")
-def test_definitions_go_out_and_in_with_their_sets(broker: RealBroker, channel: BlockingChannel, vhost: str) -> None:
+def test_definitions_go_out_and_in_with_their_sets(
+    broker: RealBroker, channel: BlockingChannel, vhost: str
+) -> None:
     channel.exchange_declare("e", "x-consistent-hash", durable=True, arguments={"x-shards": 3})
     shardctl(broker, "set_policy", "p", "^f$", '{"shards-per-node": 2}', "--vhost", vhost)
     channel.exchange_declare("f", "x-modulus-hash", durable=True)
@@ -343,7 +404,8 @@ def http(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
     headers = {"Authorization": f"Basic {base64.b64encode(b'guest:guest').decode()}"}
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(
-        urllib.request.Request(f"http://{address}/api/{path}", data, headers, method=method), timeout=30
+        urllib.request.Request(f"http://{address}/api/{path}", data, headers, method=method),
+        timeout=30,
     ) as answer:
         text = answer.read()
         return json.loads(text) if text else None

@@ -59,7 +59,9 @@ def offsets_by_amqp(broker: RealBroker) -> list[int]:
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=500)
-        for method, properties, body in channel.consume("s", arguments={"x-stream-offset": "first"}):
+        for method, properties, body in channel.consume(
+            "s", arguments={"x-stream-offset": "first"}
+        ):
             found.append(properties.headers["x-stream-offset"])
             assert int(body.partition(b":")[0]) == found[-1]
             channel.basic_ack(method.delivery_tag)
@@ -68,7 +70,9 @@ def offsets_by_amqp(broker: RealBroker) -> list[int]:
     raise AssertionError
 
 
-def test_readers_by_amqp_and_by_arrow_and_operators_are_told_where_the_gap_is(broker: RealBroker) -> None:
+def test_readers_by_amqp_and_by_arrow_and_operators_are_told_where_the_gap_is(
+    broker: RealBroker,
+) -> None:
     publish(broker)
     broker.stop()
     segment = damage(broker)
@@ -88,32 +92,49 @@ def test_readers_by_amqp_and_by_arrow_and_operators_are_told_where_the_gap_is(br
 
     wait_until(lambda: shown().get("stream_gaps") == [[lost[0], lost[-1]]], "the gap at the queue")
     health = json.loads(get(broker, "/api/health/checks/alarms"))
-    assert health["warnings"] == [{"shard": 0, "warning": "1 damaged places found in message files, see the log"}]
-    assert re.search(rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics))
+    assert health["warnings"] == [
+        {"shard": 0, "warning": "1 damaged places found in message files, see the log"}
+    ]
+    assert re.search(
+        rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics)
+    )
     assert by_arrow(broker) == (found, [[lost[0], lost[-1] + 1]])
     broker.stop()
     assert told_by_verify(broker) == [(segment.name, lost[0], lost[-1])]
     broker.restart()
 
 
-def test_damage_that_only_the_arrow_reader_has_met_is_in_the_numbers_of_the_shard_too(broker: RealBroker) -> None:
+def test_damage_that_only_the_arrow_reader_has_met_is_in_the_numbers_of_the_shard_too(
+    broker: RealBroker,
+) -> None:
     publish(broker)
     broker.stop()
     segment = damage(broker)
     broker.restart()
-    assert re.search(rb"shardmq_shard_damaged\{[^}]*\} 0\b", get(broker, "/metrics", broker.metrics))
+    assert re.search(
+        rb"shardmq_shard_damaged\{[^}]*\} 0\b", get(broker, "/metrics", broker.metrics)
+    )
     _, [(first, behind)] = by_arrow(broker)
 
     def is_counted() -> bool:
-        return bool(re.search(rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics)))
+        return bool(
+            re.search(
+                rb"shardmq_shard_damaged\{[^}]*\} 1\b", get(broker, "/metrics", broker.metrics)
+            )
+        )
 
     wait_until(is_counted, "the place in the metrics")
     health = json.loads(get(broker, "/api/health/checks/alarms"))
-    assert health["warnings"] == [{"shard": 0, "warning": "1 damaged places found in message files, see the log"}]
+    assert health["warnings"] == [
+        {"shard": 0, "warning": "1 damaged places found in message files, see the log"}
+    ]
     assert json.loads(get(broker, "/api/queues/%2F/s"))["stream_gaps"] == [[first, behind - 1]]
     line = rf"{segment}, bytes \d+ to \d+ \(\d+ bytes\), offsets {first} to {behind - 1}: damaged"
     assert by_arrow(broker)[1] == [[first, behind]]
-    wait_until(lambda: broker.log_tail().count("messages with the offsets") == 2, "what the reader says of both scans")
+    wait_until(
+        lambda: broker.log_tail().count("messages with the offsets") == 2,
+        "what the reader says of both scans",
+    )
     assert len(re.findall(line, broker.log_tail())) == 1, "the shard tells it once"
 
 
@@ -143,7 +164,14 @@ def by_arrow(broker: RealBroker) -> tuple[list[int], list[list[int]]]:
 
 
 def told_by_verify(broker: RealBroker) -> list[tuple[str, int, int]]:
-    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "store", "verify", str(broker.data_dir)]
+    command = [
+        sys.executable,
+        "-m",
+        "shardmq.supervisor.cli.app",
+        "store",
+        "verify",
+        str(broker.data_dir),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     lines = re.findall(r"/([^/]+): corrupt, bytes .*, offsets (\d+) to (\d+): ", done.stderr)
@@ -152,10 +180,13 @@ def told_by_verify(broker: RealBroker) -> list[tuple[str, int, int]]:
 
 @pytest.mark.broker
 @pytest.mark.parametrize(
-    "file", ["vhosts.json", "users.json", "permissions.json", "topic_permissions.json", "parameters.json",
+    "file",
+    ["vhosts.json", "users.json", "permissions.json", "topic_permissions.json", "parameters.json",
              "definitions.amqp", "shard-00"]
 )  # fmt: skip
-def test_a_start_without_a_file_that_was_there_is_refused_by_name_with_status_2(tmp_path: Path, file: str) -> None:
+def test_a_start_without_a_file_that_was_there_is_refused_by_name_with_status_2(
+    tmp_path: Path, file: str
+) -> None:
     made = RealBroker(tmp_path / "data", shards=1)
     try:
         made.stop()

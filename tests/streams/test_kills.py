@@ -39,7 +39,9 @@ class Reader:
         self._lag = lag
 
     async def take(self, message: AbstractIncomingMessage) -> None:
-        self.got.append((int(str(message.headers["x-stream-offset"])), message.body, bool(message.redelivered)))
+        self.got.append(
+            (int(str(message.headers["x-stream-offset"])), message.body, bool(message.redelivered))
+        )
         self._waiting.append(message)
         if len(self._waiting) > self._lag:
             await self._waiting.pop(0).ack()
@@ -54,7 +56,11 @@ class Reader:
         high = -1
         for offset, body, redelivered in self.got:
             assert bodies.setdefault(offset, body) == body
-            assert offset == high + 1 or (offset <= high and redelivered), (offset, high, redelivered)
+            assert offset == high + 1 or (offset <= high and redelivered), (
+                offset,
+                high,
+                redelivered,
+            )
             high = max(high, offset)
         assert set(confirmed) <= {body.partition(b":")[0] for body in bodies.values()}
         again = len(self.got) - len(bodies)
@@ -62,11 +68,16 @@ class Reader:
 
 
 @pytest.mark.row("D2")
-async def test_readers_go_on_where_they_were_when_the_shard_of_a_stream_dies(broker: RealBroker, name: str) -> None:
+async def test_readers_go_on_where_they_were_when_the_shard_of_a_stream_dies(
+    broker: RealBroker, name: str
+) -> None:
     async with connected(broker) as connection:
         channel = await connection.channel()
         await channel.set_qos(prefetch_count=100)
-        queues = [await channel.declare_queue(f"{name}-{n}", durable=True, arguments=STREAM) for n in range(6)]
+        queues = [
+            await channel.declare_queue(f"{name}-{n}", durable=True, arguments=STREAM)
+            for n in range(6)
+        ]
         readers = [Reader(lag=at * 7) for at in range(len(queues))]
         for queue, reader in zip(queues, readers, strict=True):
             await queue.consume(reader.take, arguments={"x-stream-offset": "first"})
@@ -80,7 +91,10 @@ async def test_readers_go_on_where_they_were_when_the_shard_of_a_stream_dies(bro
         # A last one behind all, so that it is known when the readers have everything.
         for queue in queues:
             await channel.default_exchange.publish(aio_pika.Message(b"end"), queue.name)
-        await wait_for(lambda: all(b"end" in [body for _, body, _ in each.got[-50:]] for each in readers), "the end")
+        await wait_for(
+            lambda: all(b"end" in [body for _, body, _ in each.got[-50:]] for each in readers),
+            "the end",
+        )
         for each, reader in zip(publishing, readers, strict=True):
             reader.check(each.confirmed)
 
@@ -108,7 +122,10 @@ async def test_a_named_reader_goes_on_though_the_shard_was_killed_and_the_reader
             reader = Reader()
             stop = 100 * (round + 1)
             tag = await queue.consume(reader.take, consumer_tag="auditor", arguments=more)
-            await wait_for(lambda: reader.got[-1:] and reader.got[-1][0] >= stop - 1, "a hundred more")  # noqa: B023
+            await wait_for(
+                lambda: reader.got[-1:] and reader.got[-1][0] >= stop - 1,  # noqa: B023
+                "a hundred more",
+            )
             await queue.cancel(tag)
             offsets = [offset for offset, _, _ in reader.got]
             assert offsets == list(range(offsets[0], offsets[-1] + 1))
@@ -170,4 +187,7 @@ async def test_a_binding_that_asks_for_what_was_kept_gets_it_though_shards_die_m
         for queue in queues:
             found: set[bytes] = set()
             await queue.consume(_into(found), no_ack=True)
-            await wait_for(lambda: set(confirmed) <= found, f"all that was confirmed in {queue.name}")  # noqa: B023
+            await wait_for(
+                lambda: set(confirmed) <= found,  # noqa: B023
+                f"all that was confirmed in {queue.name}",
+            )

@@ -28,7 +28,9 @@ TAG = "auditor"
 class Reader:
     """One consumer of a connection of its own, which acknowledges nothing by itself."""
 
-    def __init__(self, broker: RealBroker, queue: str, prefetch: int, tag: str, **arguments: Any) -> None:
+    def __init__(
+        self, broker: RealBroker, queue: str, prefetch: int, tag: str, **arguments: Any
+    ) -> None:
         self.connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         self.channel = self.connection.channel()
         self.channel.basic_qos(prefetch_count=prefetch)
@@ -66,7 +68,9 @@ def stream(connection: pika.BlockingConnection, name: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def exchange(connection: pika.BlockingConnection, name: str) -> Iterator[Callable[[int], BlockingChannel]]:
+def exchange(
+    connection: pika.BlockingConnection, name: str
+) -> Iterator[Callable[[int], BlockingChannel]]:
     """Yield a function that declares the stream exchange with a number of streams.
 
     Its channel is for publishing.
@@ -270,7 +274,9 @@ async def test_each_member_of_a_group_of_streams_has_a_prefetch_of_its_own(
             queue = await made.get_queue(name, ensure=False)
             arguments = {**FIRST, "x-group": "g"}
 
-            async def mine(message: aio_pika.abc.AbstractIncomingMessage, number: int = number) -> None:
+            async def mine(
+                message: aio_pika.abc.AbstractIncomingMessage, number: int = number
+            ) -> None:
                 await receive(number, message)
 
             await queue.consume(mine, arguments=arguments)

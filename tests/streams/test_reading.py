@@ -94,7 +94,9 @@ class Life:
     [("deliver", [1, 1]), ("give back", 0), ("again", None), ("ack", 1)],
     False,
 )
-def test_a_reader_goes_on_at_the_first_message_it_has_not_settled(steps: list[tuple[str, Any]], trims: bool) -> None:
+def test_a_reader_goes_on_at_the_first_message_it_has_not_settled(
+    steps: list[tuple[str, Any]], trims: bool
+) -> None:
     life = Life()
     for step, what in [*steps, ("shard dies", None)]:
         if step == "deliver":
@@ -128,7 +130,8 @@ def test_who_was_told_no_beginning_asks_for_the_same_again() -> None:
 @pytest.mark.parametrize(
     ("said", "start", "value"),
     [
-        (None, "next", 0), ("first", "first", 0), ("last", "last", 0), ("next", "next", 0), (7, "offset", 7),
+        (None, "next", 0), ("first", "first", 0), ("last", "last", 0), ("next", "next", 0),
+        (7, "offset", 7),
         (0, "offset", 0),
         (-7, "back", 7), ("5m", "ago", 300_000), ("1h", "ago", 3_600_000), ("0s", "ago", 0),
         (datetime.datetime.fromtimestamp(12, datetime.UTC), "timestamp", 12_000),
@@ -140,7 +143,9 @@ def test_each_way_to_say_where_to_begin(said: Any, start: str, value: int) -> No
     assert (found.start, found.value, found.name) == (start, value, "")
 
 
-@pytest.mark.parametrize("said", ["", "First", "5", "m5", "5 m", "-5m", True, 1.5, [], {}, b"first"])
+@pytest.mark.parametrize(
+    "said", ["", "First", "5", "m5", "5 m", "-5m", True, 1.5, [], {}, b"first"]
+)
 def test_what_says_nothing_of_where_to_begin_is_refused(said: Any) -> None:
     with pytest.raises(Refusal):
         read_from({"x-stream-offset": said}, "tag")

@@ -50,14 +50,18 @@ class Bench:
         self.batch += 1
         packer = packing.Packer(1)
         for _ in range(count):
-            packer.add_stored(0, list(queues), MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
+            packer.add_stored(
+                0, list(queues), MESSAGE, 9, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False
+            )
         data = packer.take(0, 0, 5, EPOCH, self.batch, wanted)
         assert data is not None
         self.shard.receive(data, 1000)
 
     def attach(self, consumer: int = 1, prefetch: int = 10, **read: Any) -> None:
         start = m.ReadFrom(**{"start": "first", **read})
-        self.tell(m.AttachReader(50, 1, consumer, 9, 1, "tag", False, False, 0, prefetch, read=start))
+        self.tell(
+            m.AttachReader(50, 1, consumer, 9, 1, "tag", False, False, 0, prefetch, read=start)
+        )
 
     def settle(self, kind: int, first: int, last: int) -> None:
         self.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, kind, first, last)]), 1000)
@@ -69,7 +73,11 @@ class Bench:
         self.shard.syncs.end()
 
     def turn(self, peer: int = 0) -> list[Any]:
-        return [read(joined(o.message)) for o in self.shard.turn_end(1000) if o.endpoint == f"peer-{peer}"]
+        return [
+            read(joined(o.message))
+            for o in self.shard.turn_end(1000)
+            if o.endpoint == f"peer-{peer}"
+        ]
 
 
 def test_a_message_of_a_stream_is_confirmed_and_read_after_its_sync() -> None:
@@ -120,7 +128,9 @@ def test_each_delivery_says_the_offsets_of_its_messages() -> None:
         if envelope.read(joined(outgoing.message)).kind == m.DELIVER
         for section in codec.read_deliveries(joined(outgoing.message))
     ]
-    assert [bytes(section[6]) for section in sections] == [struct.pack("<3Q", 2, 3, 4) + MESSAGE * 3]
+    assert [bytes(section[6]) for section in sections] == [
+        struct.pack("<3Q", 2, 3, 4) + MESSAGE * 3
+    ]
 
 
 def test_a_reader_is_given_what_it_may_hold_and_what_it_gave_back() -> None:
@@ -165,7 +175,21 @@ def test_readers_that_are_parts_of_one_consumer_share_its_prefetch() -> None:
     start = m.ReadFrom("first")
     for consumer, queue in ((1, 1), (2, 3)):
         bench.tell(
-            m.AttachStreamPart(50, queue, consumer, 9, 1, "tag", False, False, 0, 3, limited=True, read=start, group=7)
+            m.AttachStreamPart(
+                50,
+                queue,
+                consumer,
+                9,
+                1,
+                "tag",
+                False,
+                False,
+                0,
+                3,
+                limited=True,
+                read=start,
+                group=7,
+            )
         )
     assert m.CreditReport(7, 0, True) in bench.turn()
     bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(7, m.ALLOT, 3, m.KEEP)]), 1000)
@@ -215,7 +239,9 @@ def test_a_stream_purged_during_a_sync_is_empty_with_its_end() -> None:
 
 
 @pytest.mark.parametrize("in_sync", [False, True], ids=["at once", "during a sync"])
-def test_a_purge_of_a_stream_that_finds_the_disk_full_is_refused_and_nothing_goes(in_sync: bool) -> None:
+def test_a_purge_of_a_stream_that_finds_the_disk_full_is_refused_and_nothing_goes(
+    in_sync: bool,
+) -> None:
     bench = Bench()
     bench.publish(1, count=2)
     bench.sync()
@@ -269,7 +295,9 @@ def test_who_repeats_is_told_what_was_known_and_what_was_another_message(queues:
         bench.batch += 1
         packer = packing.Packer(1)
         stored = b"".join(lives.message(b"p", first + i, size) for i in range(3))
-        packer.add_stored(0, queues, stored, 9, 1, 11, 1000, 0xFFFFFFFF, 0xFF, True, True, 3, in_sequence=True)
+        packer.add_stored(
+            0, queues, stored, 9, 1, 11, 1000, 0xFFFFFFFF, 0xFF, True, True, 3, in_sequence=True
+        )
         data = packer.take(0, 0, 5, EPOCH, bench.batch, True)
         assert data is not None
         bench.shard.receive(data, 1000)

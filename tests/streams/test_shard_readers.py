@@ -48,17 +48,27 @@ class Life:
         self.world.publish(self.shard(), self.random.randint(1, 12))
 
     def read_group(self) -> None:
-        self.world.consume(self.key(), NAME.exchange, "member", self.random.choice(PREFETCHES), **GROUP)
+        self.world.consume(
+            self.key(), NAME.exchange, "member", self.random.choice(PREFETCHES), **GROUP
+        )
 
     def read_all(self) -> None:
         self.world.consume(
-            self.key(), NAME.exchange, "alone", self.random.choice(PREFETCHES), **{"x-stream-offset": "first"}
+            self.key(),
+            NAME.exchange,
+            "alone",
+            self.random.choice(PREFETCHES),
+            **{"x-stream-offset": "first"},
         )
 
     def read_named(self) -> None:
         """Read under one name, then by another reader while the first one holds messages."""
-        if not any("named" in channel.consuming.consumers for channel in self.world.channels.values()):
-            self.world.consume(self.key(), "stream 0", "named", self.random.choice(PREFETCHES), **NAMED)
+        if not any(
+            "named" in channel.consuming.consumers for channel in self.world.channels.values()
+        ):
+            self.world.consume(
+                self.key(), "stream 0", "named", self.random.choice(PREFETCHES), **NAMED
+            )
 
     def cancel(self) -> None:
         self.world.cancel(self.key(), self.random.choice(["member", "named", "alone"]))
@@ -106,8 +116,16 @@ class Life:
 
     def play(self, steps: int) -> None:
         try:
-            acts = [self.publish] * 4 + [self.read_group, self.read_named] * 2 + [self.read_all, self.cancel]
-            acts += [self.settle] * 8 + [self.shard_turn, self.door_turn] * 3 + [self.wait, self.kill, self.come_back]
+            acts = (
+                [self.publish] * 4
+                + [self.read_group, self.read_named] * 2
+                + [self.read_all, self.cancel]
+            )
+            acts += (
+                [self.settle] * 8
+                + [self.shard_turn, self.door_turn] * 3
+                + [self.wait, self.kill, self.come_back]
+            )
             acts += [self.transaction, self.close, self.recover, self.rest]
             for _ in range(steps):
                 self.random.choice(acts)()
@@ -155,7 +173,9 @@ def test_what_is_not_acknowledged_comes_again_and_the_prefetch_is_exact(seed: in
 def forgets_what_a_cancelled_reader_gives_back(patch: pytest.MonkeyPatch) -> None:
     settled = StreamQueue.settled
 
-    def forget(queue: StreamQueue, reader: Consumer, is_ack: bool, entries: Any, size: int, again: bool) -> None:
+    def forget(
+        queue: StreamQueue, reader: Consumer, is_ack: bool, entries: Any, size: int, again: bool
+    ) -> None:
         settled(queue, reader, is_ack, entries, size, again and not reader.detached)
 
     patch.setattr(StreamQueue, "settled", forget)
@@ -164,7 +184,14 @@ def forgets_what_a_cancelled_reader_gives_back(patch: pytest.MonkeyPatch) -> Non
 def takes_the_last_ack_for_all_before(patch: pytest.MonkeyPatch) -> None:
     settled = StreamQueue.settled
 
-    def store(queue: StreamQueue, reader: Consumer, is_ack: bool, entries: array[int], size: int, again: bool) -> None:
+    def store(
+        queue: StreamQueue,
+        reader: Consumer,
+        is_ack: bool,
+        entries: array[int],
+        size: int,
+        again: bool,
+    ) -> None:
         settled(queue, reader, is_ack, entries, size, again)
         assert isinstance(reader, Reader)
         if entries and is_ack and reader.name:

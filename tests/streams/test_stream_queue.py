@@ -33,7 +33,12 @@ class Told:
         self.passes: list[tuple[int, int]] = []
 
     def deliver(
-        self, consumer: Any, first_number: int, redelivered: bool, count: int, blob: bytes | memoryview
+        self,
+        consumer: Any,
+        first_number: int,
+        redelivered: bool,
+        count: int,
+        blob: bytes | memoryview,
     ) -> None:
         offsets = array("Q", blob[: 8 * count])
         messages = split_messages(blob[8 * count :])
@@ -77,12 +82,16 @@ class History:
         self.bounds: dict[int, tuple[int | None, int | None]] = {}
         self.limits = {
             "x-stream-max-segment-size-bytes": SEGMENT_BYTES_MIN,
-            **self.random.choice([{}, {}, {"x-max-length-bytes": 9000}, {"x-max-age": "1s"}, {"x-max-length": 50}]),
+            **self.random.choice(
+                [{}, {}, {"x-max-length-bytes": 9000}, {"x-max-age": "1s"}, {"x-max-length": 50}]
+            ),
         }
         self.open()
 
     def open(self) -> None:
-        log = StreamLog("s", files=self.files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(self.files))
+        log = StreamLog(
+            "s", files=self.files, segment_bytes=SEGMENT_BYTES_MIN, cache=StreamCache(self.files)
+        )
         log.recover()
         self.store = DictStore()
         self.queue = StreamQueue(QUEUE, self.store, QueueLog(log), retention_of(self.limits))
@@ -96,7 +105,8 @@ class History:
             queues = self.random.choice([(QUEUE,), (QUEUE, 9), (9,), (3, QUEUE)])
             many = self.random.randint(1, 6)
             texts = [
-                encode_message(b"%d." % self.random.randrange(10**6) * self.random.choice([1, 40])) for _ in range(many)
+                encode_message(b"%d." % self.random.randrange(10**6) * self.random.choice([1, 40]))
+                for _ in range(many)
             ]
             records += Record(queues, tuple(texts), self.now).encode()
             if QUEUE in queues:
@@ -137,7 +147,11 @@ class History:
             ]
         )
         reader = Reader(
-            self.queue, self, self.last_number, Window(WINDOW), prefetch=self.random.choice([1, 3, 20, 500])
+            self.queue,
+            self,
+            self.last_number,
+            Window(WINDOW),
+            prefetch=self.random.choice([1, 3, 20, 500]),
         )
         stored = log.positions.get(name.encode()) if name else None
         reader.begin(*self.queue.new_reader(start, value, name, [], False, self.now))
@@ -150,8 +164,13 @@ class History:
 
     def bound(self) -> None:
         for number, reader in self.readers.items():
-            end, offset = self.random.choice(self.ends), self.random.randint(0, len(self.messages) + 5)
-            stop, mark = self.random.choice([(None, None), (end, None), (None, offset), (end, end), (end, offset)])
+            end, offset = (
+                self.random.choice(self.ends),
+                self.random.randint(0, len(self.messages) + 5),
+            )
+            stop, mark = self.random.choice(
+                [(None, None), (end, None), (None, offset), (end, end), (end, offset)]
+            )
             reader.bound(stop, mark)
             self.bounds[number] = (stop, mark)
 
@@ -159,7 +178,9 @@ class History:
         """`is_all`: each reader was looked at."""
         for number, position in self.told.passes:
             stop, mark = self.bounds[number]
-            assert mark is not None and mark <= position == self.readers[number].position, "not settled"
+            assert mark is not None and mark <= position == self.readers[number].position, (
+                "not settled"
+            )
             self.bounds[number] = (stop, None)
         self.told.passes.clear()
         for number, reader in self.readers.items():
@@ -191,7 +212,9 @@ class History:
         for number, reader in self.readers.items():
             # what was given back and is gone does not come again
             first = self.queue.log.stream.first_offset
-            self.again[number] = {offset for offset in self.again[number] if offset >= first or offset in reader.again}
+            self.again[number] = {
+                offset for offset in self.again[number] if offset >= first or offset in reader.again
+            }
             assert len(self.held[number]) <= reader.prefetch
             assert reader.unacked.count == len(self.held[number])
 
@@ -270,14 +293,18 @@ class History:
         self.readers.clear()
         self.cancelled.clear()
         self.open()
-        assert self.queue.log.stream.committed_offset >= self.committed, "what was committed is lost"
+        assert self.queue.log.stream.committed_offset >= self.committed, (
+            "what was committed is lost"
+        )
         assert not clean or dict(self.queue.log.stream.positions.offsets) == known
         self.committed = self.queue.log.stream.committed_offset
         del self.messages[self.committed :]
         self.ends = [end for end in self.ends if end <= self.committed] + [self.committed]
 
     def play(self, steps: int) -> None:
-        acts = [self.publish] * 4 + [self.sync] * 3 + [self.end_sync, self.attach] + [self.deliver] * 6
+        acts = (
+            [self.publish] * 4 + [self.sync] * 3 + [self.end_sync, self.attach] + [self.deliver] * 6
+        )
         acts += [self.settle] * 4 + [self.leave, self.bound, self.cancel]
         for _ in range(steps):
             self.random.choice(acts)() if self.random.random() > 0.02 else self.end()
@@ -285,12 +312,16 @@ class History:
             log, backlog = self.queue.log.stream, self.queue.backlog
             in_order = log.first_offset <= backlog.ready_count + log.first_offset == self.committed
             assert in_order or self.job is not None
-            assert backlog.unacked_count == sum(reader.unacked.count for reader in self.readers.values())
+            assert backlog.unacked_count == sum(
+                reader.unacked.count for reader in self.readers.values()
+            )
         self.drain()
 
     def drain(self) -> None:
         """Whoever settles all it gets comes to the end, if nothing bounds it."""
-        self.readers = {number: each for number, each in self.readers.items() if number not in self.cancelled}
+        self.readers = {
+            number: each for number, each in self.readers.items() if number not in self.cancelled
+        }
         for reader in self.readers.values():
             reader.bound(None, None)
         self.end_sync()
@@ -317,7 +348,8 @@ def test_every_reader_sees_every_message_that_lasts_in_order(seed: int) -> None:
 def test_neighbours_take_turns_and_a_slow_reader_keeps_nobody() -> None:
     history = History(1)
     history.queue.append(
-        memoryview(Record((QUEUE,), tuple(encode_message(b"%d" % i) for i in range(100))).encode()), True
+        memoryview(Record((QUEUE,), tuple(encode_message(b"%d" % i) for i in range(100))).encode()),
+        True,
     )
     history.messages = [encode_message(b"%d" % i) for i in range(100)]
     history.sync()

@@ -48,7 +48,12 @@ class Stream:
             self.channel.basic_publish("", self.name, body.encode(), properties, mandatory=True)
 
     def read(
-        self, least: int, most: int = 1000, tag: str | None = None, ack: bool = True, **arguments: Any
+        self,
+        least: int,
+        most: int = 1000,
+        tag: str | None = None,
+        ack: bool = True,
+        **arguments: Any,
     ) -> list[tuple[int, str]]:
         """Return (offset, body) of what a consumer gets.
 
@@ -63,7 +68,9 @@ class Stream:
                 if ack:
                     channel.basic_ack(method.delivery_tag)
 
-        consumer = self.channel.basic_consume(self.name, on_message, consumer_tag=tag, arguments=wanted)
+        consumer = self.channel.basic_consume(
+            self.name, on_message, consumer_tag=tag, arguments=wanted
+        )
         give_up = time.monotonic() + PATIENCE_S
         while len(found) < least and time.monotonic() < give_up:
             self.connection.process_data_events(IDLE_S)
@@ -84,13 +91,15 @@ DECLARES: list[tuple[str, base.Frame, str]] = [
      REFUSED.format("property", "exclusive-owner")),
     ("D1", Queue.Declare(queue="NAME", durable=True, auto_delete=True, arguments=STREAM),
      REFUSED.format("property", "auto-delete")),
-    ("D1", Queue.Declare(queue="NAME", arguments=STREAM), REFUSED.format("property", "non-durable")),
+    ("D1", Queue.Declare(queue="NAME", arguments=STREAM),
+     REFUSED.format("property", "non-durable")),
     *(
         ("D1", Queue.Declare(queue="NAME", durable=True, arguments=STREAM | {key: value}),
          OF_TYPE.format("arg", key, "stream"))
         for key, value in {
-            "x-dead-letter-exchange": "x", "x-dead-letter-routing-key": "k", "x-expires": 1000, "x-delivery-limit": 3,
-            "x-overflow": "drop-head", "x-single-active-consumer": True, "x-max-priority": 5, "x-message-ttl": 1000,
+            "x-dead-letter-exchange": "x", "x-dead-letter-routing-key": "k", "x-expires": 1000,
+            "x-delivery-limit": 3, "x-overflow": "drop-head", "x-single-active-consumer": True,
+            "x-max-priority": 5, "x-message-ttl": 1000,
         }.items()
     ),
     ("D6", Queue.Declare(queue="NAME", durable=True, arguments={"x-max-age": "1h"}),
@@ -100,15 +109,20 @@ DECLARES: list[tuple[str, base.Frame, str]] = [
          REFUSED.format("arg", "x-max-age") + ": invalid_max_age")
         for age in ("", "5", "h", "1w", "-1h", "1 h")
     ),
-    ("D6", Queue.Declare(queue="NAME", durable=True, arguments=STREAM | {SEGMENT_BYTES: 3000000001}),
+    ("D6",
+     Queue.Declare(queue="NAME", durable=True, arguments=STREAM | {SEGMENT_BYTES: 3000000001}),
      REFUSED.format("arg", SEGMENT_BYTES) + ": {max_value_exceeded,3000000001}"),
     ("D6", Queue.Declare(queue="NAME", durable=True, arguments=STREAM | {SEGMENT_BYTES: 0}),
      REFUSED.format("arg", SEGMENT_BYTES) + ": {value_zero,0}"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "text"), [proving(case[0], str(i), *case[1:]) for i, case in enumerate(DECLARES)])
-def test_what_no_stream_can_be_is_refused(client: RawClient, name: str, what: base.Frame, text: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "text"), [proving(case[0], str(i), *case[1:]) for i, case in enumerate(DECLARES)]
+)
+def test_what_no_stream_can_be_is_refused(
+    client: RawClient, name: str, what: base.Frame, text: str
+) -> None:
     what.queue = name  # type: ignore[attr-defined] # a Queue.Declare
     client.send(method(2, what))
     client.expect_channel_close(2, 406, text.replace("NAME", name))
@@ -120,9 +134,13 @@ def test_a_stream_is_declared_again_and_is_no_other_queue(client: RawClient, nam
     client.ask(1, declare, Queue.DeclareOk)
     client.ask(1, declare, Queue.DeclareOk)
     client.send(method(1, Queue.Declare(queue=name, durable=True)))
-    client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue '{name}'")
+    client.expect_channel_close(
+        1, 406, f"PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue '{name}'"
+    )
     client.send(method(2, Queue.Declare(queue=name, durable=True, arguments=STREAM)))
-    client.expect_channel_close(2, 406, f"PRECONDITION_FAILED - inequivalent arg 'x-max-age' for queue '{name}'")
+    client.expect_channel_close(
+        2, 406, f"PRECONDITION_FAILED - inequivalent arg 'x-max-age' for queue '{name}'"
+    )
 
 
 @pytest.mark.row("D2")
@@ -131,11 +149,15 @@ def test_offsets_count_from_0_and_each_delivery_says_its_own(broker: RealBroker,
         stream.publish("a", "b")
         stream.publish("c", other="header")
         assert stream.read(3, x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")]
-        assert stream.read(3, x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")], "what was read stays"
+        assert stream.read(3, x_stream_offset="first") == [(0, "a"), (1, "b"), (2, "c")], (
+            "what was read stays"
+        )
 
 
 @pytest.mark.row("D2")
-def test_a_message_that_comes_from_another_stream_has_the_offset_of_this_one(broker: RealBroker, name: str) -> None:
+def test_a_message_that_comes_from_another_stream_has_the_offset_of_this_one(
+    broker: RealBroker, name: str
+) -> None:
     with Stream(broker, name) as stream:
         stream.publish("a", **{"x-stream-offset": 77, "x": "y"})
         assert stream.read(1, x_stream_offset="first") == [(0, "a")]
@@ -146,11 +168,13 @@ def test_a_message_that_comes_from_another_stream_has_the_offset_of_this_one(bro
     ("qos", "consume", "code", "text"),
     [
         (Basic.Qos(prefetch_count=0), Basic.Consume(), 406,
-         "PRECONDITION_FAILED - consumer prefetch count is not set for stream queue 'NAME' in vhost '/'"),
+         "PRECONDITION_FAILED - consumer prefetch count is not set for stream queue 'NAME' in "
+         "vhost '/'"),
         (Basic.Qos(prefetch_count=5), Basic.Consume(exclusive=True), 406,
          "PRECONDITION_FAILED - Stream consumers must not be exclusive"),
         (Basic.Qos(prefetch_count=5), Basic.Consume(no_ack=True), 540,
-         "NOT_IMPLEMENTED - automatic acknowledgement not supported by stream queue 'NAME' in vhost '/'"),
+         "NOT_IMPLEMENTED - automatic acknowledgement not supported by stream queue 'NAME' in "
+         "vhost '/'"),
         (Basic.Qos(prefetch_count=5, global_=True), Basic.Consume(), 540,
          "NOT_IMPLEMENTED - queue 'NAME' in vhost '/' does not support global qos"),
     ],
@@ -175,8 +199,9 @@ def test_a_consumer_begins_where_it_says(broker: RealBroker, name: str) -> None:
         stream.publish(*"abcdef")
         later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
         for offset, expected in (
-            ("first", "abcdef"), ("last", "f"), ("next", ""), (0, "abcdef"), (4, "ef"), (100, ""), (-2, "ef"),
-            (-100, "abcdef"), ("1h", "abcdef"), ("0s", ""), (later, ""), (datetime.datetime(2020, 1, 1), "abcdef"),
+            ("first", "abcdef"), ("last", "f"), ("next", ""), (0, "abcdef"), (4, "ef"), (100, ""),
+            (-2, "ef"), (-100, "abcdef"), ("1h", "abcdef"), ("0s", ""), (later, ""),
+            (datetime.datetime(2020, 1, 1), "abcdef"),
         ):  # fmt: skip
             found = stream.read(len(expected), x_stream_offset=offset)
             assert "".join(body for _, body in found) == expected, offset
@@ -193,11 +218,15 @@ def test_what_is_no_offset_is_refused(client: RawClient, name: str, offset: Any)
         client.ask(2, consume, Basic.ConsumeOk)
         return
     client.send(method(2, consume))
-    client.expect_channel_close(2, 406, "PRECONDITION_FAILED - x-stream-offset must be an integer, a timestamp")
+    client.expect_channel_close(
+        2, 406, "PRECONDITION_FAILED - x-stream-offset must be an integer, a timestamp"
+    )
 
 
 @pytest.mark.row("D5")
-def test_a_named_consumer_goes_on_behind_what_it_has_acknowledged(broker: RealBroker, name: str) -> None:
+def test_a_named_consumer_goes_on_behind_what_it_has_acknowledged(
+    broker: RealBroker, name: str
+) -> None:
     with Stream(broker, name) as stream:
         assert stream.read(0, tag="auditor") == []
         stream.publish(*"abcdef")
@@ -207,7 +236,9 @@ def test_a_named_consumer_goes_on_behind_what_it_has_acknowledged(broker: RealBr
     with Stream(broker, name) as stream:
         assert [body for _, body in stream.read(4, tag="auditor")] == list("cdef")
         assert stream.read(0, tag="auditor") == []
-        assert len(stream.read(6, tag="auditor", x_stream_offset="first")) == 6, "an offset goes before the position"
+        assert len(stream.read(6, tag="auditor", x_stream_offset="first")) == 6, (
+            "an offset goes before the position"
+        )
         assert stream.read(0, tag="auditor") == [], "which stays as it was"
 
 
@@ -247,8 +278,12 @@ def test_what_a_consumer_gives_back_comes_to_it_again(broker: RealBroker, name: 
 
 
 @pytest.mark.row("D6")
-@pytest.mark.parametrize("limit", [{"x_max_length_bytes": 20_000}, {"x_max_length": 20}], ids=["bytes", "messages"])
-def test_the_oldest_segments_go_and_the_last_one_stays(broker: RealBroker, name: str, limit: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "limit", [{"x_max_length_bytes": 20_000}, {"x_max_length": 20}], ids=["bytes", "messages"]
+)
+def test_the_oldest_segments_go_and_the_last_one_stays(
+    broker: RealBroker, name: str, limit: dict[str, int]
+) -> None:
     with Stream(broker, name, x_stream_max_segment_size_bytes=10_000, **limit) as stream:
         for number in range(100):
             stream.publish(f"{number}:" + 990 * "x")
@@ -294,9 +329,13 @@ def test_a_filter_lets_through_what_has_one_of_its_values(broker: RealBroker, na
 
 @pytest.mark.row("D7")
 @pytest.mark.parametrize(
-    "arguments", [{"x-stream-filter": 5}, {"x-stream-filter": ["a", 5]}, {"x-stream-match-unfiltered": "yes"}], ids=str
+    "arguments",
+    [{"x-stream-filter": 5}, {"x-stream-filter": ["a", 5]}, {"x-stream-match-unfiltered": "yes"}],
+    ids=str,
 )
-def test_what_is_no_filter_is_refused(client: RawClient, name: str, arguments: dict[str, Any]) -> None:
+def test_what_is_no_filter_is_refused(
+    client: RawClient, name: str, arguments: dict[str, Any]
+) -> None:
     client.ask(2, Queue.Declare(queue=name, durable=True, arguments=STREAM), Queue.DeclareOk)
     client.ask(2, Basic.Qos(prefetch_count=5), Basic.QosOk)
     client.send(method(2, Basic.Consume(queue=name, arguments=arguments)))
@@ -307,7 +346,10 @@ def test_what_is_no_filter_is_refused(client: RawClient, name: str, arguments: d
 def test_get_is_refused(client: RawClient, name: str) -> None:
     client.ask(2, Queue.Declare(queue=name, durable=True, arguments=STREAM), Queue.DeclareOk)
     client.send(method(2, Basic.Get(queue=name)))
-    client.expect_close(540, f"NOT_IMPLEMENTED - basic.get not supported by stream queues queue '{name}' in vhost '/'")
+    client.expect_close(
+        540,
+        f"NOT_IMPLEMENTED - basic.get not supported by stream queues queue '{name}' in vhost '/'",
+    )
 
 
 @pytest.mark.row("D8")
@@ -322,13 +364,19 @@ def test_purge_takes_all_messages_and_offsets_go_on(broker: RealBroker, name: st
 
 
 @pytest.mark.row("D15")
-def test_a_stream_is_listed_with_its_offsets_and_how_far_consumers_are(broker: RealBroker, api: Api, name: str) -> None:
+def test_a_stream_is_listed_with_its_offsets_and_how_far_consumers_are(
+    broker: RealBroker, api: Api, name: str
+) -> None:
     with Stream(broker, name) as stream:
         stream.publish(*"abcdef")
         stream.channel.basic_qos(prefetch_count=2)
-        stream.channel.basic_consume(name, lambda *_: None, consumer_tag="slow", arguments={"x-stream-offset": 1})
+        stream.channel.basic_consume(
+            name, lambda *_: None, consumer_tag="slow", arguments={"x-stream-offset": 1}
+        )
         path = f"/api/queues/%2f/{urllib.parse.quote(name)}"
-        wait_until(lambda: api(path).get("messages_unacknowledged") == 2, "two messages on their way")
+        wait_until(
+            lambda: api(path).get("messages_unacknowledged") == 2, "two messages on their way"
+        )
         shown = api(path)
         assert (shown["type"], shown["messages"], shown["consumers"]) == ("stream", 6, 1)
         assert (shown["first_offset"], shown["last_offset"], shown["segments"]) == (0, 5, 1)

@@ -11,7 +11,9 @@ from shardmq.supervisor.plan import ChildPlan, Listening, children
 JOURNAL = sys.argv[1]
 
 
-def plans(settings: Settings, cores: int, runtime_dir: str, boot: str, at: Listening) -> list[ChildPlan]:
+def plans(
+    settings: Settings, cores: int, runtime_dir: str, boot: str, at: Listening
+) -> list[ChildPlan]:
     return [fake(plan) for plan in children(settings, cores, runtime_dir, boot, at)]
 
 

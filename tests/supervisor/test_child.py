@@ -44,7 +44,9 @@ async def lifeline() -> AsyncIterator[int]:
     os.close(read)
 
 
-async def test_a_child_is_heard_to_be_ready_with_what_it_says(tmp_path: Path, lifeline: int) -> None:
+async def test_a_child_is_heard_to_be_ready_with_what_it_says(
+    tmp_path: Path, lifeline: int
+) -> None:
     watched = Watched(tmp_path, "well")
     await watched.child.spawn(lifeline)
     await watched.until(READY)
@@ -54,7 +56,9 @@ async def test_a_child_is_heard_to_be_ready_with_what_it_says(tmp_path: Path, li
     assert watched.states == [READY, STOPPING, EXITED]
 
 
-async def test_the_exit_status_of_one_that_dies_at_once_is_told(tmp_path: Path, lifeline: int) -> None:
+async def test_the_exit_status_of_one_that_dies_at_once_is_told(
+    tmp_path: Path, lifeline: int
+) -> None:
     watched = Watched(tmp_path, "exits 7")
     assert watched.child.state == STARTING
     await watched.child.spawn(lifeline)
@@ -80,7 +84,9 @@ async def test_children_drain_when_the_lifeline_ends(tmp_path: Path) -> None:
     os.close(read)
 
 
-async def test_the_settings_of_a_child_are_not_on_its_command_line(tmp_path: Path, lifeline: int) -> None:
+async def test_the_settings_of_a_child_are_not_on_its_command_line(
+    tmp_path: Path, lifeline: int
+) -> None:
     watched = Watched(tmp_path, "well")
     await watched.child.spawn(lifeline)
     await watched.until(READY)

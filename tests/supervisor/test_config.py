@@ -23,13 +23,25 @@ DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
         ("[shards]\ncount = 0", "shards.count: expected `int` >= 1"),
         ('[shards]\ncount = "many"', "shards.count: expected auto or a number, got 'many'"),
         ("[listen]\namqp_port = 70000", "listen.amqp_port: expected `int` <= 65535"),
-        ('[shards]\ndurability = "maybe"', "shards.durability: expected fsync or page-cache, got 'maybe'"),
+        (
+            '[shards]\ndurability = "maybe"',
+            "shards.durability: expected fsync or page-cache, got 'maybe'",
+        ),
         ("shards = 3", "shards: expected `object`, got `int`"),
         ("= 3", "not TOML"),
         ('[tls]\nkey = "k"', "tls: there is no cert"),
-        ('[tls]\ncert = "c"\nverify = "peer"', "tls: verify is peer, but there is no ca to verify by"),
-        ('[tls]\ncert = "c"\nmin_version = "1.1"', "tls.min_version: expected 1.2 or 1.3, got '1.1'"),
-        ('[tls]\ncert = "c"\nsni = [{ host = "x" }]', "tls.sni[0]: object missing required field `cert`"),
+        (
+            '[tls]\ncert = "c"\nverify = "peer"',
+            "tls: verify is peer, but there is no ca to verify by",
+        ),
+        (
+            '[tls]\ncert = "c"\nmin_version = "1.1"',
+            "tls.min_version: expected 1.2 or 1.3, got '1.1'",
+        ),
+        (
+            '[tls]\ncert = "c"\nsni = [{ host = "x" }]',
+            "tls.sni[0]: object missing required field `cert`",
+        ),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, says: str) -> None:
@@ -49,7 +61,11 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text("[listen]\namqp_port = 1234\nhttp_port = 99\n")
     settings = read_settings(path, {"listen.amqp_port": 0, "shards.count": 3})
-    assert (settings.listen.amqp_port, settings.listen.http_port, settings.shards.count) == (0, 99, 3)
+    assert (settings.listen.amqp_port, settings.listen.http_port, settings.shards.count) == (
+        0,
+        99,
+        3,
+    )
 
 
 def test_the_documented_file_gives_every_key_with_its_default() -> None:

@@ -55,22 +55,34 @@ ONE_STORE = "shard-00/" + "ab" * 20
 FILES: dict[str, Callable[[Path], None]] = {
     "VERSION": written(b'{"version": 99, "shards": []}'),
     "definitions.amqp": definitions_log,
-    f"{ONE_STORE}/msgs.0000000007": written(begun(segment_file.MESSAGES_MAGIC, bytes(48)) + bytes(4096)),
-    f"{ONE_STORE}/spare.0000000001": written(begun(segment_file.MESSAGES_MAGIC, bytes(48)) + bytes(4096)),
+    f"{ONE_STORE}/msgs.0000000007": written(
+        begun(segment_file.MESSAGES_MAGIC, bytes(48)) + bytes(4096)
+    ),
+    f"{ONE_STORE}/spare.0000000001": written(
+        begun(segment_file.MESSAGES_MAGIC, bytes(48)) + bytes(4096)
+    ),
     f"{ONE_STORE}/index.0000000007": written(begun(segment_file.INDEX_MAGIC, bytes(999))),
     f"{ONE_STORE}/acks.0000000007": written(begun(acks.MAGIC, bytes(16)) + bytes(100)),
     f"{ONE_STORE}/state": written(begun(recovery.STATE_MAGIC, bytes(30))),
     f"{ONE_STORE}/producers": written(begun(producers_file.MAGIC, b"") + b"more"),
     f"{ONE_STORE}/returns": written(begun(returns.MAGIC, b"") + b"more"),
-    f"{ONE_STORE}/stream.5/log.00000000000000000000": written(begun(stream_segment.MAGIC, bytes(48)) + bytes(4096)),
-    f"{ONE_STORE}/stream.5/index.00000000000000000000": written(begun(stream_segment.INDEX_MAGIC, bytes(80))),
+    f"{ONE_STORE}/stream.5/log.00000000000000000000": written(
+        begun(stream_segment.MAGIC, bytes(48)) + bytes(4096)
+    ),
+    f"{ONE_STORE}/stream.5/index.00000000000000000000": written(
+        begun(stream_segment.INDEX_MAGIC, bytes(80))
+    ),
     f"{ONE_STORE}/stream.5/positions": written(begun(positions.MAGIC, bytes(16)) + b"more"),
     f"{ONE_STORE}/stream.5/producers": written(begun(producers_file.MAGIC, b"") + b"more"),
 }
 
 
 def snapshot(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -81,8 +93,10 @@ def test_each_file_of_a_later_version_is_named_with_both_versions_and_nothing_is
     path.parent.mkdir(parents=True)
     FILES[file](path)
     before = snapshot(tmp_path)
-    start = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
-             "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards", "1"]  # fmt: skip
+    start = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "data"),
+             "--bind", "127.0.0.1",
+             "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0", "--shards",
+             "1"]  # fmt: skip
     done = subprocess.run(start, cwd=SOURCE, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and done.stdout == ""
@@ -107,7 +121,9 @@ def test_the_latest_formats_are_those_of_the_modules_that_write_them() -> None:
     }
 
 
-def test_every_file_a_broker_writes_today_is_understood_and_has_a_known_head(tmp_path: Path) -> None:
+def test_every_file_a_broker_writes_today_is_understood_and_has_a_known_head(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "shard-00" / "ab").mkdir(parents=True)
     shutil.copytree(STORE, tmp_path / "shard-00" / "ab", dirs_exist_ok=True)
     shutil.copytree(STREAM, tmp_path / "shard-00" / "ab" / "stream.3")
@@ -140,7 +156,10 @@ def test_a_directory_without_a_version_is_taken_and_given_one(tmp_path: Path) ->
     directory.open()
     directory.write_version()
     directory.close()
-    assert json.loads((tmp_path / "VERSION").read_text()) == {"version": formats.VERSION, "shards": [0]}
+    assert json.loads((tmp_path / "VERSION").read_text()) == {
+        "version": formats.VERSION,
+        "shards": [0],
+    }
 
 
 NO_VERSION_FILE = "this is not the VERSION file of a data directory"
@@ -176,7 +195,9 @@ BROKEN_VERSIONS: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "why"), BROKEN_VERSIONS, ids=range(len(BROKEN_VERSIONS)))
-def test_a_version_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+def test_a_version_that_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, text: str, why: str
+) -> None:
     (tmp_path / "VERSION").write_text(text)
     with pytest.raises(ConfigError) as refused:
         DataDirectory(tmp_path).open()
@@ -187,7 +208,15 @@ def test_a_version_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, te
 
 def test_a_start_on_a_broken_version_ends_with_one_line_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "VERSION").write_text('{"version": 1, "shards": null}')
-    start = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path), "--bind", "127.0.0.1"]
+    start = [
+        sys.executable,
+        "-m",
+        "shardmq.supervisor",
+        "--data-dir",
+        str(tmp_path),
+        "--bind",
+        "127.0.0.1",
+    ]
     done = subprocess.run(start, cwd=SOURCE, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and WRONG_SHARDS in done.stderr
@@ -202,11 +231,15 @@ def test_a_shard_whose_directory_is_missing_is_not_taken_for_an_empty_one(tmp_pa
     directory.write_version()
     directory.close()
     (tmp_path / "shard-00").rmdir()
-    with pytest.raises(ConfigError, match=r"shard-00 is missing.*put it back, or take 0 out of .*VERSION"):
+    with pytest.raises(
+        ConfigError, match=r"shard-00 is missing.*put it back, or take 0 out of .*VERSION"
+    ):
         DataDirectory(tmp_path).open()
 
 
-def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A volume has one of root's: lost+found."""
     (tmp_path / "lost+found").mkdir()
     look = os.scandir

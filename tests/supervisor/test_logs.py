@@ -54,11 +54,16 @@ def fields_of(data: bytes) -> dict[str, str]:
 def test_any_text_comes_out_of_the_journal_as_it_was(text: str) -> None:
     found = fields_of(logs.entry(record("%s", text), "shard-1"))
     assert found["MESSAGE"] == text
-    assert (found["SHARDMQ_PROCESS"], found["LOGGER"], found["PRIORITY"]) == ("shard-1", "shardd.disk", "4")
+    assert (found["SHARDMQ_PROCESS"], found["LOGGER"], found["PRIORITY"]) == (
+        "shard-1",
+        "shardd.disk",
+        "4",
+    )
 
 
 @pytest.mark.parametrize(
-    ("level", "priority"), [(logging.CRITICAL, "2"), (logging.ERROR, "3"), (logging.INFO, "6"), (logging.DEBUG, "7")]
+    ("level", "priority"),
+    [(logging.CRITICAL, "2"), (logging.ERROR, "3"), (logging.INFO, "6"), (logging.DEBUG, "7")],
 )
 def test_priorities_are_syslogs(level: int, priority: str) -> None:
     assert fields_of(logs.entry(record("m", level=level), "p"))["PRIORITY"] == priority
@@ -85,7 +90,9 @@ def run(form: str) -> list[str]:
         "log.debug('not yet'); logs.set_level('debug'); log.debug('now %s', 'ü')\n"
         "try: 1 / 0\nexcept ZeroDivisionError: log.exception('failed')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
     return ended.stderr.splitlines()
 
 
@@ -104,7 +111,9 @@ def test_as_text_a_line_names_process_and_logger() -> None:
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_loggers_are_named_without_the_name_of_the_package(form: str) -> None:
-    event = logging.LogRecord("shardmq.broker.client", logging.INFO, "/x/client.py", 7, "said", (), None)
+    event = logging.LogRecord(
+        "shardmq.broker.client", logging.INFO, "/x/client.py", 7, "said", (), None
+    )
     handler = logs._handler(form, "front-door-0")
     line = handler.format(event)
     assert "broker.client" in line and "shardmq" not in line
@@ -116,7 +125,9 @@ ANYTHING = st.text(st.characters())  # lone surrogates, too: names are read leni
 # Line ends of any kind, ESC and other control characters, line and paragraph separators, changes of
 # direction.
 HOSTILE = st.text(
-    st.sampled_from("a\n\r\x1b\x00\x07\x7f\x85\x9b\u2028\u2029\u202e\u2066\u200f\ufeff\ud800\t\x0b\x0c\x1c")
+    st.sampled_from(
+        "a\n\r\x1b\x00\x07\x7f\x85\x9b\u2028\u2029\u202e\u2066\u200f\ufeff\ud800\t\x0b\x0c\x1c"
+    )
 )
 NAMES = ANYTHING | HOSTILE
 
@@ -165,7 +176,9 @@ def written(handler: logging.Handler, event: logging.LogRecord) -> bytes:
 def is_one_line(line: bytes) -> bool:
     """Return whether the text is one line without control characters of terminals or pagers."""
     text = line.decode("utf-8")
-    return text.endswith("\n") and not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text[:-1])
+    return text.endswith("\n") and not any(
+        unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text[:-1]
+    )
 
 
 @given(NAMES, st.none() | NAMES)
@@ -185,13 +198,17 @@ def test_an_event_is_one_line_of_json_whatever_clients_name(name: str, fault: st
 
 
 @given(NAMES, st.none() | NAMES)
-def test_an_event_is_one_entry_of_the_journal_whatever_clients_name(name: str, fault: str | None) -> None:
+def test_an_event_is_one_entry_of_the_journal_whatever_clients_name(
+    name: str, fault: str | None
+) -> None:
     found = fields_of(logs.entry(said(name, fault), "front-door-0"))
     assert found["MESSAGE"].isprintable() and found["SHARDMQ_PROCESS"] == "front-door-0"
 
 
 @given(st.lists(st.tuples(NAMES, st.none() | NAMES), min_size=1, max_size=4))
-def test_each_event_that_is_kept_is_a_line_whatever_clients_name(events: list[tuple[str, str | None]]) -> None:
+def test_each_event_that_is_kept_is_a_line_whatever_clients_name(
+    events: list[tuple[str, str | None]],
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = logs.KeptLines(f"{folder}/log-front-door-0", "front-door-0")
         for name, fault in events:

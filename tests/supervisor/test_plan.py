@@ -14,7 +14,9 @@ def listening(doors: int) -> Listening:
 
 
 @given(st.integers(1, 64), st.integers(1, 8))
-def test_there_is_a_shard_for_each_core_and_a_front_door_for_each_socket(cores: int, doors: int) -> None:
+def test_there_is_a_shard_for_each_core_and_a_front_door_for_each_socket(
+    cores: int, doors: int
+) -> None:
     settings = Settings(front_doors=FrontDoors(count=doors))
     plans = children(settings, cores, "/run/x", "b", listening(doors))
     kinds = [plan.kind for plan in plans]
@@ -31,15 +33,22 @@ def test_a_given_number_of_shards_does_not_depend_on_cores(cores: int, count: in
 def test_each_front_door_is_told_its_own_socket_and_the_controller_those_for_operators() -> None:
     plans = children(Settings(front_doors=FrontDoors(count=2)), 1, "/run/x", "b", listening(2))
     doors = [plan for plan in plans if plan.kind == "front-door"]
-    assert [(door.section["listen_fds"], door.fds) for door in doors] == [([10], (10,)), ([11], (11,))]
+    assert [(door.section["listen_fds"], door.fds) for door in doors] == [
+        ([10], (10,)),
+        ([11], (11,)),
+    ]
     assert plans[0].fds == (5, 6)
 
 
 def test_a_certificate_brings_a_tls_socket_for_each_front_door_and_one_for_operators() -> None:
-    sockets = Listening(((10,), (11,)), (5,), (6,), "127.0.0.1:15672", amqps_fds=((20,), (21,)), https_fds=(7,))
+    sockets = Listening(
+        ((10,), (11,)), (5,), (6,), "127.0.0.1:15672", amqps_fds=((20,), (21,)), https_fds=(7,)
+    )
     settings = Settings(front_doors=FrontDoors(count=2), tls=Tls(cert="c.pem"))
     controller, _, *doors = children(settings, 1, "/run/x", "b", sockets)
-    assert [(door.section["listen_fds"], door.section["tls_listen_fds"], door.fds) for door in doors] == [
+    assert [
+        (door.section["listen_fds"], door.section["tls_listen_fds"], door.fds) for door in doors
+    ] == [
         ([10], [20], (10, 20)),
         ([11], [21], (11, 21)),
     ]

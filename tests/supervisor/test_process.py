@@ -21,7 +21,13 @@ class Process:
     """`terminal`: a descriptor of the one it is started in; else it has none."""
 
     def __init__(self, tmp_path: Path, terminal: int | None = None) -> None:
-        ports = ["--bind=127.0.0.1", "--amqp-port=0", "--http-port=0", "--metrics-port=0", "--shards=1"]
+        ports = [
+            "--bind=127.0.0.1",
+            "--amqp-port=0",
+            "--http-port=0",
+            "--metrics-port=0",
+            "--shards=1",
+        ]
         command = [sys.executable, "-m", "tests.supervisor.fake_broker", str(tmp_path / "journal")]
         self.popen = subprocess.Popen(
             [*command, "--data-dir", str(tmp_path / "data"), *ports],
@@ -30,7 +36,9 @@ class Process:
             stderr=(tmp_path / "log").open("a"),
             text=True,
             start_new_session=True,
-            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+            preexec_fn=None
+            if terminal is None
+            else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
         )
         assert self.popen.stdout is not None
         self.ready_line = self.popen.stdout.readline()
@@ -45,7 +53,9 @@ def process(tmp_path: Path) -> Iterator[Process]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_drains_and_the_status_is_0(tmp_path: Path, process: Process, number: signal.Signals) -> None:
+def test_a_signal_drains_and_the_status_is_0(
+    tmp_path: Path, process: Process, number: signal.Signals
+) -> None:
     assert process.ready_line.startswith("ready: amqp=127.0.0.1:")
     process.popen.send_signal(number)
     process.popen.send_signal(number)  # make and the terminal may both pass it on
@@ -89,15 +99,28 @@ def test_when_the_supervisor_is_killed_its_children_drain_and_a_new_broker_start
     second.popen.send_signal(signal.SIGTERM)
     second.popen.communicate(timeout=120)
     orphaned = [
-        index for index, line in enumerate(journal) if line.endswith("orphaned") and not line.startswith("reader")
+        index
+        for index, line in enumerate(journal)
+        if line.endswith("orphaned") and not line.startswith("reader")
     ]
     assert len(orphaned) == 3
     assert max(orphaned) < len(journal) - 1 - journal[::-1].index("controller started")
 
 
-def test_a_second_broker_on_the_same_data_ends_with_status_2_in_one_line(tmp_path: Path, process: Process) -> None:
-    command = [sys.executable, "-m", "shardmq.supervisor", "--data-dir", str(tmp_path / "data"), "--amqp-port=0"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+def test_a_second_broker_on_the_same_data_ends_with_status_2_in_one_line(
+    tmp_path: Path, process: Process
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "shardmq.supervisor",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--amqp-port=0",
+    ]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
     assert f"in use by the broker with pid {process.popen.pid}" in ended.stderr

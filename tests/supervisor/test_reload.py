@@ -16,7 +16,9 @@ DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
 def test_what_can_change_does_and_the_rest_waits_for_the_next_start() -> None:
     old = Settings()
     new = Settings(
-        log_level="debug", listen=Listen(amqp_port=7), shards=Shards(segment_bytes=1 << 20, disk_free_min_bytes=5)
+        log_level="debug",
+        listen=Listen(amqp_port=7),
+        shards=Shards(segment_bytes=1 << 20, disk_free_min_bytes=5),
     )
     merged, changed, later = reloaded(old, new)
     assert sorted(changed) == ["log_level", "shards.disk_free_min_bytes"]

@@ -36,7 +36,9 @@ def test_deaths_far_enough_apart_are_never_given_up(gaps: list[float]) -> None:
 
 
 @given(st.integers(1, 20), st.lists(st.floats(0, 100), max_size=100))
-def test_it_gives_up_exactly_when_too_many_deaths_fall_within_the_window(most: int, gaps: list[float]) -> None:
+def test_it_gives_up_exactly_when_too_many_deaths_fall_within_the_window(
+    most: int, gaps: list[float]
+) -> None:
     policy, now, deaths = restarts(most, 60), 0.0, list[float]()
     for gap in gaps:
         now += gap

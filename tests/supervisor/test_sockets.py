@@ -37,7 +37,9 @@ def can_connect(host: str, port: int) -> bool:
 @pytest.mark.skipif(not HAS_IPV6, reason="no IPv6 on this host")
 @pytest.mark.parametrize("bind", ["*", "::", ["127.0.0.1", "::1"]])
 @pytest.mark.parametrize("doors", [1, 2])
-def test_one_port_is_reached_by_ipv4_and_ipv6(bind: str | list[str], doors: int, opened: list[Sockets]) -> None:
+def test_one_port_is_reached_by_ipv4_and_ipv6(
+    bind: str | list[str], doors: int, opened: list[Sockets]
+) -> None:
     sockets = listen(settings(bind, doors))
     opened.append(sockets)
     for listener in (sockets.amqp[-1], sockets.http, sockets.metrics):
@@ -45,10 +47,14 @@ def test_one_port_is_reached_by_ipv4_and_ipv6(bind: str | list[str], doors: int,
         assert len(ports) == 1
         assert can_connect("127.0.0.1", *ports) and can_connect("::1", *ports)
     assert len(sockets.amqp) == doors
-    assert len({sock.fileno() for door in sockets.amqp for sock in door}) == doors * len(sockets.amqp[0])
+    assert len({sock.fileno() for door in sockets.amqp for sock in door}) == doors * len(
+        sockets.amqp[0]
+    )
 
 
-def test_all_addresses_are_told_and_the_first_of_each_in_the_ready_line(opened: list[Sockets]) -> None:
+def test_all_addresses_are_told_and_the_first_of_each_in_the_ready_line(
+    opened: list[Sockets],
+) -> None:
     sockets = listen(settings(["127.0.0.1", "127.0.0.2"]))
     opened.append(sockets)
     port = sockets.amqp[0][0].getsockname()[1]
@@ -56,7 +62,9 @@ def test_all_addresses_are_told_and_the_first_of_each_in_the_ready_line(opened: 
     assert sockets.addresses()["amqp"] == f"127.0.0.1:{port}"
 
 
-def test_a_host_without_ipv6_is_listened_at_by_ipv4(opened: list[Sockets], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_ipv6_is_listened_at_by_ipv4(
+    opened: list[Sockets], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class OnlyIpv4(socket.socket):
         def __init__(self, family: int = -1, *rest: int, **more: int) -> None:
             if family == socket.AF_INET6:
@@ -78,7 +86,9 @@ def test_an_address_that_is_none_is_named(bind: list[str]) -> None:
 def test_a_port_that_is_taken_at_the_second_address_is_named_and_nothing_stays_open() -> None:
     with socket.create_server(("127.0.0.2", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"listen.amqp_port: 127.0.0.2:{port}: Address already in use"):
+        with pytest.raises(
+            ConfigError, match=f"listen.amqp_port: 127.0.0.2:{port}: Address already in use"
+        ):
             listen(settings(["127.0.0.1", "127.0.0.2"], amqp_port=port))
         socket.create_server(("127.0.0.1", port)).close()
 
@@ -102,7 +112,10 @@ def activation(monkeypatch: pytest.MonkeyPatch, names: str, *given: socket.socke
 def test_what_systemd_has_opened_is_used_and_the_rest_is_bound(
     opened: list[Sockets], monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as amqp, socket.create_server(("127.0.0.1", 0)) as http:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as amqp,
+        socket.create_server(("127.0.0.1", 0)) as http,
+    ):
         activation(monkeypatch, names, amqp, http)
         sockets = listen(settings("127.0.0.1", doors=2, amqp_port=1), systemd.sockets())
         opened.append(sockets)

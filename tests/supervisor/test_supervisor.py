@@ -25,7 +25,15 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
-from shardmq.supervisor.config import ConfigError, FrontDoors, Listen, Reader, Settings, Shards, Supervision
+from shardmq.supervisor.config import (
+    ConfigError,
+    FrontDoors,
+    Listen,
+    Reader,
+    Settings,
+    Shards,
+    Supervision,
+)
 from shardmq.supervisor.directories import DataDirectory, RuntimeDirectory
 from shardmq.supervisor.plan import ChildPlan, Listening, children
 from shardmq.supervisor.reload import flat, nested
@@ -58,7 +66,11 @@ class Broker:
     """A supervisor over fake children; `does` tells single ones to misbehave."""
 
     def __init__(
-        self, tmp_path: Path, does: dict[str, str] | None = None, reader: bool = False, **supervision: Any
+        self,
+        tmp_path: Path,
+        does: dict[str, str] | None = None,
+        reader: bool = False,
+        **supervision: Any,
     ) -> None:
         self.journal_path = tmp_path / "journal"
         self.status_path = tmp_path / "run" / "status.json"
@@ -74,13 +86,17 @@ class Broker:
         self.lines.append(line)
         self.ready.set()
 
-    def _plans(self, settings: Settings, cores: int, runtime: str, boot: str, at: Listening) -> list[ChildPlan]:
+    def _plans(
+        self, settings: Settings, cores: int, runtime: str, boot: str, at: Listening
+    ) -> list[ChildPlan]:
         return [self._fake(plan) for plan in children(settings, cores, runtime, boot, at)]
 
     def _fake(self, plan: ChildPlan) -> ChildPlan:
         does = self.does.get(plan.name, "well")
         section = {"name": plan.name, "journal": str(self.journal_path), "does": does}
-        section["says"] = f"{plan.section['log_level']} {plan.section.get('disk_free_min_bytes', '')}".strip()
+        section["says"] = (
+            f"{plan.section['log_level']} {plan.section.get('disk_free_min_bytes', '')}".strip()
+        )
         return replace_fields(plan, module=FAKE, section=section)
 
     def _reread(self, set: dict[str, Any]) -> Settings:
@@ -119,7 +135,9 @@ async def test_shards_wait_for_the_controller_front_doors_for_a_shard_and_draini
     at = {line: index for index, line in enumerate(journal)}
     shards, doors = ("shard-0", "shard-1"), ("front-door-0", "front-door-1")
     assert all(at["controller ready"] < at[f"{shard} started"] for shard in shards)
-    assert all(min(at[f"{shard} ready"] for shard in shards) < at[f"{door} started"] for door in doors)
+    assert all(
+        min(at[f"{shard} ready"] for shard in shards) < at[f"{door} started"] for door in doors
+    )
     assert all(at[f"{door} drained"] < at[f"{shard} drained"] for shard in shards for door in doors)
     assert all(at[f"{shard} drained"] < at["controller drained"] for shard in shards)
 
@@ -162,7 +180,9 @@ async def test_the_reader_is_started_for_a_call_and_again_when_it_died_before_it
     call.connect(str(tmp_path / "run" / "reader.sock"))
     called = await broker.status(lambda named: named["reader"]["state"] == "ready")
     os.kill(called["reader"]["pid"], signal.SIGKILL)  # a fake: it has not even taken the call
-    again = await broker.status(lambda named: named["reader"]["restarts"] == 1 and named["reader"]["state"] == "ready")
+    again = await broker.status(
+        lambda named: named["reader"]["restarts"] == 1 and named["reader"]["state"] == "ready"
+    )
     assert again["reader"]["pid"] != called["reader"]["pid"]
     call.close()
     assert await broker.stop() == 0
@@ -250,7 +270,9 @@ async def test_stopping_while_starting_ends_what_was_started(tmp_path: Path) -> 
     assert "controller drained" in broker.journal()
 
 
-async def test_nothing_is_left_in_the_runtime_directory_and_the_pointer_goes(tmp_path: Path) -> None:
+async def test_nothing_is_left_in_the_runtime_directory_and_the_pointer_goes(
+    tmp_path: Path,
+) -> None:
     broker = Broker(tmp_path)
     await broker.ready.wait()
     pointer = json.loads((tmp_path / "data" / "broker.json").read_text())
@@ -370,7 +392,11 @@ async def test_a_setting_can_be_set_until_the_next_start_and_only_some(
     broker.supervisor.set("log_level", '"error"')
     broker.supervisor.reload()  # the file does not undo it
     assert broker.supervisor.settings.log_level == "error"
-    for key, value in (("data_dir", '"/x"'), ("log_level", "}"), ("shards.disk_free_min_bytes", "-1")):
+    for key, value in (
+        ("data_dir", '"/x"'),
+        ("log_level", "}"),
+        ("shards.disk_free_min_bytes", "-1"),
+    ):
         broker.supervisor.set(key, value)
     assert broker.supervisor.settings.log_level == "error"
     assert caplog.text.count("not set: ") == 3
@@ -399,13 +425,17 @@ async def test_front_doors_let_clients_in_while_a_shard_recovers_and_systemd_hea
 async def test_a_second_broker_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
     first = Supervisor(settings_for(tmp_path), 1)
     first.open()
-    with pytest.raises(ConfigError, match=f"data_dir: .*in use by the broker with pid {os.getpid()}"):
+    with pytest.raises(
+        ConfigError, match=f"data_dir: .*in use by the broker with pid {os.getpid()}"
+    ):
         Supervisor(settings_for(tmp_path), 1).open()
 
 
 @pytest.mark.parametrize("key", ["amqp_port", "http_port", "metrics_port"])
 @pytest.mark.parametrize("reuse", [False, True])
-async def test_a_busy_port_is_named_and_nothing_is_touched(tmp_path: Path, key: str, reuse: bool) -> None:
+async def test_a_busy_port_is_named_and_nothing_is_touched(
+    tmp_path: Path, key: str, reuse: bool
+) -> None:
     with socket.socket() as busy:
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse)
         busy.bind(("127.0.0.1", 0))
@@ -417,7 +447,9 @@ async def test_a_busy_port_is_named_and_nothing_is_touched(tmp_path: Path, key: 
             listen=Listen(bind="127.0.0.1", **ports),
             front_doors=FrontDoors(count=2),
         )
-        with pytest.raises(ConfigError, match=f"listen.{key}: 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(
+            ConfigError, match=f"listen.{key}: 127.0.0.1:{port}: Address already in use"
+        ):
             Supervisor(settings, 1).open()
     assert list(tmp_path.iterdir()) == []
 
@@ -447,11 +479,15 @@ def test_children_of_a_dead_broker_are_waited_for(tmp_path: Path) -> None:
     DataDirectory(tmp_path).open(wait_s=0)
 
 
-def test_a_runtime_directory_belongs_to_one_broker_and_a_second_one_touches_nothing(tmp_path: Path) -> None:
+def test_a_runtime_directory_belongs_to_one_broker_and_a_second_one_touches_nothing(
+    tmp_path: Path,
+) -> None:
     first = RuntimeDirectory(str(tmp_path / "run"), tmp_path)
     first.open()
     (tmp_path / "run" / "shard-0.sock").touch()
-    with pytest.raises(ConfigError, match=f"runtime_dir: .*/run: in use by the broker with pid {os.getpid()}"):
+    with pytest.raises(
+        ConfigError, match=f"runtime_dir: .*/run: in use by the broker with pid {os.getpid()}"
+    ):
         Supervisor(settings_for(tmp_path), 2).open()
     assert (tmp_path / "run" / "shard-0.sock").exists() and not (tmp_path / "data").exists()
     first.remove()
@@ -468,7 +504,8 @@ def test_nothing_of_others_is_taken_out_of_a_runtime_directory(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("f", "not a directory"), ("f/r", "Not a directory"), ("r" * 80, "too long a path")]
+    ("name", "says"),
+    [("f", "not a directory"), ("f/r", "Not a directory"), ("r" * 80, "too long a path")],
 )
 def test_a_runtime_directory_that_cannot_be_used_is_named_and_nothing_is_touched(
     tmp_path: Path, name: str, says: str
@@ -480,7 +517,9 @@ def test_a_runtime_directory_that_cannot_be_used_is_named_and_nothing_is_touched
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
-def test_a_runtime_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_directory_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "run")
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match="runtime_dir: .*/run: not writable"):
@@ -500,7 +539,9 @@ def test_a_data_directory_open_to_all_users_is_warned_of(
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
-def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(tmp_path: Path) -> None:
+def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "data" / "shard-03").mkdir(parents=True)
     with pytest.raises(ConfigError, match="shards.count: 2, but .* holds the queues of 4 shards"):
         Supervisor(settings_for(tmp_path), 1).open()
@@ -536,7 +577,8 @@ def test_a_start_on_a_dead_disk_says_so_in_one_line(tmp_path: Path) -> None:
         "sys.exit(start.main(sys.argv[1:]))\n"
     )
     (tmp_path / "data").mkdir()
-    command = [sys.executable, "-c", code, "--data-dir", str(tmp_path / "data"), "--bind", "127.0.0.1",
+    command = [sys.executable, "-c", code, "--data-dir", str(tmp_path / "data"), "--bind",
+               "127.0.0.1",
                "--amqp-port", "0", "--http-port", "0", "--metrics-port", "0"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
@@ -559,7 +601,17 @@ def dead_disk(monkeypatch: pytest.MonkeyPatch, directory: Path, number: int) -> 
 
         monkeypatch.setattr(os, name, call)
 
-    for name in ("open", "unlink", "rmdir", "rename", "replace", "scandir", "stat", "listdir", "mkdir"):
+    for name in (
+        "open",
+        "unlink",
+        "rmdir",
+        "rename",
+        "replace",
+        "scandir",
+        "stat",
+        "listdir",
+        "mkdir",
+    ):
         refuse(name)
     monkeypatch.setattr(io, "open", refused(io.open, directory, number))
     return failed

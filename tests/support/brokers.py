@@ -91,7 +91,9 @@ def other(broker: RealBroker) -> Iterator[RawClient]:
 def api(broker: RealBroker) -> Api:
     """GET a path of the HTTP API, or another method: api("/x", method="DELETE", headers={...})."""
 
-    def call(path: str, *, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Any:
+    def call(
+        path: str, *, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None
+    ) -> Any:
         data = None if body is None else json.dumps(body).encode()
         url = f"http://{broker.http}{path}"
         request = urllib.request.Request(url, data, headers or {}, method=method)

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from shardmq.broker.model.catalog import Catalog, binding_key
-from shardmq.broker.model.changes import AnyChange, BindingPut, ParameterPut, PermissionPut, TopicPermissionPut
+from shardmq.broker.model.changes import (
+    AnyChange,
+    BindingPut,
+    ParameterPut,
+    PermissionPut,
+    TopicPermissionPut,
+)
 
 
 def rebuilt(version: int, changes: Iterable[AnyChange]) -> Catalog:
@@ -21,7 +27,8 @@ def rebuilt(version: int, changes: Iterable[AnyChange]) -> Catalog:
 def state(catalog: Catalog) -> dict[Any, AnyChange]:
     """Return all that is in a catalog, comparable, whatever the order it came in."""
     return {
-        (type(change).__name__, getattr(change, "vhost", ""), _identity(change)): change for change in catalog.changes()
+        (type(change).__name__, getattr(change, "vhost", ""), _identity(change)): change
+        for change in catalog.changes()
     }
 
 

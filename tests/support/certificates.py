@@ -28,10 +28,18 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _subject(f"CN=authority of the {name}")
         certificate = self._signed(self._name, self._key.public_key(), [], authority=True)
-        self.ca = self._write(f"{name}-ca.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        self.ca = self._write(
+            f"{name}-ca.pem", certificate.public_bytes(serialization.Encoding.PEM)
+        )
 
     def make(
-        self, file: str, subject: str, *, hosts: tuple[str, ...] = (), emails: tuple[str, ...] = (), password: str = ""
+        self,
+        file: str,
+        subject: str,
+        *,
+        hosts: tuple[str, ...] = (),
+        emails: tuple[str, ...] = (),
+        password: str = "",
     ) -> Path:
         """Return a certificate and its key in one PEM file.
 
@@ -55,7 +63,11 @@ class Authority:
         return path
 
     def _signed(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, names: list[x509.GeneralName], authority: bool = False
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        names: list[x509.GeneralName],
+        authority: bool = False,
     ) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
         made = (
@@ -68,7 +80,10 @@ class Authority:
             .not_valid_after(now + VALID)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
         )
         if names:
             made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)

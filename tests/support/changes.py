@@ -32,7 +32,9 @@ def any_change() -> st.SearchStrategy[c.AnyChange]:
         st.builds(c.TopicPermissionPut, VHOSTS, NAMES, NAMES, st.just("^{username}"), st.just("b")),
         st.builds(c.TopicPermissionDelete, VHOSTS, NAMES, st.one_of(st.none(), NAMES)),
         st.builds(c.ParameterPut, VHOSTS, NAMES, NAMES, st.just({"k": 1})),
-        st.builds(c.ParameterPut, VHOSTS, st.sampled_from(["policy", "operator_policy"]), NAMES, policy()),
+        st.builds(
+            c.ParameterPut, VHOSTS, st.sampled_from(["policy", "operator_policy"]), NAMES, policy()
+        ),
         st.builds(c.ParameterDelete, VHOSTS, st.sampled_from(["policy", "operator_policy"]), NAMES),
         st.builds(c.ParameterDelete, VHOSTS, NAMES, NAMES),
         definition(),
@@ -51,14 +53,18 @@ def part() -> st.SearchStrategy[c.ShardOf]:
 def policy() -> st.SearchStrategy[dict[str, Any]]:
     """Return a strategy for the value of a parameter, which is now and then no valid policy."""
     definitions = st.dictionaries(
-        st.sampled_from(["max-length", "message-ttl", "delivery-limit"]), st.integers(0, 9), min_size=1
+        st.sampled_from(["max-length", "message-ttl", "delivery-limit"]),
+        st.integers(0, 9),
+        min_size=1,
     )
     return st.fixed_dictionaries(
         {
             "pattern": st.sampled_from(["^a", "b", "", "("]),
             "definition": st.one_of(definitions, st.just({"alternate-exchange": "amq.fanout"})),
             "priority": st.integers(-1, 2),
-            "apply-to": st.sampled_from(["all", "queues", "exchanges", "classic_queues", "quorum_queues"]),
+            "apply-to": st.sampled_from(
+                ["all", "queues", "exchanges", "classic_queues", "quorum_queues"]
+            ),
         }
     )
 
@@ -67,7 +73,16 @@ def definition() -> st.SearchStrategy[c.AnyChange]:
     """Exchanges, queues, bindings: what the log keeps."""
     binding = (VHOSTS, SOURCES, KINDS, NAMES, KEYS, ARGUMENTS)
     return st.one_of(
-        st.builds(c.ExchangePut, VHOSTS, NAMES, TYPES, st.booleans(), st.booleans(), st.booleans(), ARGUMENTS),
+        st.builds(
+            c.ExchangePut,
+            VHOSTS,
+            NAMES,
+            TYPES,
+            st.booleans(),
+            st.booleans(),
+            st.booleans(),
+            ARGUMENTS,
+        ),
         st.builds(c.ExchangeDelete, VHOSTS, NAMES),
         st.builds(
             c.QueuePut,

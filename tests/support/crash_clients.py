@@ -29,7 +29,9 @@ class Publishing:
     Each publish is answered; the longest wait is kept.
     """
 
-    def __init__(self, channel: AbstractChannel, queue: str, at_once: int = 50, padding: int = 0) -> None:
+    def __init__(
+        self, channel: AbstractChannel, queue: str, at_once: int = 50, padding: int = 0
+    ) -> None:
         self.confirmed: list[bytes] = []
         self.nacked = 0
         self.slowest_s = 0.0
@@ -44,7 +46,9 @@ class Publishing:
         while self._going:
             self._number += 1
             body = b"%d" % self._number
-            message = aio_pika.Message(body + self._padding, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            message = aio_pika.Message(
+                body + self._padding, delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+            )
             began = time.monotonic()
             try:
                 await self._exchange.publish(message, self._queue)
@@ -88,7 +92,9 @@ class Listener:
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
-    def _on_blocked(self, connection: object, method: pika.frame.Method[pika.spec.Connection.Blocked]) -> None:
+    def _on_blocked(
+        self, connection: object, method: pika.frame.Method[pika.spec.Connection.Blocked]
+    ) -> None:
         self.reasons.append(method.method.reason)
         self.blocked = True
 
@@ -117,7 +123,9 @@ async def connected(broker: RealBroker) -> AsyncIterator[AbstractConnection]:
 
 
 @contextlib.asynccontextmanager
-async def connected_to_both_doors(broker: RealBroker) -> AsyncIterator[tuple[AbstractConnection, AbstractConnection]]:
+async def connected_to_both_doors(
+    broker: RealBroker,
+) -> AsyncIterator[tuple[AbstractConnection, AbstractConnection]]:
     """One connection to each of two front doors, in their order."""
     found: dict[int, AbstractConnection] = {}
     async with contextlib.AsyncExitStack() as stack:

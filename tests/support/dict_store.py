@@ -62,10 +62,17 @@ class DictStore:
     def recover(
         self, queue_ids: Collection[int], timed: Collection[int] = (), progress: object = None
     ) -> dict[int, DictArrival]:
-        return {queue_id: self.recovered[queue_id] for queue_id in queue_ids if queue_id in self.recovered}
+        return {
+            queue_id: self.recovered[queue_id]
+            for queue_id in queue_ids
+            if queue_id in self.recovered
+        }
 
     def append(
-        self, records: bytes | bytearray | memoryview, indexes: bool = False, in_sequence: bool = False
+        self,
+        records: bytes | bytearray | memoryview,
+        indexes: bool = False,
+        in_sequence: bool = False,
     ) -> list[DictArrival]:
         if self.full:
             from shardmq.shardd.stores import NoRoom
@@ -74,11 +81,15 @@ class DictStore:
         found: dict[int, DictArrival] = {}
         ordinal = 0
         for stamp, ttl, priority, flags, ids, messages, _ in records_of(bytes(records)):
-            fact = (0 if ttl == 0xFFFFFFFF else stamp + ttl) | (0 if priority == 0xFF else priority) << 56
+            fact = (0 if ttl == 0xFFFFFFFF else stamp + ttl) | (
+                0 if priority == 0xFF else priority
+            ) << 56
             for message in messages:
                 entry = self.put(ids, message)
                 for queue_id in ids:
-                    arrival = found.setdefault(queue_id, DictArrival(queue_id, array("Q"), 0, array("Q"), array("I")))
+                    arrival = found.setdefault(
+                        queue_id, DictArrival(queue_id, array("Q"), 0, array("Q"), array("I"))
+                    )
                     assert arrival.facts is not None and arrival.indexes is not None
                     arrival.entries.append(entry)
                     arrival.marks |= flags & (HAS_BCC | OWN_LETTERS)
@@ -92,7 +103,9 @@ class DictStore:
         self.dirty = True
         return list(found.values())
 
-    def screen(self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]) -> Screened:
+    def screen(
+        self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]
+    ) -> Screened:
         return self.sequences.screen(records, rooms)
 
     def unscreen(self) -> None:
@@ -110,12 +123,18 @@ class DictStore:
             blobs.append(message)
         return b"".join(blobs), array("I", [int.from_bytes(blob[:4], "little") for blob in blobs])
 
-    def look(self, entries: array[int], bytes_max: int, whole: bool = True) -> tuple[bytes, array[int]]:
+    def look(
+        self, entries: array[int], bytes_max: int, whole: bool = True
+    ) -> tuple[bytes, array[int]]:
         """Read the entries; if the answer need not be whole, it may have fewer of them.
 
         It ends at a place that the caller cannot know.
         """
-        together = len(entries) if whole or len(entries) <= LOOK_WHOLE_MAX else 1 + entries[0] // 16 % len(entries)
+        together = (
+            len(entries)
+            if whole or len(entries) <= LOOK_WHOLE_MAX
+            else 1 + entries[0] // 16 % len(entries)
+        )
         return self.read(entries[:together], bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
@@ -204,7 +223,9 @@ class DictHome:
         self.found = {vhost: store for vhost, store in self.found.items() if vhost in vhosts}
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
-        log = StreamLog(f"stream.{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
+        log = StreamLog(
+            f"stream.{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache
+        )
         log.recover()
         return QueueLog(log)
 

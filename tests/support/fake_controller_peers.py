@@ -106,5 +106,7 @@ class FakeShards:
                     return wire.Refused(sent.request, 404, "gone")
                 return wire.Done(sent.request, messages=7, consumers=2)
             case wire.DropVhost():
-                self.queues = {id: spec for id, spec in self.queues.items() if spec.vhost != sent.vhost}
+                self.queues = {
+                    id: spec for id, spec in self.queues.items() if spec.vhost != sent.vhost
+                }
         return wire.Done(sent.request)

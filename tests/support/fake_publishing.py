@@ -71,7 +71,9 @@ class Links:
         found = []
         for shard in range(len(self.links)):
             message = self.packer.take(shard, 0, 1, 1, 1)
-            for queues, messages in records_of(codec.read_publish(message).records) if message else ():
+            for queues, messages in (
+                records_of(codec.read_publish(message).records) if message else ()
+            ):
                 found += [(shard, tuple(queues), one) for one in messages]
         return found
 
@@ -113,9 +115,13 @@ class Publisher:
         self.slices = 0
         self.between: Callable[[], None] = lambda: None  # what others do before the next slice
 
-    def publish(self, event: Publishes, is_over: Callable[[], bool] = lambda: False, now_ms: int = NOW_MS) -> Published:
+    def publish(
+        self, event: Publishes, is_over: Callable[[], bool] = lambda: False, now_ms: int = NOW_MS
+    ) -> Published:
         """Publish as much of the event as the slice lets."""
-        published = self.publishing.publish(self, self.route_cache, self.channels, event, now_ms, is_over)
+        published = self.publishing.publish(
+            self, self.route_cache, self.channels, event, now_ms, is_over
+        )
         self.carry_out(published)
         return published
 
@@ -158,7 +164,9 @@ class Publisher:
             channel.is_open = False
 
 
-def publishing_of(catalog: Catalog, links: Any, *, replies: Any = None, dedup: Any = None, **more: Any) -> Publishing:
+def publishing_of(
+    catalog: Catalog, links: Any, *, replies: Any = None, dedup: Any = None, **more: Any
+) -> Publishing:
     """Return the publishing of a front door that has this catalog."""
     counts = Counts()
     return Publishing(
@@ -179,7 +187,8 @@ def catalog(more: Iterable[AnyChange] = ()) -> Catalog:
         VhostPut("/"), UserPut("guest", ""), PermissionPut("/", "guest", ".*", ".*", ".*"),
         ExchangePut("/", "direct", "direct"), ExchangePut("/", "headers", "headers"),
         QueuePut("/", "a", 1, 0, durable=True), QueuePut("/", "b", 2, 1),
-        BindingPut("/", "direct", "queue", "a", "k1"), BindingPut("/", "direct", "queue", "b", "k1"),
+        BindingPut("/", "direct", "queue", "a", "k1"),
+        BindingPut("/", "direct", "queue", "b", "k1"),
         BindingPut("/", "direct", "queue", "b", "k2"),
         BindingPut("/", "headers", "queue", "a", "", {"x-match": "any", "one": 1}),
         *more,

@@ -50,7 +50,9 @@ class FakeShard:
             assert self._inbox is not None
             message = await asyncio.wait_for(self._inbox.recv(), WAIT_S)
             head = envelope.read(message)
-            if head.kind == wire.CONTROL and isinstance(what := envelope.read_control(message), wire.Join):
+            if head.kind == wire.CONTROL and isinstance(
+                what := envelope.read_control(message), wire.Join
+            ):
                 self._know(head, what)
                 continue
             return head, message

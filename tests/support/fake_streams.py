@@ -75,7 +75,9 @@ class FakeStreams:
         """Shards are taken away: retention has emptied them."""
         kept, gone = self.streams[name][:count], self.streams[name][count:]
         self.streams[name] = kept
-        told = [{"shard": i, "id": shard.id, "next": shard.next} for i, shard in enumerate(gone, count)]
+        told = [
+            {"shard": i, "id": shard.id, "next": shard.next} for i, shard in enumerate(gone, count)
+        ]
         self.ended.setdefault(name, []).extend(told)
 
     def append(self, name: str, count: int, **more: Any) -> None:
@@ -84,7 +86,12 @@ class FakeStreams:
         with self.lock:
             total = sum(shard.next for shard in shards)
             for number in range(total, total + count):
-                row = {"exchange": name, "routing_key": f"key.{number % 7}", "value": b"%d" % number, "headers": None}
+                row = {
+                    "exchange": name,
+                    "routing_key": f"key.{number % 7}",
+                    "value": b"%d" % number,
+                    "headers": None,
+                }
                 row |= {"timestamp": 1_700_000_000_000_000 + number * 1000, "properties": None}
                 shards[number % len(shards)].rows.append(row | more)
 
@@ -96,7 +103,9 @@ class FakeStreams:
                     return True
         return False
 
-    def take(self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int) -> tuple[int, int]:
+    def take(
+        self, exchange: str, rows: list[dict[str, Any]], producer: str | None, sequence: int
+    ) -> tuple[int, int]:
         """(rows known before, those of them that were others), by their producer's numbers."""
         known = altered = 0
         with self.lock:
@@ -105,7 +114,9 @@ class FakeStreams:
                 if producer is not None and sequence + i <= self.seen.get(producer, -1):
                     self.duplicates += 1
                     known += 1
-                    altered += self.bodies.get((producer, sequence + i), row["value"]) != row["value"]
+                    altered += (
+                        self.bodies.get((producer, sequence + i), row["value"]) != row["value"]
+                    )
                     continue
                 if producer is not None:
                     self.seen[producer] = sequence + i
@@ -148,7 +159,10 @@ class _Handler(BaseHTTPRequestHandler):
             reason = self.state.wrong.get(parts[2], f"no stream {parts[2]}")
             self._json(404, {"error": "Object Not Found", "reason": reason})
         elif parts[-1] == "arrow" and int(parts[3]) >= len(self.state.streams[parts[2]]):
-            self._json(404, {"error": "Object Not Found", "reason": f"'{parts[2]}' has no shard {parts[3]}"})
+            self._json(
+                404,
+                {"error": "Object Not Found", "reason": f"'{parts[2]}' has no shard {parts[3]}"},
+            )
         elif parts[-1] == "arrow":
             self._scan(parts[2], int(parts[3]), query)
         elif parts[-1] == "offset-for-time":
@@ -164,7 +178,15 @@ class _Handler(BaseHTTPRequestHandler):
         producer = query.get("producer", [None])[0]
         if "unroutable" in parts[2]:
             sample = [{"row": 0, "exchange": parts[2], "routing_key": ""}]
-            self._json(422, {"rows": len(rows), "confirmed": len(rows), "unroutable": len(rows), "sample": sample})
+            self._json(
+                422,
+                {
+                    "rows": len(rows),
+                    "confirmed": len(rows),
+                    "unroutable": len(rows),
+                    "sample": sample,
+                },
+            )
             return
         known, altered = self.state.take(parts[2], rows, producer, int(query.get("seq", ["0"])[0]))
         if self.state.takes_fault(self.path):  # taken, and nobody is told
@@ -185,7 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         group = self.state.groups.setdefault((parts[2], parts[4]), {})
-        group.update({int(shard): (reached["id"], reached["next"]) for shard, reached in said.items()})
+        group.update(
+            {int(shard): (reached["id"], reached["next"]) for shard, reached in said.items()}
+        )
         self.send_response(204)
         self.end_headers()
 
@@ -226,7 +250,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _at_time(self, name: str, ms: int) -> None:
         shards = {}
         for i, shard in enumerate(self.state.streams[name]):
-            later = (n for n, row in enumerate(shard.rows, shard.first) if row["timestamp"] >= ms * 1000)
+            later = (
+                n for n, row in enumerate(shard.rows, shard.first) if row["timestamp"] >= ms * 1000
+            )
             shards[str(i)] = next(later, shard.next)
         self._json(200, {"timestamp": ms, "shards": shards})
 
@@ -269,7 +295,11 @@ class _Handler(BaseHTTPRequestHandler):
                     out.closed = True
                     self.close_connection = True
                     return
-            gaps = [[max(low, start), min(high, end)] for low, high in self.state.damaged if low < end and high > start]
+            gaps = [
+                [max(low, start), min(high, end)]
+                for low, high in self.state.damaged
+                if low < end and high > start
+            ]
             if gaps:
                 nothing = pa.RecordBatch.from_pylist([], schema=arrow_schema(names))
                 writer.write_batch(nothing, custom_metadata={"shardmq.gaps": json.dumps(gaps)})

@@ -50,8 +50,8 @@ class Fault:
 
 # Every call that may fail.
 CALLS = (
-    "make_directory", "remove_directory", "list", "open", "close", "read", "write", "allocate", "truncate", "sync",
-    "sync_directory", "rename", "remove",
+    "make_directory", "remove_directory", "list", "open", "close", "read", "write", "allocate",
+    "truncate", "sync", "sync_directory", "rename", "remove",
 )  # fmt: skip
 
 
@@ -180,7 +180,9 @@ class FaultyFiles:
 
     def read_pieces(self, handle: int, size: int, positions: Positions) -> Pieces:
         self._call("read")
-        return [bytes(self.handles[handle].data[position : position + size]) for position in positions]
+        return [
+            bytes(self.handles[handle].data[position : position + size]) for position in positions
+        ]
 
     def write(self, handle: int, data: bytes | bytearray | memoryview, position: int) -> None:
         self._call("write")
@@ -191,7 +193,10 @@ class FaultyFiles:
         self._grow(inode, position + len(data))
         inode.data[position : position + len(data)] = data
         if len(data):
-            first, last = position // self.sector_bytes, (position + len(data) - 1) // self.sector_bytes
+            first, last = (
+                position // self.sector_bytes,
+                (position + len(data) - 1) // self.sector_bytes,
+            )
             inode.dirty.update(range(first, last + 1))
         if cut:
             raise PowerCut

@@ -37,7 +37,9 @@ def record(number: int) -> bytes:
     Every third goes to both queues, every fourth has a ttl, every fifth a priority.
     """
     messages = tuple(
-        encode_message(b"%03d" % number * 60, b"ex", b"key.%d.%d" % (number, part), b"\x80\0\x0atext/plain")
+        encode_message(
+            b"%03d" % number * 60, b"ex", b"key.%d.%d" % (number, part), b"\x80\0\x0atext/plain"
+        )
         for part in range(2)
     )
     queues = QUEUES if number % 3 == 0 else (QUEUES[number % 2],)
@@ -76,7 +78,9 @@ def make_v2(directory: str) -> dict[str, list[int]]:
     assert store.compact() == 2
     store.settle(7, live[7][:1], True)
     del live[7][:1]
-    expected = {str(queue): store._segments.on_disk(entries).tolist() for queue, entries in live.items()}
+    expected = {
+        str(queue): store._segments.on_disk(entries).tolist() for queue, entries in live.items()
+    }
     store.close(live)
     with open(f"{directory}/msgs.0000000002", "wb") as file:
         file.write(replaced)
@@ -84,7 +88,9 @@ def make_v2(directory: str) -> dict[str, list[int]]:
 
 
 def filled(directory: str, records: int) -> tuple[SegmentStore, dict[int, array[int]]]:
-    store = SegmentStore(directory, files=FixedSalts(), segment_bytes=SEGMENT_BYTES, spare_segments=0)
+    store = SegmentStore(
+        directory, files=FixedSalts(), segment_bytes=SEGMENT_BYTES, spare_segments=0
+    )
     store.recover(QUEUES)
     live = {queue: array("Q") for queue in QUEUES}
     for number in range(records):

@@ -23,7 +23,10 @@ VALUES = (b"", b"north", b"south")
 
 def batch(number: int) -> Record:
     """Of three messages, one for each of VALUES."""
-    messages = tuple(encode_message(b"%03d" % number * 60, b"ex", b"key.%d.%d" % (number, part)) for part in range(3))
+    messages = tuple(
+        encode_message(b"%03d" % number * 60, b"ex", b"key.%d.%d" % (number, part))
+        for part in range(3)
+    )
     return Record((7,), messages, 1_700_000_000_000 + number)
 
 
@@ -35,7 +38,10 @@ def make_v1(directory: str) -> dict[str, object]:
     log = StreamLog(directory, files=FixedSalts(), segment_bytes=SEGMENT_BYTES)
     log.recover()
     for number in range(30):
-        log.append(batch(number).encode(), array("I", [filter_of(value) if value else 0 for value in VALUES]))
+        log.append(
+            batch(number).encode(),
+            array("I", [filter_of(value) if value else 0 for value in VALUES]),
+        )
         sync(log)
     gone = log.retain(0, max_bytes=4 * SEGMENT_BYTES)
     assert gone and log.stats()["segments"] == 4

@@ -66,7 +66,9 @@ class History:
 
     def check_nothing_confirmed_is_lost(self) -> None:
         missing = sorted(self.missing())
-        assert not missing, f"{len(missing)} confirmed messages were never delivered, first {missing[:5]}"
+        assert not missing, (
+            f"{len(missing)} confirmed messages were never delivered, first {missing[:5]}"
+        )
 
     def check_nothing_foreign_arrived(self) -> None:
         arrived = {(key, number) for key, seen in self.delivered.items() for number, _ in seen}

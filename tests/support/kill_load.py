@@ -124,7 +124,12 @@ class LoadClient:
         """Return the answer to a method; contents that come before it are passed to `pending`."""
         while True:
             found = self.next_frame()
-            if found[0] == 1 and int.from_bytes(found[1][:4], "big") not in (DELIVER, GET_OK, ACK, NACK):
+            if found[0] == 1 and int.from_bytes(found[1][:4], "big") not in (
+                DELIVER,
+                GET_OK,
+                ACK,
+                NACK,
+            ):
                 what = decode(found[1])
                 if isinstance(what, commands.Connection.Close):
                     raise Lost(what.reply_text)
@@ -150,7 +155,10 @@ def publishing(exchange: str, key: str) -> Callable[[bytes], bytes]:
     head = method(1, commands.Basic.Publish(exchange=exchange, routing_key=key))
 
     def made(body: bytes) -> bytes:
-        parts = [raw_frame(3, 1, body[at : at + FRAME_BODY_BYTES]) for at in range(0, len(body), FRAME_BODY_BYTES)]
+        parts = [
+            raw_frame(3, 1, body[at : at + FRAME_BODY_BYTES])
+            for at in range(0, len(body), FRAME_BODY_BYTES)
+        ]
         return head + content_header(1, len(body), props=PERSISTENT) + b"".join(parts)
 
     return made
@@ -221,12 +229,18 @@ class Publisher(Worker):
     """
 
     def __init__(
-        self, name: str, port: int, ledger: Ledger, seed: str, exchange: str, key: str, queues: tuple[str, ...],
-        *, window_max: int = 100, padding_max: int = 200, rest_s: float = 0.02,
+        self, name: str, port: int, ledger: Ledger, seed: str, exchange: str, key: str,
+        queues: tuple[str, ...], *, window_max: int = 100, padding_max: int = 200,
+        rest_s: float = 0.02,
     ) -> None:  # fmt: skip
         super().__init__(name, port, ledger, seed)
         self._frames = publishing(exchange, key)
-        self.queues, self.window_max, self.padding_max, self.rest_s = queues, window_max, padding_max, rest_s
+        self.queues, self.window_max, self.padding_max, self.rest_s = (
+            queues,
+            window_max,
+            padding_max,
+            rest_s,
+        )
         self.sessions = 0
 
     def session(self) -> None:
@@ -262,7 +276,9 @@ class Publisher(Worker):
         for _ in range(self.random.randint(1, self.window_max - len(waiting))):
             number = self.ledger.was_published(key, self.queues)
             waiting[number] = None
-            data.append(self._frames(make_body(key, number, self.random.randint(0, self.padding_max))))
+            data.append(
+                self._frames(make_body(key, number, self.random.randint(0, self.padding_max)))
+            )
         client.send(b"".join(data))
         if self.random.random() < 0.5:
             time.sleep(self.random.uniform(0, self.rest_s))
@@ -292,7 +308,9 @@ class Transactor(Worker):
     Messages of a commit with commit-ok count as confirmed, on each queue.
     """
 
-    def __init__(self, name: str, port: int, ledger: Ledger, seed: str, queues: tuple[str, ...]) -> None:
+    def __init__(
+        self, name: str, port: int, ledger: Ledger, seed: str, queues: tuple[str, ...]
+    ) -> None:
         super().__init__(name, port, ledger, seed)
         self.queues = queues
         self.sessions = 0
@@ -397,7 +415,9 @@ class ConsumerClient(LoadClient):
     def look(self, queue: str) -> int:
         """Ready messages, says its shard, behind all that was sent to it before."""
         asked_at = time.monotonic()
-        answer = self.ask(1, commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk)
+        answer = self.ask(
+            1, commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk
+        )
         assert isinstance(answer, commands.Queue.DeclareOk)
         self.since = asked_at
         return answer.message_count
@@ -453,7 +473,9 @@ class Consumer(Worker):
             if not client.deliveries:
                 break
             tag, redelivered, body, since = client.deliveries.popleft()
-            found = self.ledger.was_delivered(self.queue, body, redelivered, time.monotonic(), since)
+            found = self.ledger.was_delivered(
+                self.queue, body, redelivered, time.monotonic(), since
+            )
             if self.random.random() < self.gives_back:
                 returned.append(tag)
             else:
@@ -509,7 +531,9 @@ class Declarer(Worker):
                     self.idle.set()
                     self._may_work.wait(0.2)
                 elif self.going:
-                    self.random.choice([self._declare, self._declare, self._delete, self._pass])(client)
+                    self.random.choice([self._declare, self._declare, self._delete, self._pass])(
+                        client
+                    )
                     time.sleep(self.random.uniform(0, 0.1))
         finally:
             client.close()
@@ -521,7 +545,11 @@ class Declarer(Worker):
     def _declare(self, client: LoadClient) -> None:
         name = self._next()
         client.ask(1, commands.Queue.Declare(queue=name, durable=True), commands.Queue.DeclareOk)
-        client.ask(1, commands.Queue.Bind(queue=name, exchange="amq.topic", routing_key=name), commands.Queue.BindOk)
+        client.ask(
+            1,
+            commands.Queue.Bind(queue=name, exchange="amq.topic", routing_key=name),
+            commands.Queue.BindOk,
+        )
         self.there.add(name)
 
     def _delete(self, client: LoadClient) -> None:
@@ -538,7 +566,11 @@ class Declarer(Worker):
             self.passing.add(name)
         what = commands.Queue.Declare(queue=name, exclusive=exclusive, auto_delete=not exclusive)
         client.ask(1, what, commands.Queue.DeclareOk)
-        client.ask(1, commands.Basic.Consume(queue=name, consumer_tag=name, no_ack=True), commands.Basic.ConsumeOk)
+        client.ask(
+            1,
+            commands.Basic.Consume(queue=name, consumer_tag=name, no_ack=True),
+            commands.Basic.ConsumeOk,
+        )
         self.passing.add(name)  # an auto-delete queue goes when it has had a consumer
         client.send(publishing("", name)(b"passing"))
         if not exclusive and self.random.random() < 0.5:

@@ -54,8 +54,9 @@ EXCHANGE = "kill-rounds"
 
 # How often, of a hundred.
 KINDS = {
-    "shard": 26, "shard again": 10, "front-door": 16, "controller": 12, "both shards": 8, "shard and front-door": 8,
-    "controller and shard": 6, "everything": 8, "supervisor": 3, "stop": 3,
+    "shard": 26, "shard again": 10, "front-door": 16, "controller": 12, "both shards": 8,
+    "shard and front-door": 8, "controller and shard": 6, "everything": 8, "supervisor": 3,
+    "stop": 3,
 }  # fmt: skip
 
 
@@ -71,7 +72,9 @@ class Load:
             Publisher("one-at-a-time", *given, "", QUEUES[0], (QUEUES[0],), window_max=1),
             Publisher("p-shared", *given, "", SHARED, (SHARED,)),
             Publisher("p-fanout", *given, EXCHANGE, "", FANOUT, window_max=300),
-            Publisher("p-big", *given, "", BIG, (BIG,), window_max=3, padding_max=400_000, rest_s=0.3),
+            Publisher(
+                "p-big", *given, "", BIG, (BIG,), window_max=3, padding_max=400_000, rest_s=0.3
+            ),
             Publisher("p-polled", *given, "", POLLED, (POLLED,), window_max=10),
             Transactor("tx", *given, (QUEUES[0], QUEUES[1], FANOUT[0])),
         ]
@@ -95,13 +98,18 @@ class Load:
             worker.pause()
         for consumer in self.consumers:
             consumer.hurry = True
-        self._until(lambda: all(worker.idle.is_set() for worker in pausing), "publishers to have their answers")
+        self._until(
+            lambda: all(worker.idle.is_set() for worker in pausing),
+            "publishers to have their answers",
+        )
         with contextlib.suppress(AssertionError):  # the check says what is missing
             self._until(lambda: not self.ledger.missing(), "all confirmed messages")
         self.ledger.check_all()
         # Asked of the shards, so that what was acknowledged and what was given back is all settled
         # there.
-        self._until(lambda: _depths(self.broker.port) == dict.fromkeys(ALL_QUEUES, 0), "empty queues")
+        self._until(
+            lambda: _depths(self.broker.port) == dict.fromkeys(ALL_QUEUES, 0), "empty queues"
+        )
         _check_topology(self.broker, self.declarer)
         for consumer in self.consumers:
             consumer.hurry = False
@@ -120,7 +128,9 @@ class Load:
             time.sleep(0.05)
 
     def state(self) -> str:
-        busy = [worker.name for worker in (*self.publishers, self.declarer) if not worker.idle.is_set()]
+        busy = [
+            worker.name for worker in (*self.publishers, self.declarer) if not worker.idle.is_set()
+        ]
         with contextlib.suppress(Lost, OSError):
             depths = {queue: depth for queue, depth in _depths(self.broker.port).items() if depth}
             return f"not idle {busy}, not empty {depths}"
@@ -155,7 +165,9 @@ def _depths(port: int) -> dict[str, int]:
 
 def _queue_names(broker: RealBroker) -> set[str]:
     login = base64.b64encode(b"guest:guest").decode()
-    request = urllib.request.Request(f"http://{broker.http}/api/queues", headers={"Authorization": f"Basic {login}"})
+    request = urllib.request.Request(
+        f"http://{broker.http}/api/queues", headers={"Authorization": f"Basic {login}"}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return {queue["name"] for queue in json.load(answer)}
 
@@ -200,7 +212,11 @@ class Rounds:
     """`kinds`: names of KINDS, with weights."""
 
     def __init__(
-        self, broker: RealBroker, seed: int, kinds: dict[str, int] | None = None, quiet_s: float = QUIET_S
+        self,
+        broker: RealBroker,
+        seed: int,
+        kinds: dict[str, int] | None = None,
+        quiet_s: float = QUIET_S,
     ) -> None:
         self.broker, self.seed = broker, seed
         self.random = random.Random(seed)
@@ -225,7 +241,10 @@ class Rounds:
             return self.ledger.counts()
         except AssertionError as error:
             done = "\n".join(self.done[-12:])
-            told = f"seed {self.seed}, round {len(self.done)}\n{error}\n\n{self.ledger.counts()}\n{done}"
+            told = (
+                f"seed {self.seed}, round "
+                f"{len(self.done)}\n{error}\n\n{self.ledger.counts()}\n{done}"
+            )
             raise AssertionError(f"{told}\n\n{self.broker.log_tail()}") from error
         finally:
             self.load.stop()
@@ -266,7 +285,9 @@ class Rounds:
                 pids = [int(child["pid"]) for child in self.broker.status()["children"]]
                 self.broker.process.kill()
                 self.broker.process.wait()
-                wait_until(lambda: not any(map(is_running, pids)), "its processes to notice", BACK_S)
+                wait_until(
+                    lambda: not any(map(is_running, pids)), "its processes to notice", BACK_S
+                )
             case "stop":
                 self.broker.stop()
         self.ledger.was_killed(time.monotonic(), shards=True)
@@ -297,4 +318,8 @@ class Rounds:
         time.sleep(self.random.uniform(0, 0.6))
         with contextlib.suppress(ProcessLookupError):
             old = self._kill_one("shard", shard)
-        wait_until(lambda: self.broker.is_replaced("shard", shard, old), f"shard {shard} to come back", BACK_S)
+        wait_until(
+            lambda: self.broker.is_replaced("shard", shard, old),
+            f"shard {shard} to come back",
+            BACK_S,
+        )

@@ -110,7 +110,9 @@ class Ledger:
                 if not 0 < number < len(answers):
                     self._complain(f"key {key}: {number} was answered, but never published")
                 elif answers[number] != UNANSWERED:
-                    self._complain(f"key {key}: {number} was answered twice: {answers[number]}, then {answer}")
+                    self._complain(
+                        f"key {key}: {number} was answered twice: {answers[number]}, then {answer}"
+                    )
                 else:
                     answers[number] = answer
                     if answer == NACKED:  # it may come or not
@@ -138,7 +140,9 @@ class Ledger:
         key, number = read_body(body)
         with self._lock:
             self.deliveries += 1
-            self._check_delivery(queue, key, number, redelivered, now, now if since is None else since)
+            self._check_delivery(
+                queue, key, number, redelivered, now, now if since is None else since
+            )
         return key, number
 
     def was_settled(self, queue: str, known: Iterable[tuple[str, int, float]], now: float) -> None:
@@ -160,7 +164,9 @@ class Ledger:
 
     # -- what must be true -------------------------------------------------------------------------
 
-    def _check_delivery(self, queue: str, key: str, number: int, redelivered: bool, now: float, since: float) -> None:
+    def _check_delivery(
+        self, queue: str, key: str, number: int, redelivered: bool, now: float, since: float
+    ) -> None:
         published = self._published.get(key)
         if published is None or not 0 < number < len(published.answers):
             self._complain(f"{queue}: {key}:{number} was delivered, but never published")
@@ -171,7 +177,9 @@ class Ledger:
         arrived.grow(number)
         # Of several consumers one may look late at what it was given before another was given it
         # again, and settled it.
-        before = arrived.seen[number] if queue not in self._unordered else arrived.seen[number] & NEW
+        before = (
+            arrived.seen[number] if queue not in self._unordered else arrived.seen[number] & NEW
+        )
         if before and not redelivered:
             self._complain(f"{queue}: {key}:{number} was delivered again without a mark")
         if queue not in self._unordered:
@@ -181,19 +189,28 @@ class Ledger:
         self._waiting[queue] -= arrived.seen[number] == 0
         arrived.seen[number] |= MARKED if redelivered else NEW
 
-    def _check_order(self, queue: str, key: str, arrived: Arrived, number: int, redelivered: bool) -> None:
+    def _check_order(
+        self, queue: str, key: str, arrived: Arrived, number: int, redelivered: bool
+    ) -> None:
         if not redelivered:
             if number < arrived.last_new:
-                self._complain(f"{queue}: {key}:{number} was delivered as new behind {arrived.last_new}")
+                self._complain(
+                    f"{queue}: {key}:{number} was delivered as new behind {arrived.last_new}"
+                )
             arrived.last_new = number
         if number <= arrived.last:
             arrived.falls += 1
             if arrived.falls > self.deaths + self._comings[queue]:
-                why = f"{self.deaths} deaths and {self._comings[queue]} consumers do not explain {arrived.falls} falls"
+                why = (
+                    f"{self.deaths} deaths and {self._comings[queue]} consumers do not explain "
+                    f"{arrived.falls} falls"
+                )
                 self._complain(f"{queue}: {key} fell from {arrived.last} to {number}: {why}")
         arrived.last = number
 
-    def _check_settled(self, queue: str, key: str, arrived: Arrived, number: int, now: float) -> None:
+    def _check_settled(
+        self, queue: str, key: str, arrived: Arrived, number: int, now: float
+    ) -> None:
         """Complain of a message that came again after its ack, unless a kill explains it.
 
         The kill must be between the delivery and the time when the acknowledgement was surely on
@@ -204,7 +221,8 @@ class Ledger:
         if at == len(self.kills) or self.kills[at] > last:
             age = now - arrived.settled_at[number]
             self._complain(
-                f"{queue}: {key}:{number} came again {age:.1f} s after it was acknowledged, nothing was killed"
+                f"{queue}: {key}:{number} came again {age:.1f} s after it was acknowledged, "
+                "nothing was killed"
             )
 
     def missing(self) -> list[str]:
@@ -216,7 +234,9 @@ class Ledger:
         with self._lock:
             for key, published in self._published.items():
                 for queue in published.queues:
-                    seen = self._arrived[queue, key].seen if (queue, key) in self._arrived else b"\0"
+                    seen = (
+                        self._arrived[queue, key].seen if (queue, key) in self._arrived else b"\0"
+                    )
                     gone = [
                         number
                         for number, answer in enumerate(published.answers)
@@ -233,7 +253,9 @@ class Ledger:
                 "published": sum(len(each) - 1 for each in answers),
                 "confirmed": sum(each.count(ACKED) for each in answers),
                 "nacked": sum(each.count(NACKED) for each in answers),
-                "delivered": sum(len(arrived.seen) - arrived.seen.count(0) for arrived in self._arrived.values()),
+                "delivered": sum(
+                    len(arrived.seen) - arrived.seen.count(0) for arrived in self._arrived.values()
+                ),
                 "deaths": self.deaths,
             }
 
@@ -245,4 +267,6 @@ class Ledger:
         """When all is still."""
         self.check()
         missing = self.missing()
-        assert not missing, "confirmed messages were never delivered: " + "; ".join(missing[:COMPLAINTS_MAX])
+        assert not missing, "confirmed messages were never delivered: " + "; ".join(
+            missing[:COMPLAINTS_MAX]
+        )

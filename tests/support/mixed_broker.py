@@ -41,10 +41,14 @@ def _supervise() -> None:
     from shardmq.supervisor.config import Settings
     from shardmq.supervisor.plan import Listening, children
 
-    def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
+    def plan(
+        settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening
+    ) -> list[ChildPlan]:
         made = children(settings, cores, runtime_dir, boot, listening)
         return [
-            dataclasses.replace(each, module=__spec__.name) if each.module in MODULES.values() else each
+            dataclasses.replace(each, module=__spec__.name)
+            if each.module in MODULES.values()
+            else each
             for each in made
         ]
 

@@ -43,7 +43,9 @@ class ModelConsumer:
         return self.prefetch - len(self.held) if self.prefetch and not self.no_ack else MANY
 
     def room(self) -> int:
-        return self.wanted() if self.allowed is None else min(self.wanted(), self.allowed - self.used)
+        return (
+            self.wanted() if self.allowed is None else min(self.wanted(), self.allowed - self.used)
+        )
 
 
 class ModelQueue:
@@ -129,7 +131,11 @@ class ModelQueue:
         self._report()
 
     def _next(self) -> ModelConsumer | None:
-        able = [consumer for consumer in self.turns if consumer in self._active() and consumer.room() > 0]
+        able = [
+            consumer
+            for consumer in self.turns
+            if consumer in self._active() and consumer.room() > 0
+        ]
         return max(able, key=lambda consumer: consumer.priority, default=None)
 
     def _give(self, consumer: ModelConsumer, message: Message) -> None:
@@ -184,7 +190,10 @@ class ModelQueue:
         for message in sorted(messages, key=lambda each: each.id):
             message.redelivered = True
             message.returns += self.counts_returns
-            if self.limits.delivery_limit is not None and message.returns > self.limits.delivery_limit:
+            if (
+                self.limits.delivery_limit is not None
+                and message.returns > self.limits.delivery_limit
+            ):
                 self._let_go(message, "delivery_limit")
             elif self.limits.retry is not None:
                 self.resting.append(message)
@@ -201,8 +210,12 @@ class ModelQueue:
         for message in self.resting:
             if message.due is None and self.limits.retry is not None:
                 rest = self.limits.retry.rest_ms(message.returns)
-                message.due = next(at for at in range(now + rest, now + 2 * rest + 2) if at % (rest // 16 + 1) == 0)
-        awake = [each for each in self.resting if self.limits.retry is None or (each.due or 0) <= now]
+                message.due = next(
+                    at for at in range(now + rest, now + 2 * rest + 2) if at % (rest // 16 + 1) == 0
+                )
+        awake = [
+            each for each in self.resting if self.limits.retry is None or (each.due or 0) <= now
+        ]
         self.resting = [each for each in self.resting if each not in awake]
         for message in awake:
             message.due = None

@@ -39,7 +39,9 @@ def headers(producer: bytes, sequence: int) -> bytes:
 
 
 def message(producer: bytes, sequence: int, size: int) -> bytes:
-    return encode_message(b"%s %d|" % (producer, sequence) + bytes(size), props=headers(producer, sequence))
+    return encode_message(
+        b"%s %d|" % (producer, sequence) + bytes(size), props=headers(producer, sequence)
+    )
 
 
 def place_of(stored: bytes) -> tuple[bytes, int]:
@@ -59,7 +61,9 @@ class Producer:
 
 
 class Lives:
-    def __init__(self, seed: int, *, store_class: type[SegmentStore] = SegmentStore, sync: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, store_class: type[SegmentStore] = SegmentStore, sync: bool = True
+    ) -> None:
         self.random = random.Random(seed)
         self.files = FaultyFiles(seed, self.random.choice([512, 4096]))
         self.store_class, self.with_sync = store_class, sync
@@ -75,11 +79,19 @@ class Lives:
         self.start()
 
     def start(self) -> None:
-        self.store = self.store_class(DIRECTORY, files=self.files, segment_bytes=SEGMENT_BYTES, sync=self.with_sync)
+        self.store = self.store_class(
+            DIRECTORY, files=self.files, segment_bytes=SEGMENT_BYTES, sync=self.with_sync
+        )
         self.arrivals = self.store.recover(QUEUES)
 
     def play(self, steps: int) -> None:
-        acts = [self.publish] * 6 + [self.settle] * 5 + [self.sync_step] * 4 + [self.reclaim_step] * 3 + [self.flush]
+        acts = (
+            [self.publish] * 6
+            + [self.settle] * 5
+            + [self.sync_step] * 4
+            + [self.reclaim_step] * 3
+            + [self.flush]
+        )
         for _ in range(steps):
             self.random.choice(acts)()
 
@@ -95,9 +107,13 @@ class Lives:
             some: list[bytes] = []
             if at < len(producer.sent):
                 queues = producer.sent[at][1]
-            while len(some) < count and (at == len(producer.sent) or producer.sent[at][1] == queues):
+            while len(some) < count and (
+                at == len(producer.sent) or producer.sent[at][1] == queues
+            ):
                 if at == len(producer.sent):
-                    number = producer.sent[-1][0] + self.random.choice([1, 1, 7]) if producer.sent else 0
+                    number = (
+                        producer.sent[-1][0] + self.random.choice([1, 1, 7]) if producer.sent else 0
+                    )
                     size = self.random.choice([0, 10, 100, 700, self.random.choice([2000, 6000])])
                     producer.sent.append((number, queues, message(producer.name, number, size)))
                 some.append(producer.sent[at][2])
@@ -125,7 +141,9 @@ class Lives:
         assert not screened.refused
         for arrival in arrivals:
             assert arrival.indexes is not None
-            origins = [screened.origins[i] if screened.origins is not None else i for i in arrival.indexes]
+            origins = [
+                screened.origins[i] if screened.origins is not None else i for i in arrival.indexes
+            ]
             places = [(arrival.queue_id, *place_of(sent[origin])) for origin in origins]
             assert places == expected.pop(arrival.queue_id)
             for place, entry in zip(places, arrival.entries, strict=True):
@@ -198,7 +216,9 @@ class Lives:
             self.sync_step()
         while self.reclaim is not None:
             self.reclaim_step()
-        self.store.close({queue_id: array("Q", live.values()) for queue_id, live in self.live.items()})
+        self.store.close(
+            {queue_id: array("Q", live.values()) for queue_id, live in self.live.items()}
+        )
         before = dict(self.highest)
         self.end(power_cut=self.random.random() < 0.5, lossless=True)
         assert self.highest == before
@@ -233,11 +253,17 @@ class Lives:
                     place = (queue_id, producer.name, number)
                     there = place in self.live[queue_id]
                     if number <= (-1 if high is None else high):
-                        assert there or place in self.settled, f"{place} is lost: its repetition would be dropped"
-                    assert not lossless or not there or number <= (high or 0), f"{place} would be stored twice"
+                        assert there or place in self.settled, (
+                            f"{place} is lost: its repetition would be dropped"
+                        )
+                    assert not lossless or not there or number <= (high or 0), (
+                        f"{place} would be stored twice"
+                    )
                 for number, queues, _ in producer.sent[: producer.confirmed]:
                     if queue_id in queues:
-                        assert high is not None and number <= high, f"{(queue_id, producer.name, number)} is forgotten"
+                        assert high is not None and number <= high, (
+                            f"{(queue_id, producer.name, number)} is forgotten"
+                        )
 
     def finish(self) -> None:
         """Repeat everything that is unconfirmed.

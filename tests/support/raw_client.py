@@ -29,17 +29,23 @@ def content_header(channel: int, size: int, class_id: int = 60, props: bytes = b
     return raw_frame(2, channel, struct.pack(">HHQ", class_id, 0, size) + props)
 
 
-def publish(channel: int, exchange: str, key: str, content: bytes, *, mandatory: bool = False) -> bytes:
+def publish(
+    channel: int, exchange: str, key: str, content: bytes, *, mandatory: bool = False
+) -> bytes:
     said = commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory)
     parts = [content[at : at + 100_000] for at in range(0, len(content), 100_000)]
     bodies = b"".join(raw_frame(3, channel, part) for part in parts)
     return method(channel, said) + content_header(channel, len(content)) + bodies
 
 
-def with_properties(channel: int, exchange: str, key: str, content: bytes, **properties: object) -> bytes:
+def with_properties(
+    channel: int, exchange: str, key: str, content: bytes, **properties: object
+) -> bytes:
     """Return a publish whose content header has these properties."""
     said = commands.Basic.Publish(exchange=exchange, routing_key=key)
-    head: bytes = frame.marshal(header.ContentHeader(0, len(content), commands.Basic.Properties(**properties)), channel)
+    head: bytes = frame.marshal(
+        header.ContentHeader(0, len(content), commands.Basic.Properties(**properties)), channel
+    )
     return method(channel, said) + head + raw_frame(3, channel, content)
 
 
@@ -59,7 +65,10 @@ class RawClient:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.sock.close()
 
@@ -95,14 +104,26 @@ class RawClient:
     ) -> RawClient:
         self.send(HEADER)
         self.expect(commands.Connection.Start)
-        capabilities = {"authentication_failure_close": True, "consumer_cancel_notify": hears_cancels}
+        capabilities = {
+            "authentication_failure_close": True,
+            "consumer_cancel_notify": hears_cancels,
+        }
         properties = {"capabilities": capabilities}
-        self.send(method(0, commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US")))
+        self.send(
+            method(
+                0,
+                commands.Connection.StartOk(properties, "PLAIN", f"\0{user}\0{password}", "en_US"),
+            )
+        )
         offered = self.expect(commands.Connection.Tune)
-        self.send(method(0, commands.Connection.TuneOk(offered.channel_max, offered.frame_max, heartbeat)))
+        self.send(
+            method(0, commands.Connection.TuneOk(offered.channel_max, offered.frame_max, heartbeat))
+        )
         self.send(method(0, commands.Connection.Open(vhost)))
         self.expect(commands.Connection.OpenOk)
-        self.send(b"".join(method(number, commands.Channel.Open()) for number in range(1, channels + 1)))
+        self.send(
+            b"".join(method(number, commands.Channel.Open()) for number in range(1, channels + 1))
+        )
         for _ in range(channels):
             self.expect(commands.Channel.OpenOk)
         return self
@@ -162,7 +183,9 @@ class RawClient:
         while (got := self.read()) is not None:
             if isinstance(got[1], (header.ContentHeader, body.ContentBody)):
                 continue
-            assert isinstance(got[1], kind), f"expected {kind.__name__}, got {got[1]!r} {dict(got[1])}"  # type: ignore[call-overload]
+            assert isinstance(got[1], kind), (
+                f"expected {kind.__name__}, got {got[1]!r} {dict(got[1])}"
+            )  # type: ignore[call-overload]
             return got[1]
         raise AssertionError(f"expected {kind.__name__}, got the end of the stream")
 
@@ -195,7 +218,11 @@ class RawClient:
 
 
 def declare(client: RawClient, name: str, **how: Any) -> None:
-    client.ask(1, commands.Queue.Declare(queue=name, **{"exclusive": True, **how}), commands.Queue.DeclareOk)
+    client.ask(
+        1,
+        commands.Queue.Declare(queue=name, **{"exclusive": True, **how}),
+        commands.Queue.DeclareOk,
+    )
 
 
 def got(client: RawClient, queue: str, channel: int = 1) -> bytes:
@@ -205,7 +232,9 @@ def got(client: RawClient, queue: str, channel: int = 1) -> bytes:
 
 
 def is_empty(client: RawClient, queue: str, channel: int = 1) -> bool:
-    return bool(client.ask(channel, commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetEmpty))
+    return bool(
+        client.ask(channel, commands.Basic.Get(queue=queue, no_ack=True), commands.Basic.GetEmpty)
+    )
 
 
 def delivered(client: RawClient) -> tuple[commands.Basic.Deliver, bytes]:

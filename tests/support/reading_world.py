@@ -77,7 +77,9 @@ class Troubles(logging.Handler):
     def __init__(self, loop: Clock) -> None:
         super().__init__(logging.ERROR)
         self.found: list[BaseException] = []
-        loop.set_exception_handler(lambda loop, what: self.found.append(what.get("exception") or Exception(what)))
+        loop.set_exception_handler(
+            lambda loop, what: self.found.append(what.get("exception") or Exception(what))
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
@@ -179,7 +181,9 @@ class World:
         self.groups = Groups(lambda many: 0)
         self.groups.begin()
         self.orders: deque[GroupOrder] = deque()
-        self.catalog: Any = SimpleNamespace(queue_by_id=lambda id: self.queue(id - 1) if 0 < id <= shards else None)
+        self.catalog: Any = SimpleNamespace(
+            queue_by_id=lambda id: self.queue(id - 1) if 0 < id <= shards else None
+        )
         self.channels: dict[tuple[int, int], Channel] = {}
         self.clients: dict[int, Any] = {}
         self.prefetches: dict[int, int] = {}  # by virtual consumer or consumer
@@ -203,7 +207,7 @@ class World:
     def start(self, at: int) -> None:
         """Start a new process of that shard."""
         self.epochs[at] += 1
-        shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type] # as a Home
+        shard = self.shards[at] = Shard(at, self.epochs[at], 1, self.homes[at])  # type: ignore[arg-type] # as a StoreHome
         shard.receive(envelope.control(wire.CONTROLLER, 3, 0, at, wire.Join("controller")), 1000)
         spec = wire.QueueSpec(at + 1, "/", f"stream {at}", True, arguments=STREAM)
         assign = wire.Assign([spec])
@@ -257,7 +261,11 @@ class World:
         while self.orders:
             order = self.orders.popleft()
             said = AssignmentOrder(
-                order.kind, order.consumer.number, AssignmentName(*order.assignment), *order.bounds, order.fresh
+                order.kind,
+                order.consumer.number,
+                AssignmentName(*order.assignment),
+                *order.bounds,
+                order.fresh,
             )
             self.loop.act(lambda: self.consuming.groups.obey([said], self.catalog))  # noqa: B023 # at once
             self.loop.passes(3)
@@ -289,7 +297,11 @@ class World:
         number, count, blob = section[2], section[5], section[6]
         consumer = self.consuming.consumers.get(number)
         if consumer is not None:
-            key = next(key for key, channel in self.channels.items() if channel.consuming is consumer.channel)
+            key = next(
+                key
+                for key, channel in self.channels.items()
+                if channel.consuming is consumer.channel
+            )
             tag, epoch = consumer.channel.next_tag, self.links.links[at].epoch
             name = consumer.group.terms.group if consumer.group is not None else consumer.tag
             for i, offset in enumerate(array("Q", bytes(blob[: 8 * count]))):
@@ -309,7 +321,9 @@ class World:
         Messages of dead shards do not count.
         """
         number = self.who(consumer)
-        assert self.outstanding(number) <= self.prefetches[number], "more unacknowledged than the prefetch"
+        assert self.outstanding(number) <= self.prefetches[number], (
+            "more unacknowledged than the prefetch"
+        )
 
     def outstanding(self, number: int) -> int:
         """Count the deliveries that this consumer has not settled.
@@ -355,9 +369,13 @@ class World:
 
     def ask(self, asked: ConsumerJoin, owner: str, user: str) -> asyncio.Future[Answer]:
         said = asked.terms
-        terms = ConsumeTerms(said.group, said.assignment, said.exclusive, said.priority, said.affinity)
+        terms = ConsumeTerms(
+            said.group, said.assignment, said.exclusive, said.priority, said.affinity
+        )
         queues = range(1, len(self.shards) + 1)
-        self.orders += self.groups.join(controller_groups.GroupConsumer(0, DOOR, asked.number), NAME, terms, queues)
+        self.orders += self.groups.join(
+            controller_groups.GroupConsumer(0, DOOR, asked.number), NAME, terms, queues
+        )
         answer: asyncio.Future[Answer] = self.loop.create_future()
         answer.set_result(Answer(1))
         return answer
@@ -372,7 +390,9 @@ class World:
             if client not in self.clients:
                 self.clients[client] = SimpleNamespace(
                     id=client,
-                    session=SimpleNamespace(owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072),
+                    session=SimpleNamespace(
+                        owner=f"client {client}", user="guest", vhost="/", frame_bytes_max=131072
+                    ),
                     answer=lambda channel, reply: None,
                     write_delivery=lambda data, shard, size: None,
                 )
@@ -391,7 +411,9 @@ class World:
     def busy(self, key: tuple[int, int]) -> bool:
         return any(who == key for who, _ in self.tasks)
 
-    def consume(self, key: tuple[int, int], queue: str, tag: str, prefetch: int, **arguments: Any) -> None:
+    def consume(
+        self, key: tuple[int, int], queue: str, tag: str, prefetch: int, **arguments: Any
+    ) -> None:
         channel = self.channel(*key, prefetch)
         if tag in channel.consuming.consumers or self.busy(key):
             return
@@ -430,7 +452,9 @@ class World:
         else:
             self.ledger.settle(kind, taken)
         number = {"ack": wire.ACK, "reject": wire.REJECT, "requeue": wire.REQUEUE}[kind]
-        self.loop.act(lambda: self.consuming.acks.settle(channel.consuming, [(number, tag, tag, multiple)]))
+        self.loop.act(
+            lambda: self.consuming.acks.settle(channel.consuming, [(number, tag, tag, multiple)])
+        )
         self.passes()
 
     def recover(self, key: tuple[int, int]) -> None:
@@ -450,7 +474,10 @@ class World:
                 self.ledger.settle(kind, taken)
             settles = channel.transaction.take().settles
             self.loop.act(
-                lambda: [self.consuming.acks.settle_runs(*each, at_once=True) for each in settles] and None  # type: ignore[func-returns-value]
+                lambda: (
+                    [self.consuming.acks.settle_runs(*each, at_once=True) for each in settles]
+                    and None
+                )  # type: ignore[func-returns-value]
             )
         else:
             channel.consuming.put_back(channel.transaction.drop())
@@ -501,7 +528,9 @@ class World:
             for name in names:
                 position = self.position(at, name)
                 lowest = self.ledger.lowest(at + 1, name)
-                assert position is None or position <= lowest, f"stream {at}, {name}: at {position}, not {lowest}"
+                assert position is None or position <= lowest, (
+                    f"stream {at}, {name}: at {position}, not {lowest}"
+                )
 
     def check_full(self) -> None:
         """At rest: who has room has all there is, wherever it is."""
@@ -516,12 +545,17 @@ class World:
                 waits = [part.shard for part in parts if self.has_for(part)]
                 if waits:
                     assert self.outstanding(whole) == self.prefetches[whole], (
-                        f"{self.outstanding(whole)} of {self.prefetches[whole]}, while shards {waits} have some"
+                        f"{self.outstanding(whole)} of {self.prefetches[whole]}, while shards "
+                        f"{waits} have some"
                     )
 
     def has_for(self, part: Any) -> bool:
         shard = self.shards[part.shard]
-        reader = shard.peers[0].holders.get(part.number) if shard is not None and 0 in shard.peers else None
+        reader = (
+            shard.peers[0].holders.get(part.number)
+            if shard is not None and 0 in shard.peers
+            else None
+        )
         return reader is not None and not reader.detached and reader.queue.has_for(reader)  # type: ignore[union-attr,arg-type] # a reader
 
     def end(self) -> None:

@@ -104,7 +104,9 @@ class RealBroker:
 
     def status(self) -> dict[str, Any]:
         pointer = json.loads((self.data_dir / "broker.json").read_text())
-        status: dict[str, Any] = json.loads((Path(pointer["runtime_dir"]) / "status.json").read_text())
+        status: dict[str, Any] = json.loads(
+            (Path(pointer["runtime_dir"]) / "status.json").read_text()
+        )
         return status
 
     def pid(self, kind: str, index: int = 0) -> int:
@@ -123,7 +125,11 @@ class RealBroker:
         """kill -9 one process and wait until another one of its kind is ready."""
         old = self.pid(kind, index)
         os.kill(old, signal.SIGKILL)
-        wait_until(lambda: self.is_replaced(kind, index, old), f"{kind} {index} to come back", START_TIMEOUT_S)
+        wait_until(
+            lambda: self.is_replaced(kind, index, old),
+            f"{kind} {index} to come back",
+            START_TIMEOUT_S,
+        )
 
     def is_replaced(self, kind: str, index: int, old: int) -> bool:
         for child in self.status()["children"]:
@@ -133,13 +139,17 @@ class RealBroker:
 
     def kill_all(self) -> None:
         """Kill all processes as a power cut does, as nearly at one moment as signals allow."""
-        pids = [self.process.pid] + [int(child["pid"]) for child in self.status()["children"] if child["pid"]]
+        pids = [self.process.pid] + [
+            int(child["pid"]) for child in self.status()["children"] if child["pid"]
+        ]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         self.process.wait(STOP_TIMEOUT_S)
-        wait_until(lambda: not any(is_running(pid) for pid in pids), "all processes to end", STOP_TIMEOUT_S)
+        wait_until(
+            lambda: not any(is_running(pid) for pid in pids), "all processes to end", STOP_TIMEOUT_S
+        )
 
     def restart(self) -> None:
         """Start again on the same data and port, after stop() or kill_all()."""

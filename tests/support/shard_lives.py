@@ -49,7 +49,13 @@ DURABLE, STREAMS = (1, 2, 3), (5, 6)
 FLEETING = 7
 STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": SEGMENT_BYTES}
 SPECS = [
-    m.QueueSpec(number, vhost, f"q{number}", number in DURABLE + STREAMS, arguments=STREAM if number in STREAMS else {})
+    m.QueueSpec(
+        number,
+        vhost,
+        f"q{number}",
+        number in DURABLE + STREAMS,
+        arguments=STREAM if number in STREAMS else {},
+    )
     for number, vhost in VHOST_OF.items()
 ]
 # What a publish may reach: queues of one vhost.
@@ -57,7 +63,10 @@ TARGETS = [(1,), (1,), (2,), (1, 2), (3,), (1, 4), (4,), (5,), (5,), (1, 5), (5,
 KINDS: dict[str, Callable[[], Exception]] = {
     name: functools.partial(OSError, getattr(errno, name), "on purpose")
     for name in ("ENOSPC", "EROFS", "EIO", "EMFILE")
-} | {kind.__name__: functools.partial(kind, "on purpose") for kind in (MemoryError, ValueError, envelope.WireError)}
+} | {
+    kind.__name__: functools.partial(kind, "on purpose")
+    for kind in (MemoryError, ValueError, envelope.WireError)
+}
 FOR_GOOD = 1 << 30
 # Calls that fail more often than the others.
 OFTEN = (*["sync"] * 6, *["sync_directory"] * 2, *["write"] * 2, "open", "allocate", "rename")
@@ -82,7 +91,9 @@ class ReadingStore(SegmentStore):
         super().__init__(directory, **more)
         self._home = home
 
-    def append(self, records: Any, indexes: bool = False, in_sequence: bool = False) -> list[Arrival]:
+    def append(
+        self, records: Any, indexes: bool = False, in_sequence: bool = False
+    ) -> list[Arrival]:
         if self._home.unreadable:
             raise envelope.WireError("on purpose")
         return super().append(records, indexes, in_sequence)
@@ -96,17 +107,25 @@ class FaultyHome:
 
     def open(self, vhost: str) -> SegmentStore:
         return ReadingStore(
-            self, f"vhost-{ord(vhost)}", files=self.files, segment_bytes=SEGMENT_BYTES, spare_segments=1
+            self,
+            f"vhost-{ord(vhost)}",
+            files=self.files,
+            segment_bytes=SEGMENT_BYTES,
+            spare_segments=1,
         )
 
     def open_stream(self, vhost: str, queue_id: int, segment_bytes: int) -> QueueLog:
-        log = StreamLog(f"stream-{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache)
+        log = StreamLog(
+            f"stream-{queue_id}", files=self.files, segment_bytes=segment_bytes, cache=self._cache
+        )
         log.recover()
         return QueueLog(log)
 
     def keep_only_streams(self, vhost: str, queue_ids: Collection[int]) -> None:
         if FLEETING not in queue_ids and vhost == "/":
-            StreamLog(f"stream-{FLEETING}", files=self.files, segment_bytes=SEGMENT_BYTES).delete_all()
+            StreamLog(
+                f"stream-{FLEETING}", files=self.files, segment_bytes=SEGMENT_BYTES
+            ).delete_all()
 
     def remove(self, vhost: str) -> None:
         raise AssertionError("no vhost is dropped here")
@@ -140,7 +159,9 @@ class Known:
     broken_off: list[str] = field(default_factory=list)
     for_good: dict[int, set[int]] = field(default_factory=_by_queue)  # settled, and synced
     # Of a reader of each stream, since they were last synced.
-    positions: dict[int, list[int]] = field(default_factory=lambda: {queue: [-1] for queue in STREAMS})
+    positions: dict[int, list[int]] = field(
+        default_factory=lambda: {queue: [-1] for queue in STREAMS}
+    )
     # by queue, when the last life stopped cleanly
     stopped_with: dict[int, list[tuple[int, bool]]] | None = None
 
@@ -211,10 +232,15 @@ class Life:
             if queue in STREAMS:
                 read = m.ReadFrom(start="first", name=f"reader-{queue}")
                 self.tell(
-                    door, m.AttachReader(1, queue, queue, CONNECTION, CHANNEL, "tag", False, False, 0, 5, read=read)
+                    door,
+                    m.AttachReader(
+                        1, queue, queue, CONNECTION, CHANNEL, "tag", False, False, 0, 5, read=read
+                    ),
                 )
             else:
-                self.tell(door, m.Attach(1, queue, queue, CONNECTION, CHANNEL, "tag", False, False, 0, 5))
+                self.tell(
+                    door, m.Attach(1, queue, queue, CONNECTION, CHANNEL, "tag", False, False, 0, 5)
+                )
 
     def turn(self) -> None:
         self.hear_all(self.shard.turn_end(self.now))
@@ -253,7 +279,9 @@ class Life:
             self.begin_sync()
         self.end_sync()
         self.hear_all(self.shard.answers())
-        promise(not any(door.waiting for door in self.doors.values()), "every batch is answered for")
+        promise(
+            not any(door.waiting for door in self.doors.values()), "every batch is answered for"
+        )
         contents = {queue: self.contents(queue) for queue in DURABLE + STREAMS}
         self.shard.close()
         self.known.stopped_with = contents
@@ -261,8 +289,19 @@ class Life:
     # -- acts --------------------------------------------------------------------------------------
 
     def play(self, acts: int) -> None:
-        of = [self.publish] * 6 + [self.turn] * 2 + [self.settle] * 4 + [self.begin_sync, self.end_sync] * 2
-        of += [self.sync] * 2 + [self.tick, self.reclaim, self.reclaim, self.come_or_go, self.publish_unreadable]
+        of = (
+            [self.publish] * 6
+            + [self.turn] * 2
+            + [self.settle] * 4
+            + [self.begin_sync, self.end_sync] * 2
+        )
+        of += [self.sync] * 2 + [
+            self.tick,
+            self.reclaim,
+            self.reclaim,
+            self.come_or_go,
+            self.publish_unreadable,
+        ]
         of += [self.second, self.second, self.begin_settled_sync, self.end_settled_sync]
         for _ in range(acts):
             self.random.choice(of)()
@@ -295,8 +334,8 @@ class Life:
             body = b"%d|" % number + bytes(pick.choice([0, 100, 100, 600, 6000]))
             stored = encode_message(body, props=properties)
             door.packer.add_stored(
-                0, list(chosen), stored, CONNECTION, CHANNEL, door.seq, self.now, 0xFFFFFFFF, 0xFF, persistent,
-                persistent, in_sequence=in_sequence,
+                0, list(chosen), stored, CONNECTION, CHANNEL, door.seq, self.now, 0xFFFFFFFF, 0xFF,
+                persistent, persistent, in_sequence=in_sequence,
             )  # fmt: skip
             sent.append(Sent(door.seq, number, chosen, persistent))
             for queue in chosen:
@@ -324,7 +363,11 @@ class Life:
             if kind != m.REQUEUE and queue not in STREAMS:
                 self.known.settled[queue].add(message)
                 self.settled[queue].add(message)
-            self.receive(envelope.settles(DOORS[queue % len(DOORS)], 1, self.epoch, 0, [(queue, kind, number, number)]))
+            self.receive(
+                envelope.settles(
+                    DOORS[queue % len(DOORS)], 1, self.epoch, 0, [(queue, kind, number, number)]
+                )
+            )
 
     def sync(self) -> None:
         self.begin_sync()
@@ -374,7 +417,10 @@ class Life:
         """Declare a stream, or delete it."""
         self.fleeting = not self.fleeting
         if self.fleeting:
-            self.tell(m.CONTROLLER, m.CreateQueues(1, [m.QueueSpec(FLEETING, "/", "fleeting", True, arguments=STREAM)]))
+            self.tell(
+                m.CONTROLLER,
+                m.CreateQueues(1, [m.QueueSpec(FLEETING, "/", "fleeting", True, arguments=STREAM)]),
+            )
         else:
             self.tell(m.CONTROLLER, m.DeleteQueue(1, FLEETING))
 
@@ -417,7 +463,10 @@ class Life:
             while log.first_offset + len(found) < log.committed_offset:
                 found += numbers_in(log.read(log.first_offset + len(found), 1 << 20).blob)
             return [(number, False) for number in found]
-        return [(numbers_in(queue.store.read(array("Q", [entry]), 1)[0])[0], bool(entry & 1)) for entry in queue.live()]
+        return [
+            (numbers_in(queue.store.read(array("Q", [entry]), 1)[0])[0], bool(entry & 1))
+            for entry in queue.live()
+        ]
 
     def check(self) -> None:
         """Compare with what is known, at the begin of a life, whatever the end of the last."""
@@ -427,7 +476,10 @@ class Life:
         contents = {queue: self.contents(queue) for queue in VHOST_OF}
         if stopped_with is not None:
             kept = {queue: contents[queue] for queue in stopped_with}
-            promise(kept == stopped_with, "a clean stop keeps each message, and who was handed out before")
+            promise(
+                kept == stopped_with,
+                "a clean stop keeps each message, and who was handed out before",
+            )
         for queue in VHOST_OF:
             found = [number for number, _ in contents[queue]]
             once = [number for number in found if number not in self.known.repeated]
@@ -447,7 +499,9 @@ class Life:
 
 
 def numbers_in(stored: bytes) -> list[int]:
-    bodies = [message[-int.from_bytes(message[:4], "little") :] for message in split_messages(stored)]
+    bodies = [
+        message[-int.from_bytes(message[:4], "little") :] for message in split_messages(stored)
+    ]
     return [int(body.partition(b"|")[0]) for body in bodies]
 
 
@@ -457,7 +511,9 @@ def _prepare(files: FaultyFiles, pick: random.Random) -> str:
     if what == "cut":
         files.cut_after = pick.choice([3, 10, 30, 100, 200])
     elif what == "full":
-        files.bytes_max = sum(len(inode.data) for inode in files.names.values()) + pick.randrange(4 * SEGMENT_BYTES)
+        files.bytes_max = sum(len(inode.data) for inode in files.names.values()) + pick.randrange(
+            4 * SEGMENT_BYTES
+        )
     elif what == "fault":
         call, kind = pick.choice((*CALLS, *OFTEN)), pick.choice(list(KINDS))
         after, times = pick.choice([0, 1, 2, 4, 8, 16, 32]), pick.choice([1, 1, FOR_GOOD])
@@ -562,11 +618,19 @@ BROKEN: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "a batch is confirmable before its append": lambda: mock.patch(
         "shardmq.shardd.peers.HeldBatch", _ConfirmableAtOnce
     ),
-    "a batch that is dropped is not refused": lambda: mock.patch("shardmq.shardd.shard._all_of", lambda *_: []),
-    "a batch that is dropped is never answered for": lambda: mock.patch("shardmq.shardd.shard._all_of", _cannot_say),
+    "a batch that is dropped is not refused": lambda: mock.patch(
+        "shardmq.shardd.shard._all_of", lambda *_: []
+    ),
+    "a batch that is dropped is never answered for": lambda: mock.patch(
+        "shardmq.shardd.shard._all_of", _cannot_say
+    ),
     "the last words confirm all": lambda: mock.patch.object(Shard, "break_off", _answers_all),
-    "only errors of the disk fail a sync": lambda: mock.patch.object(SyncJob, "run", _knows_only_errors_of_the_disk),
-    "what is settled is never synced": lambda: mock.patch.object(Syncs, "begin_settled", lambda syncs: None),
+    "only errors of the disk fail a sync": lambda: mock.patch.object(
+        SyncJob, "run", _knows_only_errors_of_the_disk
+    ),
+    "what is settled is never synced": lambda: mock.patch.object(
+        Syncs, "begin_settled", lambda syncs: None
+    ),
     "what is settled is in files that are not synced": lambda: mock.patch.object(
         SyncJob, "_make_last", _syncs_names_alone
     ),

@@ -88,10 +88,13 @@ class SickFiles(OsFiles):
         super().sync(handle)
 
 
-def plan(settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening) -> list[ChildPlan]:
+def plan(
+    settings: Settings, cores: int, runtime_dir: str, boot: str, listening: Listening
+) -> list[ChildPlan]:
     made = children(settings, cores, runtime_dir, boot, listening)
     return [
-        dataclasses.replace(each, module=__spec__.name) if each.module == "shardmq.shardd" else each for each in made
+        dataclasses.replace(each, module=__spec__.name) if each.module == "shardmq.shardd" else each
+        for each in made
     ]
 
 

@@ -28,7 +28,9 @@ def small_disk(directory: Path, *, mib: int = 64, inodes: int = 0) -> Iterator[P
     mount = ["mount", "-t", "tmpfs", "-o", options, "shardmq-test", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True) if os.geteuid() == 0 else None
     if done is None or done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip() if done else 'not root'}")
+        pytest.skip(
+            f"no file system can be mounted here: {done.stderr.strip() if done else 'not root'}"
+        )
     try:
         yield directory
     finally:
@@ -70,7 +72,12 @@ class RefusingDisk:
         self.error = 0
         self.refused: set[str] = set()
         self._patch(monkeypatch, room, "set_aside", lambda fd, start, size: True)
-        self._patch(monkeypatch, os, "open", lambda path, flags, *_: flags & os.O_CREAT and not os.path.exists(path))
+        self._patch(
+            monkeypatch,
+            os,
+            "open",
+            lambda path, flags, *_: flags & os.O_CREAT and not os.path.exists(path),
+        )
         self._patch(monkeypatch, os, "pwrite", self._takes_blocks)
         statvfs = os.statvfs
 
@@ -85,7 +92,9 @@ class RefusingDisk:
     def _takes_blocks(self, fd: int, data: Any, position: int) -> bool:
         return position + len(data) > os.fstat(fd).st_blocks * 512
 
-    def _patch(self, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, takes_room: Callable[..., Any]) -> None:
+    def _patch(
+        self, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, takes_room: Callable[..., Any]
+    ) -> None:
         real = getattr(where, name)
 
         def call(*arguments: Any, **options: Any) -> Any:

@@ -74,7 +74,9 @@ class History:
         self.store.recover(self.durable())
 
     def new_store(self) -> SegmentStore:
-        return self.store_class(DIRECTORY, files=self.files, segment_bytes=self.segment_bytes, sync=self.with_sync)
+        return self.store_class(
+            DIRECTORY, files=self.files, segment_bytes=self.segment_bytes, sync=self.with_sync
+        )
 
     def durable(self) -> list[int]:
         return [queue_id for queue_id, queue in self.queues.items() if queue.durable]
@@ -107,14 +109,17 @@ class History:
     def record(self) -> Record:
         pick = self.random
         bodies = [
-            pick.choice([0, 1, 16, 16, 100, 700, pick.choice([2000, 9000])]) for _ in range(pick.choice([1, 1, 2, 5]))
+            pick.choice([0, 1, 16, 16, 100, 700, pick.choice([2000, 9000])])
+            for _ in range(pick.choice([1, 1, 2, 5]))
         ]
         messages = []
         for body in bodies:
             self.counter += 1
             messages.append(
                 encode_message(
-                    bytes(pick.randrange(256) for _ in range(min(body, 8))) * (body // 8), b"x", b"%d" % self.counter
+                    bytes(pick.randrange(256) for _ in range(min(body, 8))) * (body // 8),
+                    b"x",
+                    b"%d" % self.counter,
                 )
             )
         queues = tuple(pick.sample(list(self.queues), pick.choice([1, 1, 2, 4])))
@@ -133,13 +138,17 @@ class History:
                     self.queues[queue_id].facts[message] = record.recovered_fact()
                 ordinal += 1
         try:
-            arrivals = self.store.append(b"".join(record.encode() for record in records), indexes=True)
+            arrivals = self.store.append(
+                b"".join(record.encode() for record in records), indexes=True
+            )
         except DiskFull:
             self.refused += 1
             for queue_id, refused in expected.items():  # all of it, or nothing
                 del self.queues[queue_id].published[-len(refused) :]
             return
-        assert {arrival.queue_id for arrival in arrivals} == set(expected) and len(arrivals) == len(expected)
+        assert {arrival.queue_id for arrival in arrivals} == set(expected) and len(arrivals) == len(
+            expected
+        )
         for arrival in arrivals:
             self.take_in(arrival, expected[arrival.queue_id])
 
@@ -150,7 +159,9 @@ class History:
         assert len(arrival.entries) == len(messages)
         assert list(arrival.indexes or []) == [ordinal for _, _, ordinal in expected]
         assert (list(arrival.facts) if arrival.facts else [0] * len(facts)) == facts
-        assert arrival.body_bytes == sum(int.from_bytes(message[:4], "little") for message in messages)
+        assert arrival.body_bytes == sum(
+            int.from_bytes(message[:4], "little") for message in messages
+        )
         last = max(queue.live.values(), default=0) & ~15
         for message, entry in zip(messages, arrival.entries, strict=True):
             assert entry & 15 == 0 and entry > last, "entries are in publish order"
@@ -179,7 +190,9 @@ class History:
         messages = list(queue.live)
         count = self.random.choice([1, len(messages) // 2, len(messages)])
         chosen = (
-            messages[:count] if self.random.random() < 0.7 else self.random.sample(messages, min(count, len(messages)))
+            messages[:count]
+            if self.random.random() < 0.7
+            else self.random.sample(messages, min(count, len(messages)))
         )
         entries = array("Q", [queue.live.pop(message) for message in chosen])
         queue.settled.update(chosen)  # before the call: the power may fail in the middle of it
@@ -280,7 +293,12 @@ class History:
             for message in queue.live:
                 if self.random.random() < 0.3:
                     queue.live[message] |= 1
-        self.store.close({queue_id: array("Q", self.queues[queue_id].live.values()) for queue_id in self.durable()})
+        self.store.close(
+            {
+                queue_id: array("Q", self.queues[queue_id].live.values())
+                for queue_id in self.durable()
+            }
+        )
         assert len(self.files.handles) == self.merged_files_open(), "every file is closed"
         damage = set(self.store.damage)
         before = self.flagged()
@@ -288,7 +306,9 @@ class History:
         after = self.flagged()
         # the word of the clean stop may have gone with the first try
         if self.recovery_cut and after != before:
-            before = {queue_id: [(message, 1) for message, _ in live] for queue_id, live in before.items()}
+            before = {
+                queue_id: [(message, 1) for message, _ in live] for queue_id, live in before.items()
+            }
         assert after == before
         assert set(self.store.damage) <= damage, "a clean stop breaks nothing"
 
@@ -308,7 +328,9 @@ class History:
 
     def crash(self, *, power_cut: bool) -> None:
         must = {
-            queue_id: (queue.owed if power_cut else queue.flushed) - queue.settled if queue.durable else set()
+            queue_id: (queue.owed if power_cut else queue.flushed) - queue.settled
+            if queue.durable
+            else set()
             for queue_id, queue in self.queues.items()
         }
         self.start_again(power_cut=power_cut)
@@ -357,7 +379,9 @@ class History:
         messages = split_messages(blob)
         assert len(messages) == len(arrival.entries) and arrival.body_bytes == sum(sizes)
         places = {message: place for place, message in enumerate(queue.published)}
-        assert all(message in places for message in messages), "a message that was never published here"
+        assert all(message in places for message in messages), (
+            "a message that was never published here"
+        )
         order = [places[message] for message in messages]
         assert all(a < b for a, b in itertools.pairwise(order)), "order kept, nothing twice"
         facts = arrival.facts or [0] * len(messages)

@@ -31,8 +31,9 @@ from tests.support.store_history import DIRECTORY, History
 
 # Calls that may fail, and how.
 FAILURES = {
-    "write": (errno.EIO, errno.ENOSPC), "allocate": (errno.ENOSPC, errno.EIO), "open": (errno.ENOSPC, errno.EIO),
-    "sync": (errno.EIO, errno.ENOSPC), "sync_directory": (errno.EIO, errno.ENOSPC), "rename": (errno.EIO, errno.ENOSPC),
+    "write": (errno.EIO, errno.ENOSPC), "allocate": (errno.ENOSPC, errno.EIO),
+    "open": (errno.ENOSPC, errno.EIO), "sync": (errno.EIO, errno.ENOSPC),
+    "sync_directory": (errno.EIO, errno.ENOSPC), "rename": (errno.EIO, errno.ENOSPC),
     "truncate": (errno.EIO,), "remove": (errno.EIO,), "read": (errno.EIO,),
 }  # fmt: skip
 # Whatever else an act may raise; a promise that is broken is an AssertionError.
@@ -58,10 +59,14 @@ def failing_calls(seed: int) -> None:
     pick = history.random
     for _ in range(2):
         call = pick.choice(list(FAILURES))
-        error: Callable[[], Exception] = functools.partial(OSError, pick.choice(FAILURES[call]), "on purpose")
+        error: Callable[[], Exception] = functools.partial(
+            OSError, pick.choice(FAILURES[call]), "on purpose"
+        )
         if pick.random() < 0.3:
             error = pick.choice(NOT_OF_THE_DISK)
-        history.files.faults = [Fault(call, pick.choice([0, 1, 3, 10, 30]), error, pick.choice([1, 1 << 30]))]
+        history.files.faults = [
+            Fault(call, pick.choice([0, 1, 3, 10, 30]), error, pick.choice([1, 1 << 30]))
+        ]
         with contextlib.suppress(StoreFailed, Corrupt, OSError, *NOT_OF_THE_DISK):
             history.play(40)
             history.files.faults = []
@@ -104,7 +109,10 @@ def hanging_merges(seed: int) -> None:
 
 
 def _hang(
-    history: History, job: SyncJob | ReclaimJob, call: str = "sync", more: Sequence[Callable[[], None]] = ()
+    history: History,
+    job: SyncJob | ReclaimJob,
+    call: str = "sync",
+    more: Sequence[Callable[[], None]] = (),
 ) -> None:
     hang = history.files.hang[call] = Hang()
     running = threading.Thread(target=job.run, daemon=True)
@@ -114,7 +122,9 @@ def _hang(
             pass  # a job that only has a directory to sync does not hang
         history.files.hang.clear()
         for _ in range(history.random.randint(1, 20)):
-            history.random.choice([history.append, history.append, history.read, history.settle, *more])()
+            history.random.choice(
+                [history.append, history.append, history.read, history.settle, *more]
+            )()
         if history.random.random() < 0.5:
             history.crash(power_cut=True)  # of a disk that never came back
     finally:
@@ -149,9 +159,13 @@ def flipped_bits(seed: int) -> None:
     number = int(name.rpartition(".")[2])
     for queue_id, queue in history.queues.items():
         lost = [message for message in must[queue_id] if message not in queue.live]
-        assert history.merged or all(before[queue_id][message] >> 32 == number for message in lost), "lost elsewhere"
+        assert history.merged or all(
+            before[queue_id][message] >> 32 == number for message in lost
+        ), "lost elsewhere"
         # Who was cut off may have told it.
-        assert not lost or history.store.damage or history.recovery_cut, "a loss that nobody is told of"
+        assert not lost or history.store.damage or history.recovery_cut, (
+            "a loss that nobody is told of"
+        )
 
 
 def bits_flipped_before_merging(seed: int) -> None:
@@ -178,7 +192,9 @@ def bits_flipped_before_merging(seed: int) -> None:
     for queue_id, queue in history.queues.items():
         lost = must[queue_id] - set(queue.live)
         assert lost <= there, "lost elsewhere"
-        assert not lost or history.store.damage or history.recovery_cut, "a loss that nobody is told of"
+        assert not lost or history.store.damage or history.recovery_cut, (
+            "a loss that nobody is told of"
+        )
 
 
 def files_taken(seed: int, store_class: type[SegmentStore] = SegmentStore) -> None:
@@ -198,7 +214,11 @@ def files_taken(seed: int, store_class: type[SegmentStore] = SegmentStore) -> No
         return
     number = history.random.choice(candidates)
     before = {queue_id: dict(queue.live) for queue_id, queue in history.queues.items()}
-    must = {queue_id: queue.owed - queue.settled for queue_id, queue in history.queues.items() if queue.durable}
+    must = {
+        queue_id: queue.owed - queue.settled
+        for queue_id, queue in history.queues.items()
+        if queue.durable
+    }
     history.taken = {file_name("msgs", number)}
     del history.files.names[f"{DIRECTORY}/{file_name('msgs', number)}"]
     history.start_again(power_cut=False)
@@ -206,7 +226,9 @@ def files_taken(seed: int, store_class: type[SegmentStore] = SegmentStore) -> No
     assert told or history.recovery_cut, "a file that is gone and that nobody is told of"
     for queue_id, owed in must.items():
         lost = owed - set(history.queues[queue_id].live)
-        assert history.merged or all(before[queue_id][one] >> 32 == number for one in lost), "lost elsewhere"
+        assert history.merged or all(before[queue_id][one] >> 32 == number for one in lost), (
+            "lost elsewhere"
+        )
     history.play(10)
     history.crash(power_cut=False)  # told once, and no more
 
@@ -219,7 +241,9 @@ def listed(history: History) -> list[int]:
     names = [parsed for parsed in map(parse_name, files.list(DIRECTORY)) if parsed]
     reclaimer = Reclaimer(files, DIRECTORY, history.segment_bytes, 0, False)
     spares = [reclaimer.numbers_of(number) for kind, number in names if kind == "spare"]
-    there = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"), repair=False)
+    there = reader.take_away_merged(
+        sorted(number for kind, number in names if kind == "msgs"), repair=False
+    )
     spoken_for = {number for first, last in spares for number in there if first <= number <= last}
     return [number for number in there if number in numbers and number not in spoken_for]
 
@@ -227,7 +251,10 @@ def listed(history: History) -> list[int]:
 def _what_was_flushed(history: History) -> dict[int, set[bytes]]:
     """Return the messages that must be there after an end without a power cut."""
     queues = history.queues.items()
-    return {queue_id: queue.flushed - queue.settled if queue.durable else set() for queue_id, queue in queues}
+    return {
+        queue_id: queue.flushed - queue.settled if queue.durable else set()
+        for queue_id, queue in queues
+    }
 
 
 def _flip_a_bit(history: History) -> str:
@@ -244,7 +271,9 @@ def _flip_a_bit(history: History) -> str:
 def _messages_in(history: History, name: str) -> set[bytes]:
     segments = history.store._by_number
     lives = [queue.live.items() for queue in history.queues.values()]
-    return {message for live in lives for message, entry in live if segments[entry >> 32].path == name}
+    return {
+        message for live in lives for message, entry in live if segments[entry >> 32].path == name
+    }
 
 
 def stops_of_every_kind(seed: int) -> None:
@@ -352,9 +381,14 @@ def checksums_not_looked_at() -> Iterator[None]:
     """Recovery takes whatever has a length for a record."""
     scan = scanning.scan
 
-    def gullible(segment: bytearray, start: int, stop: int, salt: int) -> tuple[bytes, int, list[tuple[int, int]]]:
+    def gullible(
+        segment: bytearray, start: int, stop: int, salt: int
+    ) -> tuple[bytes, int, list[tuple[int, int]]]:
         at = start
-        while at + 8 < stop and 8 < (size := int.from_bytes(segment[at : at + 4], "little")) <= stop - at:
+        while (
+            at + 8 < stop
+            and 8 < (size := int.from_bytes(segment[at : at + 4], "little")) <= stop - at
+        ):
             crc = record.crc32c(memoryview(segment)[at + 8 : at + size]) ^ salt
             segment[at + 4 : at + 8] = crc.to_bytes(4, "little")
             at += size
@@ -369,7 +403,9 @@ def merges_unchecked() -> Iterator[None]:
     """Only merging takes whatever has a length for a record."""
     read_records = Reader.read_records
 
-    def gullible(reader: Reader, handle: int, start: int, stop: int, salt: int) -> tuple[bytes, bool]:
+    def gullible(
+        reader: Reader, handle: int, start: int, stop: int, salt: int
+    ) -> tuple[bytes, bool]:
         with checksums_not_looked_at():
             return read_records(reader, handle, start, stop, salt)
 

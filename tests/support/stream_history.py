@@ -55,13 +55,26 @@ class StreamHistory:
     def new_log(self) -> StreamLog:
         # Hardly any room in the cache, so that files are closed and indexes forgotten all the time.
         cache = StreamCache(self.files, handles_max=2, indexes_bytes_max=100)
-        return StreamLog(DIRECTORY, files=self.files, segment_bytes=SEGMENT_BYTES, sync=self.sync_mode, cache=cache)
+        return StreamLog(
+            DIRECTORY,
+            files=self.files,
+            segment_bytes=SEGMENT_BYTES,
+            sync=self.sync_mode,
+            cache=cache,
+        )
 
     def play(self, steps: int) -> None:
         acts = (
             [self.append] * 6
             + [self.read_on] * 3
-            + [self.read_anywhere, self.read_filtered, self.find, self.store_position, self.flush, self.retain]
+            + [
+                self.read_anywhere,
+                self.read_filtered,
+                self.find,
+                self.store_position,
+                self.flush,
+                self.retain,
+            ]
             + [self.sync, self.sync, self.sync_step, self.seal]
         )
         for _ in range(steps):
@@ -81,11 +94,24 @@ class StreamHistory:
             messages = []
             for _ in range(pick.choice([1, 1, 2, 5])):
                 self.counter += 1
-                body = bytes([pick.randrange(256)]) * pick.choice([0, 1, 16, 16, 100, 700, pick.choice([2000, 9000])])
+                body = bytes([pick.randrange(256)]) * pick.choice(
+                    [0, 1, 16, 16, 100, 700, pick.choice([2000, 9000])]
+                )
                 messages.append(encode_message(body, b"x", b"%d" % self.counter))
                 values.append(pick.choice(FILTERS))
-            records.append(Record(tuple(range(pick.choice([1, 3]))), tuple(messages), self.now, pick.choice([5, 100])))
-        filters = array("I", [filter_of(value) if value else 0 for value in values]) if self.filtered else None
+            records.append(
+                Record(
+                    tuple(range(pick.choice([1, 3]))),
+                    tuple(messages),
+                    self.now,
+                    pick.choice([5, 100]),
+                )
+            )
+        filters = (
+            array("I", [filter_of(value) if value else 0 for value in values])
+            if self.filtered
+            else None
+        )
         expected = self.log.next_offset
         assert expected == len(self.model.messages)
         for record in records:  # before the call: the power may fail in the middle of it
@@ -98,10 +124,14 @@ class StreamHistory:
     def read_on(self) -> None:
         """One of the readers goes on where it was."""
         which = self.random.randrange(len(self.readers))
-        self.readers[which] = self.check_read(self.readers[which], self.random.choice([1, 300, 5000, 1 << 20]))
+        self.readers[which] = self.check_read(
+            self.readers[which], self.random.choice([1, 300, 5000, 1 << 20])
+        )
 
     def read_anywhere(self) -> None:
-        self.check_read(self.random.randint(0, self.log.next_offset + 3), self.random.choice([0, 100, 5000]))
+        self.check_read(
+            self.random.randint(0, self.log.next_offset + 3), self.random.choice([0, 100, 5000])
+        )
 
     def check_read(self, offset: int, bytes_max: int) -> int:
         begin = max(offset, self.log.first_offset)
@@ -130,7 +160,10 @@ class StreamHistory:
             messages = split_messages(found.blob)
             seen = set()
             for first, count in zip(found.runs[::2], found.runs[1::2], strict=True):
-                assert messages[len(seen) : len(seen) + count] == self.model.messages[first : first + count]
+                assert (
+                    messages[len(seen) : len(seen) + count]
+                    == self.model.messages[first : first + count]
+                )
                 seen.update(range(first, first + count))
             assert len(seen) == len(messages)
             passed = range(max(offset, self.log.first_offset), found.next_offset)
@@ -145,7 +178,9 @@ class StreamHistory:
         before = self.model.timestamps[self.log.first_offset : found]
         assert all(one < timestamp for one in before), "what is newer lies behind"
         after = self.model.timestamps[found : self.log.committed_offset]
-        assert all(one >= timestamp for one in after[40:]), "in the chunk found begins what is newer"
+        assert all(one >= timestamp for one in after[40:]), (
+            "in the chunk found begins what is newer"
+        )
 
     def store_position(self) -> None:
         name = self.random.choice(CONSUMERS)
@@ -156,7 +191,9 @@ class StreamHistory:
             offset = self.random.randint(0, self.log.committed_offset)
             self.model.positions.setdefault(name, []).append(offset)
             self.log.positions.set(name, offset)
-        assert dict(self.log.positions.offsets) == {name: stored[-1] for name, stored in self.model.positions.items()}
+        assert dict(self.log.positions.offsets) == {
+            name: stored[-1] for name, stored in self.model.positions.items()
+        }
 
     def retain(self) -> None:
         before = self.log.stats()
@@ -170,7 +207,11 @@ class StreamHistory:
         assert after["first_offset"] == before["first_offset"] + gone
         assert (after["segments"] < before["segments"]) == (gone > 0)
         assert after["segments"] >= min(before["segments"], 1), "the last one stays"
-        if after["segments"] > 1 and self.log.committed_offset == self.log.next_offset and self.job is None:
+        if (
+            after["segments"] > 1
+            and self.log.committed_offset == self.log.next_offset
+            and self.job is None
+        ):
             assert bounds["max_bytes"] is None or after["disk_bytes"] <= bounds["max_bytes"]
             assert bounds["max_messages"] is None or after["messages"] <= bounds["max_messages"]
         if not any(bound is not None for bound in bounds.values()):
@@ -217,7 +258,9 @@ class StreamHistory:
         assert log.next_offset == len(self.model.messages)
         assert log.committed_offset >= self.model.committed
         if self.sync_mode:
-            assert log.committed_offset == self.model.committed, "only what is on stable storage is shown"
+            assert log.committed_offset == self.model.committed, (
+                "only what is on stable storage is shown"
+            )
         assert log.first_offset <= log.last_chunk_offset <= log.committed_offset
 
     # -- ends --------------------------------------------------------------------------------------
@@ -232,16 +275,26 @@ class StreamHistory:
         self.log.close()
         assert not self.files.handles, "every file is closed"
         self.start_again(power_cut=self.sync_mode and self.random.random() < 0.5)
-        assert self.log.next_offset == promised and self.log.damage == [], "a clean stop costs nothing"
-        assert dict(self.log.positions.offsets) == {name: stored[-1] for name, stored in self.model.positions.items()}
+        assert self.log.next_offset == promised and self.log.damage == [], (
+            "a clean stop costs nothing"
+        )
+        assert dict(self.log.positions.offsets) == {
+            name: stored[-1] for name, stored in self.model.positions.items()
+        }
 
     def crash(self, *, power_cut: bool) -> None:
         promised = self.model.committed if power_cut else self.flushed
         self.start_again(power_cut=power_cut)
-        assert self.log.next_offset >= promised, f"{promised - self.log.next_offset} messages are lost that it owed"
-        assert all(damage.what == "torn" for damage in self.log.damage), "nothing is damaged by a power cut"
+        assert self.log.next_offset >= promised, (
+            f"{promised - self.log.next_offset} messages are lost that it owed"
+        )
+        assert all(damage.what == "torn" for damage in self.log.damage), (
+            "nothing is damaged by a power cut"
+        )
         for name, offset in dict(self.log.positions.offsets).items():
-            assert offset <= max(self.model.positions.get(name, [1 << 62])), "no consumer is put forward"
+            assert offset <= max(self.model.positions.get(name, [1 << 62])), (
+                "no consumer is put forward"
+            )
 
     def start_again(self, *, power_cut: bool) -> None:
         self.files = self.files.restarted(power_cut=power_cut)
@@ -256,7 +309,9 @@ class StreamHistory:
         model.first = self.log.first_offset
         model.committed = self.flushed = self.log.next_offset
         assert self.log.committed_offset == self.log.next_offset
-        model.positions = {name: [offset] for name, offset in dict(self.log.positions.offsets).items()}
+        model.positions = {
+            name: [offset] for name, offset in dict(self.log.positions.offsets).items()
+        }
         self.read_all()
 
     def read_all(self) -> None:

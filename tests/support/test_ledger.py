@@ -19,7 +19,9 @@ def told(published: int = 3, confirmed: int = 0) -> Ledger:
     return ledger
 
 
-def deliver(ledger: Ledger, number: int, redelivered: bool = False, now: float = 0.0, queue: str = Q) -> None:
+def deliver(
+    ledger: Ledger, number: int, redelivered: bool = False, now: float = 0.0, queue: str = Q
+) -> None:
     ledger.was_delivered(queue, make_body("k", number), redelivered, now)
 
 
@@ -46,7 +48,9 @@ def test_what_kills_explain_is_no_fault() -> None:
         ([(1, False), (2, False), (1, True), (2, True), (1, True)], "do not explain 2 falls"),
     ],
 )
-def test_a_delivery_that_may_not_be_is_named(deliveries: list[tuple[int, bool]], complaint: str) -> None:
+def test_a_delivery_that_may_not_be_is_named(
+    deliveries: list[tuple[int, bool]], complaint: str
+) -> None:
     ledger = told()
     for number, redelivered in deliveries:
         deliver(ledger, number, redelivered)
@@ -61,7 +65,9 @@ def test_a_message_in_a_queue_it_was_not_sent_to_is_named() -> None:
         ledger.check()
 
 
-@pytest.mark.parametrize("answers", [(ACKED, NACKED), (NACKED, ACKED), (ACKED, ACKED), (NACKED, NACKED)])
+@pytest.mark.parametrize(
+    "answers", [(ACKED, NACKED), (NACKED, ACKED), (ACKED, ACKED), (NACKED, NACKED)]
+)
 def test_a_publish_answered_twice_is_named(answers: tuple[int, int]) -> None:
     ledger = told()
     for answer in answers:
@@ -89,7 +95,9 @@ def test_a_confirmed_message_that_is_not_delivered_is_named_for_each_queue() -> 
 
 
 @pytest.mark.parametrize("killed_at", [None, 0.5, 2.0 + ACK_LASTS_S + 0.1])
-def test_an_acknowledged_message_that_comes_again_without_reason_is_named(killed_at: float | None) -> None:
+def test_an_acknowledged_message_that_comes_again_without_reason_is_named(
+    killed_at: float | None,
+) -> None:
     """Killed before it was handed out, or when the acknowledgement was long on disk: no reason."""
     ledger = told()
     if killed_at == 0.5:

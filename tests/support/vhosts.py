@@ -37,7 +37,9 @@ class Api:
             raw = answer.read()
             return json.loads(raw) if raw else None
 
-    def refused(self, method: str, path: str, body: Any = None, user: str = "guest:guest") -> tuple[int, str]:
+    def refused(
+        self, method: str, path: str, body: Any = None, user: str = "guest:guest"
+    ) -> tuple[int, str]:
         with pytest.raises(urllib.error.HTTPError) as error:
             self(method, path, body, user)
         return error.value.code, json.loads(error.value.read())["reason"]
@@ -64,9 +66,13 @@ def user(api: Api, name: str, vhost: str) -> Iterator[str]:
     api("DELETE", f"users/{name}")
 
 
-def connect(broker: RealBroker, vhost: str, user: str = "guest", password: str = "") -> pika.BlockingConnection:
+def connect(
+    broker: RealBroker, vhost: str, user: str = "guest", password: str = ""
+) -> pika.BlockingConnection:
     credentials = pika.PlainCredentials(user, password or user)
-    return pika.BlockingConnection(pika.ConnectionParameters(broker.host, broker.port, vhost, credentials))
+    return pika.BlockingConnection(
+        pika.ConnectionParameters(broker.host, broker.port, vhost, credentials)
+    )
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from aio_pika.abc import AbstractIncomingMessage
 from tests.support.real_broker import RealBroker
 
 LOST = (
-    aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError, aio_pika.exceptions.AMQPException,
-    ConnectionError, OSError, TimeoutError,
+    aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError,
+    aio_pika.exceptions.AMQPException, ConnectionError, OSError, TimeoutError,
 )  # fmt: skip
 PREFETCHES = (0, 1, 5, 50)
 PAUSE_S = 0.002  # of a publisher, between two numbers of a key
@@ -93,7 +93,9 @@ class Publisher:
             await asyncio.sleep(CONNECT_AGAIN_S)
 
     async def _publish(self, exchange: aio_pika.abc.AbstractExchange, number: int) -> None:
-        message = aio_pika.Message(f"{self._key} {number}".encode(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+        message = aio_pika.Message(
+            f"{self._key} {number}".encode(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+        )
         try:
             await exchange.publish(message, self._key)
         except BaseException:
@@ -153,7 +155,9 @@ class Member:
         self._has_left = False
         self._acks: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
-    async def join(self, broker: RealBroker, name: str, arguments: dict[str, Any] | None = None) -> None:
+    async def join(
+        self, broker: RealBroker, name: str, arguments: dict[str, Any] | None = None
+    ) -> None:
         self._cable = Cable(broker)
         self.connection = await aio_pika.connect(await self._cable.url())
         self.connection.close_callbacks.add(self._closed)
@@ -161,7 +165,9 @@ class Member:
         await self.channel.set_qos(prefetch_count=self._random.choice(PREFETCHES))
         self._queue = await self.channel.get_queue(name, ensure=False)
         self._acking = asyncio.create_task(self._ack())
-        self._tag = await self._queue.consume(self._receive, consumer_tag=self.who, arguments=arguments)
+        self._tag = await self._queue.consume(
+            self._receive, consumer_tag=self.who, arguments=arguments
+        )
 
     def _closed(self, *_: object) -> None:
         self.is_gone = True
@@ -213,7 +219,9 @@ def owners(broker: RealBroker, name: str) -> tuple[list[int], Counter[str], int]
     return shards, loads, found["moving"]
 
 
-async def balanced(broker: RealBroker, name: str, members: set[str], within_s: float, shared: bool = False) -> float:
+async def balanced(
+    broker: RealBroker, name: str, members: set[str], within_s: float, shared: bool = False
+) -> float:
     """Wait until each shard has one owner among the members and loads differ by at most one.
 
     With `shared` there may be more members than shards, and each member has one shard. Return the
@@ -225,7 +233,9 @@ async def balanced(broker: RealBroker, name: str, members: set[str], within_s: f
         with contextlib.suppress(OSError, ValueError):
             said = shards, loads, moving = await asyncio.to_thread(owners, broker, name)
             even = max(loads.values(), default=0) - min(loads.values(), default=0) <= 1
-            owned = max(shards) - min(shards) <= 1 and sum(shards) == max(len(shards), len(members) if shared else 0)
+            owned = max(shards) - min(shards) <= 1 and sum(shards) == max(
+                len(shards), len(members) if shared else 0
+            )
             if set(loads) == members and not moving and even and (not members or owned):
                 return asked - began
         await asyncio.sleep(0.02)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from shardmq.broker.shared.certificates import Certificates, distinguished_name, expires_at, login_name, matching
+from shardmq.broker.shared.certificates import (
+    Certificates,
+    distinguished_name,
+    expires_at,
+    login_name,
+    matching,
+)
 from shardmq.broker.shared.config import ConfigError, Sni, Tls
 from tests.support.certificates import Authority
 
@@ -56,7 +62,9 @@ def test_a_distinguished_name_is_written_as_rabbitmq_does() -> None:
         ({"login_from": "subject_alternative_name", "san_type": "ip"}, "10.0.0.1"),
     ],
 )
-def test_the_user_of_a_certificate_is_the_name_the_settings_ask_for(how: dict[str, Any], name: str) -> None:
+def test_the_user_of_a_certificate_is_the_name_the_settings_ask_for(
+    how: dict[str, Any], name: str
+) -> None:
     assert login_name(ALICE, Tls(cert="x", **how)) == name
     assert login_name({}, Tls(cert="x", **how)) == ""
 
@@ -97,11 +105,17 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
         ({"cert": str(tmp_path / "none.pem")}, "tls.cert: .*none.pem: No such file"),
         ({"cert": good, "key": str(tmp_path / "none.key")}, "tls.key: .*none.key: No such file"),
         ({"cert": str(nothing)}, "tls.cert: .*nothing.pem"),
-        ({"cert": good, "key": stranger}, "tls.cert: .*good.pem, tls.key: .*stranger.pem: key values mismatch"),
+        (
+            {"cert": good, "key": stranger},
+            "tls.cert: .*good.pem, tls.key: .*stranger.pem: key values mismatch",
+        ),
         ({"cert": locked}, "tls.cert: .*locked.pem"),
         ({"cert": good, "ca": str(nothing), "verify": "peer"}, "tls.ca: .*nothing.pem"),
         ({"cert": good, "ciphers": "none-such"}, "tls.ciphers: none-such"),
-        ({"cert": good, "sni": [Sni(host="x", cert=str(nothing))]}, r"tls.sni\[0\].cert: .*nothing.pem"),
+        (
+            {"cert": good, "sni": [Sni(host="x", cert=str(nothing))]},
+            r"tls.sni\[0\].cert: .*nothing.pem",
+        ),
     ]
     for how, text in wrong:
         with pytest.raises(ConfigError, match=text):
@@ -124,7 +138,10 @@ def test_a_reload_that_fails_changes_nothing(authority: Authority) -> None:
 def test_old_versions_are_not_spoken(authority: Authority) -> None:
     cert = str(authority.make("versions.pem", "CN=versions"))
     assert Certificates(Tls(cert=cert)).context.minimum_version == ssl.TLSVersion.TLSv1_2
-    assert Certificates(Tls(cert=cert, min_version="1.3")).context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert (
+        Certificates(Tls(cert=cert, min_version="1.3")).context.minimum_version
+        == ssl.TLSVersion.TLSv1_3
+    )
 
 
 def test_a_reload_with_other_settings_goes_by_them_from_then_on(authority: Authority) -> None:
@@ -140,7 +157,10 @@ def test_a_reload_with_other_settings_goes_by_them_from_then_on(authority: Autho
 
 
 def test_the_end_of_a_certificate_is_the_one_it_says(authority: Authority, tmp_path: Path) -> None:
-    for path in (authority.make("ends.pem", "O=Example,CN=ends", hosts=("a.example.org",)), authority.ca):
+    for path in (
+        authority.make("ends.pem", "O=Example,CN=ends", hosts=("a.example.org",)),
+        authority.ca,
+    ):
         said = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         assert expires_at(str(path)) == said.timestamp()
     pem = authority.ca.read_text()

@@ -38,7 +38,9 @@ def context(authority: Authority) -> ssl.SSLContext:
 class Pair:
     """Both ends of a connection, shaken hands. The client never blocks either."""
 
-    def __init__(self, authority: Authority, context: ssl.SSLContext, version: ssl.TLSVersion) -> None:
+    def __init__(
+        self, authority: Authority, context: ssl.SSLContext, version: ssl.TLSVersion
+    ) -> None:
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setblocking(False)
@@ -47,7 +49,9 @@ class Pair:
         self.server = TlsSocket(ours, context)
         trusting = ssl.create_default_context(cafile=str(authority.ca))
         trusting.maximum_version = version
-        self.client = trusting.wrap_socket(theirs, server_hostname="localhost", do_handshake_on_connect=False)
+        self.client = trusting.wrap_socket(
+            theirs, server_hostname="localhost", do_handshake_on_connect=False
+        )
         self.buffer = memoryview(bytearray(READ_BYTES))
         done = greeted = False
         while not (done and greeted):
@@ -94,7 +98,9 @@ class Pair:
 
 
 @pytest.fixture(params=VERSIONS, ids=["tls 1.2", "tls 1.3"])
-def pair(request: pytest.FixtureRequest, authority: Authority, context: ssl.SSLContext) -> Iterator[Pair]:
+def pair(
+    request: pytest.FixtureRequest, authority: Authority, context: ssl.SSLContext
+) -> Iterator[Pair]:
     made = Pair(authority, context, request.param)
     yield made
     made.close()
@@ -218,7 +224,13 @@ class Entrance:
 
 @pytest.mark.parametrize(
     "said",
-    [b"AMQP\x00\x00\x09\x01", b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 64, b"\xff" * 70_000, b"\x16\x03\x01\x00\x05hello"],
+    [
+        b"AMQP\x00\x00\x09\x01",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00" * 64,
+        b"\xff" * 70_000,
+        b"\x16\x03\x01\x00\x05hello",
+    ],
     ids=["plain amqp", "http", "zeroes", "ones", "half a hello"],
 )
 async def test_what_is_no_handshake_is_hung_up_on(context: ssl.SSLContext, said: bytes) -> None:

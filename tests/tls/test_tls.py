@@ -68,7 +68,9 @@ class Secured:
         self.nobody = self.clients.make("nobody.pem", "O=Example,CN=nobody")
         self.stranger = self.strangers.make("stranger.pem", "O=Example,CN=guest")
         (directory / "broker.toml").write_text(SETTINGS.format(directory=directory))
-        self.broker = RealBroker(directory / "data", front_doors=2, more=("--config", str(directory / "broker.toml")))
+        self.broker = RealBroker(
+            directory / "data", front_doors=2, more=("--config", str(directory / "broker.toml"))
+        )
         self.port = int(self.broker.addresses["amqps"].rpartition(":")[2])
         self.https_port = int(self.broker.addresses["https"].rpartition(":")[2])
 
@@ -119,7 +121,9 @@ def test_a_message_of_many_records_comes_back_as_it_was(secured: Secured, name: 
         assert channel.basic_get(name, auto_ack=True)[2] == content
 
 
-async def test_many_small_messages_pass_in_order_with_acks_and_confirms(secured: Secured, name: str) -> None:
+async def test_many_small_messages_pass_in_order_with_acks_and_confirms(
+    secured: Secured, name: str
+) -> None:
     url = f"amqps://guest:guest@localhost:{secured.port}/?cafile={secured.servers.ca}"
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel(publisher_confirms=True)
@@ -137,7 +141,9 @@ async def test_many_small_messages_pass_in_order_with_acks_and_confirms(secured:
     assert got == list(range(500))
 
 
-def test_a_client_that_reads_late_gets_everything_and_holds_up_nobody(secured: Secured, name: str) -> None:
+def test_a_client_that_reads_late_gets_everything_and_holds_up_nobody(
+    secured: Secured, name: str
+) -> None:
     """Deliveries wait for the client's window, encrypted or not; others go on meanwhile."""
     count, size = 400, 100_000
     with pika.BlockingConnection(secured.parameters()) as connection:
@@ -166,7 +172,9 @@ class TlsRawClient(RawClient):
 
     def __init__(self, secured: Secured, certificate: Path | None = None) -> None:
         super().__init__(secured.port)
-        self.sock = secured.trusting(certificate).wrap_socket(self.sock, server_hostname="localhost")
+        self.sock = secured.trusting(certificate).wrap_socket(
+            self.sock, server_hostname="localhost"
+        )
 
     def send_and_hear(self, data: bytes) -> None:
         """Send all of `data` while answers are taken in.
@@ -182,7 +190,9 @@ class TlsRawClient(RawClient):
             with contextlib.suppress(ssl.SSLWantReadError):
                 self._buffer += self.sock.recv(1 << 16)
                 continue
-            assert any(select.select([self.sock], [self.sock], [], PATIENCE_S)), "neither takes nor says anything"
+            assert any(select.select([self.sock], [self.sock], [], PATIENCE_S)), (
+                "neither takes nor says anything"
+            )
         self.sock.settimeout(PATIENCE_S)
 
 
@@ -195,7 +205,10 @@ def test_back_pressure_reaches_a_publisher_through_tls(secured: Secured, name: s
     acked = 0
     while acked < 600:
         acked = client.expect(commands.Basic.Ack).delivery_tag
-    assert client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count == 600
+    assert (
+        client.ask(1, commands.Queue.Delete(queue=name), commands.Queue.DeleteOk).message_count
+        == 600
+    )
     client.sock.close()
 
 
@@ -205,7 +218,9 @@ def test_a_certificate_is_as_good_as_a_password(secured: Secured) -> None:
         connection.channel().queue_declare("", exclusive=True)
         told = _http(secured, "/api/connections")
     mine = [one for one in told if one["auth_mechanism"] == "EXTERNAL"]
-    assert [(one["user"], one["ssl"], one["ssl_protocol"]) for one in mine] == [("guest", True, "tlsv1.3")]
+    assert [(one["user"], one["ssl"], one["ssl_protocol"]) for one in mine] == [
+        ("guest", True, "tlsv1.3")
+    ]
     assert mine[0]["peer_cert_subject"] == "CN=guest,O=Example"
 
 
@@ -236,14 +251,18 @@ def test_external_without_a_certificate_is_no_mechanism(secured: Secured) -> Non
 
 
 def test_a_certificate_of_nobody_is_refused_in_words(secured: Secured) -> None:
-    with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="authentication mechanism EXTERNAL"):
+    with pytest.raises(
+        pika.exceptions.ProbableAuthenticationError, match="authentication mechanism EXTERNAL"
+    ):
         pika.BlockingConnection(secured.external(secured.nobody))
 
 
 def test_a_certificate_of_strangers_does_not_get_in(secured: Secured) -> None:
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         pika.BlockingConnection(secured.external(secured.stranger))
-    wait_until(lambda: "the client's certificate: " in secured.broker.log_tail(), "a word in the log")
+    wait_until(
+        lambda: "the client's certificate: " in secured.broker.log_tail(), "a word in the log"
+    )
 
 
 def test_a_password_is_enough_where_a_certificate_is_only_asked_for(secured: Secured) -> None:
@@ -251,8 +270,12 @@ def test_a_password_is_enough_where_a_certificate_is_only_asked_for(secured: Sec
         assert connection.is_open
 
 
-@pytest.mark.parametrize(("host", "shown"), [("localhost", "localhost"), ("a.example.org", "example")])
-def test_a_client_is_shown_the_certificate_of_the_name_it_asks_for(secured: Secured, host: str, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "shown"), [("localhost", "localhost"), ("a.example.org", "example")]
+)
+def test_a_client_is_shown_the_certificate_of_the_name_it_asks_for(
+    secured: Secured, host: str, shown: str
+) -> None:
     assert secured.subject_shown(secured.port, host) == shown
     assert secured.subject_shown(secured.https_port, host) == shown
 
@@ -270,8 +293,12 @@ def test_an_old_version_is_refused(secured: Secured) -> None:
         context.wrap_socket(plain, server_hostname="localhost")
 
 
-@pytest.mark.parametrize("said", [HEADER, b"GET / HTTP/1.0\r\n\r\n", os.urandom(2000)], ids=["amqp", "http", "noise"])
-def test_what_is_not_tls_is_hung_up_on_and_nobody_else_notices(secured: Secured, said: bytes) -> None:
+@pytest.mark.parametrize(
+    "said", [HEADER, b"GET / HTTP/1.0\r\n\r\n", os.urandom(2000)], ids=["amqp", "http", "noise"]
+)
+def test_what_is_not_tls_is_hung_up_on_and_nobody_else_notices(
+    secured: Secured, said: bytes
+) -> None:
     with pika.BlockingConnection(secured.parameters()) as connection:
         with socket.create_connection(("127.0.0.1", secured.port), timeout=60) as sock:
             sock.sendall(said)
@@ -291,18 +318,24 @@ def test_who_says_nothing_or_stops_after_the_handshake_is_hung_up_on(secured: Se
     shaken.expect_end()
 
 
-def test_sighup_shows_new_clients_the_new_certificate_and_keeps_the_old_ones(secured: Secured) -> None:
+def test_sighup_shows_new_clients_the_new_certificate_and_keeps_the_old_ones(
+    secured: Secured,
+) -> None:
     with pika.BlockingConnection(secured.parameters()) as connection:
         secured.show("renewed")
         assert secured.subject_shown(secured.port) == "localhost"
         os.kill(secured.broker.process.pid, signal.SIGHUP)
         for port in (secured.port, secured.https_port):
-            wait_until(lambda port=port: secured.subject_shown(port) == "renewed", "the new certificate")  # type: ignore[misc]
+            wait_until(
+                lambda port=port: secured.subject_shown(port) == "renewed", "the new certificate"
+            )  # type: ignore[misc]
         connection.channel().queue_declare("", exclusive=True)
         assert connection.is_open
 
 
-def test_the_check_of_certificates_looks_at_those_of_the_settings_as_they_are_now(secured: Secured) -> None:
+def test_the_check_of_certificates_looks_at_those_of_the_settings_as_they_are_now(
+    secured: Secured,
+) -> None:
     settings = secured.directory / "broker.toml"
     before, moved = settings.read_text(), secured.directory / "moved.pem"
 
@@ -321,7 +354,10 @@ def test_the_check_of_certificates_looks_at_those_of_the_settings_as_they_are_no
     try:
         settings.write_text(before.replace("server.pem", moved.name))
         os.kill(secured.broker.process.pid, signal.SIGHUP)
-        wait_until(lambda: ending() == [str(moved), other], "the certificates as the settings name them now")
+        wait_until(
+            lambda: ending() == [str(moved), other],
+            "the certificates as the settings name them now",
+        )
     finally:
         settings.write_text(before)
         os.kill(secured.broker.process.pid, signal.SIGHUP)
@@ -333,7 +369,9 @@ def test_a_certificate_that_cannot_be_read_leaves_the_old_one_in_force(secured: 
     good = (secured.directory / "server.pem").read_bytes()
     (secured.directory / "server.pem").write_bytes(good[:300])
     os.kill(secured.broker.process.pid, signal.SIGHUP)
-    wait_until(lambda: "certificates stay as they were: tls.cert" in secured.broker.log_tail(), "a word")
+    wait_until(
+        lambda: "certificates stay as they were: tls.cert" in secured.broker.log_tail(), "a word"
+    )
     assert secured.subject_shown(secured.port) == shown
     (secured.directory / "server.pem").write_bytes(good)
 
@@ -346,9 +384,12 @@ def test_the_plain_ports_may_be_at_another_address_than_those_of_tls(secured: Se
         socket.create_connection(("127.0.0.1", secured.broker.port), timeout=60)
 
 
-def test_a_broker_whose_certificate_cannot_be_used_says_so_and_does_not_start(tmp_path: Path) -> None:
+def test_a_broker_whose_certificate_cannot_be_used_says_so_and_does_not_start(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "bad.pem").write_text("no certificate")
     with pytest.raises(AssertionError, match="tls.cert: .*bad.pem"):
         RealBroker(
-            tmp_path / "data", more=("--tls-cert", str(tmp_path / "bad.pem"), "--amqps-port=0", "--https-port=0")
+            tmp_path / "data",
+            more=("--tls-cert", str(tmp_path / "bad.pem"), "--amqps-port=0", "--https-port=0"),
         )

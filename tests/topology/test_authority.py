@@ -80,7 +80,9 @@ class World:
         self.definitions.add(put, self.catalog)
         self.catalog.apply(put)
         self.doors, self.shards, self.presence = FakeDoors(self.catalog), FakeShards(), Presence()
-        self.authority = Authority(self.catalog, self.definitions, self.doors, self.shards, self.presence)
+        self.authority = Authority(
+            self.catalog, self.definitions, self.doors, self.shards, self.presence
+        )
 
     async def ask(self, request: Any, owner: str = ME) -> Answer:
         return await asyncio.wait_for(self.authority.ask(request, owner), 60)
@@ -101,12 +103,22 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def declare(name: str = "q", **other: Any) -> QueueDeclare:
-    fields: dict[str, Any] = {"durable": True, "auto_delete": False, "exclusive": False, "arguments": {}} | other
+    fields: dict[str, Any] = {
+        "durable": True,
+        "auto_delete": False,
+        "exclusive": False,
+        "arguments": {},
+    } | other
     return QueueDeclare("/", name, **fields)
 
 
 def exchange(name: str, type: str = "topic", **other: Any) -> ExchangeDeclare:
-    fields: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | other
+    fields: dict[str, Any] = {
+        "durable": True,
+        "auto_delete": False,
+        "internal": False,
+        "arguments": {},
+    } | other
     return ExchangeDeclare("/", name, type, **fields)
 
 
@@ -128,7 +140,8 @@ async def test_redeclare_answers_with_the_shards_counts(world: World) -> None:
     refused = await world.ask(declare(durable=False))
     assert (refused.code, refused.text) == (
         406,
-        "inequivalent arg 'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'",
+        "inequivalent arg 'durable' for queue 'q' in vhost '/': received 'false' but current is "
+        "'true'",
     )
 
 
@@ -143,7 +156,9 @@ async def test_no_answer_before_every_door_has_applied(world: World) -> None:
     assert (await asking).code == 0
 
 
-async def test_no_answer_to_a_declare_of_a_stream_exchange_before_its_shards_are_there(world: World) -> None:
+async def test_no_answer_to_a_declare_of_a_stream_exchange_before_its_shards_are_there(
+    world: World,
+) -> None:
     world.shards.hold = True
     asking = asyncio.create_task(world.ask(exchange("e", "x-random", arguments={"x-shards": 5})))
     while not world.doors.told:
@@ -184,7 +199,9 @@ async def test_a_shard_queue_that_is_wanted_again_while_it_goes_is_made_anew(wor
     goes = asyncio.create_task(world.ask(Drained(going.id), ""))
     await turn()
     await shards_per_node(2)
-    assert not [b for b in world.doors.copy.vhosts["/"].bindings_from("e") if b.destination == going.name]
+    assert not [
+        b for b in world.doors.copy.vhosts["/"].bindings_from("e") if b.destination == going.name
+    ]
     world.shards.hold = False
     world.shards.release()
     assert (await goes).code == 0
@@ -230,13 +247,17 @@ async def test_pipelined_requests_share_one_sync_and_one_message(world: World) -
     assert world.agree()
 
 
-async def test_many_binds_are_one_request_that_ends_at_the_first_that_is_refused(world: World) -> None:
+async def test_many_binds_are_one_request_that_ends_at_the_first_that_is_refused(
+    world: World,
+) -> None:
     await world.ask(declare())
     before = len(world.doors.told)
     binds = [("amq.topic", "q", str(n)) for n in range(200)]
     assert await world.ask(BindMany("/", binds)) == Answer(0)
     assert len(world.doors.told) == before + 1
-    refused = await world.ask(BindMany("/", [("amq.direct", "q", "a"), ("no", "q", "b"), ("amq.direct", "q", "c")]))
+    refused = await world.ask(
+        BindMany("/", [("amq.direct", "q", "a"), ("no", "q", "b"), ("amq.direct", "q", "c")])
+    )
     assert refused == Answer(0, 404, "no exchange 'no' in vhost '/'", {"done": 1})
     bound = {binding.routing_key for binding in world.catalog.vhosts["/"].bindings_to("queue", "q")}
     assert bound == {str(n) for n in range(200)} | {"a"}
@@ -246,7 +267,10 @@ async def test_many_binds_are_one_request_that_ends_at_the_first_that_is_refused
 async def test_requests_of_a_batch_are_bounded_by_what_they_ask_for(world: World) -> None:
     await world.ask(declare())
     before = len(world.doors.told)
-    asks = [world.ask(BindMany("/", [("amq.topic", "q", f"{m}.{n}") for n in range(256)])) for m in range(40)]
+    asks = [
+        world.ask(BindMany("/", [("amq.topic", "q", f"{m}.{n}") for n in range(256)]))
+        for m in range(40)
+    ]
     assert all(answer.code == 0 for answer in await asyncio.gather(*asks))
     assert len(world.doors.told) - before == 5  # of 2,048 binds each
     assert world.agree()
@@ -282,7 +306,9 @@ async def test_unbind_of_what_is_not_bound_is_fine(world: World) -> None:
     assert (await world.ask(Unbind("/", "no", "exchange", "amq.topic", "k", {}))).code == 0
 
 
-async def test_auto_delete_exchanges_go_with_their_last_binding_and_take_others_along(world: World) -> None:
+async def test_auto_delete_exchanges_go_with_their_last_binding_and_take_others_along(
+    world: World,
+) -> None:
     await world.ask(exchange("up", auto_delete=True))
     await world.ask(exchange("down", auto_delete=True))
     await world.ask(declare())
@@ -318,7 +344,9 @@ async def test_a_conditional_delete_is_the_shards_decision(world: World) -> None
     assert world.catalog.queue("/", "q") is None
 
 
-async def test_what_a_connection_asks_after_a_conditional_delete_comes_after_it(world: World) -> None:
+async def test_what_a_connection_asks_after_a_conditional_delete_comes_after_it(
+    world: World,
+) -> None:
     await world.ask(declare())
     world.shards.hold = True
     removing = asyncio.create_task(world.ask(QueueRemove("/", "q", True, False)))
@@ -335,17 +363,25 @@ async def test_what_a_connection_asks_after_a_conditional_delete_comes_after_it(
 
 async def test_exclusive_queues_are_locked_and_go_with_their_connection(world: World) -> None:
     await world.ask(declare("x", exclusive=True))
-    for request in (declare("x"), QueueRemove("/", "x", False, False), Bind("/", "amq.topic", "queue", "x", "", {})):
+    for request in (
+        declare("x"),
+        QueueRemove("/", "x", False, False),
+        Bind("/", "amq.topic", "queue", "x", "", {}),
+    ):
         refused = await world.ask(request, YOU)
         assert refused.code == 405
-        assert refused.text.startswith("cannot obtain exclusive access to locked queue 'x' in vhost '/'. It could")
+        assert refused.text.startswith(
+            "cannot obtain exclusive access to locked queue 'x' in vhost '/'. It could"
+        )
     world.authority.connection_gone(ME)
     await world.ask(declare("other"), YOU)
     assert world.catalog.queue("/", "x") is None
     assert [spec.name for spec in world.shards.queues.values()] == ["other"]
 
 
-async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(world: World) -> None:
+async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(
+    world: World,
+) -> None:
     await world.ask(declare())
     (id,) = world.shards.queues
     world.doors.hold = True
@@ -399,13 +435,17 @@ async def test_what_was_answered_is_there_after_a_restart(world: World, tmp_path
 # -- policies --------------------------------------------------------------------------------------
 
 
-def policy(definition: dict[str, Any], component: str = "policy", pattern: str = "^q") -> ParameterPut:
+def policy(
+    definition: dict[str, Any], component: str = "policy", pattern: str = "^q"
+) -> ParameterPut:
     value = {"pattern": pattern, "definition": definition, "priority": 0, "apply-to": "all"}
     return ParameterPut("/", component, "p", value)
 
 
 @pytest.mark.row("C3.7")
-async def test_shards_know_the_effective_arguments_before_a_policy_is_answered(world: World) -> None:
+async def test_shards_know_the_effective_arguments_before_a_policy_is_answered(
+    world: World,
+) -> None:
     await world.ask(declare("q", arguments={"x-max-length": 5}))
     await world.ask(declare("other"))
     world.shards.hold = True
@@ -441,13 +481,16 @@ async def test_a_queue_declared_under_a_policy_has_its_limits_from_the_start(wor
     await world.ask(policy({"max-length": 3}))
     await world.ask(declare("q"))
     assert [spec.arguments for spec in world.shards.queues.values()] == [{"x-max-length": 3}]
-    assert [spec.arguments for spec in world.authority.queues_of_shard(0) + world.authority.queues_of_shard(1)] == [
-        {"x-max-length": 3}
-    ]
+    assert [
+        spec.arguments
+        for spec in world.authority.queues_of_shard(0) + world.authority.queues_of_shard(1)
+    ] == [{"x-max-length": 3}]
     assert (await world.ask(declare("q"))).code == 0, "a declare compares what was declared"
 
 
-async def test_a_policy_does_not_bring_a_queue_back_that_its_shard_is_deleting(world: World) -> None:
+async def test_a_policy_does_not_bring_a_queue_back_that_its_shard_is_deleting(
+    world: World,
+) -> None:
     await world.ask(declare("q"))
     world.shards.hold = True
     deleting = asyncio.create_task(world.ask(QueueRemove("/", "q", False, True)))
@@ -455,7 +498,9 @@ async def test_a_policy_does_not_bring_a_queue_back_that_its_shard_is_deleting(w
     before = len(world.shards.received)
     setting = asyncio.create_task(world.ask(policy({"max-length": 3}), YOU))
     await turn()
-    assert not any(isinstance(sent, wire.CreateQueues) for _, sent in world.shards.received[before:])
+    assert not any(
+        isinstance(sent, wire.CreateQueues) for _, sent in world.shards.received[before:]
+    )
     world.shards.release()
     assert [(await deleting).code, (await setting).code] == [0, 0]
     assert world.shards.queues == {}
@@ -536,7 +581,9 @@ class Leaving(World):
         match what:
             case "declare":
                 self.declared.append(
-                    asyncio.create_task(self.ask(declare(auto_delete=True), f"0.1.{len(self.declared)}"))
+                    asyncio.create_task(
+                        self.ask(declare(auto_delete=True), f"0.1.{len(self.declared)}")
+                    )
                 )
             case "last consumer goes":
                 for id in self.shards.queues.keys() - self.shards.closed:
@@ -571,7 +618,9 @@ FOUND += ["shard answers", "turn", "last consumer goes", "turn", "last consumer 
 
 @example(FOUND, 0.01)
 @given(st.lists(st.sampled_from(STEPS), max_size=25), st.sampled_from([0.0, 0.002]))
-def test_who_declares_a_queue_that_is_going_gets_one_that_stays(steps: list[str], sync_s: float) -> None:
+def test_who_declares_a_queue_that_is_going_gets_one_that_stays(
+    steps: list[str], sync_s: float
+) -> None:
     async def play(directory: str) -> None:
         world = Leaving(Path(directory))
         world.definitions.sync_s = sync_s

@@ -22,13 +22,29 @@ MANY = BINDINGS_AT_ONCE_MAX + 1
 
 @pytest.mark.parametrize("bindings", [3, MANY])
 @pytest.mark.parametrize(
-    "ask", [QueueRemove("/", "q", if_unused=False, if_empty=False), ExchangeRemove("/", "e", if_unused=False)]
+    "ask",
+    [
+        QueueRemove("/", "q", if_unused=False, if_empty=False),
+        ExchangeRemove("/", "e", if_unused=False),
+    ],
 )
-def test_no_single_change_takes_many_bindings_along(ask: QueueRemove | ExchangeRemove, bindings: int) -> None:
+def test_no_single_change_takes_many_bindings_along(
+    ask: QueueRemove | ExchangeRemove, bindings: int
+) -> None:
     catalog = Catalog()
-    things = [VhostPut("/"), ExchangePut("/", "e", "direct"), ExchangePut("/", "f", "fanout"), QueuePut("/", "q", 1, 0)]
+    things = [
+        VhostPut("/"),
+        ExchangePut("/", "e", "direct"),
+        ExchangePut("/", "f", "fanout"),
+        QueuePut("/", "q", 1, 0),
+    ]
     keys = [BindingPut("/", "e", "queue", "q", str(key)) for key in range(bindings)]
-    for change in [*things, *keys, BindingPut("/", "f", "exchange", "e", ""), BindingPut("/", "f", "queue", "q", "")]:
+    for change in [
+        *things,
+        *keys,
+        BindingPut("/", "f", "exchange", "e", ""),
+        BindingPut("/", "f", "queue", "q", ""),
+    ]:
         catalog.apply(change)
     vhost = catalog.vhosts["/"]
     left = len(list(vhost.bindings()))
@@ -41,20 +57,30 @@ def test_no_single_change_takes_many_bindings_along(ask: QueueRemove | ExchangeR
     assert len(list(vhost.bindings())) == 1  # of the exchange, or of the queue, that stays
 
 
-END = st.sampled_from(["direct", "weighted", "missing", ""]), st.sampled_from(["q", "theirs", "missing", "mine"])
+END = (
+    st.sampled_from(["direct", "weighted", "missing", ""]),
+    st.sampled_from(["q", "theirs", "missing", "mine"]),
+)
 ENDS = st.tuples(*END, st.sampled_from(["1", "2", "none", "k" * 300]))
 
 
-@given(st.lists(ENDS | st.tuples(st.just("direct"), st.just("q"), st.sampled_from("ab")), max_size=12))
-def test_many_binds_are_done_up_to_the_first_that_is_refused(binds: list[tuple[str, str, str]]) -> None:
+@given(
+    st.lists(ENDS | st.tuples(st.just("direct"), st.just("q"), st.sampled_from("ab")), max_size=12)
+)
+def test_many_binds_are_done_up_to_the_first_that_is_refused(
+    binds: list[tuple[str, str, str]],
+) -> None:
     catalogs = [Catalog(), Catalog()]
     for catalog in catalogs:
         catalog.apply_all([
-            VhostPut("/"), ExchangePut("/", "direct", "direct"), ExchangePut("/", "weighted", "x-consistent-hash"),
+            VhostPut("/"), ExchangePut("/", "direct", "direct"),
+            ExchangePut("/", "weighted", "x-consistent-hash"),
             QueuePut("/", "q", 1, 0),
             QueuePut("/", "mine", 2, 0, owner="me"), QueuePut("/", "theirs", 3, 0, owner="you"),
         ])  # fmt: skip
-    single, many = (Decisions(catalog, lambda: 2, lambda: "name", lambda vhost, name: 0) for catalog in catalogs)
+    single, many = (
+        Decisions(catalog, lambda: 2, lambda: "name", lambda vhost, name: 0) for catalog in catalogs
+    )
     changes: list[AnyChange] = []
     refused: Refusal | None = None
     done = 0

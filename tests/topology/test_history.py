@@ -43,7 +43,8 @@ def message(body: bytes, key: str = "k", **said: Any) -> bytes:
 def catalog(kind: str = "topic", **arguments: Any) -> Catalog:
     made = Catalog()
     for change in (
-        VhostPut("/"), ExchangePut("/", "e", kind, arguments=arguments or {keeping.MESSAGES: 1000}), STREAM, TARGET,
+        VhostPut("/"), ExchangePut("/", "e", kind, arguments=arguments or {keeping.MESSAGES: 1000}),
+        STREAM, TARGET,
     ):  # fmt: skip
         made.apply(change)
     return made
@@ -120,7 +121,9 @@ class World:
             case steps.AskEach([request]):
                 if self.code:
                     raise Refusal(self.code, "no")
-                self.catalog.apply(BindingPut("/", "e", "queue", "q", request.routing_key, request.arguments))
+                self.catalog.apply(
+                    BindingPut("/", "e", "queue", "q", request.routing_key, request.arguments)
+                )
                 return [Answer(1)]
             case steps.Follow(going):
                 self.followed.append(going)
@@ -185,7 +188,9 @@ class Busy(World):
         self.number += 1
         if key == "k":
             self.wanted.append(body)
-        self.on_the_way[door].append((body, message(body, key), key == "k" and self.has_binding[door]))
+        self.on_the_way[door].append(
+            (body, message(body, key), key == "k" and self.has_binding[door])
+        )
 
     def arrive(self, door: int) -> None:
         if self.on_the_way[door]:
@@ -224,7 +229,10 @@ class Busy(World):
         answer = super().do(request)
         if isinstance(request, steps.Store) and answer:
             self.queue += [
-                body for _, _, body in contents.split(Run(*request.run).messages, Run(*request.run).how_many)
+                body
+                for _, _, body in contents.split(
+                    Run(*request.run).messages, Run(*request.run).how_many
+                )
             ]
         if isinstance(request, steps.Unwatch):
             self.watched_from = None
@@ -246,9 +254,14 @@ def play(seed: int) -> None:
         if isinstance(what, wire.InspectStream) and world.watched_from is None:
             kept = list(world.stream)
             kept = kept[-3:] if "x-tail" in wish else kept[:-1] if "x-head" in wish else kept
-            names = [(stored[9 + 2 : 9 + 2 + stored[10]], contents.read_stored(stored)[3]) for stored, _ in kept]
+            names = [
+                (stored[9 + 2 : 9 + 2 + stored[10]], contents.read_stored(stored)[3])
+                for stored, _ in kept
+            ]
             before[:] = [body for key, body in names if key == b"k"]
-            passed_over = {contents.read_stored(stored)[3] for stored, _ in world.stream} - set(before)
+            passed_over = {contents.read_stored(stored)[3] for stored, _ in world.stream} - set(
+                before
+            )
             world.wanted = [body for body in world.wanted if body not in passed_over]
         return look(what)
 
@@ -327,13 +340,27 @@ def test_neighbours_that_are_stored_alike_are_one_run_and_each_copy_has_its_offs
     ]  # fmt: skip
     first, priority, expiring, lasting, marked = world.runs
     assert (first.shard, first.queue_ids, first.how_many, first.now_ms) == (1, [3], 3, NOW_MS)
-    assert (first.connection, first.persistent, first.needs_sync) == (history.CONNECTION, False, False)
-    assert (priority.priority, expiring.ttl_ms, lasting.persistent, lasting.needs_sync) == (7, 50, True, True)
+    assert (first.connection, first.persistent, first.needs_sync) == (
+        history.CONNECTION,
+        False,
+        False,
+    )
+    assert (priority.priority, expiring.ttl_ms, lasting.persistent, lasting.needs_sync) == (
+        7,
+        50,
+        True,
+        True,
+    )
     assert (lasting.marks, marked.marks) == (0, history.packer.OWN_LETTERS)
 
 
 def test_copies_of_a_recent_history_are_as_the_messages_were() -> None:
-    world = World(catalog("x-recent-history", **{keeping.LENGTH: 2}), message(b"a"), message(b"b"), message(b"c"))
+    world = World(
+        catalog("x-recent-history", **{keeping.LENGTH: 2}),
+        message(b"a"),
+        message(b"b"),
+        message(b"c"),
+    )
     world.bound(Bind("/", "e", "queue", "q", "any", {}))
     assert world.copies() == [(b"b", None), (b"c", None)]
 
@@ -393,7 +420,10 @@ def test_copies_that_are_lost_again_and_again_refuse_the_bind() -> None:
     world.stores = False
     with pytest.raises(Refusal) as refused:
         world.bound(bind())
-    assert (refused.value.code, refused.value.text) == (541, "messages for queue 'q' cannot be stored")
+    assert (refused.value.code, refused.value.text) == (
+        541,
+        "messages for queue 'q' cannot be stored",
+    )
     assert world.kinds().count("Store") == history.TRIES_MAX
     assert "AskEach" not in world.kinds() and world.kinds()[-1] == "Unwatch"
 
@@ -416,4 +446,6 @@ def test_the_binding_stands_though_what_follows_fails(caplog: pytest.LogCaptureF
     world.run(world.followed[0])
     assert world.kinds()[-1] == "Unwatch"
     (warning,) = caplog.messages
-    assert "queue 'q'" in warning and "not all copied" in warning and "the stream is gone" in warning
+    assert (
+        "queue 'q'" in warning and "not all copied" in warning and "the stream is gone" in warning
+    )

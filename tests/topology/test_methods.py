@@ -23,7 +23,15 @@ from shardmq.broker.shared.control import (
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
-from tests.topology.topology_play import MINE, PLAIN, SOURCE, THEIRS, Driver, FakeChannel, FakeSession
+from tests.topology.topology_play import (
+    MINE,
+    PLAIN,
+    SOURCE,
+    THEIRS,
+    Driver,
+    FakeChannel,
+    FakeSession,
+)
 
 Exchange, Queue = commands.Exchange, commands.Queue
 
@@ -42,7 +50,9 @@ def done(session: FakeSession, method: base.Frame, channel: FakeChannel | None =
     return asyncio.run(scenario())
 
 
-def refused(session: FakeSession, method: base.Frame, channel: FakeChannel | None = None) -> tuple[int, str]:
+def refused(
+    session: FakeSession, method: base.Frame, channel: FakeChannel | None = None
+) -> tuple[int, str]:
     with pytest.raises((ChannelException, ConnectionException)) as caught:
         done(session, method, channel)
     error = caught.value
@@ -56,8 +66,18 @@ def refused(session: FakeSession, method: base.Frame, channel: FakeChannel | Non
 def test_every_field_of_a_declare_reaches_the_controller() -> None:
     session = FakeSession()
     arguments: dict[str, Any] = {"x-expires": 1000}
-    done(session, Queue.Declare(queue="q", durable=True, exclusive=True, auto_delete=True, arguments=arguments))
-    done(session, Exchange.Declare(exchange="e", exchange_type="topic", durable=True, auto_delete=True, internal=True))
+    done(
+        session,
+        Queue.Declare(
+            queue="q", durable=True, exclusive=True, auto_delete=True, arguments=arguments
+        ),
+    )
+    done(
+        session,
+        Exchange.Declare(
+            exchange="e", exchange_type="topic", durable=True, auto_delete=True, internal=True
+        ),
+    )
     assert session.catalog_link.asked == [
         QueueDeclare("/", "q", True, True, True, arguments),
         ExchangeDeclare("/", "e", "topic", True, True, True, {}),
@@ -76,7 +96,10 @@ def test_a_passive_declare_counts_at_the_shard_and_changes_nothing() -> None:
     reply = done(session, Queue.Declare(queue="q", passive=True), channel)
     assert (reply.queue, reply.message_count, reply.consumer_count) == ("q", 5, 2)
     assert channel.last_queue == "q"
-    assert done(session, Exchange.Declare(exchange="amq.direct", passive=True)).name == "Exchange.DeclareOk"
+    assert (
+        done(session, Exchange.Declare(exchange="amq.direct", passive=True)).name
+        == "Exchange.DeclareOk"
+    )
     assert session.catalog_link.asked == []
 
 
@@ -109,7 +132,9 @@ def test_an_empty_queue_name_means_the_queue_declared_last() -> None:
     done(session, Queue.Bind(queue="", exchange="e", routing_key=""), channel)
     done(session, Queue.Bind(queue="", exchange="e", routing_key="k"), channel)
     done(session, Queue.Bind(queue="q", exchange="e", routing_key=""), channel)
-    keys = [request.routing_key for request in session.catalog_link.asked if isinstance(request, Bind)]
+    keys = [
+        request.routing_key for request in session.catalog_link.asked if isinstance(request, Bind)
+    ]
     assert keys == ["q", "k", ""]
 
 
@@ -129,8 +154,9 @@ NO_LAST = (404, "no previously declared queue")
 DEFAULT = (403, "operation not permitted on the default exchange")
 LOCKED = (
     405,
-    "cannot obtain exclusive access to locked queue 'theirs' in vhost '/'. It could be originally declared on another "
-    "connection or the exclusive property value does not match that of the original declaration.",
+    "cannot obtain exclusive access to locked queue 'theirs' in vhost '/'. It could be originally "
+    "declared on another connection or the exclusive property value does not match that of the "
+    "original declaration.",
 )
 VOLATILE = (403, "cannot bind or unbind to a volatile (direct reply-to) queue")
 
@@ -156,7 +182,8 @@ VOLATILE = (403, "cannot bind or unbind to a volatile (direct reply-to) queue")
         (Queue.Bind(queue="amq.rabbitmq.reply-to", exchange="e"), VOLATILE),
         (Exchange.Declare(exchange=""), DEFAULT),
         (Exchange.Declare(exchange="", passive=True), DEFAULT),
-        (Exchange.Declare(exchange="missing", passive=True), (404, "no exchange 'missing' in vhost '/'")),
+        (Exchange.Declare(exchange="missing", passive=True),
+         (404, "no exchange 'missing' in vhost '/'")),
         (Exchange.Declare(exchange="x", exchange_type="odd"), (503, "unknown exchange type 'odd'")),
         (Exchange.Delete(exchange=""), DEFAULT),
         (Exchange.Delete(exchange="amq.direct"),
@@ -167,7 +194,9 @@ VOLATILE = (403, "cannot bind or unbind to a volatile (direct reply-to) queue")
     ],
     ids=lambda value: value.name if isinstance(value, base.Frame) else str(value[0]),
 )  # fmt: skip
-def test_refusals_have_rabbitmqs_codes_and_texts(method: base.Frame, answer: tuple[int, str]) -> None:
+def test_refusals_have_rabbitmqs_codes_and_texts(
+    method: base.Frame, answer: tuple[int, str]
+) -> None:
     assert refused(FakeSession(SOURCE, PLAIN, THEIRS), method) == answer
 
 
@@ -180,8 +209,12 @@ def test_refusals_have_rabbitmqs_codes_and_texts(method: base.Frame, answer: tup
         ("secret", (403, "read access to queue 'secret' in vhost '/' refused for user 'u'")),
     ],
 )
-def test_who_consumes_needs_the_queue_its_owner_and_the_right_to_read(name: str, answer: tuple[int, str]) -> None:
-    session = FakeSession(PLAIN, MINE, THEIRS, PermissionPut("/", "u", "", "", "^(q|mine|theirs|missing)$"))
+def test_who_consumes_needs_the_queue_its_owner_and_the_right_to_read(
+    name: str, answer: tuple[int, str]
+) -> None:
+    session = FakeSession(
+        PLAIN, MINE, THEIRS, PermissionPut("/", "u", "", "", "^(q|mine|theirs|missing)$")
+    )
     assert queues.readable_queue(session, session.catalog, "q") == PLAIN
     assert queues.readable_queue(session, session.catalog, "mine") == MINE
     with pytest.raises(checks.Refusal) as refused:
@@ -197,7 +230,10 @@ def test_the_private_reply_to_name_can_be_looked_for() -> None:
         for passive in (True, False):
             reply = done(session, Queue.Declare(queue=name, passive=passive))
             assert (reply.queue, reply.message_count, reply.consumer_count) == (name, 0, 1)
-    assert refused(session, Queue.Purge(queue=private)) == (404, f"no queue '{private}' in vhost '/'")
+    assert refused(session, Queue.Purge(queue=private)) == (
+        404,
+        f"no queue '{private}' in vhost '/'",
+    )
     assert done(session, Queue.Delete(queue=private)).message_count == 0
     assert session.catalog.queue("/", private) is not None
 
@@ -224,10 +260,12 @@ ALTERNATE: dict[str, Any] = {"alternate-exchange": "ae"}
         (Queue.Delete(queue="q"), [("configure", "queue", "q")]),
         (Queue.Purge(queue="q"), [("read", "queue", "q")]),
         (Queue.Bind(queue="q", exchange="e"), [("write", "queue", "q"), ("read", "exchange", "e")]),
-        (Queue.Unbind(queue="q", exchange="e"), [("write", "queue", "q"), ("read", "exchange", "e")]),
+        (Queue.Unbind(queue="q", exchange="e"),
+         [("write", "queue", "q"), ("read", "exchange", "e")]),
         (Exchange.Declare(exchange="new"), [("configure", "exchange", "new")]),
         (Exchange.Declare(exchange="new", arguments=ALTERNATE),
-         [("configure", "exchange", "new"), ("read", "exchange", "new"), ("write", "exchange", "ae")]),
+         [("configure", "exchange", "new"), ("read", "exchange", "new"),
+          ("write", "exchange", "ae")]),
         (Exchange.Delete(exchange="e"), [("configure", "exchange", "e")]),
         (Exchange.Bind(destination="amq.fanout", source="e"),
          [("write", "exchange", "amq.fanout"), ("read", "exchange", "e")]),
@@ -236,10 +274,18 @@ ALTERNATE: dict[str, Any] = {"alternate-exchange": "ae"}
     ],
     ids=lambda value: value.name if isinstance(value, base.Frame) else "",
 )  # fmt: skip
-def test_each_method_needs_exactly_its_rights(method: base.Frame, needs: list[tuple[str, str, str]]) -> None:
+def test_each_method_needs_exactly_its_rights(
+    method: base.Frame, needs: list[tuple[str, str, str]]
+) -> None:
     def permission(without: tuple[str, str, str] | None) -> PermissionPut:
-        names = {right: [n for r, _, n in needs if r == right and (r, _, n) != without] for right in RIGHTS}
-        patterns = {right: "|".join(f"^{name.replace('.', '[.]')}$" for name in names[right]) for right in RIGHTS}
+        names = {
+            right: [n for r, _, n in needs if r == right and (r, _, n) != without]
+            for right in RIGHTS
+        }
+        patterns = {
+            right: "|".join(f"^{name.replace('.', '[.]')}$" for name in names[right])
+            for right in RIGHTS
+        }
         return PermissionPut("/", "u", **patterns)
 
     done(FakeSession(SOURCE, PLAIN, permission(None)), method)
@@ -299,7 +345,9 @@ def test_a_virtual_queue_is_deleted_only_if_all_shard_queues_may_go(
     condition: str, counts: list[tuple[int, int] | None], text: str
 ) -> None:
     session = FakeSession(STREAM, *SHARDS)
-    refused_steps, steps = [decided(session, Queue.Delete(queue="s", **{condition: True})) for _ in range(2)]
+    refused_steps, steps = [
+        decided(session, Queue.Delete(queue="s", **{condition: True})) for _ in range(2)
+    ]
     assert next(refused_steps).queues == next(steps).queues == SHARDS
     with pytest.raises(checks.Refusal) as refused:
         refused_steps.send(counts)
@@ -314,7 +362,9 @@ def test_a_virtual_queue_is_deleted_and_purged_with_all_its_messages() -> None:
     session = FakeSession(STREAM, *SHARDS)
     assert done(session, Queue.Purge(queue="s")).message_count == 8
     assert done(session, Queue.Delete(queue="s")).message_count == 14
-    assert session.catalog_link.asked == [QueueRemove("/", each.name, False, False) for each in SHARDS]
+    assert session.catalog_link.asked == [
+        QueueRemove("/", each.name, False, False) for each in SHARDS
+    ]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +393,9 @@ def test_who_consumes_from_a_virtual_queue_needs_the_right_to_read() -> None:
 def test_a_queue_bound_to_an_exchange_that_keeps_messages_gets_its_history_first() -> None:
     recent = ExchangePut("/", "r", "x-recent-history")
     session = FakeSession(PLAIN, MINE, THEIRS, recent, QueuePut("/", keeping.queue_name("r"), 9, 0))
-    assert done(session, Queue.Bind(queue="q", exchange="r", routing_key="k")).name == "Queue.BindOk"
+    assert (
+        done(session, Queue.Bind(queue="q", exchange="r", routing_key="k")).name == "Queue.BindOk"
+    )
     # before and after the bind
     assert session.shards.asked == [wire.InspectStream(1, 9, PLAIN.id, 0, 0)] * 2
     assert session.catalog_link.asked == [Bind("/", "r", "queue", "q", "k", {})]
@@ -355,7 +407,9 @@ def test_a_reply_queue_has_a_name_that_nobody_guesses() -> None:
     async def scenario() -> None:
         session = FakeSession()
         runner = StepRunner(session.catalog_link, session.shards)  # type: ignore[arg-type]
-        first, second = [await runner.run(reply_queue.open_reply_queue(session), session) for _ in range(2)]
+        first, second = [
+            await runner.run(reply_queue.open_reply_queue(session), session) for _ in range(2)
+        ]
         assert first.name != second.name
         assert checks.is_reply_queue(first.name) and len(first.name) > 60
         await runner.run(reply_queue.close_reply_queue(session, first.name), session)

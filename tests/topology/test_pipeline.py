@@ -32,9 +32,13 @@ Exchange, Queue = commands.Exchange, commands.Queue
 def test_binds_of_what_exists_are_asked_without_waiting_for_answers() -> None:
     async def scenario() -> None:
         driver = Driver(FakeSession(SOURCE, PLAIN))
-        driver.receive(*(Queue.Bind(queue="q", exchange="e", routing_key=str(n)) for n in range(100)))
+        driver.receive(
+            *(Queue.Bind(queue="q", exchange="e", routing_key=str(n)) for n in range(100))
+        )
         await driver.settle()
-        assert [request.routing_key for request in driver.controller.asked] == [str(n) for n in range(100)]  # type: ignore[union-attr]
+        assert [request.routing_key for request in driver.controller.asked] == [
+            str(n) for n in range(100)
+        ]  # type: ignore[union-attr]
         assert driver.replies == []
         driver.controller.answer_all()
         await driver.settle()
@@ -61,7 +65,9 @@ def test_a_run_of_binds_is_one_request() -> None:
 def test_those_of_a_run_that_were_done_are_answered_before_the_failure() -> None:
     async def scenario() -> None:
         driver = Driver(FakeSession(SOURCE, PLAIN))
-        driver.receive(Binds(1, [("e", "q", "a"), ("e", "q", "b")], False), Queue.Declare(queue="later"))
+        driver.receive(
+            Binds(1, [("e", "q", "a"), ("e", "q", "b")], False), Queue.Declare(queue="later")
+        )
         driver.controller.catalog = Catalog()  # another connection was quicker
         for change in (VhostPut("/"), SOURCE):
             driver.controller.catalog.apply(change)
@@ -69,7 +75,12 @@ def test_those_of_a_run_that_were_done_are_answered_before_the_failure() -> None
         assert driver.replies == []
         (error,) = driver.failures
         assert isinstance(error, ChannelException)
-        assert (error.code, error.text, error.class_id, error.method_id) == (404, "no queue 'q' in vhost '/'", 50, 20)
+        assert (error.code, error.text, error.class_id, error.method_id) == (
+            404,
+            "no queue 'q' in vhost '/'",
+            50,
+            20,
+        )
         assert driver.session.catalog.queue("/", "later") is None
 
     run(scenario)
@@ -108,7 +119,9 @@ def test_new_queues_and_their_binds_overlap() -> None:
     async def scenario() -> None:
         driver = Driver(FakeSession(SOURCE))
         for name in ("a", "b"):
-            driver.receive(Queue.Declare(queue=name), Queue.Bind(queue=name, exchange="e", nowait=True))
+            driver.receive(
+                Queue.Declare(queue=name), Queue.Bind(queue=name, exchange="e", nowait=True)
+            )
         await driver.settle()
         assert len(driver.controller.asked) == 4
         await driver.finish()
@@ -139,7 +152,9 @@ def test_the_next_method_waits_for_the_name_the_server_gives() -> None:
         driver = Driver(FakeSession(SOURCE))
         driver.receive(Queue.Declare(queue="", nowait=True), Queue.Bind(queue="", exchange="e"))
         await driver.finish()
-        assert driver.controller.asked[1] == Bind("/", "e", "queue", "amq.gen-made", "amq.gen-made", {})
+        assert driver.controller.asked[1] == Bind(
+            "/", "e", "queue", "amq.gen-made", "amq.gen-made", {}
+        )
         assert driver.replies == ["Queue.BindOk"]
 
     run(scenario)
@@ -148,10 +163,17 @@ def test_the_next_method_waits_for_the_name_the_server_gives() -> None:
 def test_after_close_nothing_more_is_asked_or_replied() -> None:
     async def scenario() -> None:
         driver = Driver(FakeSession(SOURCE, PLAIN))
-        driver.receive(Queue.Purge(queue="missing"), *(Queue.Bind(queue="q", exchange="e") for _ in range(3)))
+        driver.receive(
+            Queue.Purge(queue="missing"), *(Queue.Bind(queue="q", exchange="e") for _ in range(3))
+        )
         driver.pipeline.close()
         await driver.settle()
-        assert (driver.controller.asked, driver.replies, driver.failures, driver.idle) == ([], [], [], 0)
+        assert (driver.controller.asked, driver.replies, driver.failures, driver.idle) == (
+            [],
+            [],
+            [],
+            0,
+        )
         driver.receive(Queue.Bind(queue="q", exchange="e"))
         assert not driver.pipeline.busy
 
@@ -181,7 +203,9 @@ def in_runs(history: list[base.Frame]) -> list[base.Frame | Binds]:
         elif told and isinstance(told[-1], Binds) and told[-1].nowait == method.nowait:
             told[-1].ends.append((method.exchange, method.queue, method.routing_key))
         else:
-            told.append(Binds(1, [(method.exchange, method.queue, method.routing_key)], method.nowait))
+            told.append(
+                Binds(1, [(method.exchange, method.queue, method.routing_key)], method.nowait)
+            )
     return told
 
 
@@ -190,7 +214,10 @@ def singly(asked: list[AnyRequest]) -> list[AnyRequest]:
         each
         for request in asked
         for each in (
-            [Bind(request.vhost, source, "queue", queue, key, {}) for source, queue, key in request.binds]
+            [
+                Bind(request.vhost, source, "queue", queue, key, {})
+                for source, queue, key in request.binds
+            ]
             if isinstance(request, BindMany)
             else [request]
         )
@@ -203,9 +230,18 @@ methods = st.one_of(
     st.builds(Queue.Declare, queue=names, passive=st.booleans(), nowait=st.booleans()),
     st.builds(Exchange.Declare, exchange=exchanges, passive=st.booleans()),
     st.builds(
-        Queue.Bind, queue=names, exchange=exchanges, routing_key=st.sampled_from(["", "k"]), nowait=st.booleans()
+        Queue.Bind,
+        queue=names,
+        exchange=exchanges,
+        routing_key=st.sampled_from(["", "k"]),
+        nowait=st.booleans(),
     ),
-    st.builds(Queue.Bind, queue=st.just("q"), exchange=st.just("e"), routing_key=st.sampled_from(["a", "b"])),
+    st.builds(
+        Queue.Bind,
+        queue=st.just("q"),
+        exchange=st.just("e"),
+        routing_key=st.sampled_from(["a", "b"]),
+    ),
     st.builds(Exchange.Bind, destination=exchanges, source=exchanges),
     st.builds(Queue.Delete, queue=names),
     st.builds(Exchange.Delete, exchange=exchanges),
@@ -216,7 +252,9 @@ methods = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(methods, max_size=12))
-def test_pipelined_methods_end_as_if_each_had_waited_for_the_one_before(history: list[base.Frame]) -> None:
+def test_pipelined_methods_end_as_if_each_had_waited_for_the_one_before(
+    history: list[base.Frame],
+) -> None:
     async def overlapping() -> tuple[Any, ...]:
         driver = Driver(FakeSession(SOURCE, PLAIN))
         driver.receive(*in_runs(history))

@@ -90,7 +90,9 @@ async def test_each_request_has_its_answer() -> None:
         nothing = yield Sleep(0)
         return answers, counts, purged, nothing, (yield SeeCatalog()), (yield Now())
 
-    answers, counts, purged, nothing, catalog, now_ms = await bench.runner.run(steps(), bench.session)
+    answers, counts, purged, nothing, catalog, now_ms = await bench.runner.run(
+        steps(), bench.session
+    )
     assert answers == [Answer(1, result={"messages": 7})] * 2
     assert (counts, purged, nothing) == ([(9, 1), (3, 1)], 12, None)
     assert catalog is bench.session.catalog and now_ms > 1_700_000_000_000
@@ -126,7 +128,9 @@ async def test_a_shard_is_asked_and_a_refusal_is_raised_in_the_steps() -> None:
     ],
     ids=["stored", "lost", "refused", "of another refused", "lost and then found"],
 )
-async def test_a_run_is_sent_at_once_and_what_becomes_of_it_is_heard(fate: Any, stored: bool) -> None:
+async def test_a_run_is_sent_at_once_and_what_becomes_of_it_is_heard(
+    fate: Any, stored: bool
+) -> None:
     bench = Bench()
 
     def steps() -> Any:
@@ -134,7 +138,11 @@ async def test_a_run_is_sent_at_once_and_what_becomes_of_it_is_heard(fate: Any, 
 
     task = bench.start(steps())
     await settle()
-    assert (bench.shards.vhost, bench.shards.flushes, bench.shards.stored()) == ("v", 1, [(1, (3,), MESSAGE)])
+    assert (bench.shards.vhost, bench.shards.flushes, bench.shards.stored()) == (
+        "v",
+        1,
+        [(1, (3,), MESSAGE)],
+    )
     (waiting,) = bench.shards.waiting
     assert not waiting.in_sequence
     fate(waiting)
@@ -143,7 +151,9 @@ async def test_a_run_is_sent_at_once_and_what_becomes_of_it_is_heard(fate: Any, 
 
 async def test_the_shard_forgets_a_watch_with_the_last_who_watches() -> None:
     bench = Bench()
-    first = bench.start(watching(QUEUE, then=AskShard(0, lambda request: wire.InspectStream(request, 9, 3, 0, 0))))
+    first = bench.start(
+        watching(QUEUE, then=AskShard(0, lambda request: wire.InspectStream(request, 9, 3, 0, 0)))
+    )
     await settle()
     await bench.start(watching(QUEUE, OTHER))
     assert bench.unwatched() == [wire.Unwatch(9, 4)]

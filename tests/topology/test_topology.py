@@ -37,7 +37,9 @@ def count(client: RawClient, queue: str, channel: int = 2) -> int:
     return int(answer.message_count)
 
 
-SAME = "PRECONDITION_FAILED - inequivalent arg '{}' for {} in vhost '/': received {} but current is {}"
+SAME = (
+    "PRECONDITION_FAILED - inequivalent arg '{}' for {} in vhost '/': received {} but current is {}"
+)
 INVALID = "PRECONDITION_FAILED - invalid arg '{}' for queue 'new-NAME' in vhost '/': {}"
 RESERVED = "ACCESS_REFUSED - {} name 'amq.x' contains reserved prefix 'amq.*'"
 ON_DEFAULT = "ACCESS_REFUSED - operation not permitted on the default exchange"
@@ -48,7 +50,8 @@ REFUSALS: list[tuple[str, str, base.Frame, int, str]] = [
      SAME.format("durable", DIRECT, "'true'", "'false'")),
     ("A3.2", "type", Exchange.Declare(exchange="NAME", exchange_type="fanout"), 406,
      SAME.format("type", DIRECT, "'fanout'", "'direct'")),
-    ("A3.2", "argument", Exchange.Declare(exchange="NAME", arguments={"alternate-exchange": "y"}), 406,
+    ("A3.2", "argument", Exchange.Declare(exchange="NAME", arguments={"alternate-exchange": "y"}),
+     406,
      SAME.format("alternate-exchange", DIRECT, "the value 'y' of type 'longstr'", "none")),
     ("A3.3", "passive", Exchange.Declare(exchange="new-NAME", passive=True), 404,
      "NOT_FOUND - no exchange 'new-NAME' in vhost '/'"),
@@ -68,7 +71,8 @@ REFUSALS: list[tuple[str, str, base.Frame, int, str]] = [
     ("A4.2", "reserved", Queue.Declare(queue="amq.x"), 403, RESERVED.format("queue")),
     ("A4.5", "auto-delete", Queue.Declare(queue="NAME", auto_delete=True, exclusive=True), 406,
      SAME.format("auto_delete", "queue 'NAME'", "'true'", "'false'")),
-    ("A4.5", "argument", Queue.Declare(queue="NAME", exclusive=True, arguments={"x-message-ttl": 1}), 406,
+    ("A4.5", "argument",
+     Queue.Declare(queue="NAME", exclusive=True, arguments={"x-message-ttl": 1}), 406,
      SAME.format("x-message-ttl", "queue 'NAME'", "the value '1' of type 'signedint'", "none")),
     ("A4.6", "negative", Queue.Declare(queue="new-NAME", arguments={"x-message-ttl": -1}), 406,
      INVALID.format("x-message-ttl", "{value_negative,-1}")),
@@ -76,13 +80,15 @@ REFUSALS: list[tuple[str, str, base.Frame, int, str]] = [
      INVALID.format("x-max-length", '"expected integer, got longstr"')),
     ("A4.6", "zero", Queue.Declare(queue="new-NAME", arguments={"x-expires": 0}), 406,
      INVALID.format("x-expires", "{value_zero,0}")),
-    ("A4.3", "passive, no name", Queue.Declare(queue="", passive=True), 404, "NOT_FOUND - no queue '' in vhost '/'"),
+    ("A4.3", "passive, no name", Queue.Declare(queue="", passive=True), 404,
+     "NOT_FOUND - no queue '' in vhost '/'"),
     ("A4.8", "purge", Queue.Purge(queue=""), 404, "NOT_FOUND - no previously declared queue"),
     ("A4.9", "no queue", Queue.Bind(queue="new-NAME", exchange="NAME"), 404,
      "NOT_FOUND - no queue 'new-NAME' in vhost '/'"),
     ("A4.9", "no exchange", Queue.Bind(queue="NAME", exchange="new-NAME"), 404,
      "NOT_FOUND - no exchange 'new-NAME' in vhost '/'"),
-    ("A4.10", "no queue", Queue.Purge(queue="new-NAME"), 404, "NOT_FOUND - no queue 'new-NAME' in vhost '/'"),
+    ("A4.10", "no queue", Queue.Purge(queue="new-NAME"), 404,
+     "NOT_FOUND - no queue 'new-NAME' in vhost '/'"),
     ("A4.11", "not empty", Queue.Delete(queue="full-NAME", if_empty=True), 406,
      "PRECONDITION_FAILED - queue 'full-NAME' in vhost '/' not empty"),
     ("A4.11", "in use", Queue.Delete(queue="NAME", if_unused=True), 406,
@@ -115,8 +121,15 @@ def test_what_cannot_be_is_refused_in_rabbitmqs_words(
 
 
 @pytest.mark.row("A3.1", "A3.2", "A3.3", "A3.6")
-def test_an_exchange_is_declared_again_looked_at_and_deleted_twice(client: RawClient, name: str) -> None:
-    how: dict[str, Any] = {"exchange_type": "topic", "durable": True, "auto_delete": True, "arguments": {"x": 1}}
+def test_an_exchange_is_declared_again_looked_at_and_deleted_twice(
+    client: RawClient, name: str
+) -> None:
+    how: dict[str, Any] = {
+        "exchange_type": "topic",
+        "durable": True,
+        "auto_delete": True,
+        "arguments": {"x": 1},
+    }
     client.send(method(1, Exchange.Declare(exchange=name, nowait=True, **how)))  # no answer to this
     client.ask(1, Exchange.Declare(exchange=name, **how), Exchange.DeclareOk)
     client.ask(1, Exchange.Declare(exchange=name, passive=True), Exchange.DeclareOk)
@@ -132,13 +145,19 @@ def test_an_exchange_of_an_unknown_type_ends_the_connection(client: RawClient, n
 
 @pytest.mark.row("A3.4")
 def test_a_predeclared_exchange_may_be_declared_as_it_is(client: RawClient) -> None:
-    client.ask(1, Exchange.Declare(exchange="amq.direct", exchange_type="direct", durable=True), Exchange.DeclareOk)
+    client.ask(
+        1,
+        Exchange.Declare(exchange="amq.direct", exchange_type="direct", durable=True),
+        Exchange.DeclareOk,
+    )
 
 
 @pytest.mark.row("A3.7")
 def test_exchanges_are_bound_and_unbound_as_queues_are(client: RawClient, name: str) -> None:
     for exchange in (name, f"{name}-2"):
-        client.ask(1, Exchange.Declare(exchange=exchange, exchange_type="fanout"), Exchange.DeclareOk)
+        client.ask(
+            1, Exchange.Declare(exchange=exchange, exchange_type="fanout"), Exchange.DeclareOk
+        )
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.ask(1, Queue.Bind(queue=name, exchange=f"{name}-2"), Queue.BindOk)
     between = {"destination": f"{name}-2", "source": name, "routing_key": "k"}
@@ -155,8 +174,14 @@ def test_exchanges_are_bound_and_unbound_as_queues_are(client: RawClient, name: 
 
 
 @pytest.mark.row("A3.8")
-def test_an_auto_delete_exchange_goes_with_the_last_binding_from_it(client: RawClient, name: str) -> None:
-    client.ask(1, Exchange.Declare(exchange=name, exchange_type="fanout", auto_delete=True), Exchange.DeclareOk)
+def test_an_auto_delete_exchange_goes_with_the_last_binding_from_it(
+    client: RawClient, name: str
+) -> None:
+    client.ask(
+        1,
+        Exchange.Declare(exchange=name, exchange_type="fanout", auto_delete=True),
+        Exchange.DeclareOk,
+    )
     # it had none yet
     client.ask(1, Exchange.Declare(exchange=name, passive=True), Exchange.DeclareOk)
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
@@ -238,7 +263,9 @@ def test_an_exclusive_queue_is_never_durable(client: RawClient, api: Api, name: 
 
 
 @pytest.mark.row("A3.1", "A4.1")
-@pytest.mark.parametrize("odd", ["a=b", "50%", "<q>", "häß 队列", "a\tb", "{}", "q?*'\"\\", "é" * 120])
+@pytest.mark.parametrize(
+    "odd", ["a=b", "50%", "<q>", "häß 队列", "a\tb", "{}", "q?*'\"\\", "é" * 120]
+)
 def test_names_are_of_any_characters(broker: RealBroker, name: str, odd: str) -> None:
     odd = (name + odd).encode()[:255].decode(errors="ignore")
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
@@ -255,8 +282,9 @@ def test_names_are_of_any_characters(broker: RealBroker, name: str, odd: str) ->
 
 
 LOCKED = (
-    "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{}' in vhost '/'. It could be originally "
-    "declared on another connection or the exclusive property value does not match that of the original declaration."
+    "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue '{}' in vhost '/'. It could "
+    "be originally declared on another connection or the exclusive property value does not match "
+    "that of the original declaration."
 )
 
 
@@ -285,7 +313,9 @@ def test_an_exclusive_queue_is_locked_for_others(
 
 
 @pytest.mark.row("A4.4")
-def test_an_exclusive_queue_goes_with_its_connection(client: RawClient, other: RawClient, name: str) -> None:
+def test_an_exclusive_queue_goes_with_its_connection(
+    client: RawClient, other: RawClient, name: str
+) -> None:
     other.ask(1, Queue.Declare(queue=name, exclusive=True, durable=True), Queue.DeclareOk)
     other.ask(0, Connection.Close(200, "", 0, 0), Connection.CloseOk)
     numbers = iter(range(1, 1000))
@@ -296,7 +326,9 @@ def test_an_exclusive_queue_goes_with_its_connection(client: RawClient, other: R
         client.send(method(number, Queue.Declare(queue=name, passive=True)))
         read = client.read()
         assert read is not None and isinstance(read[1], (Queue.DeclareOk, Channel.Close))
-        client.send(method(number, Channel.CloseOk()) if isinstance(read[1], Channel.Close) else b"")
+        client.send(
+            method(number, Channel.CloseOk()) if isinstance(read[1], Channel.Close) else b""
+        )
         return isinstance(read[1], Channel.Close) and read[1].reply_code == 404
 
     wait_until(is_gone, "the queue to go")
@@ -307,12 +339,18 @@ def test_a_queue_is_declared_again_by_what_its_arguments_mean(client: RawClient,
     arguments = {"x-message-ttl": 60_000}
     how: dict[str, Any] = {"queue": name, "exclusive": True}
     client.ask(1, Queue.Declare(**how, arguments=arguments), Queue.DeclareOk)
-    client.ask(1, Queue.Declare(**how, arguments={**arguments, "x-queue-type": "classic"}), Queue.DeclareOk)
-    client.ask(1, Queue.Declare(**how, arguments={**arguments, "of-no-meaning": 1}), Queue.DeclareOk)
+    client.ask(
+        1, Queue.Declare(**how, arguments={**arguments, "x-queue-type": "classic"}), Queue.DeclareOk
+    )
+    client.ask(
+        1, Queue.Declare(**how, arguments={**arguments, "of-no-meaning": 1}), Queue.DeclareOk
+    )
 
 
 @pytest.mark.row("A4.7")
-def test_a_transient_queue_that_is_not_exclusive_is_a_queue(client: RawClient, other: RawClient, name: str) -> None:
+def test_a_transient_queue_that_is_not_exclusive_is_a_queue(
+    client: RawClient, other: RawClient, name: str
+) -> None:
     client.ask(1, Queue.Declare(queue=name), Queue.DeclareOk)
     other.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)
 
@@ -333,7 +371,9 @@ def test_a_binding_is_one_however_often_it_is_made(client: RawClient, name: str)
 
 
 @pytest.mark.row("A4.10", "A4.11")
-def test_purge_leaves_what_is_unacknowledged_and_delete_counts_what_was_ready(client: RawClient, name: str) -> None:
+def test_purge_leaves_what_is_unacknowledged_and_delete_counts_what_was_ready(
+    client: RawClient, name: str
+) -> None:
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     client.send(b"".join(publish(1, "", name, b"x") for _ in range(3)))
     client.ask(1, Basic.Get(queue=name), Basic.GetOk)
@@ -345,11 +385,18 @@ def test_purge_leaves_what_is_unacknowledged_and_delete_counts_what_was_ready(cl
 
 
 @pytest.mark.row("A4.11")
-def test_what_a_channel_has_just_published_keeps_its_queue_from_being_empty(client: RawClient, name: str) -> None:
+def test_what_a_channel_has_just_published_keeps_its_queue_from_being_empty(
+    client: RawClient, name: str
+) -> None:
     client.ask(1, Queue.Declare(queue=name, exclusive=True), Queue.DeclareOk)
     for number in range(20):
-        client.send(publish(1, "", name, bytes([number])) + method(1, Queue.Delete(queue=name, if_empty=True)))
-        client.expect_channel_close(1, 406, f"PRECONDITION_FAILED - queue '{name}' in vhost '/' not empty")
+        client.send(
+            publish(1, "", name, bytes([number]))
+            + method(1, Queue.Delete(queue=name, if_empty=True))
+        )
+        client.expect_channel_close(
+            1, 406, f"PRECONDITION_FAILED - queue '{name}' in vhost '/' not empty"
+        )
         client.ask(1, Channel.Open(), Channel.OpenOk)
 
 
@@ -368,7 +415,9 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer(client: RawClient, nam
 
 @pytest.mark.row("A4.5")
 @pytest.mark.parametrize("durable", [True, False])
-def test_whether_an_exclusive_queue_is_durable_is_not_compared(client: RawClient, name: str, durable: bool) -> None:
+def test_whether_an_exclusive_queue_is_durable_is_not_compared(
+    client: RawClient, name: str, durable: bool
+) -> None:
     for said in (durable, not durable):
         client.ask(1, Queue.Declare(queue=name, exclusive=True, durable=said), Queue.DeclareOk)
 
@@ -377,5 +426,7 @@ def test_whether_an_exclusive_queue_is_durable_is_not_compared(client: RawClient
 def test_whether_a_shared_queue_is_durable_is_compared(client: RawClient, name: str) -> None:
     client.ask(1, Queue.Declare(queue=name, durable=True), Queue.DeclareOk)
     client.send(method(2, Queue.Declare(queue=name)))
-    client.expect_channel_close(2, 406, SAME.format("durable", f"queue '{name}'", "'false'", "'true'"))
+    client.expect_channel_close(
+        2, 406, SAME.format("durable", f"queue '{name}'", "'false'", "'true'")
+    )
     client.ask(1, Queue.Delete(queue=name), Queue.DeleteOk)

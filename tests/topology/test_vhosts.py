@@ -20,8 +20,16 @@ from tests.support.real_broker import RealBroker
 def test_a_vhost_is_described_and_tagged(api: Api, name: str) -> None:
     api(f"/api/vhosts/{name}", method="PUT", body={"description": "for tests", "tags": "a,b"})
     row = api(f"/api/vhosts/{name}")
-    assert (row["description"], row["tags"], row["default_queue_type"]) == ("for tests", ["a", "b"], "classic")
-    assert row["metadata"] == {"description": "for tests", "tags": ["a", "b"], "default_queue_type": "classic"}
+    assert (row["description"], row["tags"], row["default_queue_type"]) == (
+        "for tests",
+        ["a", "b"],
+        "classic",
+    )
+    assert row["metadata"] == {
+        "description": "for tests",
+        "tags": ["a", "b"],
+        "default_queue_type": "classic",
+    }
     api(f"/api/vhosts/{name}", method="DELETE")
 
 
@@ -41,17 +49,32 @@ def test_a_protected_vhost_is_not_deleted(api: Api, name: str) -> None:
 
 @pytest.mark.broker
 @pytest.mark.row("I19", "J14")
-def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart(tmp_path: Path, name: str) -> None:
+def test_what_is_said_of_a_vhost_travels_with_definitions_and_outlives_a_restart(
+    tmp_path: Path, name: str
+) -> None:
     broker = RealBroker(tmp_path / "data", shards=1)
     try:
-        body = {"description": "d", "tags": "t", "default_queue_type": "quorum", "protected_from_deletion": True}
+        body = {
+            "description": "d",
+            "tags": "t",
+            "default_queue_type": "quorum",
+            "protected_from_deletion": True,
+        }
         assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "PUT", body) == 201
         broker.stop()
         broker.restart()
         exported = _definitions(broker)
-        about = {"description": "d", "tags": ["t"], "default_queue_type": "quorum", "protected_from_deletion": True}
+        about = {
+            "description": "d",
+            "tags": ["t"],
+            "default_queue_type": "quorum",
+            "protected_from_deletion": True,
+        }
         assert _of(exported, name)["metadata"] == about
-        assert status(broker, f"/api/vhosts/{name}/deletion/protection", "guest", "guest", "DELETE") == 204
+        assert (
+            status(broker, f"/api/vhosts/{name}/deletion/protection", "guest", "guest", "DELETE")
+            == 204
+        )
         assert status(broker, f"/api/vhosts/{name}", "guest", "guest", "DELETE") == 204
         said = status(broker, "/api/definitions", "guest", "guest", "POST", exported)
         assert said == 200  # with a warning: quorum queues have no replicas here

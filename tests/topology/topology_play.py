@@ -84,7 +84,9 @@ class FakeController:
             case QueueDeclare():
                 name = request.name or "amq.gen-made"
                 id = self.catalog.version + 1
-                self.catalog.apply(QueuePut(request.vhost, name, id, 0, arguments=request.arguments))
+                self.catalog.apply(
+                    QueuePut(request.vhost, name, id, 0, arguments=request.arguments)
+                )
                 return Answer(1, result={"name": name, "messages": 3, "consumers": 1})
             case ExchangeDeclare():
                 self.catalog.apply(ExchangePut(request.vhost, request.name, request.type))
@@ -94,7 +96,9 @@ class FakeController:
                 if self.catalog.vhosts["/"].destination(request.kind, request.destination) is None:
                     return Answer(1, 404, f"no {request.kind} '{request.destination}' in vhost '/'")
                 self.catalog.apply(
-                    BindingPut("/", request.source, request.kind, request.destination, request.routing_key)
+                    BindingPut(
+                        "/", request.source, request.kind, request.destination, request.routing_key
+                    )
                 )
             case ExchangeRemove():
                 self.catalog.apply(ExchangeDelete(request.vhost, request.name))
@@ -152,7 +156,9 @@ SOURCE = ExchangePut("/", "e", "direct")
 class Driver:
     """One channel's pipeline with what it says, in order."""
 
-    def __init__(self, session: FakeSession, channel: FakeChannel | None = None, *, at_once: bool = False) -> None:
+    def __init__(
+        self, session: FakeSession, channel: FakeChannel | None = None, *, at_once: bool = False
+    ) -> None:
         self.session = session
         self.controller = self.session.catalog_link
         self.controller.at_once = at_once

@@ -31,7 +31,9 @@ SYNC_BATCHES = 20
 def fill(directory: str, *, clean: bool) -> None:
     """Each message is a record of its own: the dearest to scan, and too many for indexes."""
     message = encode_message(bytes(BODY_BYTES), b"", b"key")
-    batch = b"".join(Record((QUEUES[i % len(QUEUES)],), (message,)).encode() for i in range(BATCH_MESSAGES))
+    batch = b"".join(
+        Record((QUEUES[i % len(QUEUES)],), (message,)).encode() for i in range(BATCH_MESSAGES)
+    )
     store = SegmentStore(directory)
     store.recover(QUEUES)
     live = {queue: array("Q") for queue in QUEUES}

@@ -32,6 +32,8 @@ def broker(tmp_path: Path) -> Iterator[RealBroker]:
 @pytest.mark.torture
 @pytest.mark.parametrize("kind", ATTACKS)
 def test_ordinary_clients_are_served_beside_attackers(broker: RealBroker, kind: str) -> None:
-    victim, newcomer = waits_under(kind, broker.port, attackers=ATTACKERS, seconds=SECONDS, patience_s=PATIENCE_S)
+    victim, newcomer = waits_under(
+        kind, broker.port, attackers=ATTACKERS, seconds=SECONDS, patience_s=PATIENCE_S
+    )
     print(f"\n{kind}: a message {victim}; a connection with a queue {newcomer}")
     assert victim.percentile(0.99) < P99_S_MAX

@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.broker
-def test_every_promise_holds_through_rounds_of_kills(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_every_promise_holds_through_rounds_of_kills(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     seed, rounds = request.config.option.seed, request.config.option.rounds
     print(f"to play the same kills: make torture ARGS='--seed {seed} --rounds {rounds} -k rounds'")
     with started(tmp_path) as broker:

@@ -23,12 +23,17 @@ MEMORY_BYTES_MAX = 24.0
 
 
 @pytest.mark.parametrize("live", LIVES, ids=lambda live: live.__name__)
-def test_every_promise_holds_through_random_lives(live: Callable[[int], None], seeds: range) -> None:
+def test_every_promise_holds_through_random_lives(
+    live: Callable[[int], None], seeds: range
+) -> None:
     for seed in seeds:
         try:
             live(seed)
         except BaseException:
-            print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k {live.__name__}'")
+            print(
+                f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k "
+                f"{live.__name__}'"
+            )
             raise
 
 
@@ -52,7 +57,10 @@ def test_ten_million_messages_are_back_in_seconds(stop: str, tmp_path: Path) -> 
         with started("open", directory) as opening:
             found = json.loads(opening.communicate()[0])
         memory = found["bytes"] / found["messages"]
-        print(f"{stop}: {found['messages']} messages in {found['seconds']:.2f} s, {memory:.1f} bytes of memory each")
+        print(
+            f"{stop}: {found['messages']} messages in {found['seconds']:.2f} s, {memory:.1f} bytes "
+            "of memory each"
+        )
         assert found["messages"] == MESSAGES
         assert found["seconds"] < OPEN_SECONDS_MAX[stop]
         assert memory < MEMORY_BYTES_MAX
@@ -64,4 +72,6 @@ def test_ten_million_messages_are_back_in_seconds(stop: str, tmp_path: Path) -> 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.torture.big_store", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )

@@ -23,7 +23,10 @@ from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.transactions import Transaction
 
 steps = st.lists(
-    st.one_of(st.tuples(st.sampled_from("ps"), st.integers()), st.tuples(st.sampled_from("cr"), st.just(0)))
+    st.one_of(
+        st.tuples(st.sampled_from("ps"), st.integers()),
+        st.tuples(st.sampled_from("cr"), st.just(0)),
+    )
 )
 
 
@@ -103,7 +106,9 @@ class Commit:
         self.transaction: Transaction[Any, Any] = self.channel.transaction
         self.transaction.publish("publish", 1)
         self.transaction.settle((0, self.channel.consuming.unacked.take_through(2)))
-        publishing = SimpleNamespace(reserve=self.reserve, ask_duplicates=self.ask_duplicates, commit=self.commit)
+        publishing = SimpleNamespace(
+            reserve=self.reserve, ask_duplicates=self.ask_duplicates, commit=self.commit
+        )
         acks = SimpleNamespace(settle_runs=lambda kind, runs, at_once: self.done.append(runs))
         services = SimpleNamespace(
             publishing=publishing,

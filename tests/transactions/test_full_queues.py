@@ -27,7 +27,9 @@ def second(broker: RealBroker) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(broker.url))
 
 
-@pytest.mark.parametrize("arguments", [FULL, {"x-max-length-bytes": 2, "x-overflow": "reject-publish-dlx"}])
+@pytest.mark.parametrize(
+    "arguments", [FULL, {"x-max-length-bytes": 2, "x-overflow": "reject-publish-dlx"}]
+)
 def test_a_commit_that_a_full_queue_refuses_does_nothing_at_all(
     connection: pika.BlockingConnection, name: str, arguments: dict[str, object]
 ) -> None:
@@ -46,13 +48,18 @@ def test_a_commit_that_a_full_queue_refuses_does_nothing_at_all(
     with pytest.raises(ChannelClosedByBroker) as closed:
         channel.tx_commit()
     assert closed.value.reply_code == 406
-    assert closed.value.reply_text == "PRECONDITION_FAILED - a queue is full: nothing of the transaction was done"
+    assert (
+        closed.value.reply_text
+        == "PRECONDITION_FAILED - a queue is full: nothing of the transaction was done"
+    )
     assert counts(connection, [full, *others]) == [0, 1, *([0] * (QUEUES - 1))]
     again = connection.channel().basic_get(others[0])
     assert again[0] is not None and again[0].redelivered and again[2] == b"held"
 
 
-def test_a_commit_that_fits_fills_the_queue_to_its_limit(connection: pika.BlockingConnection, name: str) -> None:
+def test_a_commit_that_fits_fills_the_queue_to_its_limit(
+    connection: pika.BlockingConnection, name: str
+) -> None:
     channel = connection.channel()
     channel.queue_declare(name, arguments=FULL)
     channel.tx_select()
@@ -84,7 +91,9 @@ def test_transactions_beside_each_other_never_fill_a_queue_beyond_its_limit(
     connection: pika.BlockingConnection, second: pika.BlockingConnection, name: str
 ) -> None:
     """What one has set aside and not used is free for the other at once."""
-    connection.channel().queue_declare(name, arguments={"x-max-length": 30, "x-overflow": "reject-publish"})
+    connection.channel().queue_declare(
+        name, arguments={"x-max-length": 30, "x-overflow": "reject-publish"}
+    )
     done = 0
     for turn in range(20):
         channel = (connection, second)[turn % 2].channel()

@@ -47,11 +47,16 @@ def test_what_a_transaction_publishes_is_held() -> None:
     assert door.published is not None and door.published.fed == SHARD_1
     assert [body for _, body in door.stored()] == [b"2"]
     held = door.channel.transaction.publishes
-    assert [(each.message.exchange, each.queues) for each in held] == [("", ("a",)), ("headers", ("a",))]
+    assert [(each.message.exchange, each.queues) for each in held] == [
+        ("", ("a",)),
+        ("headers", ("a",)),
+    ]
     assert door.channel.published == 0
 
 
-def test_an_error_ends_the_channel_at_once_and_not_at_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_the_channel_at_once_and_not_at_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     door = Transacting(A, ("no such", ""), A)
     assert door.published is not None
     assert [error.code for error in door.published.failed.values()] == [404]
@@ -117,14 +122,20 @@ async def test_room_is_set_aside_only_where_a_queue_may_refuse() -> None:
     assert await door.publishing.reserve(door.client, door.channel.transaction.publishes) is None
     made = catalog([QueuePut("/", "full", 9, 1, arguments=BOUNDED)])
     door = Transacting(("", "full"), A, ("", "full"), made=made)
-    asking = asyncio.ensure_future(door.publishing.reserve(door.client, door.channel.transaction.publishes))
+    asking = asyncio.ensure_future(
+        door.publishing.reserve(door.client, door.channel.transaction.publishes)
+    )
     await asyncio.sleep(0)
     ((shard, question, answer),) = door.links.asked
     assert shard == 1 and question.wanted == [(9, [1, 1])]
     answer.set_result(wire.Done(1))
     reservation = await asking
     assert reservation is not None
-    publishing, client, held = door.publishing, door.client, door.channel.transaction.take().publishes
+    publishing, client, held = (
+        door.publishing,
+        door.client,
+        door.channel.transaction.take().publishes,
+    )
     stored = await publishing.commit(client, door.channel, held, None, reservation, client)
     assert [type(what) for _, what in door.links.told] == [wire.Redeem, wire.Unreserve]
     door.confirm_all()
@@ -144,7 +155,9 @@ def test_what_a_channel_may_not_ask_for_is_raised(act: Callable[[], Any], text: 
         act()
 
 
-async def test_a_commit_that_breaks_off_accounts_for_what_it_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_breaks_off_accounts_for_what_it_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A message that is in a batch must have a confirm that waits for it, whatever comes behind."""
     door = Transacting(A, B)
     commit = door.commit()

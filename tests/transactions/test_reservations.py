@@ -71,7 +71,9 @@ def test_what_is_published_while_a_reservation_rests_is_not_of_it() -> None:
     assert links.said == [*ASKED, *said, *FREED]
 
 
-@pytest.mark.parametrize(("refuse", "silent", "why"), [((2,), (), "a queue is full"), ((), (2,), "has not answered")])
+@pytest.mark.parametrize(
+    ("refuse", "silent", "why"), [((2,), (), "a queue is full"), ((), (2,), "has not answered")]
+)
 def test_a_refusal_frees_what_other_shards_have_set_aside(
     refuse: tuple[int, ...], silent: tuple[int, ...], why: str
 ) -> None:

@@ -27,18 +27,24 @@ REFUSE = {"x-overflow": "reject-publish"}
 MESSAGES_MAX, BYTES_MAX = 4, 40
 SPECS = [
     m.QueueSpec(COUNTED, "/", "counted", True, arguments={"x-max-length": MESSAGES_MAX} | REFUSE),
-    m.QueueSpec(WEIGHED, "/", "weighed", True, arguments={"x-max-length-bytes": BYTES_MAX} | REFUSE),
+    m.QueueSpec(
+        WEIGHED, "/", "weighed", True, arguments={"x-max-length-bytes": BYTES_MAX} | REFUSE
+    ),
     m.QueueSpec(OPEN, "/", "open", True),
 ]
 DOORS = (0, 1)
 
 Sizes = tuple[tuple[int, int], ...]  # queue, body bytes
 
-publishes = st.lists(st.tuples(st.sampled_from((COUNTED, WEIGHED, OPEN)), st.integers(0, 20)), max_size=6).map(tuple)
+publishes = st.lists(
+    st.tuples(st.sampled_from((COUNTED, WEIGHED, OPEN)), st.integers(0, 20)), max_size=6
+).map(tuple)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("reserve"), st.sampled_from(DOORS), publishes),
-        st.tuples(st.sampled_from(("commit", "give up")), st.sampled_from(DOORS), st.integers(0, 3)),
+        st.tuples(
+            st.sampled_from(("commit", "give up")), st.sampled_from(DOORS), st.integers(0, 3)
+        ),
         st.tuples(st.just("publish"), st.sampled_from(DOORS), publishes),
         st.tuples(st.just("get"), st.sampled_from((COUNTED, WEIGHED, OPEN)), st.just(0)),
         st.tuples(st.just("door dies"), st.sampled_from(DOORS), st.just(0)),
@@ -62,13 +68,18 @@ class Doors:
         self.heard(0)
 
     def join(self, peer: int) -> None:
-        self.shard.receive(envelope.control(peer, self.incarnations[peer], 0, 0, m.Join(f"peer-{peer}")), NOW)
+        self.shard.receive(
+            envelope.control(peer, self.incarnations[peer], 0, 0, m.Join(f"peer-{peer}")), NOW
+        )
 
     def bound(self, queue: int, is_bounded: bool) -> None:
         """Bound the queue by a policy, or end the bound. Front doors may not know of it yet."""
         spec = next(spec for spec in SPECS if spec.id == queue)
         arguments = spec.arguments if is_bounded else {}
-        self.tell(m.CONTROLLER, m.CreateQueues(70, [m.QueueSpec(queue, "/", spec.name, True, arguments=arguments)]))
+        self.tell(
+            m.CONTROLLER,
+            m.CreateQueues(70, [m.QueueSpec(queue, "/", spec.name, True, arguments=arguments)]),
+        )
         self.heard(m.CONTROLLER)
 
     def die(self, door: int) -> None:
@@ -89,7 +100,19 @@ class Doors:
         packer = packing.Packer(1)
         for i, (queue, size) in enumerate(messages):
             stored = struct.pack("<II", size, 0) + b"\0\1q" + b"x" * size
-            packer.add_stored(0, [queue], stored, 9, 1, i + 1 if numbered else 0, NOW, 0xFFFFFFFF, 0xFF, True, True)
+            packer.add_stored(
+                0,
+                [queue],
+                stored,
+                9,
+                1,
+                i + 1 if numbered else 0,
+                NOW,
+                0xFFFFFFFF,
+                0xFF,
+                True,
+                True,
+            )
         data = packer.take(0, door, self.incarnations[door], EPOCH, self.batch[door] + 1)
         if data is None:
             return set()
@@ -107,12 +130,20 @@ class Doors:
         if sync is not None:
             sync.run()
             self.shard.syncs.end()
-        said = [read(joined(o.message)) for o in self.shard.turn_end(NOW) if o.endpoint == f"peer-{door}"]
+        said = [
+            read(joined(o.message))
+            for o in self.shard.turn_end(NOW)
+            if o.endpoint == f"peer-{door}"
+        ]
         return [each if isinstance(each, tuple) else ("control", each) for each in said]
 
     def answer(self, door: int, what: Any) -> Any:
         self.tell(door, what)
-        return next(each[1] for each in self.heard(door) if getattr(each[1], "request", None) == what.request)
+        return next(
+            each[1]
+            for each in self.heard(door)
+            if getattr(each[1], "request", None) == what.request
+        )
 
 
 class Model:
@@ -211,7 +242,12 @@ def test_a_transaction_that_reserved_nothing_hears_what_was_refused() -> None:
 def test_room_that_was_set_aside_outlives_the_consumer_it_was_found_with() -> None:
     doors = Doors()
     messages = ((COUNTED, 1),) * (MESSAGES_MAX + 2)
-    doors.tell(0, m.Attach(50, COUNTED, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=2))
+    doors.tell(
+        0,
+        m.Attach(
+            50, COUNTED, 1, 9, 1, "tag", no_ack=False, exclusive=False, priority=0, prefetch=2
+        ),
+    )
     assert isinstance(doors.answer(0, m.Reserve(60, 1, wanted(messages))), m.Done)
     doors.tell(0, m.Release(51, [1]))
     doors.tell(0, m.Redeem(1))

@@ -23,8 +23,8 @@ FILES = page.read_files()
 SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 # Each makes markup, code or a style out of a string.
 MARKUP = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|setHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc|javascript:"
-    r"|createContextualFragment|\bstyle=|\.cssText|setTimeout\(\s*[\"'`]"
+    r"innerHTML|outerHTML|insertAdjacentHTML|setHTML|document\.write|\beval\b|new "
+    r"Function|DOMParser|srcdoc|javascript:|createContextualFragment|\bstyle=|\.cssText|setTimeout\(\s*[\"'`]"
 )
 ELSEWHERE = re.compile(r"(https?:)?//[\w.-]+\.\w{2,}")
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org"}
@@ -67,7 +67,9 @@ async def test_the_page_may_run_nothing_but_its_own_files(api: Api) -> None:
         status, body = await api.call("GET", page.BASE + name)
         assert (status, body) == (200, file.body.decode())
         assert api.headers["Content-Type"] == f"{file.type}; charset=utf-8"
-        policy = dict(part.strip().split(" ", 1) for part in api.headers["Content-Security-Policy"].split(";"))
+        policy = dict(
+            part.strip().split(" ", 1) for part in api.headers["Content-Security-Policy"].split(";")
+        )
         assert policy.pop("require-trusted-types-for") == "'script'"
         assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
         assert set(policy.values()) == {"'self'", "'none'"}
@@ -82,12 +84,15 @@ async def test_a_browser_asks_anew_and_gets_no_second_copy(api: Api) -> None:
     etag = api.headers["ETag"]
     assert await api.call("GET", page.BASE + "app.js", headers={"If-None-Match": etag}) == (304, "")
     assert api.headers["ETag"] == etag
-    assert (await api.call("GET", page.BASE + "app.js", headers={"If-None-Match": '"other"'}))[0] == 200
+    assert (await api.call("GET", page.BASE + "app.js", headers={"If-None-Match": '"other"'}))[
+        0
+    ] == 200
     assert await api.call("HEAD", page.BASE + "app.js") == (200, "")
 
 
 @pytest.mark.parametrize(
-    "path", ["../app.py", "%2e%2e/app.py", "..%2f..%2fmanagement%2fapp.py", "/etc/passwd", "views", "x.js"]
+    "path",
+    ["../app.py", "%2e%2e/app.py", "..%2f..%2fmanagement%2fapp.py", "/etc/passwd", "views", "x.js"],
 )
 async def test_only_the_pages_files_are_served(api: Api, path: str) -> None:
     status, found = await api.call("GET", page.BASE + path)

@@ -21,11 +21,17 @@ import pytest
 
 from tests.support.real_broker import RealBroker, wait_until
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="part of the extra `test`, large, and not everywhere")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="part of the extra `test`, large, and not everywhere"
+)
 Browser, Page, expect = sync_api.Browser, sync_api.Page, sync_api.expect
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (.ci/chromium)")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine (.ci/chromium)"
+)
 
 WAIT_MS = 60_000  # a list is asked for anew every 5 s
 expect.set_options(timeout=WAIT_MS)
@@ -41,9 +47,9 @@ GO = """where => location.hash === where || new Promise((done) => {
   location.hash = where;
 }).then(() => true)"""
 VIEWS = (
-    "", "shards", "shards/0", "streams", "streams/%2F/orders", "connections", "channels", "exchanges",
-    "exchanges/%2F/orders", "exchanges/%2F/amq.topic", "queues", "queues/%2F/first", "users", "users/guest", "vhosts",
-    "vhosts/%2F", "policies", "definitions", "logs",
+    "", "shards", "shards/0", "streams", "streams/%2F/orders", "connections", "channels",
+    "exchanges", "exchanges/%2F/orders", "exchanges/%2F/amq.topic", "queues", "queues/%2F/first",
+    "users", "users/guest", "vhosts", "vhosts/%2F", "policies", "definitions", "logs",
 )  # fmt: skip
 
 
@@ -51,7 +57,11 @@ VIEWS = (
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
     made = RealBroker(tmp_path_factory.mktemp("page") / "data", shards=2)
     try:
-        make(made, "policies/%2F/spread", {"pattern": "^orders$", "definition": {"shards-per-node": 4}})
+        make(
+            made,
+            "policies/%2F/spread",
+            {"pattern": "^orders$", "definition": {"shards-per-node": 4}},
+        )
         make(made, "exchanges/%2F/orders", {"type": "x-consistent-hash"})
         make(made, "queues/%2F/first", {})
         yield made
@@ -84,7 +94,9 @@ class Visit:
         self.wrong: list[str] = []
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("console", lambda said: self.wrong.append(said.text) if "Policy" in said.text else None)
+        self.page.on(
+            "console", lambda said: self.wrong.append(said.text) if "Policy" in said.text else None
+        )
         self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
 
     def log_in(self, user: str = "guest", password: str = "guest") -> Page:
@@ -119,9 +131,14 @@ def visit(browser: Browser, broker: RealBroker) -> Iterator[Visit]:
 
 
 def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
-    headers = {"Authorization": "Basic " + b64encode(b"guest:guest").decode(), "Content-Type": "application/json"}
+    headers = {
+        "Authorization": "Basic " + b64encode(b"guest:guest").decode(),
+        "Content-Type": "application/json",
+    }
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{broker.http}/api/{path}", data, headers, method=method)
+    request = urllib.request.Request(
+        f"http://{broker.http}/api/{path}", data, headers, method=method
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.loads(answer.read() or b"null")
 
@@ -132,7 +149,11 @@ def make(broker: RealBroker, path: str, body: Any) -> None:
 
 def named(broker: RealBroker, name: str) -> list[str]:
     """Return the connections whose clients chose that name."""
-    return [row["name"] for row in ask(broker, "GET", "connections") if row["user_provided_name"] == name]
+    return [
+        row["name"]
+        for row in ask(broker, "GET", "connections")
+        if row["user_provided_name"] == name
+    ]
 
 
 def titled(page: Page, text: str) -> None:
@@ -157,7 +178,9 @@ def test_who_logs_in_stays_until_the_tab_ends_or_they_leave(visit: Visit) -> Non
     expect(page.get_by_label("Password")).to_be_visible()
 
 
-def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(visit: Visit, broker: RealBroker) -> None:
+def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(
+    visit: Visit, broker: RealBroker
+) -> None:
     page = visit.log_in()
     page.get_by_role("link", name="Queues", exact=True).click()
     page.get_by_text("Add a queue").click()
@@ -167,11 +190,16 @@ def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(visit: Vis
     page.get_by_role("link", name="made/by hand").click()
     titled(page, "made/by hand")
     made = ask(broker, "GET", "queues/%2F/made%2Fby%20hand")
-    assert (made["durable"], made["arguments"]) == (True, {"x-max-length": 1000, "x-overflow": "reject-publish"})
+    assert (made["durable"], made["arguments"]) == (
+        True,
+        {"x-max-length": 1000, "x-overflow": "reject-publish"},
+    )
 
     page.get_by_text("Add a binding").click()
     page.get_by_label("From exchange").fill("amq.topic")
-    page.get_by_role("group").filter(has_text="Add a binding").get_by_label("Routing key").fill("a.*")
+    page.get_by_role("group").filter(has_text="Add a binding").get_by_label("Routing key").fill(
+        "a.*"
+    )
     page.get_by_role("button", name="Bind", exact=True).click()
     expect(page.get_by_role("cell", name="a.*")).to_be_visible()
 
@@ -206,7 +234,12 @@ def test_a_queue_is_made_filled_looked_into_bound_emptied_and_deleted(visit: Vis
     moved = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
     (other,) = ask(broker, "POST", "queues/%2F/other/get", moved)
     assert (other["payload"], other["properties"]["headers"]) == ("grüß <b>dich</b>", {"n": 7})
-    ask(broker, "POST", "exchanges/%2F/amq.default/publish", {**PLAIN, "routing_key": "made/by hand"})
+    ask(
+        broker,
+        "POST",
+        "exchanges/%2F/amq.default/publish",
+        {**PLAIN, "routing_key": "made/by hand"},
+    )
 
     page.get_by_role("button", name="Purge").click()
     page.get_by_role("dialog").get_by_role("button", name="Purge").click()
@@ -244,7 +277,9 @@ def test_what_is_refused_is_said_and_changes_nothing(visit: Visit, broker: RealB
     assert {row["name"] for row in ask(broker, "GET", "queues")} & {"refused", ".."} == set()
 
 
-def test_users_policies_and_definitions_are_kept_by_forms(visit: Visit, broker: RealBroker, tmp_path: Path) -> None:
+def test_users_policies_and_definitions_are_kept_by_forms(
+    visit: Visit, broker: RealBroker, tmp_path: Path
+) -> None:
     page = visit.log_in()
     visit.go("users")
     page.get_by_text("Add a user").click()
@@ -275,7 +310,11 @@ def test_users_policies_and_definitions_are_kept_by_forms(visit: Visit, broker: 
     document = json.loads(Path(download.value.path()).read_bytes())
     assert "ann" in [user["name"] for user in document["users"]]
     given = tmp_path / "given.json"
-    given.write_text(json.dumps({"queues": [{"name": "from file", "vhost": "/", "durable": True, "arguments": {}}]}))
+    given.write_text(
+        json.dumps(
+            {"queues": [{"name": "from file", "vhost": "/", "durable": True, "arguments": {}}]}
+        )
+    )
     page.get_by_label("File").set_input_files(given)
     page.get_by_role("button", name="Upload definitions").click()
     page.get_by_role("dialog").get_by_role("button", name="Take it in").click()
@@ -295,11 +334,17 @@ def test_what_has_no_effect_is_said_when_it_is_made_and_listed_whatever_way_it_c
     said = "argument x-queue-mode of queue 'quorate \"x\"' in vhost '/' is kept without effect"
     expect(page.locator("#notices")).to_contain_text(f"Warning: {said}")
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
-        connection.channel().queue_declare("by amqp", durable=True, arguments={"x-queue-type": "quorum"})
+        connection.channel().queue_declare(
+            "by amqp", durable=True, arguments={"x-queue-type": "quorum"}
+        )
     visit.go("definitions")
-    listed = page.locator("section").filter(has=page.get_by_role("heading", name="Kept without effect"))
+    listed = page.locator("section").filter(
+        has=page.get_by_role("heading", name="Kept without effect")
+    )
     expect(listed).to_contain_text(said)
-    expect(listed).to_contain_text("queue type quorum of queue 'by amqp' in vhost '/' is kept without effect")
+    expect(listed).to_contain_text(
+        "queue type quorum of queue 'by amqp' in vhost '/' is kept without effect"
+    )
 
 
 def test_who_may_see_less_is_shown_less(visit: Visit, broker: RealBroker) -> None:
@@ -333,9 +378,9 @@ def test_shards_show_load_placement_ring_and_owners(visit: Visit, broker: RealBr
     visit.go("streams/%2F/orders")
     expect(page.locator(".ring .arc")).to_have_count(4)
     expect(page.locator(".shares output").first).to_be_attached()
-    assert sum(float(text.split()[0]) for text in page.locator(".shares output").all_inner_texts()) == pytest.approx(
-        100, abs=0.3
-    )
+    assert sum(
+        float(text.split()[0]) for text in page.locator(".shares output").all_inner_texts()
+    ) == pytest.approx(100, abs=0.3)
     expect(page.locator(".matrix td.owned")).to_have_count(4)
     expect(page.locator(".matrix tbody th")).to_contain_text("owner of all")
     connection.close()
@@ -346,8 +391,12 @@ def test_logs_of_all_processes_come_as_they_are_said(visit: Visit, broker: RealB
     page = visit.log_in()
     visit.go("logs")
     expect(page.locator(".log li").filter(has_text="controller").first).to_be_visible()
-    assert {"supervisor", "controller", "shard-0", "shard-1"} <= {row["process"] for row in ask(broker, "GET", "logs")}
-    other = pika.ConnectionParameters("127.0.0.1", broker.port, credentials=pika.PlainCredentials("<i>nobody</i>", "x"))
+    assert {"supervisor", "controller", "shard-0", "shard-1"} <= {
+        row["process"] for row in ask(broker, "GET", "logs")
+    }
+    other = pika.ConnectionParameters(
+        "127.0.0.1", broker.port, credentials=pika.PlainCredentials("<i>nobody</i>", "x")
+    )
     with pytest.raises(pika.exceptions.AMQPError):
         pika.BlockingConnection(other)
     expect(page.locator(".log li").filter(has_text="<i>nobody</i>").first).to_be_visible()
@@ -363,14 +412,22 @@ def test_markup_in_names_and_messages_stays_text(visit: Visit, broker: RealBroke
     for where in ("%2F", name):
         make(broker, f"permissions/{where}/guest", {"configure": ".*", "write": ".*", "read": ".*"})
         make(broker, f"queues/{where}/{name}", {"arguments": {"x-dead-letter-exchange": MARKUP}})
-        make(broker, f"exchanges/{where}/{name}", {"type": "topic", "arguments": {"alternate-exchange": MARKUP}})
+        make(
+            broker,
+            f"exchanges/{where}/{name}",
+            {"type": "topic", "arguments": {"alternate-exchange": MARKUP}},
+        )
         ask(
             broker,
             "POST",
             f"bindings/{where}/e/{name}/q/{name}",
             {"routing_key": MARKUP, "arguments": {MARKUP: MARKUP}},
         )
-        make(broker, f"policies/{where}/{name}", {"pattern": "^no", "definition": {"dead-letter-exchange": MARKUP}})
+        make(
+            broker,
+            f"policies/{where}/{name}",
+            {"pattern": "^no", "definition": {"dead-letter-exchange": MARKUP}},
+        )
     properties = pika.BasicProperties(headers={MARKUP: MARKUP}, content_type=MARKUP, type=MARKUP)
     parameters = pika.URLParameters(broker.url)
     parameters.client_properties = {"connection_name": MARKUP, MARKUP: MARKUP}
@@ -383,7 +440,8 @@ def test_markup_in_names_and_messages_stays_text(visit: Visit, broker: RealBroke
     (connected,) = named(broker, MARKUP)
     for where in (
         *VIEWS, f"queues/{name}/{name}", f"exchanges/%2F/{name}", f"users/{name}", f"vhosts/{name}",
-        f"connections/{quote(connected, safe='')}", f"channels/{quote(connected + ' (1)', safe='')}", name,
+        f"connections/{quote(connected, safe='')}",
+        f"channels/{quote(connected + ' (1)', safe='')}", name,
         f"queues/%2F/{name}",
     ):  # fmt: skip
         visit.see(where)
@@ -421,9 +479,13 @@ def test_everything_is_reached_by_the_keyboard(visit: Visit, broker: RealBroker)
     expect(page.locator("h1")).to_be_focused()
     walk_to(page, "Name")
     press("Enter")
-    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute(
+        "aria-sort", "ascending"
+    )
     press("Enter")
-    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "descending")
+    expect(page.get_by_role("columnheader", name="Name")).to_have_attribute(
+        "aria-sort", "descending"
+    )
     # the list has come in the new order
     expect(page.locator("tbody th").first).to_contain_text("sharding: orders")
     walk_to(page, "first")
@@ -478,7 +540,8 @@ def test_text_can_be_read_in_both_themes(browser: Browser, broker: RealBroker, s
     page = visit.log_in()
     titled(page, "Overview")
     is_dark = (
-        page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark" and scheme == "dark"
+        page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light dark"
+        and scheme == "dark"
     )
     background = "getComputedStyle(document.body).backgroundColor"
     first = page.evaluate(background)

@@ -60,10 +60,37 @@ CONTROL: list[wire.Control] = [
         read=wire.ReadFrom("offset", 5, "name", ["a"], True, 7),
     ),
     wire.AttachBounded(
-        23, 7, 8, 9, 10, "tag", False, False, 0, 20, False, True, read=wire.ReadFrom("first"), stop=100, mark=90
+        23,
+        7,
+        8,
+        9,
+        10,
+        "tag",
+        False,
+        False,
+        0,
+        20,
+        False,
+        True,
+        read=wire.ReadFrom("first"),
+        stop=100,
+        mark=90,
     ),
     wire.AttachStreamPart(
-        23, 7, 8, 9, 10, "tag", False, False, 0, 20, limited=True, read=wire.ReadFrom("first"), stop=100, group=11
+        23,
+        7,
+        8,
+        9,
+        10,
+        "tag",
+        False,
+        False,
+        0,
+        20,
+        limited=True,
+        read=wire.ReadFrom("first"),
+        stop=100,
+        group=11,
     ),
     wire.AttachedAt(23, 5),
     wire.SetBounds(8, 100, None),
@@ -88,7 +115,12 @@ CONTROL: list[wire.Control] = [
     wire.Purge(17, 7, 2),
     wire.DeadLetters(20, "/", "orders", "expired", "dlx", "dead", True, 1, b"message"),
     wire.DeadLettersPublished(21, [(2, 3)]),
-    wire.DedupAsk(28, 5, [(7, 128), ("//x", 1000)], [(0, b"0123456789abcdef", 0), (1, b"fedcba9876543210", 60_000)]),
+    wire.DedupAsk(
+        28,
+        5,
+        [(7, 128), ("//x", 1000)],
+        [(0, b"0123456789abcdef", 0), (1, b"fedcba9876543210", 60_000)],
+    ),
     wire.DedupVerdicts(28, bytes([wire.FIRST, wire.FOLLOWS])),
     wire.DedupOutcome([5], [6, 7]),
     wire.DedupForget("//x"),
@@ -129,7 +161,9 @@ def golden() -> dict[str, str]:
     Return also, by name, the fields of what front doors and the controller say.
     """
     control = {type(what).__name__: envelope.control(1, 2, 3, 4, what).hex() for what in CONTROL}
-    stream = {f"stream {kind.__name__}": " ".join(kind.__struct_fields__) for kind in get_args(AnyControl)}
+    stream = {
+        f"stream {kind.__name__}": " ".join(kind.__struct_fields__) for kind in get_args(AnyControl)
+    }
     return control | {name: message.hex() for name, message in binary().items()} | stream
 
 

@@ -31,7 +31,9 @@ def test_who_looks_sees_what_was_put_last(tmp_path: Path) -> None:
         assert view.range_of(looked) == expected.get(looked)
 
 
-def test_nothing_is_seen_before_it_is_shown_and_the_old_board_until_the_new_one_is(tmp_path: Path) -> None:
+def test_nothing_is_seen_before_it_is_shown_and_the_old_board_until_the_new_one_is(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "board-0")
     view = BoardView(path)
     first = Board(path)
@@ -46,20 +48,30 @@ def test_nothing_is_seen_before_it_is_shown_and_the_old_board_until_the_new_one_
     assert (view.range_of(1), view.range_of(2)) == (None, Range(0, 7))
 
 
-def test_streams_beyond_the_bound_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_beyond_the_bound_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(board, "STREAMS_MAX", 3)
     path = str(tmp_path / "board-0")
     shard, view = Board(path), BoardView(path)
     shard.show()
     for queue in range(1, 6):
         shard.put(queue, 0, queue)
-    assert [view.range_of(queue) for queue in range(1, 6)] == [Range(0, 1), Range(0, 2), Range(0, 3), None, None]
+    assert [view.range_of(queue) for queue in range(1, 6)] == [
+        Range(0, 1),
+        Range(0, 2),
+        Range(0, 3),
+        None,
+        None,
+    ]
     shard.remove(2)
     shard.put(5, 0, 5)
     assert view.range_of(5) == Range(0, 5)
 
 
-def test_a_slot_without_room_on_the_disk_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_without_room_on_the_disk_is_never_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hole of a mapped file on a full disk is no error but a signal, which ends the process."""
     path = str(tmp_path / "board-0")
     shard, view = Board(path), BoardView(path)
@@ -77,7 +89,9 @@ def test_a_slot_without_room_on_the_disk_is_never_written_to(tmp_path: Path, mon
     assert view.range_of(7) == (0, 6)
 
 
-def test_a_board_that_cannot_be_made_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_that_cannot_be_made_leaves_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "board-0")
     before = Board(path)
     before.put(7, 0, 5)

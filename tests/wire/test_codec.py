@@ -52,7 +52,13 @@ facts = st.builds(
 
 
 def line_of(fact: reference.Facts) -> bytes:
-    return bytes([len(fact.exchange)]) + fact.exchange + bytes([len(fact.key)]) + fact.key + bytes([fact.bits])
+    return (
+        bytes([len(fact.exchange)])
+        + fact.exchange
+        + bytes([len(fact.key)])
+        + fact.key
+        + bytes([fact.bits])
+    )
 
 
 def pack_all(
@@ -83,7 +89,14 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
     pack_all(packer, routes, messages[forget_at:], first_seq + forget_at if first_seq else 0)
     for shard in range(SHARDS):
         expected = [
-            (fact.ttl_ms, fact.priority, int(fact.delivery_mode == 2), tuple(ids), reference.stored(fact), number)
+            (
+                fact.ttl_ms,
+                fact.priority,
+                int(fact.delivery_mode == 2),
+                tuple(ids),
+                reference.stored(fact),
+                number,
+            )
             for number, fact in enumerate(messages)
             for target, ids in ROUTES[fact.key]
             if target == shard
@@ -109,7 +122,11 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
         assert found == [one[:5] for one in expected]
         for ordinal, one in enumerate(expected):
             assert codec.run_of(message, ordinal) == (77, 1, one[5] + first_seq if first_seq else 0)
-        for ordinals in (range(len(expected)), range(0, len(expected), 2), range(1, len(expected), 3)):
+        for ordinals in (
+            range(len(expected)),
+            range(0, len(expected), 2),
+            range(1, len(expected), 3),
+        ):
             assert codec.runs_of(message, ordinals) == refused_runs(message, ordinals)
         known = dict.fromkeys(queue for one in expected for queue in one[3])
         assert read.queue_ids == list(known)
@@ -122,7 +139,9 @@ def test_every_publish_reaches_its_shards_in_order_with_its_facts(
     st.lists(facts, max_size=5),
 )
 def test_what_is_left_where_it_is_makes_the_same_batch(
-    before: list[reference.Facts], large: list[tuple[reference.Facts, int]], behind: list[reference.Facts]
+    before: list[reference.Facts],
+    large: list[tuple[reference.Facts, int]],
+    behind: list[reference.Facts],
 ) -> None:
     packers = [(packing.Packer(SHARDS), Routes(), lasting) for lasting in (False, True)]
     for packer, routes, lasting in packers:
@@ -146,15 +165,22 @@ def _small(key: bytes) -> reference.Facts:
 
 
 @given(st.lists(st.sampled_from([0, 1, 2, 200, 5000]), min_size=1, max_size=4), st.data())
-def test_no_more_goes_to_many_queues_at_once_than_is_enough_for_a_slice(queues: list[int], data: Any) -> None:
+def test_no_more_goes_to_many_queues_at_once_than_is_enough_for_a_slice(
+    queues: list[int], data: Any
+) -> None:
     packer, routes = packing.Packer(2), Routes()
     chosen = data.draw(st.lists(st.sampled_from(range(len(queues))), min_size=1, max_size=2000))
     messages = [_small(b"%d" % number) for number in chosen]
     for number, count in enumerate(queues):
         ids = list(range(1, count + 1))
         targets = [(0, ids), (1, ids)] if count > 2 else [(0, ids)] if count else []
-        routes.learn(line_of(_small(b"%d" % number)), TARGETS if targets else NOWHERE, targets, False)
-    weights = [REFERENCE_BYTES * (n - 1) * (2 if n > 2 else 1) if n > 1 else 0 for n in (queues[at] for at in chosen)]
+        routes.learn(
+            line_of(_small(b"%d" % number)), TARGETS if targets else NOWHERE, targets, False
+        )
+    weights = [
+        REFERENCE_BYTES * (n - 1) * (2 if n > 2 else 1) if n > 1 else 0
+        for n in (queues[at] for at in chosen)
+    ]
     buffer, table = reference.read_of(messages)
     at, stops = 0, []
     while at < len(messages):
@@ -184,7 +210,9 @@ def _messages_of(message: bytes) -> list[Any]:
 
 
 @given(st.lists(facts, min_size=1, max_size=10))
-def test_the_checksum_of_a_record_covers_everything_behind_it(messages: list[reference.Facts]) -> None:
+def test_the_checksum_of_a_record_covers_everything_behind_it(
+    messages: list[reference.Facts],
+) -> None:
     packer = packing.Packer(SHARDS)
     pack_all(packer, Routes(), messages, 0)
     for shard in range(SHARDS):
@@ -204,8 +232,8 @@ def test_crc32c_is_the_castagnoli_polynomial(length: int) -> None:
 
 def plain(**changes: Any) -> reference.Facts:
     start: dict[str, Any] = {
-        "channel": 1, "exchange": b"", "key": b"one", "bits": 0, "props": b"\0\0", "frames": (b"x",),
-        "ttl_ms": 0xFFFFFFFF, "delivery_mode": 0, "priority": 0xFF, "flags": 0,
+        "channel": 1, "exchange": b"", "key": b"one", "bits": 0, "props": b"\0\0",
+        "frames": (b"x",), "ttl_ms": 0xFFFFFFFF, "delivery_mode": 0, "priority": 0xFF, "flags": 0,
     }  # fmt: skip
     return reference.Facts(**start | changes)
 
@@ -221,7 +249,9 @@ def plain(**changes: Any) -> reference.Facts:
         (plain(key=b"nowhere", bits=1), packing.UNROUTABLE),
     ],
 )
-def test_packing_stops_exactly_at_the_message_that_needs_a_decision(second: reference.Facts, why: int) -> None:
+def test_packing_stops_exactly_at_the_message_that_needs_a_decision(
+    second: reference.Facts, why: int
+) -> None:
     packer, routes = packing.Packer(1), Routes()
     routes.learn(line_of(plain()), TARGETS, [(0, [1])], False)
     routes.learn(line_of(plain(key=b"asks")), CALLER, [], False)
@@ -252,7 +282,9 @@ def test_one_decided_message_is_a_run_of_its_own() -> None:
     assert sent is not None
     read = codec.read_publish(sent)
     assert read.needs_sync
-    assert [one[:6] for one in reference.records_of(bytes(read.records))] == [(99, 1000, 7, 1, (4, 5), [message])]
+    assert [one[:6] for one in reference.records_of(bytes(read.records))] == [
+        (99, 1000, 7, 1, (4, 5), [message])
+    ]
     assert codec.run_of(sent, 0) == (9, 3, 21)
 
 
@@ -284,7 +316,9 @@ def test_deliveries_come_out_as_they_went_in(given_sections: list[Any]) -> None:
         assert not given_sections
         return
     assert envelope.read(message) == (wire.DELIVER, 1, 2, 3, 4)
-    assert [(*one[:6], bytes(one[6]), *one[7:]) for one in codec.read_deliveries(message)] == given_sections
+    assert [
+        (*one[:6], bytes(one[6]), *one[7:]) for one in codec.read_deliveries(message)
+    ] == given_sections
     assert writer.take() is None
 
 
@@ -303,7 +337,10 @@ def test_large_deliveries_and_publishes_are_not_copied() -> None:
         taken.append((packer.take_parts(0, 0, 0, 0, 1), message))
     for parts, message in taken:  # what was packed later is not where the first is
         assert isinstance(parts, list)
-        ((*_, found),) = [one[:6] for one in reference.records_of(bytes(codec.read_publish(joined(parts)).records))]
+        ((*_, found),) = [
+            one[:6]
+            for one in reference.records_of(bytes(codec.read_publish(joined(parts)).records))
+        ]
         assert found == [message]
 
 
@@ -317,10 +354,15 @@ def test_garbage_is_an_error_and_nothing_else(garbage: bytes) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 2, 3]), st.integers(0), st.integers(0)), max_size=5)
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([0, 1, 2, 3]), st.integers(0), st.integers(0)),
+        max_size=5,
+    )
 )
 def test_settles_come_out_as_they_went_in(ranges: list[tuple[int, int, int, int]]) -> None:
-    small = [(consumer, kind, first % 2**64, last % 2**64) for consumer, kind, first, last in ranges]
+    small = [
+        (consumer, kind, first % 2**64, last % 2**64) for consumer, kind, first, last in ranges
+    ]
     assert envelope.read_settles(envelope.settles(1, 2, 3, 4, small)) == small
     assert envelope.read_confirmed(envelope.confirmed(1, 2, 3, 4, 99, small)) == (99, small)
 
@@ -333,7 +375,10 @@ def test_credit_larger_than_a_field_is_split() -> None:
 def test_a_message_of_another_version_is_refused() -> None:
     message = bytearray(envelope.control(wire.CONTROLLER, 0, 0, 7, wire.Hello(1, True)))
     message[1] += 1
-    said = f"controller and shard 7 is of wire version {message[1]}, this process speaks {wire.WIRE_VERSION}: restart"
+    said = (
+        f"controller and shard 7 is of wire version {message[1]}, this process speaks "
+        f"{wire.WIRE_VERSION}: restart"
+    )
     with pytest.raises(envelope.WireError, match=said):
         envelope.read(message)
 

@@ -32,7 +32,9 @@ def test_a_shard_takes_what_was_told_each_place_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_no_more_places_wait_for_a_shard_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_places_wait_for_a_shard_than_are_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gaps, "WAITING_MAX", 5)
     path = path_of(str(tmp_path), 0)
     shard = Gaps(path)

@@ -20,7 +20,9 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from tests.wire.samples import CONTROL, binary, golden
 
-GOLDEN: dict[str, str] = json.loads((Path(__file__).parent / "golden" / f"v{wire.WIRE_VERSION}.json").read_text())
+GOLDEN: dict[str, str] = json.loads(
+    (Path(__file__).parent / "golden" / f"v{wire.WIRE_VERSION}.json").read_text()
+)
 
 
 @pytest.mark.parametrize("what", CONTROL, ids=lambda what: type(what).__name__)

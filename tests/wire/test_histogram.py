@@ -27,9 +27,15 @@ def test_each_bound_counts_what_is_not_above_it(values: list[int]) -> None:
 @given(VALUES, VALUES)
 def test_two_processes_added_up_are_as_one_that_saw_both(one: list[int], other: list[int]) -> None:
     parts, both = [told(one), told(other)], told(one + other)
-    added = {name: sum(part.get(name, 0.0) for part in parts) for name in parts[0].keys() | parts[1].keys()}
+    added = {
+        name: sum(part.get(name, 0.0) for part in parts)
+        for name in parts[0].keys() | parts[1].keys()
+    }
     assert added.keys() == both.keys()
-    assert cumulative(parts_of(added, "size"), 3, 20)[:2] == cumulative(parts_of(both, "size"), 3, 20)[:2]
+    assert (
+        cumulative(parts_of(added, "size"), 3, 20)[:2]
+        == cumulative(parts_of(both, "size"), 3, 20)[:2]
+    )
 
 
 def test_others_with_a_name_that_begins_alike_are_not_taken_in() -> None:

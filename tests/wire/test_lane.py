@@ -32,7 +32,9 @@ class End:
     def __init__(self, bell: socket.socket, memory: mmap.mmap, *, at_shard: bool) -> None:
         bell.setblocking(False)
         self.by_zmq: deque[bytes] = deque()  # sent, not arrived
-        self.lane = self.kind(bell, memory, (1, 2, 3, 4), self.by_zmq.append, at_shard=at_shard, ring_bytes=SMALL)
+        self.lane = self.kind(
+            bell, memory, (1, 2, 3, 4), self.by_zmq.append, at_shard=at_shard, ring_bytes=SMALL
+        )
         self.got: list[bytes] = []
         self.alone = False  # the other process is gone, and this one knows it
 
@@ -69,7 +71,9 @@ class History(NamedTuple):
     by_zmq: int  # messages that did not go through the ring
 
 
-def histories(seed: int, dies: str = "", *, loses: bool = False, kind: type[End] = End) -> list[History]:
+def histories(
+    seed: int, dies: str = "", *, loses: bool = False, kind: type[End] = End
+) -> list[History]:
     """Return what went to the shard and to the door in a random history.
 
     The process `dies` dies at some time. With `loses`, the end of what it sent by ZeroMQ is lost
@@ -94,7 +98,9 @@ def histories(seed: int, dies: str = "", *, loses: bool = False, kind: type[End]
                 sent[sender].append(_message(number, size))
                 before = len(sender.by_zmq)
                 sender.lane.send(sent[sender][-1])
-                went_by_zmq[sender] += len(sender.by_zmq) > before and sender.by_zmq[-1] == sent[sender][-1]
+                went_by_zmq[sender] += (
+                    len(sender.by_zmq) > before and sender.by_zmq[-1] == sent[sender][-1]
+                )
             case "take" if receiver is not gone and not receiver.alone:
                 receiver.take(numbers.randrange(1, 4))
             case "zmq" if receiver is not gone and sender.by_zmq:
@@ -108,7 +114,10 @@ def histories(seed: int, dies: str = "", *, loses: bool = False, kind: type[End]
         while sender.by_zmq:
             receiver.hear_zmq(sender)
             receiver.take(lane.ALL)
-    return [History(sent[one], other.got, went_by_zmq[one]) for one, other in ((door, shard), (shard, door))]
+    return [
+        History(sent[one], other.got, went_by_zmq[one])
+        for one, other in ((door, shard), (shard, door))
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -129,7 +138,9 @@ def test_what_a_process_had_sent_when_it_died_arrives_in_order(seed: int, dies: 
 
 @pytest.mark.parametrize("dies", ["door", "shard"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_arrives_behind_what_was_lost_with_a_process_that_died(seed: int, dies: str) -> None:
+def test_nothing_arrives_behind_what_was_lost_with_a_process_that_died(
+    seed: int, dies: str
+) -> None:
     for history in histories(seed, dies, loses=True):
         assert history.got == history.sent[: len(history.got)]
 
@@ -177,13 +188,21 @@ def _end_of(broken: type[lane.Lane]) -> type[End]:
 
 @pytest.mark.parametrize(
     ("broken", "dies"),
-    [(_end_of(ForgetsMarker), ""), (_end_of(ComesBackEarly), ""), (_end_of(TakesZmqFirst), ""), (ForgetsLane, "door")],
+    [
+        (_end_of(ForgetsMarker), ""),
+        (_end_of(ComesBackEarly), ""),
+        (_end_of(TakesZmqFirst), ""),
+        (ForgetsLane, "door"),
+    ],
 )
 def test_a_broken_lane_is_caught(broken: type[End], dies: str) -> None:
     caught = 0
     for seed in SEEDS:
         try:
-            caught += any(each.got != each.sent[: len(each.got)] for each in histories(seed, dies, kind=broken))
+            caught += any(
+                each.got != each.sent[: len(each.got)]
+                for each in histories(seed, dies, kind=broken)
+            )
         except ValueError:  # the ring is damaged
             caught += 1
     print(f"caught with {caught} of {len(SEEDS)} seeds")
@@ -207,7 +226,11 @@ def test_what_waits_in_a_ring_and_how_often_it_was_full_is_told() -> None:
     door, shard = ends()
     assert door.lane.hear()
     door.lane.send(b"")  # empty, behind the word that the ring goes on
-    assert (door.lane.waiting_bytes(), shard.lane.waiting_bytes(), door.lane.times_full) == (8, 0, 0)
+    assert (door.lane.waiting_bytes(), shard.lane.waiting_bytes(), door.lane.times_full) == (
+        8,
+        0,
+        0,
+    )
     door.lane.send(bytes(100))
     assert door.lane.waiting_bytes() == 8 + 8 + 104
     door.lane.send(bytes(SMALL))

@@ -16,7 +16,10 @@ from tests.wire.test_spread import records_of
 QUEUES = {b"here": 7, b"there": 8, b"far": 9}
 # exchange "", key, channel, in sequence
 MESSAGES = st.lists(
-    st.tuples(st.sampled_from([*QUEUES]), st.sampled_from([1, 1, 1, 2]), st.sampled_from([0, 0, 0, 2])), max_size=20
+    st.tuples(
+        st.sampled_from([*QUEUES]), st.sampled_from([1, 1, 1, 2]), st.sampled_from([0, 0, 0, 2])
+    ),
+    max_size=20,
 )
 
 
@@ -34,7 +37,9 @@ def fact(key: bytes, channel: int, in_sequence: int, number: int) -> reference.F
         table = b"\x0dx-producer-idS\0\0\0\x01p\x0ax-sequencel" + number.to_bytes(8, "big")
         props = b"\x20\0" + len(table).to_bytes(4, "big") + table
     flags = 64 if in_sequence else 0
-    return reference.Facts(channel, b"", key, 0, props, (b"%04d" % number,), 0xFFFFFFFF, 0, 0xFF, flags)
+    return reference.Facts(
+        channel, b"", key, 0, props, (b"%04d" % number,), 0xFFFFFFFF, 0, 0xFF, flags
+    )
 
 
 @given(MESSAGES, st.sets(st.sampled_from([7, 8])), st.booleans())
@@ -42,7 +47,9 @@ def test_each_message_goes_one_way_and_each_queue_keeps_its_order(
     said: list[tuple[bytes, int, int]], by_shard: set[int], lasting: bool
 ) -> None:
     """`by_shard`: queues whose consumer is here, but takes no more."""
-    buffer, table = reference.read_of([fact(*message, number) for number, message in enumerate(said)])
+    buffer, table = reference.read_of(
+        [fact(*message, number) for number, message in enumerate(said)]
+    )
     known, packing = routes(), packer.Packer(1)
     at, far_queue = 0, 0
     near: dict[int, list[int]] = {7: [], 8: []}
@@ -75,6 +82,8 @@ def test_each_message_goes_one_way_and_each_queue_keeps_its_order(
         gone_near = near.get(queue, [])
         assert sorted(gone_near + packed.get(queue, [])) == mine
         assert not set(gone_near) & sequenced
-        assert gone_near == sorted(gone_near) and packed.get(queue, []) == sorted(packed.get(queue, []))
+        assert gone_near == sorted(gone_near) and packed.get(queue, []) == sorted(
+            packed.get(queue, [])
+        )
         if queue in by_shard or queue == 9:
             assert not gone_near

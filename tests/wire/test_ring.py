@@ -183,7 +183,11 @@ LARGE = 16 << 10
 
 @given(
     views=st.booleans(),
-    parts=st.lists(st.lists(st.sampled_from([b"", b"a", b"head" * 9, b"b" * LARGE, b"c" * (LARGE + 3)]), max_size=4)),
+    parts=st.lists(
+        st.lists(
+            st.sampled_from([b"", b"a", b"head" * 9, b"b" * LARGE, b"c" * (LARGE + 3)]), max_size=4
+        )
+    ),
 )
 def test_what_is_put_in_parts_comes_as_one_message(views: bool, parts: list[list[bytes]]) -> None:
     pair = Pair(4 * LARGE + 4096, views=views)

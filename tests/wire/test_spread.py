@@ -15,7 +15,16 @@ from shardmq.broker.amqp import frames
 from shardmq.broker.routing.hashing import jump_weighted, key_hash, modulus, rendezvous_weighted
 from shardmq.shardd.wire import codec, packer
 from shardmq.shardd.wire.lane import joined
-from shardmq.shardd.wire.routes import CHANCE, JUMP, MODULUS, NOWHERE, RENDEZVOUS, TARGETS, Routes, winners
+from shardmq.shardd.wire.routes import (
+    CHANCE,
+    JUMP,
+    MODULUS,
+    NOWHERE,
+    RENDEZVOUS,
+    TARGETS,
+    Routes,
+    winners,
+)
 
 MEMBERS = [(weight, seed, shard, queue, False) for weight, seed, shard, queue in
            ((1, 11, 0, 100), (1, 22, 1, 200), (3, 33, 0, 300), (1, 44, 1, 400))]  # fmt: skip
@@ -28,7 +37,9 @@ def packed(how: int, keys: list[bytes], exchange: bytes = b"spread") -> dict[byt
     lines = [bytes([len(exchange)]) + exchange + bytes([len(key)]) + key + b"\0" for key in keys]
     buffer, table = b"", b""
     for line in lines:
-        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        table += frames.row(
+            len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0)
+        )
         buffer += line
     at, why = packing.pack(routes, buffer, table, 0, 9, 1, 1000)
     if why == packer.UNKNOWN:
@@ -51,10 +62,15 @@ def records_of(records: memoryview) -> list[tuple[list[int], list[bytes]]]:
         length = int.from_bytes(records[at : at + 4], "little")
         messages = int.from_bytes(records[at + 20 : at + 24], "little")
         queues = int.from_bytes(records[at + 24 : at + 26], "little")
-        ids = [int.from_bytes(records[at + 28 + 4 * i : at + 32 + 4 * i], "little") for i in range(queues)]
+        ids = [
+            int.from_bytes(records[at + 28 + 4 * i : at + 32 + 4 * i], "little")
+            for i in range(queues)
+        ]
         place, stored = at + 28 + 4 * queues, []
         for _ in range(messages):
-            body, props = (int.from_bytes(records[place + i : place + i + 4], "little") for i in (0, 4))
+            body, props = (
+                int.from_bytes(records[place + i : place + i + 4], "little") for i in (0, 4)
+            )
             line = 9 + records[place + 8]
             size = line + 1 + records[place + line] + props + body
             stored.append(bytes(records[place : place + size]))
@@ -77,7 +93,9 @@ def test_each_key_goes_where_plain_routing_says() -> None:
         assert chosen[key] == {MEMBERS[rendezvous_weighted(key_hash(key), lots)][3]}
     chosen = packed(JUMP, keys)
     for key in keys:
-        assert chosen[key] == {MEMBERS[jump_weighted(key_hash(key), [weight for weight, *_ in MEMBERS])][3]}
+        assert chosen[key] == {
+            MEMBERS[jump_weighted(key_hash(key), [weight for weight, *_ in MEMBERS])][3]
+        }
     chosen = packed(MODULUS, keys)
     for key in keys:
         assert chosen[key] == {MEMBERS[modulus(key_hash(key), 4)][3]}
@@ -86,7 +104,9 @@ def test_each_key_goes_where_plain_routing_says() -> None:
 @given(
     st.lists(st.integers(0, 2**64 - 1) | st.sampled_from([0, 1]), max_size=40),
     st.lists(
-        st.tuples(st.sampled_from([1, 1, 1, 7]), st.integers(0, 2**64 - 1) | st.sampled_from([5, 6])),
+        st.tuples(
+            st.sampled_from([1, 1, 1, 7]), st.integers(0, 2**64 - 1) | st.sampled_from([5, 6])
+        ),
         min_size=1,
         max_size=20,
     ),
@@ -103,7 +123,10 @@ def test_many_keys_at_once_go_where_each_alone_would(
 @pytest.mark.parametrize("count", [2047, 2048, 2049])
 def test_the_last_of_very_many_is_chosen_like_the_first(count: int) -> None:
     members = [(1, seed) for seed in range(count)]
-    hashes = [key_hash(b"%d" % i) for i in range(12)] + [best_for(members[0][1]), best_for(members[-1][1])]
+    hashes = [key_hash(b"%d" % i) for i in range(12)] + [
+        best_for(members[0][1]),
+        best_for(members[-1][1]),
+    ]
     found = winners(hashes, members)
     assert found == [rendezvous_weighted(hashed, members) for hashed in hashes]
     assert found[-2:] == [0, count - 1]
@@ -163,7 +186,9 @@ def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> N
     assert routes.learn_exchange(b"all", TARGETS, [(0, [1, 2]), (1, [3])], False)
     assert routes.learn_exchange(b"none", NOWHERE, [], False)
     routes.learn(line_of(b"one", b"k"), TARGETS, [(0, [2])], False)
-    lines = [line_of(exchange, b"k") for exchange in (b"all", b"one", b"none", b"all")] + [line_of(b"all", b"other")]
+    lines = [line_of(exchange, b"k") for exchange in (b"all", b"one", b"none", b"all")] + [
+        line_of(b"all", b"other")
+    ]
     buffer, table = read_of([*lines, line_of(b"none", b"k", b"\1")])
     assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (5, packer.UNROUTABLE)
     found = []
@@ -172,7 +197,10 @@ def test_an_exchange_that_sends_all_the_same_way_does_not_look_at_the_key() -> N
         assert message is not None
         records = records_of(codec.read_publish(message).records)
         found.append([(queues, [key_of(one) for one in stored]) for queues, stored in records])
-    assert found == [[([1, 2], [b"k"]), ([2], [b"k"]), ([1, 2], [b"k", b"other"])], [([3], [b"k", b"k", b"other"])]]
+    assert found == [
+        [([1, 2], [b"k"]), ([2], [b"k"]), ([1, 2], [b"k", b"other"])],
+        [([3], [b"k", b"k", b"other"])],
+    ]
     routes.clear()
     assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (0, packer.UNKNOWN)
 
@@ -181,7 +209,9 @@ def read_of(lines: list[bytes]) -> tuple[bytes, bytes]:
     """Return a read of publishes without properties and bodies, and its table."""
     buffer, table = b"", b""
     for line in lines:
-        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        table += frames.row(
+            len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0)
+        )
         buffer += line
     return buffer, table
 
@@ -191,7 +221,9 @@ def test_by_chance_the_same_key_goes_everywhere() -> None:
 
 
 def test_neighbours_with_one_key_stay_together() -> None:
-    assert all(len(queues) == 1 for queues in packed(RENDEZVOUS, [b"a"] * 50 + [b"b"] * 50).values())
+    assert all(
+        len(queues) == 1 for queues in packed(RENDEZVOUS, [b"a"] * 50 + [b"b"] * 50).values()
+    )
 
 
 @pytest.mark.parametrize("exchange", [b"sprea", b"spread2", b""])
@@ -208,7 +240,9 @@ def test_a_cleared_memory_knows_no_spread() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["spread", "spread", "spread", "other", "plain"]), min_size=1, max_size=80),
+    st.lists(
+        st.sampled_from(["spread", "spread", "spread", "other", "plain"]), min_size=1, max_size=80
+    ),
     st.sampled_from([RENDEZVOUS, MODULUS, JUMP, CHANCE]),
     st.sampled_from([0, 1, 1000]),
     st.integers(0, 3),
@@ -220,15 +254,22 @@ def test_each_queue_keeps_its_order_and_each_message_its_number(
     routes, packing = Routes(7), packer.Packer(2)
     assert routes.learn_spread(b"spread", how, MEMBERS)
     assert routes.learn_spread(b"other", how, MEMBERS[1:])
-    lines = [line_of(exchange.encode(), b"%d" % number) for number, exchange in enumerate(exchanges)]
+    lines = [
+        line_of(exchange.encode(), b"%d" % number) for number, exchange in enumerate(exchanges)
+    ]
     for line, exchange in zip(lines, exchanges, strict=True):
         if exchange == "plain":  # into a queue that is a member of the spreads too
             routes.learn(line, TARGETS, [(1, [200])], False)
     buffer, table = b"", b""
     for line in lines:
-        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        table += frames.row(
+            len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0)
+        )
         buffer += line
-    assert packing.pack(routes, buffer, table, start, 9, first_seq, 1000) == (len(lines), packer.DONE)
+    assert packing.pack(routes, buffer, table, start, 9, first_seq, 1000) == (
+        len(lines),
+        packer.DONE,
+    )
     came: list[int] = []
     for shard in (0, 1):
         message = packing.take(shard, 0, 1, 1, 1)
@@ -257,11 +298,15 @@ def test_of_random_keys_each_queue_has_one_record_not_one_for_each_message() -> 
     assert routes.learn_spread(b"spread", RENDEZVOUS, MEMBERS)
     buffer, table = b"", b""
     for line in (line_of(b"spread", b"key-%d" % i) for i in range(500)):
-        table += frames.row(len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0))
+        table += frames.row(
+            len(buffer), len(line), 1, len(buffer) + len(line), 0, 0, 0, (0xFFFFFFFF, 0, 0xFF, 0)
+        )
         buffer += line
     assert packing.pack(routes, buffer, table, 0, 9, 1, 1000) == (500, packer.DONE)
     messages = [packing.take(shard, 0, 1, 1, 1) for shard in (0, 1)]
-    assert [len(records_of(codec.read_publish(message).records)) for message in messages if message] == [2, 2]
+    assert [
+        len(records_of(codec.read_publish(message).records)) for message in messages if message
+    ] == [2, 2]
 
 
 @pytest.mark.parametrize("confirms", [0, 1])
@@ -271,7 +316,12 @@ def test_small_reads_go_on_with_the_records_of_those_before(rows: int, confirms:
     assert routes.learn_spread(b"spread", MODULUS, [(1, 0, i, i, False) for i in range(4)])
     buffer, table = read_of([line_of(b"spread", b"%d" % i) for i in range(rows)])
     for turn in range(100):
-        assert packing.pack(routes, buffer, table, 0, 9, confirms + turn * rows if confirms else 0, 1000)[0] == rows
+        assert (
+            packing.pack(
+                routes, buffer, table, 0, 9, confirms + turn * rows if confirms else 0, 1000
+            )[0]
+            == rows
+        )
     messages = [packing.take(shard, 0, 1, 1, 1) for shard in range(4)]
     records = [records_of(codec.read_publish(message).records) for message in messages if message]
     assert {len(found) for found in records} == {1}
@@ -318,12 +368,20 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
     kept = []
     for turn in range(2):
         for _ in range(times):
-            assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (len(sent), packer.DONE)
+            assert packing.pack(routes, buffer, table, 0, 9, confirms, 1000) == (
+                len(sent),
+                packer.DONE,
+            )
         kept += [packing.take_parts(shard, 0, 1, 1, turn) for shard in (0, 1)]
     wanted: dict[int, list[tuple[bytes, int, bool, int]]] = {}
     for _ in range(2 * times):
         for number, (key, ttl, mode, priority, size) in enumerate(sent):
-            stored = size.to_bytes(4, "little") + (2).to_bytes(4, "little") + line_of(b"spread", key)[:-1] + b"\0\0"
+            stored = (
+                size.to_bytes(4, "little")
+                + (2).to_bytes(4, "little")
+                + line_of(b"spread", key)[:-1]
+                + b"\0\0"
+            )
             one = (stored + (b"%d " % number * size)[:size], ttl, mode == 2, priority)
             wanted.setdefault(MEMBERS[modulus(key_hash(key), 4)][3], []).append(one)
     found: dict[int, list[tuple[bytes, int, bool, int]]] = {}
@@ -331,7 +389,9 @@ def test_each_queue_gets_its_messages_in_order_and_as_they_were_sent(
         records, at = codec.read_publish(message).records, 0
         for (queue,), messages in records_of(records):
             head = records[at : at + 28]
-            assert int.from_bytes(head[4:8], "little") == packer.crc32c(records[at + 8 : at + record_bytes(head)])
+            assert int.from_bytes(head[4:8], "little") == packer.crc32c(
+                records[at + 8 : at + record_bytes(head)]
+            )
             facts = (int.from_bytes(head[16:20], "little"), bool(head[27] & 1), head[26])
             found.setdefault(queue, []).extend((one, *facts) for one in messages)
             at += record_bytes(head)
@@ -373,7 +433,10 @@ for shard in (0, 1):
 """
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="its malloc does not fail, it ends the process")
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="its malloc does not fail, it ends the process",
+)
 def test_for_want_of_memory_nothing_of_a_read_stays() -> None:
     ended = subprocess.run([sys.executable, "-c", WANT_OF_MEMORY], capture_output=True, check=False)
     assert ended.returncode == 0, ended.stderr.decode()

@@ -39,7 +39,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Taken:
+class AppendResult:
     """The result of appending a batch.
 
     `records`: the appended records, and between them records that do not name the queue. `count`:
@@ -65,14 +65,14 @@ class QueueLog:
 
     def append_records(
         self, records: memoryview, queue_id: int, alone: bool, in_sequence: bool = False
-    ) -> Taken:
+    ) -> AppendResult:
         """Append those of the records that name the queue.
 
         `alone`: all records name the queue. `in_sequence`: the records carry sequences of
         producers, and repetitions are left out.
         """
         if not in_sequence:
-            return Taken(records, self._append_own(records, queue_id, alone), 0, [])
+            return AppendResult(records, self._append_own(records, queue_id, alone), 0, [])
         screened = self.stream.screen(records, queue_id)
         kept = memoryview(screened.records)
         try:
@@ -81,7 +81,9 @@ class QueueLog:
             self.stream.producers.table.undo()
             raise
         repeated = screened.repeated.get(queue_id, 0)
-        return Taken(kept, count, repeated, screened.refused, screened.known, screened.altered)
+        return AppendResult(
+            kept, count, repeated, screened.refused, screened.known, screened.altered
+        )
 
     def _append_own(self, records: memoryview, queue_id: int, alone: bool) -> int:
         own = records if alone else intake.records_of(records, queue_id)

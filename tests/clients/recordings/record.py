@@ -114,7 +114,9 @@ CAPABILITIES: dict[str, Value] = {
 
 def start_ok(user: str = "guest", password: str = "guest", mechanism: str = "PLAIN") -> bytes:
     properties = table({"product": "recorder", "capabilities": CAPABILITIES})
-    return method(0, 10, 11, properties, short(mechanism), long(f"\0{user}\0{password}"), short("en_US"))
+    return method(
+        0, 10, 11, properties, short(mechanism), long(f"\0{user}\0{password}"), short("en_US")
+    )
 
 
 def tune_ok(channels: int = 2047, frame_bytes: int = 131072, heartbeat_s: int = 0) -> bytes:
@@ -138,7 +140,11 @@ def channel_close_ok(channel: int = 1) -> bytes:
 
 
 def exchange_declare(
-    name: str, kind: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1
+    name: str,
+    kind: str,
+    flags: int = 0,
+    arguments: dict[str, Value] | None = None,
+    channel: int = 1,
 ) -> bytes:
     """Return exchange.declare.
 
@@ -156,13 +162,19 @@ def exchange_bind(to: str, source: str, key: str, method_id: int = 30) -> bytes:
     return method(1, 40, method_id, u16(0), short(to), short(source), short(key), octet(0), table())
 
 
-def queue_declare(name: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1) -> bytes:
+def queue_declare(
+    name: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1
+) -> bytes:
     """Return queue.declare. Flags: 1 passive, 2 durable, 4 exclusive, 8 auto-delete, 16 nowait."""
     return method(channel, 50, 10, u16(0), short(name), octet(flags), table(arguments))
 
 
-def queue_bind(queue: str, exchange: str, key: str, arguments: dict[str, Value] | None = None) -> bytes:
-    return method(1, 50, 20, u16(0), short(queue), short(exchange), short(key), octet(0), table(arguments))
+def queue_bind(
+    queue: str, exchange: str, key: str, arguments: dict[str, Value] | None = None
+) -> bytes:
+    return method(
+        1, 50, 20, u16(0), short(queue), short(exchange), short(key), octet(0), table(arguments)
+    )
 
 
 def queue_unbind(queue: str, exchange: str, key: str) -> bytes:
@@ -182,7 +194,13 @@ def qos(size: int = 0, count: int = 0, is_global: bool = False) -> bytes:
     return method(1, 60, 10, u32(size), u16(count), octet(is_global))
 
 
-def consume(queue: str, tag: str, flags: int = 0, arguments: dict[str, Value] | None = None, channel: int = 1) -> bytes:
+def consume(
+    queue: str,
+    tag: str,
+    flags: int = 0,
+    arguments: dict[str, Value] | None = None,
+    channel: int = 1,
+) -> bytes:
     """Return basic.consume. Flags: 1 no-local, 2 no-ack, 4 exclusive, 8 nowait."""
     return method(channel, 60, 20, u16(0), short(queue), short(tag), octet(flags), table(arguments))
 
@@ -192,7 +210,12 @@ def cancel(tag: str) -> bytes:
 
 
 def publish(
-    exchange: str, key: str, body: bytes, flags: int = 0, properties: bytes = b"\0\0", channel: int = 1
+    exchange: str,
+    key: str,
+    body: bytes,
+    flags: int = 0,
+    properties: bytes = b"\0\0",
+    channel: int = 1,
 ) -> bytes:
     """Return the frames of a basic.publish. Flags: 1 mandatory, 2 immediate."""
     said = method(channel, 60, 40, u16(0), short(exchange), short(key), octet(flags))
@@ -476,17 +499,25 @@ def connection_refused(p: Recorder) -> None:
     hard("no limit of frames", tune_ok(frame_bytes=0))
     hard("too many channels", tune_ok(channels=3000))
     hard("a vhost that is not there", tune_ok() + connection_open("nowhere"))
-    p.fatal("a method on a channel that is not open", method(7, 50, 10, u16(0), short("q"), octet(0), table()))
+    p.fatal(
+        "a method on a channel that is not open",
+        method(7, 50, 10, u16(0), short("q"), octet(0), table()),
+    )
     p.fatal("a channel opened twice", channel_open())
     p.fatal("a method that does not exist", method(1, 77, 7))
     p.fatal("a connection method on a channel", method(1, 10, 31, u16(0), u32(0), u16(0)))
-    p.fatal("a channel method on channel 0", method(0, 50, 10, u16(0), short("q"), octet(0), table()))
+    p.fatal(
+        "a channel method on channel 0", method(0, 50, 10, u16(0), short("q"), octet(0), table())
+    )
     p.fatal("a frame of an unknown type", frame(9, 1, b"?"))
     p.fatal("a frame with a wrong end", frame(METHOD, 1, b"12345")[:-1] + b"!")
-    p.fatal("a content header without a publish", frame(CONTENT, 1, u16(60) + u16(0) + u64(1) + u16(0)))
+    p.fatal(
+        "a content header without a publish", frame(CONTENT, 1, u16(60) + u16(0) + u64(1) + u16(0))
+    )
     p.fatal("a body without a publish", frame(BODY, 1, b"x"))
     p.fatal(
-        "a method between publish and content", method(1, 60, 40, u16(0), short(""), short("k"), octet(0)) + get("q")
+        "a method between publish and content",
+        method(1, 60, 40, u16(0), short(""), short("k"), octet(0)) + get("q"),
     )
     p.fatal(
         "a content header of another class",
@@ -527,13 +558,24 @@ def exchanges(p: Recorder) -> None:
     p.say(exchange_declare("e.direct", "", 1))
     p.say(exchange_bind("e.fanout", "e.direct", "k"))
     p.say(exchange_bind("e.fanout", "e.direct", "k", 40))
-    p.say(method(1, 40, 40, u16(0), short("e.fanout"), short("e.direct"), short("k"), octet(1), table()), 0)
+    p.say(
+        method(
+            1, 40, 40, u16(0), short("e.fanout"), short("e.direct"), short("k"), octet(1), table()
+        ),
+        0,
+    )
     p.refused("passive, not there", exchange_declare("e.none", "direct", 1))
     p.refused("an unknown type", exchange_declare("e.x", "x-none"))
     p.refused("another type", exchange_declare("e.direct", "fanout"))
     p.refused("another durability", exchange_declare("e.direct", "direct", 2))
-    p.refused("other arguments", exchange_declare("e.direct", "direct", 0, {"alternate-exchange": "e.fanout"}))
-    p.refused("an alternate exchange of a wrong type", exchange_declare("e.y", "direct", 0, {"alternate-exchange": 5}))
+    p.refused(
+        "other arguments",
+        exchange_declare("e.direct", "direct", 0, {"alternate-exchange": "e.fanout"}),
+    )
+    p.refused(
+        "an alternate exchange of a wrong type",
+        exchange_declare("e.y", "direct", 0, {"alternate-exchange": 5}),
+    )
     p.refused("a reserved name", exchange_declare("amq.mine", "direct"))
     p.refused("the default exchange", exchange_declare("", "direct"))
     p.refused("delete the default exchange", exchange_delete(""))
@@ -576,8 +618,14 @@ def queues(p: Recorder) -> None:
     p.refused("an argument more, in 64 bits", queue_declare("q", 0, {"x-message-ttl": Long(1000)}))
     p.refused("an argument more", queue_declare("q", 0, {"x-message-ttl": 1000}))
     p.say(queue_declare("q.ttl", 0, {"x-message-ttl": 1000, "x-max-length": 5}))
-    p.refused("an argument of another value", queue_declare("q.ttl", 0, {"x-message-ttl": 2000, "x-max-length": 5}))
-    p.refused("an argument of another type", queue_declare("q.ttl", 0, {"x-message-ttl": "1000", "x-max-length": 5}))
+    p.refused(
+        "an argument of another value",
+        queue_declare("q.ttl", 0, {"x-message-ttl": 2000, "x-max-length": 5}),
+    )
+    p.refused(
+        "an argument of another type",
+        queue_declare("q.ttl", 0, {"x-message-ttl": "1000", "x-max-length": 5}),
+    )
     p.refused("an argument less", queue_declare("q.ttl", 0, {"x-max-length": 5}))
     bad: list[tuple[str, dict[str, Value]]] = [
         ("a negative message TTL", {"x-message-ttl": -1}),
@@ -606,7 +654,9 @@ def queues(p: Recorder) -> None:
     p.refused("bind a queue that is not there", queue_bind("q.none", "amq.direct", "k"))
     p.refused("bind to the default exchange", queue_bind("q", "", "k"))
     p.refused("no queue was declared on this channel", queue_bind("", "amq.direct", "k"))
-    p.refused("an x-match that does not exist", queue_bind("q", "amq.headers", "", {"x-match": "some"}))
+    p.refused(
+        "an x-match that does not exist", queue_bind("q", "amq.headers", "", {"x-match": "some"})
+    )
     p.note("unbind from an exchange that is not there")
     p.say(queue_unbind("q", "e.none", "k"))
     p.refused("purge a queue that is not there", queue_purge("q.none"))
@@ -681,7 +731,11 @@ def messages(p: Recorder) -> None:
     p.hear()
     p.note("dead letters")
     p.say(queue_declare("m.dead"))
-    p.say(queue_declare("m.live", 0, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "m.dead"}))
+    p.say(
+        queue_declare(
+            "m.live", 0, {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "m.dead"}
+        )
+    )
     p.say(publish("", "m.live", b"rejected", properties=headers({"mine": "kept"})), 0)
     p.wait()
     p.say(get("m.live"), 3)
@@ -690,7 +744,10 @@ def messages(p: Recorder) -> None:
     p.say(publish("", "m.live", b"expired", properties=expiring("0")), 3)
     p.note("a reply")
     p.say(consume("amq.rabbitmq.reply-to", "replies", 2))
-    p.say(publish("", "m.dead", b"question", properties=u16(1 << 9) + short("amq.rabbitmq.reply-to")), 3)
+    p.say(
+        publish("", "m.dead", b"question", properties=u16(1 << 9) + short("amq.rabbitmq.reply-to")),
+        3,
+    )
     p.say(queue_delete("m.dead"), 2)
     p.say(queue_delete("m.live"))
     p.bye("b")
@@ -707,10 +764,16 @@ def messages_refused(p: Recorder) -> None:
     p.refused("all, of nothing", ack(7, multiple=True))
     p.refused("an unknown delivery tag rejected", reject(7))
     p.refused("an unknown delivery tag nacked", nack(7))
-    p.refused("an expiration that is no number", publish("", "r", b"x", properties=expiring("soon")))
-    p.refused("an expiration with something behind", publish("", "r", b"x", properties=expiring("5s")))
+    p.refused(
+        "an expiration that is no number", publish("", "r", b"x", properties=expiring("soon"))
+    )
+    p.refused(
+        "an expiration with something behind", publish("", "r", b"x", properties=expiring("5s"))
+    )
     p.refused("a negative expiration", publish("", "r", b"x", properties=expiring("-5")))
-    p.refused("another user's id", publish("", "r", b"x", properties=u16(1 << 4) + short("somebody")))
+    p.refused(
+        "another user's id", publish("", "r", b"x", properties=u16(1 << 4) + short("somebody"))
+    )
     p.refused("a CC that is no list", publish("", "r", b"x", properties=headers({"CC": "r"})))
     p.refused("a consumer priority that is text", consume("r", "c", 0, {"x-priority": "high"}))
     p.say(consume("r", "first"))
@@ -778,8 +841,14 @@ def streams(p: Recorder) -> None:
     p.refused("a stream that is not durable", queue_declare("s.bad", 0, {"x-queue-type": "stream"}))
     p.refused("an exclusive stream", queue_declare("s.bad", 2 | 4, {"x-queue-type": "stream"}))
     p.refused("an auto-delete stream", queue_declare("s.bad", 2 | 8, {"x-queue-type": "stream"}))
-    p.refused("a message TTL for a stream", queue_declare("s.bad", 2, {"x-queue-type": "stream", "x-message-ttl": 5}))
-    p.refused("an age that is none", queue_declare("s.bad", 2, {"x-queue-type": "stream", "x-max-age": "old"}))
+    p.refused(
+        "a message TTL for a stream",
+        queue_declare("s.bad", 2, {"x-queue-type": "stream", "x-message-ttl": 5}),
+    )
+    p.refused(
+        "an age that is none",
+        queue_declare("s.bad", 2, {"x-queue-type": "stream", "x-max-age": "old"}),
+    )
     p.refused("consume without a prefetch", consume("s", "c"))
     p.say(qos(count=10))
     p.refused("consume without acks", consume("s", "c", 2))
@@ -877,7 +946,9 @@ def end_port_mapper(environment: dict[str, str]) -> None:
     It is a daemon that outlives the server, and it does not end while it knows a node.
     """
     for _ in range(50):
-        said = subprocess.run(["epmd", "-kill"], env=environment, capture_output=True, text=True, check=False)
+        said = subprocess.run(
+            ["epmd", "-kill"], env=environment, capture_output=True, text=True, check=False
+        )
         if "Killed" in said.stdout or "Cannot connect" in said.stdout + said.stderr:
             return
         time.sleep(0.1)
@@ -885,7 +956,9 @@ def end_port_mapper(environment: dict[str, str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, default=35700)
     parser.add_argument("names", nargs="*", help="of conversations; none: all")
     arguments = parser.parse_args()
@@ -895,7 +968,11 @@ def main() -> None:
         environment = settings(directory, arguments.port)
         with (directory / "out").open("wb") as out:
             process = subprocess.Popen(
-                [str(LIBRARY / "rabbitmq-server")], env=environment, stdout=out, stderr=out, start_new_session=True
+                [str(LIBRARY / "rabbitmq-server")],
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         try:
             wait_for_port(process, arguments.port)
