@@ -3,7 +3,8 @@
 The limits and allotments are the real ones. Queues are counts of messages, connections are lists: a
 message arrives when the history says so. Four things hold in each history: never more
 unacknowledged than allowed; never idle while there is a message, room and credit; fair within a
-bound; and few messages about credit for each message delivered. Broken variants of the scheme, which the histories must catch, show that the histories can fail.
+bound; and few messages about credit for each message delivered. Broken variants of the scheme,
+which the histories must catch, show that the histories can fail.
 """
 
 from __future__ import annotations
