@@ -176,12 +176,12 @@ def list_unresponsive_queues(api: Api, columns: Columns = None, vhost: Vhost = "
 def create_queue(
     api: Api,
     queue: Queue,
-    durable: Annotated[bool, typer.Option(help="Keep it over a restart.")] = True,
-    auto_delete: Annotated[bool, typer.Option(help="Delete it with its last consumer.")] = False,
-    expires: Annotated[int | None, typer.Option(help=QUEUE["x-expires"])] = None,
-    max_length: Annotated[int | None, typer.Option(help=QUEUE["x-max-length"])] = None,
-    message_ttl: Annotated[int | None, typer.Option(help=QUEUE["x-message-ttl"])] = None,
-    delivery_limit: Annotated[int | None, typer.Option(help=QUEUE["x-delivery-limit"])] = None,
+    durable: bool = typer.Option(True, help="Keep it over a restart."),
+    auto_delete: bool = typer.Option(False, help="Delete it with its last consumer."),
+    expires: int | None = typer.Option(None, help=QUEUE["x-expires"]),
+    max_length: int | None = typer.Option(None, help=QUEUE["x-max-length"]),
+    message_ttl: int | None = typer.Option(None, help=QUEUE["x-message-ttl"]),
+    delivery_limit: int | None = typer.Option(None, help=QUEUE["x-delivery-limit"]),
     reject_on_overflow: bool = typer.Option(
         False, help="Refuse new messages instead of dropping old ones."
     ),

@@ -228,9 +228,9 @@ def test_no_name_has_two_rows() -> None:
 
 
 def test_the_options_of_shardctl_say_what_the_rows_say() -> None:
-    hints = inspect.get_annotations(queue_commands.create_queue, eval_str=True)
-    rows = {f"x-{name.replace('_', '-')}": hint for name, hint in hints.items()}
-    said = {name: hint.__metadata__[0].help for name, hint in rows.items() if name in TABLE.queue}
+    options = inspect.signature(queue_commands.create_queue).parameters.values()
+    rows = {f"x-{option.name.replace('_', '-')}": option.default for option in options}
+    said = {name: option.help for name, option in rows.items() if name in TABLE.queue}
     assert said == {name: TABLE.queue[name].summary for name in said} and len(said) == 6
 
 
