@@ -23,7 +23,7 @@ COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 # A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for
 # any.
-FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pyi|h|c|js|toml))`")
+FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pxd|pyi|h|c|js|toml))`")
 # Files that a reader writes.
 NOT_OURS = {"NAME.py", "jobs/NAME.py"}
 

@@ -17,9 +17,13 @@ from shardmq.broker.model.arguments import TABLE, Argument, Merge, PolicyKey, Ta
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.model.checks import Refusal
 from shardmq.broker.shared.control import QueueDeclare
+from shardmq.shardd.consumer_requests import ConsumerRequests
+from shardmq.shardd.queues.admission import Admission
 from shardmq.shardd.queues.backlog import Backlog
+from shardmq.shardd.queues.dispatch import Dispatch
 from shardmq.shardd.queues.limits import Limits, limits_of
 from shardmq.shardd.queues.queue import Queue
+from shardmq.shardd.queues.rules import Rule
 from shardmq.shardd.queues.stream import Retention, retention_of
 from shardmq.supervisor.cli import arguments as shardctl
 from shardmq.supervisor.cli import queues as queue_commands
@@ -29,14 +33,15 @@ from tests.http_api.conftest import Api
 
 api = conftest.api
 
-NAME, KEY = "x-max-unacked", "max-unacked"
+# An argument that the table does not have.
+NAME, KEY = "x-example", "example"
 NEW = Argument(
     NAME,
-    "Messages that consumers hold at the most.",
+    "One short sentence for readers.",
     arguments.NOT_STREAMS,
     values.non_negative,
-    PolicyKey(KEY, values.at_least(0, "number of unacked messages"), Merge.LOWER, is_operator=True),
-    limit="max_unacked",
+    PolicyKey(KEY, values.at_least(0, "number of examples"), Merge.LOWER, is_operator=True),
+    limit="example",
     is_offered=True,
 )
 THING = "queue 'q' in vhost '/'"
@@ -51,6 +56,10 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
     "x-max-age": ("1D", "2D"),
     "x-stream-max-segment-size-bytes": (20_000_000, 30_000_000),
 }
+HOW_SAMPLED = (
+    "Two values of the argument must change only the field that its row in "
+    "broker/model/arguments.py names. If 5 and 7 are no values of it, name two in SAMPLES."
+)
 # Fields that no argument sets: what the broker itself says of a queue, and a second one of a value.
 NOT_ARGUMENTS = {"refused_die", "delays", "paused", "timeout_closes", "held"}
 
@@ -108,7 +117,7 @@ def test_an_added_argument_is_compared_at_a_second_declare(added: Table) -> None
 @pytest.mark.parametrize("component", ["policy", "operator_policy"])
 def test_an_added_argument_is_a_key_of_policies(added: Table, component: str) -> None:
     check_parameter("/", component, "p", {"pattern": "", "definition": {KEY: 5}})
-    assert "-1 is not a valid number of unacked messages" in refused_policy(component, {KEY: -1})
+    assert "-1 is not a valid number of examples" in refused_policy(component, {KEY: -1})
 
 
 def test_an_added_argument_is_merged_with_policies(added: Table) -> None:
@@ -179,7 +188,7 @@ def test_an_argument_ends_in_its_field_of_the_limits(row: Argument) -> None:
     usual = {each.name: sample(each.name)[0] for each in rows}
     before, after = limits_of(usual), limits_of(usual | {row.name: sample(row.name)[1]})
     changed = {name for name in Limits._fields if getattr(before, name) != getattr(after, name)}
-    assert changed == {row.limit}
+    assert changed == {row.limit}, HOW_SAMPLED
 
 
 @pytest.mark.parametrize(
@@ -190,12 +199,15 @@ def test_an_argument_of_streams_ends_in_its_field_of_the_retention(row: Argument
     usual = {each.name: sample(each.name)[0] for each in rows}
     before, after = retention_of(usual), retention_of(usual | {row.name: sample(row.name)[1]})
     changed = {name for name in Retention._fields if getattr(before, name) != getattr(after, name)}
-    assert changed == {row.retention}
+    assert changed == {row.retention}, HOW_SAMPLED
 
 
 def test_each_limit_is_the_field_of_an_argument() -> None:
-    assert set(Limits._fields) - NOT_ARGUMENTS == {row.limit for row in TABLE.queue.values()} - {""}
-    assert set(Retention._fields) == {row.retention for row in TABLE.queue.values()} - {""}
+    how = "`limit` or `retention` of a row names each field, or the field is in NOT_ARGUMENTS"
+    rows = TABLE.queue.values()
+    limits = {row.limit for row in rows if row.limit}
+    assert limits == set(Limits._fields) - NOT_ARGUMENTS, how
+    assert {row.retention for row in rows if row.retention} == set(Retention._fields), how
 
 
 @pytest.mark.parametrize("field", Limits._fields)
@@ -212,13 +224,17 @@ def test_the_steps_that_the_readme_names_for_a_new_rule_are_there() -> None:
         .partition("### A queue argument")[2]
         .partition("\n### ")[0]
     )
-    named = re.findall(r"`(Backlog|Queue)\.(\w+)`", section)
+    classes = {
+        each.__name__: each for each in (Admission, Backlog, ConsumerRequests, Dispatch, Queue)
+    }
+    named = re.findall(rf"`({'|'.join(classes)})\.(\w+)`", section)
+    fields = re.findall(r"^\|[^|]+\| `(\w+)`(?:, `(\w+)`)? \|", section, re.MULTILINE)
     assert len(named) >= 7
-    assert [
-        name
-        for name in named
-        if not hasattr({"Backlog": Backlog, "Queue": Queue}[name[0]], name[1])
-    ] == []
+    assert [name for name in named if not hasattr(classes[name[0]], name[1])] == []
+    assert {field for row in fields for field in row if field} == set(Rule._fields) - {
+        "name",
+        "applies",
+    }
 
 
 def test_no_name_has_two_rows() -> None:

@@ -46,6 +46,12 @@ READ_OTHERWISE = {
     "queue-type", NUMBER, DEFINITION, WHEN_GONE, DEADLINE, AT_DEADLINE,
 }  # fmt: skip
 
+ACTS_OR_NOT = (
+    "Some file of broker or shardd must name the argument in quotes (limits_of in "
+    "shardd/queues/limits.py), or its row in broker/model/arguments.py says in `no_effect` why "
+    "nothing does; not both. READ_OTHERWISE has other spellings."
+)
+
 
 def has_reader(argument: str) -> bool:
     return any(f'"{argument}"' in text for text in ACTING.values())
@@ -55,14 +61,14 @@ def has_reader(argument: str) -> bool:
 def test_an_argument_of_a_queue_acts_or_is_said_to_have_no_effect(name: str) -> None:
     if name in READ_OTHERWISE:
         return
-    assert has_reader(name) != bool(TABLE.queue[name].no_effect)
+    assert has_reader(name) != bool(TABLE.queue[name].no_effect), ACTS_OR_NOT
 
 
 @pytest.mark.parametrize("name", sorted(TABLE.keys))
 def test_a_key_of_a_policy_acts_or_is_said_to_have_no_effect(name: str) -> None:
     if name in READ_OTHERWISE:
         return
-    assert has_reader(f"x-{name}") != (name in TABLE.keys_without_effect)
+    assert has_reader(f"x-{name}") != (name in TABLE.keys_without_effect), ACTS_OR_NOT
 
 
 def test_each_component_that_nobody_reads_is_said_to_have_no_effect() -> None:

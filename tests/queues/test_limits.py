@@ -37,7 +37,7 @@ def test_no_arguments_bound_nothing() -> None:
     assert expiry(limits, 0, 5, 9) == 0
 
 
-def test_every_argument_is_known_by_its_name() -> None:
+def test_limits_are_read_from_the_arguments_of_their_names() -> None:
     arguments: dict[str, Any] = {
         "x-message-ttl": 1, "x-expires": 2, "x-max-length": 3, "x-max-length-bytes": 4,
         "x-overflow": "reject-publish", "x-max-priority": 5, "x-delivery-limit": 6,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from array import array
+from pathlib import Path
 from typing import Any
 
 import crc32c as oracle
@@ -37,6 +39,28 @@ waiting = st.builds(
     st.just(255),
 )
 records = records | waiting
+
+
+SHARDD = Path(__file__).resolve().parents[2] / "shardd"
+
+
+def test_the_flags_of_a_record_are_those_of_the_table_wherever_they_are_named() -> None:
+    readme = (SHARDD / "store/format/README.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", readme, re.MULTILINE)
+    table = {name: int(bit) for bit, name in rows}
+    packer = (SHARDD / "wire/packer.pyx").read_text()
+    drawing = re.search(r"^ +27 u8 (.*?)^ +28 u32", packer, re.DOTALL | re.MULTILINE)
+    assert drawing is not None
+    drawn = {name: int(bit) for bit, name in re.findall(r"(\d+) = (\w+)", drawing[1])}
+    assert drawn == table, "name each flag in wire/packer.pyx and in store/format/README.md"
+    sources = [path for suffix in ("py", "pyx", "pxd") for path in SHARDD.rglob(f"*.{suffix}")]
+    for name, bit in table.items():
+        named = {
+            path.name: int(found)
+            for path in sources
+            for found in re.findall(rf"^ *{name} = (\d+)", path.read_text(), re.MULTILINE)
+        }
+        assert set(named.values()) == {bit}, f"{name} is {bit} in store/format/README.md, {named}"
 
 
 def assert_crc32c(data: bytes, before: int = 0) -> None:

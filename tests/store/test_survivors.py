@@ -33,7 +33,7 @@ records = st.builds(
     timestamp=st.integers(0, 2),
     ttl_ms=st.sampled_from([0xFFFFFFFF, 0xFFFFFFFF, 1000]),
     priority=st.sampled_from([255, 255, 3]),
-    flags=st.integers(0, 1),
+    flags=st.sampled_from([0, 1, 0xFE, 0xFF]),
 )
 
 

@@ -36,6 +36,7 @@ from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.tools.inspection import (
     NO_PRIORITY,
     NONE,
+    PERSISTENT,
     Message,
     Tally,
     contents,
@@ -261,7 +262,7 @@ def readable(message: Message) -> dict[str, object]:
         "timestamp": message.timestamp,
         "ttl_ms": None if message.ttl_ms == NONE else message.ttl_ms,
         "priority": None if message.priority == NO_PRIORITY else message.priority,
-        "persistent": bool(message.flags & 1),
+        "persistent": bool(message.flags & PERSISTENT),
     } | readable_stored(message.stored)
 
 

@@ -31,6 +31,7 @@ RECORD_MESSAGES_MAX = 256
 RECORD_BYTES_MAX = 1 << 20
 NONE = 0xFFFFFFFF
 NO_PRIORITY = 0xFF
+PERSISTENT = 1  # a flag of a record, see store/format/README.md
 
 
 @dataclass(frozen=True, slots=True)
