@@ -139,7 +139,11 @@ def test_a_consumer_without_credit_asks_for_its_share_of_what_others_take() -> N
     assert (bench.turn(), bench.reports[1:]) == ({}, [])
     bench.publish(2)
     assert (bench.turn(), bench.reports[1:]) == ({1: 1, 2: 1}, [])
-    assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 1, False)])
+    assert (bench.turn(), bench.reports[1:]) == ({}, []), "it still wants its share"
+    first.allow(2, drains=True)
+    assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 2, False)])
+    bench.publish(2)
+    assert (bench.turn(), bench.reports[2:]) == ({2: 2}, [(1, 2, True)])
 
 
 def test_an_only_consumer_whose_credit_suffices_asks_for_no_more() -> None:
