@@ -355,6 +355,12 @@ class Dispatch:
             return
         consumers = self.consumers.all
         has_rivals = len(consumers) > 1 and consumers[0].queue.keeps_in_store
+        # A message may be ready for nobody who has room, because another consumer has its key. Who
+        # gave credit back for that asks again when something has changed: not for ever in turns.
+        state = None
+        if self.keys is not None:
+            backlog = self.backlog
+            state = backlog.id, backlog.ready_count, len(self.keys), backlog.counters.delivered
         for consumer in consumers:
             allotment, queue = consumer.allotment, consumer.queue
             if allotment is None:
@@ -365,6 +371,7 @@ class Dispatch:
             if allotment.left <= 0:
                 missed = consumer.priority >= served or allotment.is_asleep
                 waits = may or (can and has_rivals and missed)
+                waits = waits and (state is None or allotment.useless_at != state)
             else:
                 # A queue that stopped at the end of its stretch has not looked for room.
                 waits = may and queue in consumer.window.blocked
@@ -376,7 +383,10 @@ class Dispatch:
                 wants = waits or (may and (order.current is not queue or self.head() >= until))
                 order.end(queue, wants, waits)
                 still_waits = not order.is_idle
+            had_credit = allotment.left > 0
             if allotment.ended(still_waits, blocked):
+                if had_credit and may and not blocked:
+                    allotment.useless_at = state
                 outlet.report(allotment)
 
     def _may_take(self, consumer: Consumer) -> bool:
