@@ -364,3 +364,16 @@ def test_who_waits_for_a_batch_costs_the_same_however_many_consumers_have_credit
     assert bench.ready[1] == 1 and bench.consuming.crediting._waiting and len(looks) < 20
     bench.settle()
     assert bench.ready[1] == 0
+
+
+def test_both_sides_open_an_allotment_for_an_assignment_that_is_asked_for_in_vain() -> None:
+    bench = Bench(0)
+    bench.with_virtual(1, 0)
+    part = bench.consuming.consumers[101]
+    assert isinstance(part, Assignment)
+    part.wanted = False
+    part.attaching = SimpleNamespace(done=lambda: False)  # type: ignore[assignment] # as much of it as is used here
+    bench.consuming.restarted(101, lambda number: None)
+    assert part.allotment is not None
+    bench.consuming.limit(bench.channel, 1)
+    assert (101, 0, wire.STOP) in bench.links.to_shard
