@@ -212,7 +212,9 @@ class Registry:
                     if not holder.detached:
                         holder.detached = True
                         holder.window.consumers -= 1
-                        each.tell(m.Cancelled(number))
+                        # Deliveries of this pass would meet no consumer at the front door, and
+                        # their credit would stay used up there.
+                        each.tell(m.Cancelled(number), after_deliveries=True)
                     each.forget_window(holder.connection)
             for window in each.windows.values():
                 window.forget(queue)

@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 from typing import Protocol
 
 from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, deal_from_head
@@ -78,6 +79,7 @@ class Dispatch:
         """Hand out at most about `bytes_max` bytes; return whether there is more to hand out."""
         backlog, consumers = self.backlog, self.consumers
         given = 0
+        served = inf
         if backlog.resting is not None:
             backlog.wake(now)
         # A message that expires in this very millisecond (a ttl of 0) may still be handed out
@@ -98,6 +100,7 @@ class Dispatch:
             # To hand out one or two messages more would cost as much as many messages.
             if given > bytes_max - (bytes_max >> 3):
                 return True
+            served = takers[0].priority
             levels = backlog.levels
             level = levels[0] if len(levels) == 1 else backlog.first_level()
             if self.keys is not None:
@@ -123,7 +126,7 @@ class Dispatch:
             # The messages behind the dropped ones may have expired.
             backlog.expire(now)
         if consumers.has_allotments:
-            self.end_pass(outlet, until)
+            self.end_pass(outlet, until, served)
         return False
 
     def _deal_to_one(
@@ -339,21 +342,29 @@ class Dispatch:
 
     # -- allotments --------------------------------------------------------------------------------
 
-    def end_pass(self, outlet: Outlet, until: int = ENDLESS) -> None:
+    def end_pass(self, outlet: Outlet, until: int = ENDLESS, served: float = inf) -> None:
         """End the turns of this queue, and tell front doors what they must know of allotments.
 
-        `until` is the entry before which the queue had to stop, 0 if it was not its turn.
+        `until` is the entry before which the queue had to stop, 0 if it was not its turn. `served`
+        is the lowest priority of consumers that were given messages, infinite if none was. A
+        consumer without credit would have got some of them, and must say so: beside consumers that
+        always have room it would never get any.
         """
         if not until:
             return
+        has_others = len(self.consumers.all) > 1
         for consumer in self.consumers.all:
             allotment, queue = consumer.allotment, consumer.queue
             if allotment is None:
                 continue
             blocked = consumer.window.room <= 0
-            may = queue.has_for(consumer) and self._may_take(consumer)
-            # A queue that stopped at the end of its stretch has not looked for room.
-            waits = may and (allotment.left <= 0 or queue in consumer.window.blocked)
+            can = self._may_take(consumer)
+            may = can and queue.has_for(consumer)
+            if allotment.left <= 0:
+                waits = may or (can and has_others and consumer.priority >= served)
+            else:
+                # A queue that stopped at the end of its stretch has not looked for room.
+                waits = may and queue in consumer.window.blocked
             if waits and allotment.is_asleep:
                 continue
             still_waits = waits

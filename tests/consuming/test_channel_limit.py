@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from shardmq.broker.front_door.consume.consumers import (
 )
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.consume.credit import ROUND_S
+from shardmq.broker.front_door.consume.credit import Allotment as Credit
 from shardmq.broker.shared.control import AssignmentName
 from shardmq.shardd.queues import Allotment
 from shardmq.shardd.wire import messages as wire
@@ -295,3 +297,28 @@ def test_credit_given_back_after_the_limit_went_and_came_is_not_counted_twice() 
     report(0, wire.CreditReport(1, 3, waits=True))
     bench.consuming.limit(bench.channel, 3)
     assert (bench.channel.limit.allotted, bench.channel.limit.free) == (0, 3)
+
+
+def test_an_ack_costs_the_same_however_many_consumers_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[Credit] = []
+    free = Credit.free
+
+    def looked(self: Credit) -> int:
+        looks.append(self)
+        return free.fget(self)  # type: ignore[attr-defined,no-any-return] # it is a property
+
+    monkeypatch.setattr(Credit, "free", property(looked))
+    bench = Bench(90)
+    bench.consuming.limit(bench.channel, 10)
+    bench.ready = dict.fromkeys(bench.ready, 3)
+    bench.settle()
+    for _ in range(10):
+        looks.clear()
+        bench.clock.now += ROUND_S
+        bench.consuming.acks.settle(
+            bench.channel, [(wire.ACK, next(bench.channel.unacked.runs()).first_tag, 0, True)]
+        )
+        bench.settle()
+        assert len(looks) < 20

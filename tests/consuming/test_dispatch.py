@@ -125,6 +125,32 @@ def test_credit_that_nobody_else_wants_is_kept() -> None:
     assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 5, False)])
 
 
+def test_a_consumer_without_credit_asks_for_its_share_of_what_others_take() -> None:
+    bench = Bench()
+    first, low = Allotment(1), Allotment(3)
+    bench.attach(1, allotment=first)
+    bench.attach(2)
+    bench.attach(3, allotment=low, priority=-1)
+    bench.publish(2)
+    assert (bench.turn(), bench.reports) == ({2: 2}, [(1, 0, True)])
+    bench.publish(2)
+    assert (bench.turn(), bench.reports[1:]) == ({2: 2}, []), "it said so before"
+    first.allow(1, drains=False)
+    assert (bench.turn(), bench.reports[1:]) == ({}, [])
+    bench.publish(2)
+    assert (bench.turn(), bench.reports[1:]) == ({1: 1, 2: 1}, [])
+    assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 1, False)])
+
+
+def test_an_only_consumer_whose_credit_suffices_asks_for_no_more() -> None:
+    bench = Bench()
+    allotment = Allotment(1)
+    bench.attach(1, allotment=allotment)
+    allotment.allow(2, drains=False)
+    bench.publish(2)
+    assert (bench.turn(), bench.reports) == ({1: 2}, [])
+
+
 def test_who_holds_messages_is_known_until_they_are_settled() -> None:
     bench = Bench()
     consumer = bench.attach(1)

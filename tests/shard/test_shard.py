@@ -410,6 +410,21 @@ def test_a_consumer_waits_for_credit_while_its_channel_has_a_limit() -> None:
     assert bench.turn() == [m.CreditReport(1, 4, False), m.CreditReport(1, 4, True)]
 
 
+def test_a_consumer_is_cancelled_behind_its_last_delivery() -> None:
+    bench = Bench()
+    bench.attach(1, limited=True)
+    bench.turn()
+    bench.publish(2)
+    bench.allot(2, m.KEEP)
+    bench.attach(2)  # finds the queue as if all had been handed out when it came
+    bench.tell(m.DeleteQueue(9, 1), m.CONTROLLER, 3)
+    assert bench.turn()[1:] == [
+        ("deliver", [(1, 1, False, 2)]),
+        m.Cancelled(1),
+        m.Cancelled(2),
+    ]
+
+
 def test_a_full_disk_alarms_everybody_at_once() -> None:
     bench = Bench()
     bench.store.full = True

@@ -77,8 +77,8 @@ class Limit:
     """
 
     __slots__ = (
-        "_turn", "_turn_ends", "allotted", "empty", "holding", "hungry", "members", "most",
-        "unacked",
+        "_turn", "_turn_ends", "allotted", "draining", "empty", "holding", "hungry", "members",
+        "most", "unacked",
     )  # fmt: skip
 
     def __init__(self, most: int = 0) -> None:
@@ -90,6 +90,7 @@ class Limit:
         self.hungry: dict[Allotment, None] = {}
         self.empty: dict[Allotment, None] = {}
         self.holding: dict[Allotment, None] = {}
+        self.draining: dict[Allotment, None] = {}
         self._turn: Allotment | None = None
         self._turn_ends = 0.0
 
@@ -109,9 +110,9 @@ class Limit:
         self.most = most
         if self.free >= 0:
             return []
-        stopped = list(self.holding)
+        stopped = [*self.holding, *self.draining]
         for each in stopped:
-            each.mode = STOP
+            each.give_back(STOP)
         return stopped
 
     def share(self, now: float, at_once: bool = False) -> Shared:
@@ -121,8 +122,12 @@ class Limit:
         """
         told: dict[Allotment, None] = {}
         waits = False
-        has_turn = self._turn in self.holding and now < self._turn_ends
-        for each in self._by_turn(now):
+        turn = self._turn
+        has_turn = turn is not None and turn.unused > 0 and now < self._turn_ends
+        # A channel may have thousands of consumers: none is looked at when nothing can be given.
+        for each in self._by_turn(now) if self.free > 0 else ():
+            if self.free <= 0:
+                break
             free = each.free
             if free <= 0:
                 continue
@@ -137,17 +142,24 @@ class Limit:
             each.allow(free, DRAIN if hungry > 1 else KEEP)
             told[each] = None
         if self.hungry:
-            for each in self.holding:
-                if each.mode == KEEP and (each is self._turn or each.is_needed):
-                    each.mode = DRAIN
+            for each in list(self.holding):
+                if each is self._turn or each.is_needed:
+                    each.give_back(DRAIN)
                     told[each] = None
-        else:
+        elif self._may_give_ahead:
             for each in list(self.empty):
                 count = min(each.share, each.free)
                 if count > 0 and 2 * count >= each.share:
                     each.allow(count, KEEP)
                     told[each] = None
+                    if not self._may_give_ahead:
+                        break
         return Shared(list(told), waits)
+
+    @property
+    def _may_give_ahead(self) -> bool:
+        """Return whether there is a share, and half of it is free."""
+        return 2 * self.free >= self.most // max(1, self.members) > 0
 
     def _by_turn(self, now: float) -> list[Allotment]:
         """Return the hungry: first the one whose turn is not over, then who waits longest."""
@@ -159,7 +171,7 @@ class Limit:
 
     def forget(self, allotment: Allotment) -> None:
         """Drop an allotment from the lists."""
-        for state in (self.hungry, self.empty, self.holding):
+        for state in (self.hungry, self.empty, self.holding, self.draining):
             state.pop(allotment, None)
         if self._turn is allotment:
             self._turn = None
@@ -245,6 +257,11 @@ class Allotment:
             limit.allotted += self.unused - before
         self._place()
 
+    def give_back(self, mode: int) -> None:
+        """Take back what is not used; the caller tells the shard."""
+        self.mode = mode
+        self._place()
+
     def delivered(self, count: int) -> bool:
         """Note deliveries; return whether the credit is used up."""
         unused = self.unused
@@ -277,7 +294,9 @@ class Allotment:
         """Put the allotment into the list of its state."""
         home = self.home
         if self.allowed > self.used:
-            state: dict[Allotment, None] | None = home.holding
+            state: dict[Allotment, None] | None = (
+                home.holding if self.mode == KEEP else home.draining
+            )
         elif self.wants:
             state = home.hungry
         else:
