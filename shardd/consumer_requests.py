@@ -1,4 +1,4 @@
-"""Answer requests about consumers: attach, settle, credit, grant, detach and release.
+"""Answer requests about consumers: attach, settle, credit, detach and release.
 
 This file knows no socket and no clock.
 """
@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from shardmq.shardd.peers import Peer
-from shardmq.shardd.queues import Consumer, Getter, Queue, Reader, StreamQueue
+from shardmq.shardd.queues import Allotment, Consumer, LogOrder, Queue, Reader, StreamQueue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving
 from shardmq.shardd.wire import envelope
@@ -34,8 +34,8 @@ class ConsumerRequests:
     def on_settle(self, peer: Peer, message: envelope.Message, now: int) -> None:
         for number, kind, first, last in envelope.read_settles(message):
             holder = peer.holders.get(number)
-            if kind > m.RETURN:
-                self.on_turn(holder, kind, first, now, last)
+            if kind == m.ALLOT:
+                self._allot(peer, number, first, last, now)
             elif isinstance(holder, Consumer):
                 entries, size = holder.unacked.settle(first, last)
                 if isinstance(holder, Reader):
@@ -63,9 +63,8 @@ class ConsumerRequests:
         else:
             (queue.reject, queue.requeue, queue.give_back)[kind - 1](entries, size)
         self._registry.store_changed(queue)
-        if (
-            kind != m.ACK or queue.dispatch.loan is None or not queue.consumers.all[0].lent
-        ):  # else the loan wakes the next queue
+        # Acks make no room for the consumer of a group consumer: that waits for an ALLOT.
+        if kind != m.ACK or queue.dispatch.order is None:
             self._dirty[queue] = None
 
     def _forget_if_done(self, peer: Peer, consumer: Consumer) -> None:
@@ -85,9 +84,7 @@ class ConsumerRequests:
         if not attach.resumed and queue.consumers.refuses(attach.exclusive):
             peer.tell(m.Refused(attach.request, 403, "exclusive use"))
             return
-        loan = None
-        if isinstance(attach, m.AttachPart):
-            loan = peer.loan(attach.whole, self._registry.wake)
+        allotment = self._allotment(peer, attach)
         consumer = Consumer(
             queue,
             peer,
@@ -99,10 +96,10 @@ class ConsumerRequests:
             no_ack=attach.no_ack,
             exclusive=attach.exclusive,
             priority=attach.priority,
-            prefetch=attach.prefetch,
-            limited=attach.granted,
-            lent=attach.lent,
-            loan=loan,
+            prefetch=0
+            if allotment is not None and allotment.order is not None
+            else attach.prefetch,
+            allotment=allotment,
             affinity=attach.affinity,
         )
         queue.attach(consumer)
@@ -118,11 +115,8 @@ class ConsumerRequests:
         if queue is None or queue.closed or not isinstance(queue, StreamQueue):
             peer.tell(m.Refused(attach.request, 404, "gone"))
             return
-        loan = None
-        if isinstance(attach, m.AttachStreamPart):
-            loan = peer.loan(attach.whole, self._registry.wake)
         try:
-            reader = self._streams.attach(queue, peer, attach, loan, now)
+            reader = self._streams.attach(queue, peer, attach, self._allotment(peer, attach), now)
         except ValueError as error:
             peer.tell(m.Refused(attach.request, 406, str(error)))
             return
@@ -179,35 +173,42 @@ class ConsumerRequests:
                     self._settle(queue, m.REQUEUE, entries, size)
         return list(closed)
 
-    # -- room --------------------------------------------------------------------------------------
+    # -- allotments --------------------------------------------------------------------------------
 
-    def on_grant(self, peer: Peer, grant: m.Grant, now: int) -> None:
-        consumer = peer.holders.get(grant.consumer)
-        if isinstance(consumer, Consumer) and not consumer.detached:
-            consumer.grant(grant.count)
-            self._dirty[consumer.queue] = None
+    def _allotment(self, peer: Peer, attach: m.Attach) -> Allotment | None:
+        """Return the allotment of a new consumer, None if no shared limit holds for it."""
+        group = attach.group if isinstance(attach, m.AttachPart | m.AttachStreamPart) else 0
+        if not group:
+            return Allotment(attach.consumer, peer) if attach.limited else None
+        found = peer.allotments.get(group)
+        if found is None:
+            order = LogOrder(self._registry.wake)
+            found = peer.allotments[group] = Allotment(
+                group, peer, order, attach.limited, prefetch=attach.prefetch
+            )
+        return found
 
-    def on_tune(self, peer: Peer, tune: m.Tune, now: int) -> None:
-        consumer = peer.holders.get(tune.consumer)
-        if isinstance(consumer, Consumer) and not consumer.detached:
-            self._serving.catch_up(consumer.queue, now)
-            consumer.tune(tune.prefetch, tune.granted, tune.lent)
-            self._dirty[consumer.queue] = None
-
-    @staticmethod
-    def on_turn(holder: Consumer | Getter | None, kind: int, count: int, now: int, ms: int) -> None:
-        """Raise or lower the prefetch that a consumer was lent.
-
-        The SETTLE kind LENT also begins the turn of this shard in the credit rotation.
-        """
-        if isinstance(holder, Consumer) and holder.lent and holder.loan is not None:
-            if kind == m.LENT:
-                holder.loan.begin_turn_of_shard(holder, count, now, ms)
-            elif kind == m.LOWERED:
-                holder.loan.lower(holder, count)
-
-    def on_recall(self, peer: Peer, recall: m.Recall, now: int) -> None:
-        consumer = peer.holders.get(recall.consumer)
-        if isinstance(consumer, Consumer) and consumer.lent and consumer.loan is not None:
-            consumer.loan.recall(consumer, recall.keep)
-            self._dirty[consumer.queue] = None
+    def _allot(self, peer: Peer, number: int, allowed: int, mode: int, now: int) -> None:
+        """Take the credit of an allotment: of a consumer, or of a group consumer."""
+        if mode == m.CLOSE:
+            peer.allotments.pop(number, None)
+            return
+        holder = peer.holders.get(number)
+        allotment = peer.allotments.get(number)
+        if isinstance(holder, Consumer) and not holder.detached:
+            if mode == m.STOP:
+                self._serving.catch_up(holder.queue, now)
+            allotment = holder.allotment
+            if allotment is None:  # the first limit of its channel
+                allotment = holder.allotment = Allotment(number, peer, used=holder.delivered)
+                holder.queue.consumers.has_allotments = True
+            self._dirty[holder.queue] = None
+        if allotment is None:
+            return
+        if mode == m.STOP:
+            allotment.stop(allowed)
+            self._serving.report(allotment)
+        elif allotment.allow(None if allowed == m.UNLIMITED else allowed, mode == m.DRAIN):
+            self._serving.report(allotment)
+        if allotment.order is not None:
+            allotment.order.go_on(now)

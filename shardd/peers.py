@@ -7,12 +7,11 @@ one process: a process that starts again is another peer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
 
-from shardmq.shardd.queues import Consumer, Getter, Loan, Queue, Window
+from shardmq.shardd.queues import Allotment, Consumer, Getter, Window
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 
@@ -111,8 +110,7 @@ class Peer:
         self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
-        # by the number of the virtual consumer, as long as one of its consumers uses the loan
-        self._loans: WeakValueDictionary[int, Loan] = WeakValueDictionary()
+        self.allotments: dict[int, Allotment] = {}  # of group consumers, by their number
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
@@ -130,13 +128,6 @@ class Peer:
         window = self.windows.get(connection)
         if window is not None and not window.consumers:
             del self.windows[connection]
-
-    def loan(self, whole: int, wake: Callable[[Queue], None]) -> Loan:
-        """Return the loan of the virtual consumer with the number `whole`."""
-        found = self._loans.get(whole)
-        if found is None:
-            found = self._loans[whole] = Loan(wake)
-        return found
 
     def check_first(self, batch: int) -> None:
         """Check a batch whose number is not the next one.

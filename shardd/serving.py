@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 
 from shardmq.shardd.peers import Peer
-from shardmq.shardd.queues import Consumer, Queue
+from shardmq.shardd.queues import Allotment, Consumer, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.wire import messages as m
 
@@ -151,9 +151,9 @@ class Serving:
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
         peer.writer.add(connection, channel, number, first_number, True, count, blob, times, hides)
 
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        assert isinstance(consumer.peer, Peer)
-        consumer.peer.tell(m.Ungranted(consumer.number, count, wants), after_deliveries=True)
+    def report(self, allotment: Allotment) -> None:
+        assert isinstance(allotment.peer, Peer)
+        allotment.peer.tell(m.CreditReport(*allotment.report), after_deliveries=True)
 
     def passed(self, consumer: Consumer, offset: int) -> None:
         assert isinstance(consumer.peer, Peer)

@@ -111,9 +111,6 @@ class Shard:
             m.SetBounds: consumers.on_set_bounds,
             m.Detach: consumers.on_detach,
             m.Release: consumers.on_release,
-            m.Grant: consumers.on_grant,
-            m.Tune: consumers.on_tune,
-            m.Recall: consumers.on_recall,
             # one queue
             m.Get: requests.on_get,
             m.Count: requests.on_count,

@@ -76,7 +76,7 @@ def of_consumer(consumer: Consumer) -> m.ConsumerStats:
         tag=consumer.tag,
         no_ack=consumer.no_ack,
         exclusive=consumer.exclusive,
-        prefetch=consumer.prefetch,
+        prefetch=consumer.listed_prefetch,
         active=consumer.queue.consumers.active(consumer),
         priority=consumer.priority,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from shardmq.shardd.peers import Peer
-from shardmq.shardd.queues import Loan, Log, Queue, Reader, Store, StreamQueue, retention_of
+from shardmq.shardd.queues import Allotment, Log, Queue, Reader, Store, StreamQueue, retention_of
 from shardmq.shardd.wire import messages as m
 
 # The most entries for one stream in a reply.
@@ -164,12 +164,16 @@ class Streams:
             self.dirty[queue] = None
 
     def attach(
-        self, queue: StreamQueue, peer: Peer, attach: m.AttachReader, loan: Loan | None, now: int
+        self,
+        queue: StreamQueue,
+        peer: Peer,
+        attach: m.AttachReader,
+        allotment: Allotment | None,
+        now: int,
     ) -> Reader:
         """Return a new consumer of a stream.
 
-        `loan` is that of the virtual consumer to which it belongs. Raises ValueError when the
-        stream has too many names already.
+        Raises ValueError when the stream has too many names already.
         """
         read = attach.read
         offset, name, wanted = queue.new_reader(
@@ -186,10 +190,10 @@ class Streams:
             connection=attach.connection,
             channel=attach.channel,
             tag=attach.tag,
-            prefetch=attach.prefetch,
-            limited=attach.granted,
-            lent=attach.lent,
-            loan=loan,
+            prefetch=0
+            if allotment is not None and allotment.order is not None
+            else attach.prefetch,
+            allotment=allotment,
         )
         reader.begin(offset, name, wanted, read.seen_below)
         if isinstance(attach, m.AttachBounded):

@@ -65,8 +65,8 @@ class ShardEvents:
         consuming = self._services.consuming
         if isinstance(what, wire.Cancelled):
             self._consumer_lost(what.consumer)
-        elif isinstance(what, wire.Ungranted):
-            consuming.ungranted(what.consumer, what.count, what.wants)
+        elif isinstance(what, wire.CreditReport):
+            consuming.crediting.report(shard, what)
         elif isinstance(what, wire.MarkReached):
             consuming.groups.passed(what.consumer, what.offset)
         elif isinstance(what, wire.AckTimeout):

@@ -6,9 +6,11 @@ of the place where messages lie; shardd.store implements it.
 
 from __future__ import annotations
 
+from shardmq.shardd.queues.allotment import Allotment
 from shardmq.shardd.queues.backlog import Counters
-from shardmq.shardd.queues.consumers import Consumer, Loan, Reader, Window
+from shardmq.shardd.queues.consumers import Consumer, Reader, Window
 from shardmq.shardd.queues.limits import Limits, limits_of
+from shardmq.shardd.queues.log_order import LogOrder
 from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.roster import Kind, Roster
 from shardmq.shardd.queues.store import Arrival, Store
@@ -16,14 +18,15 @@ from shardmq.shardd.queues.stream import Log, Stream, StreamQueue, is_stream, re
 from shardmq.shardd.queues.unacked import Getter
 
 __all__ = [
+    "Allotment",
     "Arrival",
     "Consumer",
     "Counters",
     "Getter",
     "Kind",
     "Limits",
-    "Loan",
     "Log",
+    "LogOrder",
     "Queue",
     "Reader",
     "Roster",

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, deal_from_head
+from shardmq.shardd.queues.allotment import Allotment
 from shardmq.shardd.queues.backlog import Backlog
-from shardmq.shardd.queues.consumers import Consumer, Consumers, Loan
+from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.entry import ENDLESS, REDELIVERED
+from shardmq.shardd.queues.log_order import LEEWAY, TURN_BYTES, LogOrder, OrderedQueue
 from shardmq.shardd.queues.order import Ready, same_mark, total
 from shardmq.shardd.queues.store import STEP_MESSAGES
-from shardmq.shardd.queues.turns import LEEWAY, TURN_BYTES, SharingQueue
 from shardmq.shardd.queues.unacked import Getter
 
 # The most messages that expire in one pass: a million at once must not stop the other queues.
@@ -42,7 +43,9 @@ class Outlet(Protocol):
     ) -> None:
         """Deliver messages that each came back `times` times, from a queue that counts returns."""
 
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None: ...
+    def report(self, allotment: Allotment) -> None:
+        """Tell the front door what the allotment has used, and whether messages wait."""
+
     def passed(self, consumer: Consumer, offset: int) -> None:
         """Hear that a reader has settled all messages below `offset`.
 
@@ -54,11 +57,11 @@ class Dispatch:
     """The consumers of one backlog, and what each of them holds.
 
     `holders` are all attached consumers, and all consumers and getters that hold unsettled
-    messages. `loan` is the loan of the only consumer, while that consumer takes turns among several
-    queues.
+    messages. `order` is that of the only consumer, if the queue takes turns in the order of the log
+    with other queues of a group consumer.
     """
 
-    __slots__ = ("backlog", "consumers", "holders", "keys", "loan")
+    __slots__ = ("backlog", "consumers", "holders", "keys", "order")
 
     def __init__(self, backlog: Backlog) -> None:
         limits = backlog.limits
@@ -66,7 +69,7 @@ class Dispatch:
         self.consumers = Consumers(limits.single_active, limits.paused)
         # A dict with unused values, because an empty set is three times the size.
         self.holders: dict[Consumer | Getter, None] = {}
-        self.loan: Loan | None = None
+        self.order: LogOrder | None = None
         self.keys: Keys | None = None  # None unless a consumer asked for key affinity
 
     # -- out ---------------------------------------------------------------------------------------
@@ -81,15 +84,13 @@ class Dispatch:
         # directly.
         if backlog.facts and not backlog.expire(now - 1, EXPIRED_MAX):
             return True
-        loan = self.loan
+        order = self.order
         until = ENDLESS
-        if loan is not None:
-            until = loan.turns.begin_turn(consumers.all[0].queue, now)
+        if order is not None and backlog.ready_count:
+            until = order.begin(consumers.all[0].queue, now)
             bytes_max = max(bytes_max, TURN_BYTES)
-        elif consumers.borrow:
-            consumers.look(now)
         while backlog.ready_count and until:
-            if given and loan is not None and backlog.head() >= until:
+            if given and order is not None and backlog.head() >= until:
                 break
             takers = consumers.takers()
             if not takers:
@@ -105,9 +106,11 @@ class Dispatch:
                     break
                 given += dealt
             elif len(takers) == 1:
-                # Lent credit is used in one piece, although the last message of the piece may lie a
+                # Credit is used in one piece, although the last message of the piece may lie a
                 # little behind the end of the turn.
-                end = until + LEEWAY if consumers.borrow else until
+                end = until
+                if order is not None and not takers[0].no_ack:
+                    end += LEEWAY
                 given += self._deal_to_one(takers[0], level, bytes_max - given, outlet, now, end)
             else:
                 given += self._deal(takers, level, bytes_max - given, outlet, now)
@@ -119,12 +122,8 @@ class Dispatch:
             backlog.enforce()
             # The messages behind the dropped ones may have expired.
             backlog.expire(now)
-        if loan is not None and loan.goes_on(consumers.all[0].queue):
-            return False
-        if consumers.borrow:
-            self.settle_grants(outlet)
-        if loan is not None:
-            loan.turns.end_turn(consumers.all[0].queue, until)
+        if consumers.has_allotments:
+            self.end_pass(outlet, until)
         return False
 
     def _deal_to_one(
@@ -296,10 +295,8 @@ class Dispatch:
             outlet.deliver(taker, number, False, count, blob)
         window.room -= len(blob)
         window.served = taker.queue
-        if taker.limited:
-            taker.grants -= count
-        if unacked.loan is not None:
-            unacked.loan.take(taker.queue, count)
+        if taker.allotment is not None:
+            taker.allotment.used += count
         backlog.ready_bytes -= body_bytes
         backlog.counters.delivered += count
         if not taker.no_ack:
@@ -340,41 +337,37 @@ class Dispatch:
             at += 1
         return at
 
-    # -- grants and loans --------------------------------------------------------------------------
+    # -- allotments --------------------------------------------------------------------------------
 
-    def settle_grants(self, outlet: Outlet) -> None:
-        """Give back grants that are of no use, and ask for grants that are needed.
+    def end_pass(self, outlet: Outlet, until: int = ENDLESS) -> None:
+        """End the turns of this queue, and tell front doors what they must know of allotments.
 
-        A consumer needs grants if a message is ready for it and only a grant is missing.
+        `until` is the entry before which the queue had to stop, 0 if it was not its turn.
         """
+        if not until:
+            return
         for consumer in self.consumers.all:
-            may = self.consumers.active(consumer) and not self.consumers.paused
-            if consumer.lent and consumer.loan is not None:
-                self._settle_loan(consumer, consumer.loan, may, outlet)
+            allotment, queue = consumer.allotment, consumer.queue
+            if allotment is None:
                 continue
-            if not consumer.limited:
+            blocked = consumer.window.room <= 0
+            may = queue.has_for(consumer) and self._may_take(consumer)
+            # A queue that stopped at the end of its stretch has not looked for room.
+            waits = may and (allotment.left <= 0 or queue in consumer.window.blocked)
+            if waits and allotment.is_asleep:
                 continue
-            useful = may and consumer.queue.has_for(consumer) and consumer.wanted() > 0
-            if consumer.grants and not useful:
-                count, consumer.grants = consumer.grants, 0
-                outlet.ungranted(consumer, count, False)
-            elif useful and not consumer.grants and not consumer.asked:
-                consumer.asked = True
-                outlet.ungranted(consumer, 0, True)
+            still_waits = waits
+            if allotment.order is not None:
+                order = allotment.order
+                wants = waits or (may and (order.current is not queue or self.head() >= until))
+                order.end(queue, wants, waits)
+                still_waits = not order.is_idle
+            if allotment.ended(still_waits, blocked):
+                outlet.report(allotment)
 
-    @staticmethod
-    def _settle_loan(consumer: Consumer, loan: Loan, may: bool, outlet: Outlet) -> None:
-        """Give back credit that other shards want and the loan can spare.
-
-        Ask for more credit if all of it is used.
-        """
-        for part, count in loan.give_back(consumer):
-            outlet.ungranted(part, count, False)
-        useful = may and consumer.queue.has_for(consumer)
-        if useful and loan.lent <= loan.used and not loan.asked:
-            loan.asked = True
-            outlet.ungranted(consumer, 0, True)
-        loan.served(consumer.queue)
+    def _may_take(self, consumer: Consumer) -> bool:
+        consumers = self.consumers
+        return consumers.active(consumer) and not consumers.paused and consumer.wanted() > 0
 
     # -- consumers ---------------------------------------------------------------------------------
 
@@ -388,19 +381,19 @@ class Dispatch:
         """Deliver no more to the consumer. The consumer keeps the messages that it holds."""
         consumer.detached = True
         consumer.window.consumers -= 1
-        consumer.stop_sharing()
         queue = consumer.queue
         self.consumers.remove(consumer)
+        self.forget_order(consumer)
         self._consumers_changed(queue)
         self.let_holder_go(consumer)
 
-    def _consumers_changed(self, queue: SharingQueue | None = None) -> None:
+    def _consumers_changed(self, queue: OrderedQueue | None = None) -> None:
         """Begin or end what depends on the attached consumers.
 
         Keys are kept while any consumer asks for key affinity. Unsettled messages are read once at
-        the start. A queue with one consumer takes turns with the other queues of this consumer's
-        loan. A stream takes no turns, because it has a log of its own. `queue` is the queue of this
-        dispatch, given if its last consumer may have gone.
+        the start. A queue with one consumer takes turns in the order of the log, if that consumer
+        has an order. A stream has a log of its own. `queue` is the queue of this dispatch, given if
+        its last consumer may have gone.
         """
         consumers = self.consumers
         if not consumers.affinity:
@@ -410,43 +403,33 @@ class Dispatch:
             for holder in self.holders:
                 if isinstance(holder, Consumer):
                     self.keys.take_held(holder, self.backlog.store)
-        alone = None
+        order = None
         if len(consumers.all) == 1 and self.keys is None and consumers.all[0].queue.keeps_in_store:
-            alone = consumers.all[0].loan
-        if alone is not self.loan:
-            self.leave_turns(consumers.all[0].queue if queue is None else queue)
-            self.loan = alone
+            allotment = consumers.all[0].allotment
+            order = None if allotment is None else allotment.order
+        if order is not self.order:
+            self.leave_order(consumers.all[0].queue if queue is None else queue)
+            self.order = order
 
-    def leave_turns(self, queue: SharingQueue) -> None:
+    def leave_order(self, queue: OrderedQueue) -> None:
         """Stop taking turns with other queues. `queue` is the queue of this dispatch."""
-        if self.loan is not None:
-            self.loan.turns.leave_turns(queue)
-            self.loan = None
+        if self.order is not None:
+            self.order.leave(queue)
+            self.order = None
+
+    @staticmethod
+    def forget_order(consumer: Consumer) -> None:
+        """Take the queue of a consumer that gets no more messages out of the order."""
+        allotment = consumer.allotment
+        if allotment is not None and allotment.order is not None:
+            allotment.order.leave(consumer.queue)
 
     def head(self) -> int:
-        """Return the entry that leaves next, ENDLESS if there is none."""
-        return self.backlog.head()
+        """Return the entry that leaves next, ENDLESS if there is none.
 
-    def waits_for_room(self) -> bool:
-        """Return whether the only consumer wakes the queue when there is room again."""
-        consumer = self.consumers.all[0]
-        return consumer.queue in consumer.window.blocked or (
-            consumer.loan is not None and consumer.queue in consumer.loan.waiting
-        )
-
-    def waits_instead_of(self, other: SharingQueue) -> bool:
-        """Wait for room in the place of `other`; return False if there is room."""
-        consumer = self.consumers.all[0]
-        window, loan = consumer.window, consumer.loan
-        if window.room <= 0:
-            window.blocked.pop(other, None)
-            window.blocked[consumer.queue] = None
-            return True
-        if loan is not None and loan.free <= 0 and other in loan.waiting:
-            del loan.waiting[other]
-            loan.waiting[consumer.queue] = None
-            return True
-        return False
+        The entry is 0 if the queue does not take turns in the order of the log.
+        """
+        return 0 if self.order is None else self.backlog.head()
 
     # -- held messages -----------------------------------------------------------------------------
 
@@ -487,15 +470,15 @@ class Dispatch:
         if consumer.detached and not consumer.unacked.count:
             self.holders.pop(consumer, None)
 
-    def drop(self, queue: SharingQueue) -> None:
+    def drop(self, queue: OrderedQueue) -> None:
         """Forget which messages are held, because the queue is deleted."""
         for holder in self.holders:
             if isinstance(holder, Getter):
                 holder.forget(queue)
             else:
-                holder.stop_sharing()
+                self.forget_order(holder)
                 holder.unacked.take_all()
-        self.leave_turns(queue)
+        self.order = None
 
 
 def _rooms(takers: list[Consumer], bytes_max: int) -> list[int]:

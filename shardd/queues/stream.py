@@ -359,8 +359,6 @@ class StreamQueue(Queue):
         if now >= self._look_at:
             self._retain(now)
         consumers = self.consumers
-        if consumers.borrow:
-            consumers.look(now)
         given = 0
         progress = False
         readers = consumers.all
@@ -378,8 +376,8 @@ class StreamQueue(Queue):
                 self._tell_passed(reader, outlet)
         if progress or given > 0:
             return True
-        if consumers.borrow:
-            self.dispatch.settle_grants(outlet)
+        if consumers.has_allotments:
+            self.dispatch.end_pass(outlet)
         return False
 
     def has_for(self, consumer: Consumer) -> bool:
@@ -413,10 +411,9 @@ class StreamQueue(Queue):
             reader.offset = batch.next_offset
         if not batch.entries:
             self._note(reader)
-            # A search for wanted messages may be long, so other queues that share the loan look
-            # too.
-            if reader.loan is not None:
-                reader.loan.served(self)
+            # A search for wanted messages may be long, so other queues of the consumer look too.
+            if reader.allotment is not None and reader.allotment.order is not None:
+                reader.allotment.order.end(self, wants=True, waits=False)
             return 0
         return self._hand_out(reader, batch, seen, outlet)
 
@@ -446,10 +443,8 @@ class StreamQueue(Queue):
         outlet.deliver(reader, number, redelivered, count, batch.blob)
         reader.window.room -= len(batch.blob)
         reader.window.served = self
-        if reader.limited:
-            reader.grants -= count
-        if reader.unacked.loan is not None:
-            reader.unacked.loan.take(self, count)
+        if reader.allotment is not None:
+            reader.allotment.used += count
         self.counters.delivered += count
         self.counters.redelivered += count if redelivered else 0
         self.backlog.unacked_count += count
@@ -546,7 +541,7 @@ class StreamQueue(Queue):
         count = self.backlog.ready_count
         for holder in self.dispatch.holders:
             if isinstance(holder, Consumer):
-                holder.stop_sharing()
+                self.dispatch.forget_order(holder)
                 holder.unacked.take_all()
         self.closed = self.deleted = True
         self.backlog.ready_count = self.backlog.ready_bytes = self.backlog.unacked_count = (

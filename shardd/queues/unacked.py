@@ -8,7 +8,7 @@ leaves a zero (no entry is 0) until all deliveries before it are settled too.
 from __future__ import annotations
 
 from array import array
-from typing import Any, Protocol
+from typing import Any
 
 from shardmq.shardd.queues.order import total
 
@@ -17,20 +17,12 @@ from shardmq.shardd.queues.order import total
 CUT_MIN = 512
 
 
-class Account(Protocol):
-    """The common count of the deliveries of several consumers: a `consumers.Loan`."""
-
-    def take(self, queue: Any, count: int) -> None: ...
-    def settle(self, count: int) -> None: ...
-
-
 class Unacked:
     """The deliveries that one consumer holds."""
 
-    __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count", "loan")
+    __slots__ = ("_entries", "_first", "_holes", "_sizes", "_start", "count")
 
     def __init__(self) -> None:
-        self.loan: Account | None = None  # the loan in which all deliveries count
         self._entries = array("Q")
         self._sizes = array("I")
         self._start = 0  # all items before it are settled
@@ -94,8 +86,6 @@ class Unacked:
             if self._start > CUT_MIN or self._start == len(self._entries):
                 self._cut()
         self.count -= len(taken)
-        if self.loan is not None:
-            self.loan.settle(len(taken))
         return taken, taken_bytes
 
     def _close_holes(self) -> None:

@@ -4,7 +4,7 @@ The kinds that carry messages themselves (PUBLISH, DELIVER) are in codec.pyx. Al
 little endian.
 
     SETTLE     header | (u32 consumer, u32 kind, u64 first, u64 last)*
-               delivery numbers of that consumer
+               delivery numbers of that consumer; with the kind ALLOT the credit of an allotment
     CONFIRMED  header | u64 batch | (u32 connection, u32 channel, u64 first, u64 last)*
                refused confirm numbers; with KNOWN or ALTERED in `channel` the messages
                are not refused, but were known before

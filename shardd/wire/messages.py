@@ -65,13 +65,15 @@ ACK = 0
 REJECT = 1  # drop or dead-letter
 REQUEUE = 2  # back to the old place, redelivered
 RETURN = 3  # back to the old place, not redelivered: no client has seen the message
-# Two more kinds in a SETTLE, for a consumer with a lent prefetch. `first` is a count of messages.
-# LENT raises the prefetch by that count. The consumer may use all of its prefetch now and for
-# `last` ms, whatever was recalled.
-LENT = 4
-# LOWERED lowers the prefetch by that count: another shard gets the room that acks in this message
-# make.
-LOWERED = 5
+# One more kind in a SETTLE, for an allotment of credit: the number of a consumer or of a group
+# consumer stands in the place of the consumer. `first` is how many messages may have been delivered
+# or given back in all, or UNLIMITED. `last` says what becomes of credit that is not used.
+ALLOT = 4
+KEEP = 0  # it stays
+DRAIN = 1  # what cannot be used at once is given back
+STOP = 2  # it is given back at once, with nothing delivered; CreditReport answers
+CLOSE = 3  # the allotment is not used any more
+UNLIMITED: Final = 1 << 62
 
 # The verdict on a message of an exchange or queue that takes each message once (DedupVerdicts).
 FIRST = 0
@@ -382,9 +384,9 @@ class Attach(Message, tag="attach", frozen=True):
     first delivery.
 
     `consumer` is a number that this front door uses once in its life. A `prefetch` of 0 is no
-    limit. With `granted`, deliveries come only for Grant, because the channel has a limit of its
-    own. `resumed` means that the front door attaches the consumer again after the shard restarted:
-    the shard never refuses such a consumer for exclusivity by order of arrival.
+    limit. With `limited`, deliveries come only for an ALLOT, because consumers at other shards have
+    the same limit. `resumed` means that the front door attaches the consumer again after the shard
+    restarted: the shard never refuses such a consumer for exclusivity by order of arrival.
     """
 
     request: int
@@ -397,23 +399,21 @@ class Attach(Message, tag="attach", frozen=True):
     exclusive: bool
     priority: int
     prefetch: int
-    granted: bool = False
+    limited: bool = False
     resumed: bool = False
-    # `prefetch` is the consumer's part of a limit that it shares, and 0 is no room; see Recall.
-    lent: bool = False
     # While the consumer is attached, messages of one routing key go to one consumer at a time.
     affinity: bool = False
 
 
 class AttachPart(Attach, tag="attach-part", frozen=True):
-    """Attach one of the consumers that make up a virtual consumer.
+    """Attach a consumer of one shard queue for a group consumer.
 
-    A front door sends AttachPart to a shard, in place of Attach. The consumers of one virtual
-    consumer at this shard share the prefetch that was lent to them. `whole` is the number of the
-    virtual consumer, which this front door uses once in its life.
+    A front door sends AttachPart to a shard, in place of Attach. All consumers of one group
+    consumer at this shard have one allotment. `group` is the number of the group consumer, which
+    this front door uses once in its life; with 0 the consumer has an allotment of its own.
     """
 
-    whole: int = 0
+    group: int = 0
 
 
 class Attached(Message, tag="attached", frozen=True):
@@ -568,13 +568,13 @@ class AttachBounded(AttachReader, tag="attach-bounded", frozen=True):
 
 
 class AttachStreamPart(AttachBounded, tag="attach-stream-part", frozen=True):
-    """Attach one of the consumers of streams that make up a virtual consumer.
+    """Attach a consumer of one stream for a group consumer.
 
     A front door sends AttachStreamPart to a shard, in place of AttachBounded. AttachPart explains
-    `whole`.
+    `group`.
     """
 
-    whole: int = 0
+    group: int = 0
 
 
 class SetBounds(Message, tag="set-bounds", frozen=True):
@@ -625,59 +625,18 @@ class Release(Message, tag="release", frozen=True):
     consumers: list[int]
 
 
-class Grant(Message, tag="grant", frozen=True):
-    """Let a consumer get up to `count` more messages.
+class CreditReport(Message, tag="credit-report", frozen=True):
+    """Tell a front door what an allotment has used, and whether messages wait.
 
-    A front door sends Grant to a shard for a consumer that was attached with granted=True. The
-    shard delivers what it has and gives the rest back at once with Ungranted.
-
-    For a consumer with a lent prefetch, Grant raises the prefetch by `count` and ends a Recall.
+    A shard sends CreditReport when the allotment is used up and messages wait; when no message
+    waits any more; and when it gives credit back, because the front door said DRAIN or STOP. `used`
+    is how many messages were delivered or given back in all. The front door answers with an ALLOT
+    when it has credit.
     """
 
-    consumer: int
-    count: int
-
-
-class Tune(Message, tag="tune", frozen=True):
-    """Change the prefetch of a consumer, and whether it needs grants.
-
-    A front door sends Tune to a shard. With `granted`, the consumer gets from now on only what is
-    granted; without it, the consumer needs no grants any more. When `granted` changes, the consumer
-    has no grant, and the shard asks for one with Ungranted if a message is ready. There is no other
-    answer.
-    """
-
-    consumer: int
-    prefetch: int
-    granted: bool
-    lent: bool = False
-
-
-class Recall(Message, tag="recall", frozen=True):
-    """Ask for a part of the prefetch that a consumer was lent, because others want it.
-
-    A front door sends Recall to a shard. As soon as it can, and until the next Grant, the consumer
-    keeps `keep` of the lent prefetch while messages wait, and nothing while none wait; it always
-    keeps as much as it has unsettled messages. The shard gives the rest back with Ungranted. There
-    is no other answer.
-    """
-
-    consumer: int
-    keep: int
-
-
-class Ungranted(Message, tag="ungranted", frozen=True):
-    """Give `count` unused grants back, or ask for a grant.
-
-    A shard sends Ungranted to a front door when the queue is empty and grants are left. It also
-    sends Ungranted with a `count` of 0 when a message becomes ready for a consumer without a grant,
-    or for a consumer whose lent prefetch is used up. `wants` asks the front door to send Grant
-    again.
-    """
-
-    consumer: int
-    count: int
-    wants: bool = False
+    allotment: int
+    used: int
+    waits: bool
 
 
 class Cancelled(Message, tag="cancelled", frozen=True):
@@ -953,7 +912,7 @@ Control = (
     | FirstConsumer | Stats | ListQueues | QueueIds | StatsReply | Alarm | Attach | AttachPart
     | Attached | InspectStream | StreamInspected | Pull | Pulled | Unwatch | StoreOffset
     | AttachReader | AttachedAt | AttachBounded | AttachStreamPart | SetBounds | MarkReached
-    | Detach | Release | Grant | Tune | Recall | Ungranted | Cancelled | AckTimeout | Get | Got
+    | Detach | Release | CreditReport | Cancelled | AckTimeout | Get | Got
     | Count | CountUnsettled | UnsettledCount | DeadLetterUpTo | Purge | DeadLetters
     | DeadLettersPublished | DedupAsk | DedupVerdicts | DedupOutcome | DedupForget | Reserve
     | Redeem | Unreserve | Done | Refused

@@ -33,7 +33,7 @@ async def test_acks_are_told_to_the_shard_by_its_own_numbers() -> None:
     play.says(1, commands.Basic.Ack(2, multiple=True))
     play.says(1, commands.Basic.Ack(4))
     assert play.shards.acks == [(0, number, wire.ACK, 1, 2, 5), (0, number, wire.ACK, 4, 4, 5)]
-    assert (play.channel.unacked.count, play.channel.outstanding) == (1, 1)
+    assert (play.channel.unacked.count, play.channel.limit.unacked) == (1, 1)
 
 
 async def test_rejects_and_requeues_do_not_wait() -> None:
@@ -82,12 +82,11 @@ async def test_a_channel_with_a_limit_gets_more_when_it_settles() -> None:
     play = Consuming()
     number = await play.consume()
     play.says(1, commands.Basic.Qos(prefetch_count=1, global_=True))
-    play.consuming.ungranted(number, 0, wants=True)
+    play.consuming.crediting.report(0, wire.CreditReport(number, 0, waits=True))
     play.deliver(number, 1, b"1")
-    play.consuming.ungranted(number, 0, wants=True)
-    play.shards.said.clear()
+    play.shards.allotted.clear()
     play.says(1, commands.Basic.Ack(1))
-    assert play.shards.said == [wire.Grant(number, 1)]
+    assert play.shards.allotted == [(number, 2, wire.KEEP)]
 
 
 async def test_what_waits_for_acks_is_listed_by_queue_and_with_its_age() -> None:
@@ -127,7 +126,7 @@ async def test_a_message_is_got_and_waits_for_its_ack() -> None:
     play.says(1, commands.Basic.Ack(1))
     (ack,) = play.shards.acks
     # a get does not count for limits
-    assert ack[2:5] == (wire.ACK, 1, 1) and play.channel.outstanding == 0
+    assert ack[2:5] == (wire.ACK, 1, 1) and play.channel.limit.unacked == 0
     assert play.services.counts.got_manual == play.channel.got_manual == 1
 
 

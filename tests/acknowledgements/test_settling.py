@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shardmq.broker.front_door.consume.settling import (
     ACKS_TOGETHER_MAX,
-    ALL_TOGETHER,
+    NO_HURRY,
+    NO_HURRY_WAITS,
     RANGES_MAX,
-    TURN_WAITS_MAX,
     Settles,
     acks_together,
 )
@@ -81,46 +81,27 @@ def test_acks_wait_until_there_are_enough_of_them_in_whatever_order(
         assert settles.due == (waiting >= together)
 
 
-def test_acks_of_all_parts_of_a_virtual_consumer_make_one_room() -> None:
+def test_a_shard_hears_of_credit_behind_the_acks_and_only_the_last_word() -> None:
     settles = Settles()
-    settles.ack(1, 1, 5, ALL_TOGETHER, 100)
-    settles.ack(2, 1, 3, ALL_TOGETHER, 100)
-    settles.ack(3, 1, 9, 100)
-    assert (settles.room_made(100), settles.room_made(3), settles.room_made(7)) == (8, 9, 0)
-    settles.lower(100, 1, 4)
-    settles.lower(100, 2, 4)
-    assert (settles.room_made(100), settles.lowered(100)) == (0, True)
-    assert [settles.raise_again(100, part, 5) for part in (1, 1, 2)] == [4, 0, 4]
-    assert (settles.room_made(100), settles.lowered(100), settles.due) == (8, False, False)
-    settles.lower(100, 1, 4)
-    assert settles.raise_again(100, 1, 3) == 3 and settles.lowered(100)
-    assert settles.raise_again(7, 1, 5) == 0
-
-
-def test_a_shard_hears_of_the_room_of_others_before_the_acks_and_of_its_turn_behind_them() -> None:
-    settles = Settles()
-    settles.ack(1, 1, 5, ALL_TOGETHER, 100)
-    settles.lower(100, 1, 4)
-    settles.lend(2, 6, 20)
-    settles.lend(2, 1)
-    assert settles and settles.due
-    assert settles.take() == [(1, wire.LOWERED, 4, 0), (1, wire.ACK, 1, 5), (2, wire.LENT, 7, 20)]
+    settles.ack(1, 1, 5, NO_HURRY)
+    assert settles and not settles.due
+    settles.allot(100, 7, wire.KEEP)
+    settles.allot(100, 9, wire.DRAIN)
+    assert settles.due
+    assert settles.take() == [(1, wire.ACK, 1, 5), (100, wire.ALLOT, 9, wire.DRAIN)]
     assert not settles and not settles.due and settles.take() == []
 
 
 def test_acks_that_make_no_room_where_they_are_wait_longer_but_not_for_ever() -> None:
     settles = Settles()
-    settles.ack(1, 1, 5, ALL_TOGETHER, 100)
-    assert not settles.may_wait_on()
-    settles.lower(100, 1, 5)
+    settles.ack(1, 1, 5, NO_HURRY)
     assert settles.may_wait_on()
     settles.ack(9, 1, 1, 100)  # somebody else's
     assert not settles.may_wait_on()
     settles.take()
-    settles.ack(1, 6, 9, ALL_TOGETHER, 100)
-    settles.lower(100, 1, 4)
-    assert [settles.may_wait_on() for _ in range(TURN_WAITS_MAX)] == [True] * (
-        TURN_WAITS_MAX - 1
+    settles.ack(1, 6, 9, NO_HURRY)
+    assert [settles.may_wait_on() for _ in range(NO_HURRY_WAITS)] == [True] * (
+        NO_HURRY_WAITS - 1
     ) + [False]
 
 

@@ -162,6 +162,9 @@ class Shards:
         self.asked: list[tuple[int, wire.Message, asyncio.Future[Any]]] = []  # and not answered
         self.said: list[Any] = []  # to the shards
         self.acks: list[tuple[int, ...]] = []
+        self.allotted: list[tuple[int, int, int]] = []  # number, allowed and mode
+        self.acks_wait = False
+        self.on_acks_waited: Callable[[], None] = lambda: None
         self.credits: list[tuple[int, int, int, int]] = []
         self.flushed: list[tuple[int, ...]] = []
         self.heard_for: list[float] = []
@@ -196,9 +199,6 @@ class Shards:
     def tell(self, shard: int, what: wire.Message) -> None:
         self.said.append(what)
 
-    def tell_settled(self, shard: int) -> None:
-        self.said.append(("settled", shard))
-
     def is_up(self, shard: int) -> bool:
         return bool(self.links[shard].up)
 
@@ -208,16 +208,15 @@ class Shards:
         self.acks.append((shard, consumer, kind, first, last))
 
     def ack(
-        self,
-        shard: int,
-        epoch: int,
-        consumer: int,
-        first: int,
-        last: int,
-        together: int,
-        whole: int = 0,
+        self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int
     ) -> None:
         self.acks.append((shard, consumer, wire.ACK, first, last, together))
+
+    def allot(self, shard: int, allotment: int, allowed: int, mode: int) -> None:
+        self.allotted.append((allotment, allowed, mode))
+
+    def wait_for_acks(self) -> None:
+        self.acks_wait = True
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
         self.credits.append((shard, epoch, connection, count))

@@ -89,11 +89,11 @@ async def test_what_a_shard_says_of_a_consumer_reaches_it() -> None:
     play = Heard()
     number = await play.consume()
     play.says(1, commands.Basic.Qos(prefetch_count=2, global_=True))
-    play.shards.said.clear()
-    play.shard_events.told(0, wire.Ungranted(number, 0, True))
-    assert play.shards.said == [wire.Grant(number, 2)]
+    play.shards.allotted.clear()
+    play.shard_events.told(0, wire.CreditReport(number, 0, True))
+    assert play.shards.allotted == [(number, 2, wire.KEEP)]
     play.shard_events.away(0)
-    assert play.consuming.consumers[number].granted == 0
+    assert play.channel.limit.allotted == 0
     play.shard_events.told(0, wire.MarkReached(number, 7))  # no group's
     play.shard_events.told(0, wire.Cancelled(number))
     play.aio.run()

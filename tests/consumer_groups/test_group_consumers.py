@@ -106,7 +106,7 @@ async def test_a_consumer_joins_at_the_controller_and_is_told_when_it_is_let_in(
     await begun
     assert names(await play.settled()) == ["Basic.ConsumeOk"]
     group = play.channel.consumers["tag"]
-    assert isinstance(group, GroupConsumer) and (group.limit, group.handover_s) == (8, 1.5)
+    assert isinstance(group, GroupConsumer) and (group.limit.most, group.handover_s) == (8, 1.5)
     assert [here.number for here in play.consuming.groups.here()] == [group.number]
 
 
@@ -215,7 +215,7 @@ async def test_an_assignment_is_attached_for_the_whole_consumer() -> None:
     await play.settled()
     ((shard, attach, _),) = play.shards.asked
     assert isinstance(attach, wire.AttachPart) and shard == 0
-    assert (attach.whole, attach.queue, attach.priority, attach.affinity, attach.no_ack) == (
+    assert (attach.group, attach.queue, attach.priority, attach.affinity, attach.no_ack) == (
         group.number, 100, 4, True, True,
     )  # fmt: skip
 
@@ -251,7 +251,7 @@ async def test_a_shard_is_handed_over_when_what_it_gave_is_settled() -> None:
     group = await play.join()
     (assignment,) = await play.give(group, NAMES[0])
     play.deliver(assignment.number, 1, b"x")
-    assert (assignment.held, group.outstanding) == (1, 1)
+    assert (assignment.held, group.limit.unacked) == (1, 1)
     play.order(group, "take")
     await play.settled()
     assert isinstance(play.shards.answer(wire.Done(1)), wire.Detach)
@@ -261,7 +261,7 @@ async def test_a_shard_is_handed_over_when_what_it_gave_is_settled() -> None:
     await play.settled()
     assert isinstance(play.shards.answer(wire.Done(1)), wire.Release)
     await play.settled()
-    assert play.given_up() == [NAMES[0]] and group.outstanding == 0
+    assert play.given_up() == [NAMES[0]] and group.limit.unacked == 0
 
 
 async def test_a_shard_is_handed_over_after_a_while_with_what_is_not_settled() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues import Allotment, Consumer, Queue, Window, limits_of
 from shardmq.shardd.queues.affinity import LOOK_MESSAGES, stored
 from tests.support.dict_store import DictArrival, DictStore
 
@@ -75,8 +75,8 @@ class Bench:
     def passed(self, consumer: Consumer, offset: int) -> None:
         raise AssertionError("no stream")
 
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        raise AssertionError("nobody is limited")
+    def report(self, allotment: Allotment) -> None:
+        raise AssertionError("nobody has an allotment here")
 
     # -- acts --------------------------------------------------------------------------------------
 

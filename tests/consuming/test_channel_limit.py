@@ -6,7 +6,8 @@ before the limit. The prefetch of a consumer of a virtual queue holds over all i
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,30 +21,30 @@ from shardmq.broker.front_door.consume.consumers import (
     GroupConsumer,
 )
 from shardmq.broker.front_door.consume.consuming import Consuming
-from shardmq.broker.front_door.consume.settling import Settles
+from shardmq.broker.front_door.consume.credit import ROUND_S
 from shardmq.broker.shared.control import AssignmentName
+from shardmq.shardd.queues import Allotment
 from shardmq.shardd.wire import messages as wire
 
 MANY = 1 << 30
+WHOLE = 100  # the number of the consumer of the virtual queue
 NOBODY: Any = SimpleNamespace(say=lambda said: None)  # the controller
 
 
 class Links:
-    """All shards in one: a backlog for each consumer, handed out as Tune and Grant allow."""
+    """All shards in one: a backlog for each consumer, handed out as its allotment allows."""
 
     def __init__(self) -> None:
-        self.links = [SimpleNamespace(epoch=1, settles=Settles())]
-        self.to_shard: list[Any] = []
+        self.links = defaultdict(lambda: SimpleNamespace(epoch=1))
+        self.to_shard: list[tuple[int, int, int]] = []  # allotment, allowed, mode
         self.settled: Counter[int] = Counter()  # by consumer
+        self.on_acks_waited: Callable[[], None] = lambda: None
 
-    def tell(self, shard: int, what: wire.Message) -> None:
-        self.to_shard.append(what)
+    def allot(self, shard: int, allotment: int, allowed: int, mode: int) -> None:
+        self.to_shard.append((allotment if allotment != WHOLE else shard, allowed, mode))
 
-    def is_up(self, shard: int) -> bool:
-        return True
-
-    def tell_settled(self, shard: int) -> None:
-        """All is told at once."""
+    def wait_for_acks(self) -> None:
+        """They wait until the bench says so."""
 
     def settle(
         self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
@@ -51,31 +52,25 @@ class Links:
         self.settled[consumer] += last - first + 1
 
     def ack(
-        self,
-        shard: int,
-        epoch: int,
-        consumer: int,
-        first: int,
-        last: int,
-        together: int,
-        whole: int = 0,
+        self, shard: int, epoch: int, consumer: int, first: int, last: int, together: int
     ) -> None:
         self.settled[consumer] += last - first + 1
 
 
 class Bench:
+    """Consumers 1, 2 ... of single queues, and 101, 102 ... of a virtual queue.
+
+    Each of the latter is at a shard of its own.
+    """
+
     def __init__(self, consumers: int, no_ack: bool = False) -> None:
         self.links = Links()
-        self.consuming = Consuming(self.links, NOBODY, SimpleNamespace(now=0.0))  # type: ignore[arg-type] # as much of them as is used here
+        self.clock: Any = SimpleNamespace(now=0.0)
+        self.consuming = Consuming(self.links, NOBODY, self.clock)  # type: ignore[arg-type] # as much of them as is used here
         self.channel = ConsumingChannel(SimpleNamespace(), 1)  # type: ignore[arg-type]
         self.ready = dict.fromkeys(range(1, consumers + 1), 0)
         self.numbers = dict.fromkeys(self.ready, 1)
-        self.limited = dict.fromkeys(self.ready, False)
-        self.grants = dict.fromkeys(self.ready, 0)
-        self.asked = dict.fromkeys(self.ready, False)
-        self.lent: dict[int, int] = {}  # prefetch of those that share one
-        self.recalled: dict[int, int | None] = {}
-        self.began: dict[int, int] = {}  # the number that was next when it last got some of it
+        self.allotments: dict[int, Allotment] = {}
         for number in self.ready:
             consumer = Consumer(self.channel, number, f"tag-{number}")
             consumer.announced, consumer.no_ack = True, no_ack
@@ -83,106 +78,70 @@ class Bench:
 
     def with_virtual(self, parts: int, limit: int) -> GroupConsumer:
         """Add a consumer of a virtual queue that owns `parts` shards."""
-        whole = GroupConsumer(self.channel, 100, "virtual")
-        whole.announced, whole.limit = True, limit
-        self.channel.consumers[whole.tag] = whole
+        whole = GroupConsumer(self.channel, WHOLE, "virtual")
+        whole.announced, whole.limit.most = True, limit
+        self.channel.consumers[whole.tag] = self.channel.groups[WHOLE] = whole
         for number in range(101, 101 + parts):
             part = whole.assignments[AssignmentName(number, 0)] = Assignment(
                 whole, number, AssignmentName(number, 0)
             )
             part.shard = number  # each at one of its own
             self.consuming.consumers[number] = part
-            self.ready[number], self.numbers[number], self.grants[number], self.asked[number] = (
-                0,
-                1,
-                0,
-                False,
-            )
-            self.limited[number] = False
-            self.recalled[number], self.began[number] = None, 0
-        for part in whole.assignments.values():
-            self.consuming.grants.begin(part)
-            self.lent[part.number] = part.prefetch
+            self.ready[number], self.numbers[number] = 0, 1
+            self.consuming.crediting.attach(part)
+            self.allotments[number] = Allotment(number)
         return whole
-
-    def lent_turn(self, number: int) -> None:
-        """Of a consumer with a lent prefetch."""
-        held = self.numbers[number] - 1 - self.links.settled[number]
-        back, recalled = 0, self.recalled[number]
-        fresh = self.numbers[number] == self.began[number]
-        most = self.lent[number] if recalled is None or fresh else min(self.lent[number], recalled)
-        count = min(self.ready[number], max(0, most - held))
-        if count:
-            self.deliver(number, count)
-            held += count
-            fresh = False
-        if recalled is not None and not (fresh and self.ready[number]):
-            back = max(0, self.lent[number] - max(held, recalled if self.ready[number] else 0))
-            self.lent[number] -= back
-        wants = self.ready[number] > 0 and self.lent[number] <= held and not self.asked[number]
-        self.asked[number] |= wants
-        if back or wants:
-            self.consuming.ungranted(number, back, wants)
 
     def shard_turn(self) -> None:
         """Let the shards act on the messages that were sent to them, and answer."""
         said, self.links.to_shard = self.links.to_shard, []
-        for what in said:
-            number = what.consumer
-            if isinstance(what, wire.Recall):
-                self.recalled[number] = what.keep
-            elif number in self.lent and isinstance(what, wire.Grant):
-                self.lent[number] += what.count
-                self.asked[number], self.recalled[number] = False, None
-                self.began[number] = self.numbers[number]
-            elif isinstance(what, wire.Tune):
-                self.lent.pop(number, None)
-                if what.lent:
-                    self.lent[number], self.recalled[number] = what.prefetch, None
-                assert self.limited[number] != what.granted
-                self.limited[number], self.grants[number], self.asked[number] = (
-                    what.granted,
-                    0,
-                    False,
-                )
-            elif self.limited[number]:
-                self.grants[number] += what.count
-                self.asked[number] = False
-        for number in self.ready:
-            if number in self.lent:
-                self.lent_turn(number)
-                continue
-            count = min(self.ready[number], self.grants[number] if self.limited[number] else MANY)
-            if count:
+        for number, allowed, mode in said:
+            used = self.numbers[number] - 1
+            mine = self.allotments.setdefault(
+                number, Allotment(number, is_limited=False, used=used)
+            )
+            if mode == wire.STOP:
+                mine.stop(allowed)
+                self.report(number)
+            else:
+                mine.allow(None if allowed == wire.UNLIMITED else allowed, mode == wire.DRAIN)
+        for number, ready in self.ready.items():
+            mine = self.allotments.get(number)
+            if count := min(ready, MANY if mine is None else max(0, mine.left)):
                 self.deliver(number, count)
-            if self.limited[number] and self.grants[number]:
-                rest, self.grants[number] = self.grants[number], 0
-                self.consuming.ungranted(number, rest, False)
-            if self.limited[number] and self.ready[number] and not self.asked[number]:
-                self.asked[number] = True
-                self.consuming.ungranted(number, 0, True)
+            if mine is not None and mine.ended(self.ready[number] > 0):
+                self.report(number)
+
+    def report(self, number: int) -> None:
+        _, used, waits = self.allotments[number].report
+        of, at = (WHOLE, number) if number > WHOLE else (number, 0)
+        self.consuming.crediting.report(at, wire.CreditReport(of, used, waits))
 
     def deliver(self, number: int, count: int) -> None:
         self.ready[number] -= count
-        if self.limited[number]:
-            self.grants[number] -= count
+        if number in self.allotments:
+            self.allotments[number].used += count
         consumer, channel = self.consuming.consumers[number], self.channel
         if not consumer.no_ack:
             channel.unacked.add(channel.next_tag, count, consumer, 1, self.numbers[number])
-            channel.outstanding += count
+            channel.limit.unacked += count
             if isinstance(consumer, Assignment):
                 consumer.held += count
-                consumer.group.outstanding += count
+                consumer.counted += count
+                consumer.group.limit.unacked += count
         channel.next_tag += count
         self.numbers[number] += count
-        if not consumer.lent:
-            self.consuming.grants.use(consumer, count)
+        consumer.delivered += count
+        if consumer.allotment is not None:
+            self.consuming.crediting.delivered(consumer.allotment, count, consumer.no_ack)
 
     def settle(self) -> None:
         """Until nobody says anything."""
         self.shard_turn()
+        self.links.on_acks_waited()
         while self.links.to_shard:
             self.shard_turn()
+            self.links.on_acks_waited()
 
 
 STEPS = st.lists(
@@ -209,12 +168,14 @@ def test_never_more_than_the_limit_and_never_less_than_there_is(
             before = held
         bench.settle()
         waiting = sum(bench.ready.values())
-        if not channel.limit:
+        if not channel.limit.most:
             assert not waiting
         else:
-            assert channel.unacked.count <= max(channel.limit, before)
-            assert not waiting or channel.unacked.count >= channel.limit
-            assert channel.granted == sum(each.granted for each in channel.consumers.values()) == 0
+            assert channel.unacked.count <= max(channel.limit.most, before)
+            assert not waiting or channel.unacked.count >= channel.limit.most
+            assert channel.limit.allotted == sum(
+                max(0, mine.left) for mine in bench.allotments.values()
+            )
 
 
 @given(STEPS, st.integers(1, 4), st.integers(1, 7))
@@ -234,11 +195,13 @@ def test_prefetch_of_a_virtual_queue_is_the_total_of_all_shards(
         bench.settle()
         waiting = sum(count for number, count in bench.ready.items() if number > 100)
         held = sum(part.held for part in whole.assignments.values())
-        assert held == whole.outstanding <= prefetch
-        assert whole.granted == (0 if channel.limit else sum(bench.lent.values())) <= prefetch
-        assert not channel.granted
-        if channel.limit:
-            assert not waiting or held == prefetch or channel.outstanding >= channel.limit
+        assert held == whole.limit.unacked <= prefetch
+        assert whole.limit.allotted == sum(
+            bench.allotments[number].left for number in bench.ready if number > WHOLE
+        )
+        assert whole.limit.unacked + whole.limit.allotted <= prefetch
+        if channel.limit.most:
+            assert not waiting or held == prefetch or channel.limit.unacked >= channel.limit.most
         else:
             assert not bench.ready[1] and (not waiting or held == prefetch)
 
@@ -253,6 +216,7 @@ def test_no_shard_of_a_virtual_queue_waits_for_another_to_be_empty(
     bench.ready |= ready
     bench.settle()
     for _ in range(10 * parts):
+        bench.clock.now += ROUND_S  # else a turn goes on
         bench.consuming.acks.settle(bench.channel, [(wire.ACK, 0, 0, True)])
         bench.settle()
     given = [1000 - bench.ready[number] for number in ready]
@@ -265,18 +229,42 @@ def test_what_is_unacknowledged_counts_toward_a_limit_that_comes() -> None:
     bench.ready = {1: 5, 2: 5}
     bench.settle()
     bench.consuming.limit(bench.channel, 12)
-    assert bench.links.to_shard == [wire.Tune(1, 0, True), wire.Tune(2, 0, True)]
+    assert bench.links.to_shard == [(1, 5, wire.STOP), (2, 5, wire.STOP)]
     bench.ready = {1: 5, 2: 5}
     bench.settle()
     assert bench.channel.unacked.count == 12
 
 
-def test_another_limit_is_no_news_to_the_shard() -> None:
+def test_another_limit_is_no_news_to_the_shard_unless_it_must_give_back() -> None:
     bench = Bench(1)
     bench.consuming.limit(bench.channel, 3)
     bench.settle()
     bench.consuming.limit(bench.channel, 5)
     assert not bench.links.to_shard
+    bench.ready = {1: 1}
+    bench.settle()
+    assert (bench.channel.limit.unacked, bench.channel.limit.allotted) == (1, 4)
+    bench.consuming.limit(bench.channel, 2)
+    assert bench.links.to_shard == [(1, 5, wire.STOP)]
+    bench.ready = {1: 2}
+    bench.settle()
+    assert (bench.channel.limit.unacked, bench.channel.limit.allotted) == (2, 0)
+
+
+def test_deliveries_of_a_consumer_that_was_cancelled_count_until_they_are_settled() -> None:
+    bench = Bench(2)
+    bench.consuming.limit(bench.channel, 2)
+    bench.ready = {1: 2, 2: 2}
+    bench.settle()
+    held = bench.channel.unacked.count
+    bench.consuming.crediting.close(bench.consuming.consumers[1])
+    bench.ready[1] = 0
+    del bench.allotments[1]
+    bench.settle()
+    assert held == bench.channel.unacked.count == 2
+    bench.consuming.acks.settle(bench.channel, [(wire.ACK, 0, 0, True)])
+    bench.settle()
+    assert bench.ready[2] == 0 and bench.channel.limit.members == 1
 
 
 def test_consumers_without_acks_wait_for_room_and_use_none() -> None:
@@ -294,16 +282,16 @@ def test_consumers_without_acks_wait_for_room_and_use_none() -> None:
     bench.consuming.acks.settle(bench.channel, [(wire.ACK, 0, 0, True)])
     bench.settle()
     assert bench.ready == {1: 0, 2: 0}
-    assert bench.channel.outstanding == bench.channel.granted == 0
+    assert bench.channel.limit.unacked == 0
 
 
-def test_grants_given_back_after_the_limit_went_and_came_are_not_counted_twice() -> None:
+def test_credit_given_back_after_the_limit_went_and_came_is_not_counted_twice() -> None:
     bench = Bench(1)
     bench.consuming.limit(bench.channel, 3)
-    consumer = bench.consuming.consumers[1]
-    bench.consuming.ungranted(1, 0, True)
-    assert (consumer.granted, bench.channel.granted) == (3, 3)
+    report = bench.consuming.crediting.report
+    report(0, wire.CreditReport(1, 0, waits=True))
+    assert bench.channel.limit.allotted == 3
     bench.consuming.limit(bench.channel, 0)
-    bench.consuming.ungranted(1, 3, True)
+    report(0, wire.CreditReport(1, 3, waits=True))
     bench.consuming.limit(bench.channel, 3)
-    assert (consumer.granted, bench.channel.granted, bench.channel.wanting) == (0, 0, {})
+    assert (bench.channel.limit.allotted, bench.channel.limit.free) == (0, 3)

@@ -90,7 +90,7 @@ async def test_a_consumer_is_attached_at_the_shard_of_its_queue_and_told_so() ->
         7,
         3,
     )
-    assert (attach.connection, attach.channel, attach.granted, attach.resumed) == (
+    assert (attach.connection, attach.channel, attach.limited, attach.resumed) == (
         9,
         1,
         False,
@@ -227,7 +227,7 @@ async def test_deliveries_have_consecutive_tags_and_wait_for_their_acks() -> Non
     said = play.deliver(number, 1, b"one", b"two")
     assert [what.delivery_tag for what in said if what.name == "Basic.Deliver"] == [1, 2]
     assert [what.value for what in said if what.name == "ContentBody"] == [b"one", b"two"]
-    assert (play.channel.unacked.count, play.channel.outstanding, play.channel.next_tag) == (
+    assert (play.channel.unacked.count, play.channel.limit.unacked, play.channel.next_tag) == (
         2,
         2,
         3,
@@ -242,7 +242,7 @@ async def test_deliveries_that_need_no_ack_wait_for_none() -> None:
     play = Consuming()
     number = await play.consume(no_ack=True)
     play.deliver(number, 1, b"one")
-    assert (play.channel.unacked.count, play.channel.outstanding) == (0, 0)
+    assert (play.channel.unacked.count, play.channel.limit.unacked) == (0, 0)
     assert play.services.counts.delivered_auto == play.channel.delivered_auto == 1
 
 
@@ -427,28 +427,34 @@ async def test_a_limit_of_the_channel_holds_for_all_its_consumers() -> None:
     assert names(play.says(1, commands.Basic.Qos(prefetch_count=3, global_=True))) == [
         "Basic.QosOk"
     ]
-    assert play.shards.said == [wire.Tune(one, 0, True), wire.Tune(two, 0, True)]
-    play.shards.said.clear()
-    play.consuming.ungranted(one, 0, wants=True)
-    assert play.shards.said == [wire.Grant(one, 3)]
-    play.consuming.ungranted(two, 0, wants=True)
+    assert play.shards.allotted == [(one, 0, wire.STOP), (two, 0, wire.STOP)]
+    play.shards.allotted.clear()
+    report = play.consuming.crediting.report
+    report(0, wire.CreditReport(one, 0, waits=True))
+    assert play.shards.allotted == [(one, 1, wire.KEEP)]  # its share
     play.deliver(one, 1, b"x")
-    assert (play.channel.granted, play.channel.outstanding) == (2, 1)
-    play.shards.said.clear()
-    play.consuming.ungranted(one, 2, wants=False)  # it had no more
-    assert play.shards.said == [wire.Grant(two, 2)]
-    play.consuming.ungranted(99, 1, wants=True)
+    assert play.shards.allotted[1:] == [(one, 3, wire.KEEP)]  # it used that: now all there is
+    assert (play.channel.limit.allotted, play.channel.limit.unacked) == (2, 1)
+    report(1, wire.CreditReport(two, 0, waits=True))
+    assert play.shards.allotted[2:] == [(one, 3, wire.DRAIN)]
+    report(0, wire.CreditReport(one, 3, waits=False))  # it had no more
+    assert play.shards.allotted[3:] == [(two, 1, wire.KEEP)]
+    report(0, wire.CreditReport(99, 1, waits=True))
+    assert (play.channel.limit.allotted, play.channel.limit.unacked) == (1, 1)
 
 
 async def test_what_a_shard_that_is_gone_might_have_taken_is_for_the_others() -> None:
     play = Consuming()
     one, two = await play.consume("one", "a"), await play.consume("two", "b")
     play.says(1, commands.Basic.Qos(prefetch_count=3, global_=True))
-    play.consuming.ungranted(one, 0, wants=True)
-    play.consuming.ungranted(two, 0, wants=True)
-    play.shards.said.clear()
+    play.consuming.crediting.report(0, wire.CreditReport(one, 0, waits=True))
+    play.deliver(one, 1, b"x")
+    play.consuming.crediting.report(0, wire.CreditReport(one, 1, waits=True))
+    assert play.channel.limit.free == 0
+    play.consuming.crediting.report(1, wire.CreditReport(two, 0, waits=True))
+    play.shards.allotted.clear()
     play.consuming.away(0)
-    assert play.shards.said == [wire.Grant(two, 3)]
+    assert play.shards.allotted == [(two, 2, wire.KEEP)]
 
 
 async def test_consumers_are_attached_again_when_their_shard_has_started_anew() -> None:
@@ -477,4 +483,4 @@ async def test_a_new_process_of_a_shard_hears_of_consumers_leaving_auto_delete_q
     kinds = [type(what) for _, what, _ in play.shards.asked]
     assert kinds == [wire.Attach, wire.Release]
     attach = play.shards.asked[0][1]
-    assert isinstance(attach, wire.Attach) and attach.consumer == number and attach.granted
+    assert isinstance(attach, wire.Attach) and attach.consumer == number and attach.limited

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues import Allotment, Consumer, Queue, Window, limits_of
 from shardmq.shardd.queues.consumers import NO_LIMIT, Consumers
 from tests.support.dict_store import DictStore
 
@@ -37,10 +37,11 @@ def test_the_one_behind_the_last_is_next() -> None:
 
 
 def test_lower_priorities_get_what_higher_ones_have_no_room_for() -> None:
-    high = consumer(1, priority=5, limited=True)
+    high = consumer(1, priority=5, allotment=Allotment(1))
     consumers = attached(consumer(2), high, consumer(3))
     assert numbers(consumers) == [2, 3]
-    high.grants = 1
+    assert high.allotment is not None
+    high.allotment.allow(1, drains=False)
     assert numbers(consumers) == [1]
 
 
@@ -61,14 +62,17 @@ def test_an_exclusive_consumer_is_first_and_last() -> None:
     assert attached(consumer(1, exclusive=True)).refuses(exclusive=False)
 
 
-def test_room_is_the_least_of_prefetch_grants_and_window() -> None:
+def test_room_is_the_least_of_prefetch_allotment_and_window() -> None:
     assert consumer(1).room() == NO_LIMIT
     assert consumer(1, prefetch=3).room() == 3
     assert consumer(1, prefetch=3, no_ack=True).room() == NO_LIMIT
-    limited = consumer(1, prefetch=3, limited=True)
+    allotment = Allotment(1)
+    limited = consumer(1, prefetch=3, allotment=allotment)
     assert limited.room() == 0
-    limited.grants = 5
+    allotment.allow(5, drains=False)
     assert limited.room() == 3
+    allotment.used = 4
+    assert limited.room() == 1
     limited.window.room = 0
     assert limited.room() == 0
     assert limited.window.unblocked() == [QUEUE]
@@ -105,21 +109,10 @@ def test_prefetch_never_promises_less_than_nothing() -> None:
     """A prefetch made smaller than what is held: wait, and nothing else."""
     one = consumer(1, prefetch=5)
     one.unacked.count = 4
-    one.tune(2, False)
+    one.prefetch = 2
     consumers = attached(one)
     assert not consumers.takers()
     assert consumers.capacity() == 0
-
-
-def test_grants_of_a_former_life_count_for_nothing() -> None:
-    one = consumer(1, limited=True)
-    one.grants, one.asked = 4, True
-    one.tune(7, True)
-    assert (one.grants, one.asked, one.prefetch) == (4, True, 7)
-    one.tune(7, False)
-    assert one.room() == 7
-    one.tune(7, True)
-    assert (one.grants, one.asked) == (0, False)
 
 
 def test_credit_of_a_former_life_does_not_widen_a_window() -> None:

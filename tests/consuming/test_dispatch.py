@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from shardmq.shardd.queues import Consumer, Window, limits_of
+from shardmq.shardd.queues import Allotment, Consumer, Window, limits_of
 from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.dispatch import Dispatch
 from tests.support.dict_store import DictArrival, DictStore
@@ -27,7 +27,7 @@ class Bench:
         self.dispatch = Dispatch(self.backlog)
         self.consumers = self.dispatch.consumers
         self.given: list[tuple[int, int, bool, int]] = []
-        self.ungrants: list[tuple[int, int, bool]] = []
+        self.reports: list[tuple[int, int, bool]] = []
 
     def attach(self, number: int, window: int = 1 << 30, **more: Any) -> Consumer:
         consumer = Consumer(self, None, number, Window(window), **more)
@@ -62,8 +62,8 @@ class Bench:
     ) -> None:
         self.given.append((consumer.number, first, True, count))
 
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        self.ungrants.append((consumer.number, count, wants))
+    def report(self, allotment: Allotment) -> None:
+        self.reports.append(allotment.report)
 
 
 def test_equals_share_and_a_higher_priority_comes_first() -> None:
@@ -99,13 +99,30 @@ def test_only_one_is_active_where_the_queue_wants_it() -> None:
     assert bench.turn() == {2: 3}
 
 
-def test_grants_are_asked_for_and_given_back() -> None:
+def test_credit_is_asked_for_and_given_back() -> None:
     bench = Bench()
-    consumer = bench.attach(1, limited=True)
+    allotment = Allotment(1)
+    bench.attach(1, allotment=allotment)
     bench.publish(2)
-    assert (bench.turn(), bench.ungrants) == ({}, [(1, 0, True)])
-    consumer.grant(5)
-    assert (bench.turn(), bench.ungrants[1:]) == ({1: 2}, [(1, 3, False)])
+    assert (bench.turn(), bench.reports) == ({}, [(1, 0, True)])
+    allotment.allow(5, drains=True)
+    assert (bench.turn(), bench.reports[1:]) == ({1: 2}, [(1, 5, False)])
+
+
+def test_credit_that_nobody_else_wants_is_kept() -> None:
+    bench = Bench()
+    allotment = Allotment(1)
+    bench.attach(1, allotment=allotment)
+    bench.publish(2)
+    bench.turn()
+    allotment.allow(5, drains=False)
+    assert (bench.turn(), bench.reports[1:]) == ({1: 2}, [])
+    bench.publish(2)
+    assert (bench.turn(), bench.reports[1:]) == ({1: 2}, [])
+    bench.publish(2)
+    assert (bench.turn(), bench.reports[1:]) == ({1: 1}, [])  # it said so before
+    bench.backlog.take_all()
+    assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 5, False)])
 
 
 def test_who_holds_messages_is_known_until_they_are_settled() -> None:

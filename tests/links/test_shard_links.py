@@ -333,8 +333,8 @@ async def test_an_attach_of_a_consumer_that_is_attached_again_is_not_repeated(pa
     pair.links.ask(0, attach)
     await pair.shards[0].receive_control()
     await pair.restart()
-    pair.links.tell(0, wire.Grant(1, 1))
-    assert isinstance(await pair.shards[0].receive_control(), wire.Grant)
+    pair.links.tell(0, wire.SetBounds(1, None, 1))
+    assert isinstance(await pair.shards[0].receive_control(), wire.SetBounds)
 
 
 async def test_a_refusal_is_an_error_with_its_code(pair: Pair) -> None:

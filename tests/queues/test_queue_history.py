@@ -10,7 +10,7 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import Consumer, Getter, Queue, Window, limits_of
+from shardmq.shardd.queues import Allotment, Consumer, Getter, Queue, Window, limits_of
 from tests.support.dict_store import DictArrival, DictStore
 from tests.support.model_queue import Message, ModelConsumer, ModelQueue
 
@@ -40,7 +40,7 @@ class Both:
         self.getter = Getter()
         self.got: dict[int, Message] = {}
         self.given: list[tuple[int, int, bool, int]] = []
-        self.ungrants: list[tuple[int, int, bool]] = []
+        self.reports: list[tuple[int, int, bool]] = []
         self.times: dict[int, int] = {}  # how often what was given had come back, if that was said
 
     # Outlet
@@ -69,8 +69,8 @@ class Both:
     def passed(self, consumer: Consumer, offset: int) -> None:
         raise AssertionError("no stream")
 
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        self.ungrants.append((consumer.number, count, wants))
+    def report(self, allotment: Allotment) -> None:
+        self.reports.append(allotment.report)
 
     # -- acts --------------------------------------------------------------------------------------
 
@@ -93,14 +93,14 @@ class Both:
 
     def turn(self, a: int, b: int) -> None:
         self.given.clear()
-        self.ungrants.clear()
+        self.reports.clear()
         self.times.clear()
         while self.queue.deliver(self.now, self, 1 << 20):
             pass
         self.model.deliver(self.now)
         # Each consumer's deliveries in order; between consumers only who gets what counts.
         assert sorted(self.given) == sorted(self.model.given)
-        assert self.ungrants == self.model.ungranted
+        assert self.reports == self.model.reports
         assert self.times == self.model.times_given
         due = self.queue.next_due()
         assert due is None or due > self.now or self.queue.expired_itself(self.now)
@@ -120,12 +120,10 @@ class Both:
             "priority": (0, 0, 0, 3, -1)[a % 5],
             "prefetch": (0, 1, 2, 5)[b % 4],
             "exclusive": exclusive,
-            "limited": (a + b) % 6 == 0,
         }
-        consumer, model = (
-            Consumer(self.queue, None, number, Window(1 << 30), **more),
-            ModelConsumer(number, **more),
-        )
+        allotment = Allotment(number) if (a + b) % 6 == 0 else None
+        consumer = Consumer(self.queue, None, number, Window(1 << 30), allotment=allotment, **more)
+        model = ModelConsumer(number, allowed=None if allotment is None else 0, **more)
         self.queue.attach(consumer)
         self.model.attach(model)
         self.pairs.append((consumer, model))
@@ -142,20 +140,36 @@ class Both:
             self.queue.release(consumer, self.now)
             self.model.release(model, self.now)
 
-    def grant(self, a: int, b: int) -> None:
+    def allow(self, a: int, b: int) -> None:
+        """Give credit to consumers with a shared limit."""
         for consumer, model in self.pairs:
-            if model.limited and not model.detached and (a + model.number) % 2:
-                consumer.grant(1 + b % 5)
-                model.grants += 1 + b % 5
-                model.asked = False
+            if model.allowed is not None and not model.detached and (a + model.number) % 2:
+                assert consumer.allotment is not None
+                model.allowed = max(model.allowed, model.used) + b % 5
+                model.drains = b % 3 == 0
+                assert not consumer.allotment.allow(
+                    model.allowed, model.drains
+                )  # its queue says so later
 
-    def tune(self, a: int, b: int) -> None:
-        if self.pairs:
-            consumer, model = self.pairs[a % len(self.pairs)]
-            consumer.tune(b % 4, b % 2 == 0)
-            model.prefetch = b % 4
-            if model.limited != (b % 2 == 0):
-                model.limited, model.grants, model.asked = b % 2 == 0, 0, False
+    def limit(self, a: int, b: int) -> None:
+        """Let a shared limit come, take credit back, or let the limit go."""
+        if not self.pairs:
+            return
+        consumer, model = self.pairs[a % len(self.pairs)]
+        if consumer.allotment is None:
+            consumer.allotment = Allotment(consumer.number, used=consumer.delivered)
+            self.queue.consumers.has_allotments = True
+        if b % 2 == 0:
+            # The front door has not heard of the last deliveries yet.
+            model.allowed = (
+                model.used - min(a % 3, model.used) if model.allowed is None else model.allowed
+            )
+            model.used, model.said, model.drains = max(model.used, model.allowed), False, False
+            consumer.allotment.stop(model.allowed)
+            assert consumer.allotment.report == (model.number, model.used, False)
+        else:
+            model.allowed, model.drains = None, False
+            consumer.allotment.allow(None, False)
 
     def settle(self, a: int, b: int) -> None:
         """Settle a range of the deliveries of one consumer; some may be settled already."""
@@ -268,8 +282,8 @@ ARGUMENTS = st.builds(
 )
 ACTS = [
     *["publish", "turn", "settle"] * 4,
-    *["wait", "attach", "grant", "get", "settle_got"] * 2,
-    *["detach", "release", "purge", "change", "tune", "depart"],
+    *["wait", "attach", "allow", "get", "settle_got"] * 2,
+    *["detach", "release", "purge", "change", "limit", "depart"],
 ]
 STEPS = st.lists(
     st.tuples(st.sampled_from(ACTS), st.integers(0, 30), st.integers(0, 30)),

@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import Consumer, Queue, Window, limits_of
+from shardmq.shardd.queues import Allotment, Consumer, Queue, Window, limits_of
 from tests.support.dict_store import DictArrival, DictStore
 
 
@@ -37,8 +37,8 @@ class Outlet:
     def passed(self, consumer: Consumer, offset: int) -> None:
         raise AssertionError("no stream")
 
-    def ungranted(self, consumer: Consumer, count: int, wants: bool) -> None:
-        raise AssertionError("nobody has grants here")
+    def report(self, allotment: Allotment) -> None:
+        raise AssertionError("nobody has an allotment here")
 
 
 def publish(queue: Queue, store: DictStore, bodies: list[int], now: int = 0) -> None:

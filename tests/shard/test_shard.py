@@ -42,6 +42,10 @@ class Bench:
     def tell(self, what: Any, peer: int = 0, incarnation: int = 5) -> None:
         self.shard.receive(envelope.control(peer, incarnation, EPOCH, 0, what), 1000)
 
+    def allot(self, allowed: int, mode: int, consumer: int = 1) -> None:
+        told = [(consumer, m.ALLOT, allowed, mode)]
+        self.shard.receive(envelope.settles(0, 5, EPOCH, 0, told), 1000)
+
     def publish(self, count: int = 1, sync: bool = True, marks: int = 0) -> int:
         self.batch += 1
         packer = packing.Packer(1)
@@ -300,13 +304,13 @@ def test_a_window_stops_deliveries_until_credit() -> None:
     assert bench.turn() == [("deliver", [(1, 3, False, 1)])]
 
 
-def test_a_limited_consumer_is_asked_granted_and_gives_back() -> None:
+def test_a_limited_consumer_asks_uses_credit_and_gives_back() -> None:
     bench = Bench()
-    bench.attach(granted=True)
+    bench.attach(limited=True)
     bench.publish(2)
-    assert bench.turn()[-1] == m.Ungranted(1, 0, True)
-    bench.tell(m.Grant(1, 5))
-    assert bench.turn() == [("deliver", [(1, 1, False, 2)]), m.Ungranted(1, 3, False)]
+    assert bench.turn()[-1] == m.CreditReport(1, 0, True)
+    bench.allot(5, m.DRAIN)
+    assert bench.turn() == [("deliver", [(1, 1, False, 2)]), m.CreditReport(1, 5, False)]
 
 
 def test_a_deleted_queue_cancels_its_consumers_and_leaves_nothing() -> None:
@@ -384,20 +388,26 @@ def test_a_vhost_dropped_and_made_again_during_a_sync_keeps_what_came_after() ->
     assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
 
 
-def test_a_tuned_consumer_waits_for_grants_until_tuned_back() -> None:
+def test_a_consumer_waits_for_credit_while_its_channel_has_a_limit() -> None:
     bench = Bench()
     bench.attach(prefetch=1)
     bench.publish(5)
     assert bench.turn()[-1] == ("deliver", [(1, 1, False, 1)])
-    bench.tell(m.Tune(1, 0, True))
-    assert bench.turn() == [m.Ungranted(1, 0, True)]
-    bench.tell(m.Grant(1, 2))
-    assert bench.turn() == [("deliver", [(1, 2, False, 2)]), m.Ungranted(1, 0, True)]
-    bench.tell(m.Tune(1, 4, False))
+    bench.allot(0, m.STOP)  # the front door has not heard of the first message yet
+    assert bench.turn() == [m.CreditReport(1, 1, False)]
+    bench.allot(3, m.KEEP)
+    assert bench.turn() == [], "the consumer's own prefetch is used up"
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 1, 1)]), 1000)
+    assert bench.turn() == [("deliver", [(1, 2, False, 1)])]
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 2, 2)]), 1000)
+    assert bench.turn() == [("deliver", [(1, 3, False, 1)])]
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 3, 3)]), 1000)
+    assert bench.turn() == [m.CreditReport(1, 3, True)]
+    bench.allot(m.UNLIMITED, m.KEEP)
     assert bench.turn() == [("deliver", [(1, 4, False, 1)])]
-    bench.tell(m.Grant(1, 9))
-    bench.tell(m.Tune(1, 0, True))
-    assert bench.turn() == [m.Ungranted(1, 0, True)]
+    bench.allot(4, m.STOP)
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(1, m.ACK, 4, 4)]), 1000)
+    assert bench.turn() == [m.CreditReport(1, 4, False), m.CreditReport(1, 4, True)]
 
 
 def test_a_full_disk_alarms_everybody_at_once() -> None:

@@ -173,7 +173,7 @@ def test_readers_that_are_parts_of_one_consumer_share_its_prefetch() -> None:
     bench.publish(3, count=5)
     bench.sync()
     start = m.ReadFrom("first")
-    for consumer, queue, lent in ((1, 1, 3), (2, 3, 0)):
+    for consumer, queue in ((1, 1), (2, 3)):
         bench.tell(
             m.AttachStreamPart(
                 50,
@@ -185,20 +185,21 @@ def test_readers_that_are_parts_of_one_consumer_share_its_prefetch() -> None:
                 False,
                 False,
                 0,
-                lent,
-                lent=True,
+                3,
+                limited=True,
                 read=start,
-                whole=7,
+                group=7,
             )
         )
+    assert m.CreditReport(7, 0, True) in bench.turn()
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(7, m.ALLOT, 3, m.KEEP)]), 1000)
     told = bench.turn()
     (sections,) = [what[1] for what in told if isinstance(what, tuple) and what[0] == "deliver"]
     ((first, *delivered),) = sections
     assert delivered == [1, False, 3]
-    assert [what.wants for what in told if isinstance(what, m.Ungranted)] == [True], (
-        "one asks for both"
-    )
-    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, [(first, m.ACK, 1, 2)]), 1000)
+    assert not any(isinstance(what, m.CreditReport) for what in told), "one has asked for both"
+    told = [(first, m.ACK, 1, 2), (7, m.ALLOT, 5, m.KEEP)]
+    bench.shard.receive(envelope.settles(0, 5, EPOCH, 0, told), 1010)
     assert bench.turn() == [("deliver", [(3 - first, 1, False, 2)])], "the other had waited"
 
 

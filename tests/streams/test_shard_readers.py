@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from shardmq.broker.front_door.consume import group_consumer
 from shardmq.broker.front_door.consume.consumers import ConsumingChannel, GroupConsumer
-from shardmq.broker.front_door.consume.grants import Grants
-from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.consume.credit import Limit
+from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.shardd.queues import Consumer, Reader, StreamQueue
 from tests.support.reading_world import NAME, World
 
@@ -209,30 +209,23 @@ def divides_the_prefetch_by_the_shards(patch: pytest.MonkeyPatch) -> None:
 
     def divide(whole: GroupConsumer, asked: Any) -> None:
         read_streams(whole, asked)
-        whole.limit = max(1, whole.limit // 4)
+        whole.limit.most = max(1, whole.limit.most // 4)
 
     patch.setattr(group_consumer, "_read_streams", divide)
 
 
-def lends_to_each_shard_the_whole_prefetch(patch: pytest.MonkeyPatch) -> None:
-    begin = Grants.begin
-
-    def lend(grants: Grants, consumer: Any) -> None:
-        begin(grants, consumer)
-        if consumer.lent:
-            consumer.prefetch = consumer.group.limit
-
-    patch.setattr(Grants, "begin", lend)
+def gives_each_shard_the_whole_prefetch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Limit, "free", property(lambda limit: limit.most - limit.unacked))
 
 
-def lends_to_shards_that_are_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ShardLinks, "is_up", lambda links, shard: True)
+def takes_the_numbers_of_a_dead_process_for_those_of_the_next(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Crediting, "lose", lambda crediting, shard, consumers: None)
 
 
 BROKEN = [
     forgets_what_a_cancelled_reader_gives_back, takes_the_last_ack_for_all_before,
     takes_what_is_not_committed_for_settled, divides_the_prefetch_by_the_shards,
-    lends_to_each_shard_the_whole_prefetch, lends_to_shards_that_are_away,
+    gives_each_shard_the_whole_prefetch, takes_the_numbers_of_a_dead_process_for_those_of_the_next,
 ]  # fmt: skip
 
 

@@ -50,8 +50,8 @@ class Told:
     def deliver_again(self, *_: Any) -> None:
         raise AssertionError("a stream does not count returns")
 
-    def ungranted(self, *_: Any) -> None:
-        raise AssertionError("nobody here has grants")
+    def report(self, *_: Any) -> None:
+        raise AssertionError("nobody here has an allotment")
 
     def passed(self, consumer: Any, offset: int) -> None:
         self.passes.append((consumer.number, offset))

@@ -31,9 +31,10 @@ class ModelConsumer:
     prefetch: int = 0
     no_ack: bool = False
     exclusive: bool = False
-    limited: bool = False
-    grants: int = 0
-    asked: bool = False
+    allowed: int | None = None  # of a limit that is shared with consumers elsewhere
+    used: int = 0  # messages that were given, or given back, in all
+    said: bool = False  # that messages wait
+    drains: bool = False
     detached: bool = False
     next_number: int = 1
     held: dict[int, Message] = field(default_factory=dict)  # by delivery number
@@ -42,7 +43,9 @@ class ModelConsumer:
         return self.prefetch - len(self.held) if self.prefetch and not self.no_ack else MANY
 
     def room(self) -> int:
-        return min(self.wanted(), self.grants) if self.limited else self.wanted()
+        return (
+            self.wanted() if self.allowed is None else min(self.wanted(), self.allowed - self.used)
+        )
 
 
 class ModelQueue:
@@ -58,9 +61,9 @@ class ModelQueue:
         # (message, reason) of those that wait for their copies to last
         self.departed: list[tuple[int, str]] = []
         # What the last deliver said: (consumer, delivery number, redelivered, message), (consumer,
-        # count, wants)
+        # used, waits)
         self.given: list[tuple[int, int, bool, int]] = []
-        self.ungranted: list[tuple[int, int, bool]] = []
+        self.reports: list[tuple[int, int, bool]] = []
         # how often what was given had come back, if that is counted
         self.times_given: dict[int, int] = {}
 
@@ -116,7 +119,7 @@ class ModelQueue:
         return self.consumers[:1] if self.limits.single_active else self.consumers
 
     def deliver(self, now: int) -> None:
-        self.given, self.ungranted, self.times_given = [], [], {}
+        self.given, self.reports, self.times_given = [], [], {}
         self._wake(now)
         self.expire(now - 1)
         while self.ready and (consumer := self._next()) is not None:
@@ -125,7 +128,7 @@ class ModelQueue:
         self.expire(now)
         self._enforce()
         self.expire(now)
-        self._ask_for_grants()
+        self._report()
 
     def _next(self) -> ModelConsumer | None:
         able = [
@@ -142,20 +145,25 @@ class ModelQueue:
         if not consumer.no_ack:
             consumer.held[consumer.next_number] = message
         consumer.next_number += 1
-        consumer.grants -= consumer.limited
+        consumer.used += 1
         equals = [each for each in self.turns if each.priority == consumer.priority]
         at = equals.index(consumer) + 1
         self.turns = [each for each in self.turns if each not in equals] + equals[at:] + equals[:at]
 
-    def _ask_for_grants(self) -> None:
+    def _report(self) -> None:
         for consumer in self.consumers:
+            if consumer.allowed is None:
+                continue
             waits = bool(self.ready) and consumer in self._active() and consumer.wanted() > 0
-            if consumer.limited and consumer.grants and not waits:
-                self.ungranted.append((consumer.number, consumer.grants, False))
-                consumer.grants = 0
-            elif consumer.limited and waits and not consumer.grants and not consumer.asked:
-                self.ungranted.append((consumer.number, 0, True))
-                consumer.asked = True
+            if consumer.used < consumer.allowed:
+                if not consumer.drains:
+                    continue
+                consumer.used, consumer.said, consumer.drains = consumer.allowed, False, False
+            elif consumer.said == waits:
+                continue
+            else:
+                consumer.said = waits
+            self.reports.append((consumer.number, consumer.used, consumer.said))
 
     def get(self, now: int) -> Message | None:
         self.last_used = now

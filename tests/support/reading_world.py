@@ -346,8 +346,8 @@ class World:
         self.consuming.restarted(shard, self.consuming.cancelled)
 
     def told(self, shard: int, what: wire.Control) -> None:
-        if isinstance(what, wire.Ungranted):
-            self.consuming.ungranted(what.consumer, what.count, what.wants)
+        if isinstance(what, wire.CreditReport):
+            self.consuming.crediting.report(shard, what)
         elif isinstance(what, wire.MarkReached):
             self.consuming.groups.passed(what.consumer, what.offset)
 

@@ -368,7 +368,7 @@ class ShardLinks:
 
 
 def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
-    """Return the attach of a consumer that takes no messages: without a Grant it is given none."""
+    """Return the attach of a consumer that takes no messages: it may have none."""
     return wire.Attach(
         request=request,
         queue=queue,
@@ -380,7 +380,7 @@ def visit(request: int, *, queue: int, consumer: int) -> wire.Attach:
         exclusive=False,
         priority=0,
         prefetch=0,
-        granted=True,
+        limited=True,
         resumed=True,
     )
 

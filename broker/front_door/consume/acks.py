@@ -15,12 +15,11 @@ from shardmq.broker.front_door.consume.consumers import (
     Assignment,
     Consumer,
     ConsumingChannel,
-    GroupConsumer,
 )
-from shardmq.broker.front_door.consume.deliveries import Clock
-from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.credit import Limit
+from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
-from shardmq.broker.front_door.consume.settling import ALL_TOGETHER, acks_together
+from shardmq.broker.front_door.consume.settling import NO_HURRY, acks_together
 from shardmq.broker.front_door.consume.unacked import Run, UnknownTag, subsumed
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.shardd.wire import messages as wire
@@ -37,13 +36,10 @@ Range = tuple[int, int, int, bool]
 class Acks:
     """All settling of this front door."""
 
-    def __init__(
-        self, links: ShardLinks, grants: Grants, groups: GroupConsuming, clock: Clock
-    ) -> None:
+    def __init__(self, links: ShardLinks, crediting: Crediting, groups: GroupConsuming) -> None:
         self._links = links
-        self._grants = grants
+        self._crediting = crediting
         self._groups = groups
-        self._clock = clock
 
     def settle(self, channel: ConsumingChannel, ranges: list[Range]) -> None:
         """Settle what a client acknowledged, rejected or requeued, in order.
@@ -62,45 +58,36 @@ class Acks:
 
         `at_once` is said of those of a transaction, when it is committed: acks wait for no others.
         """
-        groups: dict[GroupConsumer, None] = {}
+        limits: dict[Limit, None] = {}
         for run in runs:
             consumer = run.consumer
             count = run.last_tag - run.first_tag + 1
             last = run.first_number + count - 1
-            self._tell_shard(kind, run, last, at_once, groups)
+            self._tell_shard(kind, run, last, at_once)
             reading = consumer.reading
             if kind == wire.REQUEUE and reading is not None and run.epoch == reading.epoch:
                 reading.give_back(run.first_number, last)
             if consumer.tag:  # what basic.get took does not count
-                consumer.channel.outstanding -= count
+                consumer.channel.limit.unacked -= count
                 if consumer.group is not None:
                     assert isinstance(consumer, Assignment)
                     self._groups.settled(consumer, count, run.epoch)
-        for group in groups:
-            self._grants.rotate(group, self._clock.now)
-        if runs and (channel := runs[0].consumer.channel).limit and channel.wanting:
-            self._grants.share(channel)
+                    limits[consumer.group.limit] = None
+        if runs:
+            limits[runs[0].consumer.channel.limit] = None
+        for limit in limits:
+            self._crediting.freed(limit)
 
-    def _tell_shard(
-        self,
-        kind: int,
-        run: Run[Consumer],
-        last: int,
-        at_once: bool,
-        groups: dict[GroupConsumer, None],
-    ) -> None:
-        """Tell the shard now or soon. Notes in `groups` whose acks wait together."""
+    def _tell_shard(self, kind: int, run: Run[Consumer], last: int, at_once: bool) -> None:
+        """Tell the shard now or soon."""
         consumer, epoch, first = run.consumer, run.epoch, run.first_number
         shard, number = consumer.shard, consumer.number
         if kind != wire.ACK or at_once:
             self._links.settle(shard, epoch, number, kind, first, last)
-        elif isinstance(consumer, Assignment) and consumer.rotates:
-            group = consumer.group
-            groups[group] = None
-            self._links.ack(shard, epoch, number, first, last, ALL_TOGETHER, group.number)
+        elif consumer.group is not None and not consumer.affinity:
+            self._links.ack(shard, epoch, number, first, last, NO_HURRY)
         else:
-            prefetch = consumer.granted if consumer.lent else consumer.prefetch
-            together = acks_together(prefetch, consumer.affinity)
+            together = acks_together(consumer.prefetch, consumer.affinity)
             self._links.ack(shard, epoch, number, first, last, together)
 
     def recover(self, channel: ConsumingChannel) -> None:

@@ -1,7 +1,7 @@
 """Consumers of shard queues and their shards: numbers, attach, release, what a restart loses.
 
 Single consumers and the assignments of group consumers are attached alike. Prefetch per consumer is
-kept by the shard; limits that several consumers share are kept by grants.py.
+kept by the shard; limits that several consumers share are kept by credit.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from shardmq.broker.front_door.consume.consumers import Assignment, Consumer
-from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.crediting import Crediting, limits_over
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.shardd.wire import messages as wire
 
@@ -19,10 +19,10 @@ from shardmq.shardd.wire import messages as wire
 class Attaching:
     """The consumers of shard queues of this front door, by number."""
 
-    def __init__(self, links: ShardLinks, grants: Grants) -> None:
+    def __init__(self, links: ShardLinks, crediting: Crediting) -> None:
         self.consumers: dict[int, Consumer] = {}
         self._links = links
-        self._grants = grants
+        self._crediting = crediting
         self._last_number = 0
         # Consumers of auto-delete queues whose shard has not answered that they left.
         self._leaving: dict[int, Consumer] = {}
@@ -39,7 +39,7 @@ class Attaching:
         `resumed` says that the shard has restarted. A consumer that is `leaving` gets no message.
         """
         if not leaving:
-            self._grants.begin(consumer)
+            self._crediting.attach(consumer)
         make = partial(_attach_message, consumer, _read_from(consumer, resumed), resumed, leaving)
         consumer.attaching = self._links.ask(consumer.shard, make)
         return consumer.attaching
@@ -82,7 +82,6 @@ class Attaching:
         """
         for consumer in self.consumers.values():
             if consumer.shard == shard and consumer.is_attached:
-                self._grants.drop(consumer)
                 self.attach(consumer, resumed=True).add_done_callback(
                     partial(resumed, consumer.number)
                 )
@@ -114,17 +113,17 @@ def _read_from(consumer: Consumer, resumed: bool) -> wire.ReadFrom | None:
 def _attach_message(
     consumer: Consumer, read: wire.ReadFrom | None, resumed: bool, leaving: bool, request: int
 ) -> wire.Attach:
-    # Deliveries without acks do not count for the limit, but wait for room all the same.
-    limited = leaving or (consumer.channel.limit > 0 and consumer.is_in_limit)
+    # Deliveries without acks do not count for a limit, but wait for room all the same.
+    limited = leaving or bool(limits_over(consumer))
+    group = 0 if leaving or consumer.group is None else consumer.group.number
     kind: Callable[..., wire.Attach] = wire.Attach
     if read is not None and isinstance(consumer, Assignment):
         stop, mark = consumer.bounds
-        whole = consumer.group.number
-        kind = partial(wire.AttachStreamPart, read=read, stop=stop, mark=mark, whole=whole)
+        kind = partial(wire.AttachStreamPart, read=read, stop=stop, mark=mark, group=group)
     elif read is not None:
         kind = partial(wire.AttachReader, read=read)
     elif consumer.group is not None:
-        kind = partial(wire.AttachPart, whole=consumer.group.number)
+        kind = partial(wire.AttachPart, group=group)
     return kind(
         request=request,
         queue=consumer.queue_id,
@@ -136,8 +135,7 @@ def _attach_message(
         exclusive=consumer.exclusive,
         priority=consumer.priority,
         prefetch=consumer.prefetch,
-        granted=limited,
+        limited=limited,
         resumed=resumed,
-        lent=consumer.lent and not leaving,
         affinity=consumer.affinity,
     )

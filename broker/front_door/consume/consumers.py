@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from pamqp import base, commands
 
 from shardmq.broker.front_door.connection.output import Output
+from shardmq.broker.front_door.consume.credit import Allotment, Limit
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
 from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.session import Session
@@ -32,6 +33,12 @@ FREE: Final[Bounds] = (None, None)
 
 # Settled deliveries of one channel: ACK, REJECT or REQUEUE of the wire, and which ones.
 Settle = tuple[int, "list[Run[Consumer]]"]
+
+
+class Clock(Protocol):
+    """The time of the current pass, in seconds of the event loop."""
+
+    now: float
 
 
 class Receiver(Protocol):
@@ -78,8 +85,8 @@ class ConsumingChannel:
 
     __slots__ = (
         "cancelled", "client", "consumers", "delivered_auto", "getters", "got_auto", "got_empty",
-        "got_manual", "granted", "groups", "is_open", "limit", "next_tag", "number", "outstanding",
-        "prefetch", "replies", "transaction", "unacked", "wanting",
+        "got_manual", "groups", "is_open", "limit", "next_tag", "number", "prefetch", "replies",
+        "transaction", "unacked",
     )  # fmt: skip
 
     def __init__(self, client: Receiver, number: int) -> None:
@@ -87,10 +94,7 @@ class ConsumingChannel:
         self.number = number
         self.is_open = True
         self.prefetch = 0  # for new consumers
-        self.limit = 0  # basic.qos with global set; 0 is any number
-        # Deliveries to consumers that are not settled or, in a transaction, not committed.
-        self.outstanding = 0
-        self.granted = 0  # deliveries let through but not yet here, on a channel with a limit
+        self.limit = Limit()  # basic.qos with global set
         self.next_tag = 1
         # Deliveries that nobody settles, and those of basic.get. All other deliveries went to
         # consumers that acknowledge.
@@ -100,7 +104,6 @@ class ConsumingChannel:
         self.consumers: dict[str, Consumer | GroupConsumer] = {}  # by tag
         # Group consumers by number, cancelled ones too while they hold something.
         self.groups: dict[int, GroupConsumer] = {}
-        self.wanting: dict[Consumer, None] = {}  # asked for grants; who waits longest comes first
         self.cancelled: list[Consumer] = []
         self.getters: dict[int, Consumer] = {}  # hold what basic.get took, by shard
         self.replies: Consumer | None = None  # the consumer of direct reply-to
@@ -130,19 +133,12 @@ class ConsumingChannel:
             for run in runs:
                 self.unacked.put_back(run)
 
-    def single_consumers(self) -> list[Consumer]:
-        """Return the consumers of shard queues, assignments of group consumers among them."""
-        found: list[Consumer] = []
-        for each in self.consumers.values():
-            found += each.assignments.values() if isinstance(each, GroupConsumer) else [each]
-        return found
-
     def report(self) -> dict[str, int]:
         """Return the counters of the channel for listings."""
         got = self.got_auto + self.got_manual
         return {
             "prefetch_count": self.prefetch,
-            "global_prefetch_count": self.limit,
+            "global_prefetch_count": self.limit.most,
             "messages_unacknowledged": self.unacked.count,
             "consumer_count": len(self.consumers),
             "delivered": self.next_tag - 1,
@@ -158,8 +154,8 @@ class Consumer:
     """A consumer of one queue. `number` is used once in the life of this front door."""
 
     __slots__ = (
-        "affinity", "announced", "attached", "attaching", "auto_delete", "channel", "client",
-        "exclusive", "granted", "group", "lent", "no_ack", "nowait", "number", "prefetch",
+        "affinity", "allotment", "announced", "attached", "attaching", "auto_delete", "channel",
+        "client", "delivered", "exclusive", "group", "no_ack", "nowait", "number", "prefetch",
         "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes",
     )  # fmt: skip
 
@@ -175,8 +171,8 @@ class Consumer:
         self.announced = False  # consume-ok was sent, or is being sent
         self.auto_delete = False  # the queue is deleted with its last consumer
         self.nowait = False
-        self.granted = 0  # outstanding grants; all of a lent prefetch
-        self.lent = False  # shares a limit by a prefetch of its own, which is lent to it
+        self.allotment: Allotment | None = None  # None: no shared limit holds, nor has ever held
+        self.delivered = 0  # all deliveries of this process of its shard
         self.queue_id = 0
         self.queue_name = ""
         self.shard = 0
@@ -196,10 +192,13 @@ class Consumer:
         return self.reading is None or self.group is not None
 
     @property
+    def is_wanted(self) -> bool:
+        return self.channel.consumers.get(self.tag) is self
+
+    @property
     def is_attached(self) -> bool:
         """Return whether its shard had it, though who asked may not have run since the answer."""
-        is_wanted = self.channel.consumers.get(self.tag) is self
-        return is_wanted and (self.attached or self.is_answered)
+        return self.is_wanted and (self.attached or self.is_answered)
 
     @property
     def is_answered(self) -> bool:
@@ -243,14 +242,7 @@ class GroupConsumer:
         self.no_ack = False
         self.left = False  # was cancelled, or its channel is gone
         self.assignments: dict[AssignmentName, Assignment] = {}
-        self.limit = 0
-        self.outstanding = 0  # deliveries that are not settled
-        self.granted = 0  # deliveries let through but not yet here; the sum of lent prefetches
-        # Shards that were lent some credit, each with the assignment that holds it. The shard that
-        # had a turn of the credit rotation longest ago comes first.
-        self.rotation: dict[int, Assignment | None] = {}
-        self.turn_ends = 0.0  # end of the latest turn, loop time
-        self.turn_is_over = True  # and what that shard had beyond its share was recalled
+        self.limit = Limit()
 
     @property
     def is_let_in(self) -> bool:
@@ -277,7 +269,7 @@ class Assignment(Consumer):
     """The share that a group consumer has of one shard queue."""
 
     __slots__ = (
-        "bounds", "held", "leaving", "lost", "lowered", "name", "recalled", "settled", "wanted",
+        "bounds", "counted", "held", "leaving", "name", "settled", "wanted",
     )  # fmt: skip
 
     def __init__(self, group: GroupConsumer, number: int, name: AssignmentName) -> None:
@@ -289,24 +281,15 @@ class Assignment(Consumer):
         self.no_ack = group.no_ack
         self.priority = group.terms.priority
         self.affinity = group.terms.affinity
-        self.prefetch = group.limit
+        self.prefetch = group.limit.most
         self.wanted = True  # is to be attached
-        # How much of its lent prefetch it may keep while others want some.
-        self.recalled: int | None = None
-        # How much credit went to other shards since its lent prefetch began anew.
-        self.lowered = 0
         self.leaving = False  # is about to be given up
         self.held = 0  # deliveries that are not settled or, in a transaction, not committed
-        # How many of those came from a process of its shard that is gone. They will come again, and
-        # use nothing of the lent prefetch.
-        self.lost = 0
+        # How many of those count for the limit of the group consumer. Those of a process of its
+        # shard that is gone do not: they will come again.
+        self.counted = 0
         self.settled = asyncio.Event()  # it holds nothing, while it is leaving
 
     @property
-    def is_attached(self) -> bool:
-        return self.wanted and (self.attached or self.is_answered)
-
-    @property
-    def rotates(self) -> bool:
-        """Return whether it shares the prefetch of its group consumer with other shards in turn."""
-        return self.lent and self.wanted and self.attached and not self.affinity
+    def is_wanted(self) -> bool:
+        return self.wanted

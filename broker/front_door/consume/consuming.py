@@ -1,6 +1,6 @@
 """Consume and cancel, and what shards say of consumers.
 
-The parts of consuming are objects of their own: deliveries.py, acks.py, get.py, grants.py,
+The parts of consuming are objects of their own: deliveries.py, acks.py, get.py, crediting.py,
 group_consumer.py, attaching.py. They know a connection only as `consumers.Receiver`.
 """
 
@@ -25,14 +25,15 @@ from shardmq.broker.front_door.consume.arguments import (
 from shardmq.broker.front_door.consume.attaching import Attaching, attached
 from shardmq.broker.front_door.consume.consumers import (
     Assignment,
+    Clock,
     Consumer,
     ConsumingChannel,
     EndedConsumer,
     GroupConsumer,
 )
-from shardmq.broker.front_door.consume.deliveries import Clock, Deliveries
+from shardmq.broker.front_door.consume.crediting import Crediting
+from shardmq.broker.front_door.consume.deliveries import Deliveries
 from shardmq.broker.front_door.consume.get import Gets
-from shardmq.broker.front_door.consume.grants import Grants
 from shardmq.broker.front_door.consume.group_consumer import GroupConsuming
 from shardmq.broker.front_door.consume.refusals import CONSUME, refused_by_shard, refused_consume
 from shardmq.broker.front_door.counts import Counts
@@ -62,12 +63,12 @@ class Consuming:
     ) -> None:
         counts = counts or Counts()
         self._replies = replies or Replies(links, counts)
-        self.grants = Grants(links)
-        self._attaching = Attaching(links, self.grants)
+        self.crediting = Crediting(links, clock)
+        self._attaching = Attaching(links, self.crediting)
         self.consumers = self._attaching.consumers  # by number
-        self.groups = GroupConsuming(links, self._attaching, self.grants, controller)
-        self.deliveries = Deliveries(links, self.consumers, self.grants, counts, clock)
-        self.acks = Acks(links, self.grants, self.groups, clock)
+        self.groups = GroupConsuming(links, self._attaching, self.crediting, controller)
+        self.deliveries = Deliveries(links, self.consumers, self.crediting, counts, clock)
+        self.acks = Acks(links, self.crediting, self.groups)
         self.gets = Gets(links, self._attaching, counts, clock)
 
     def trace(self, tracing: Tracing | None) -> None:
@@ -101,6 +102,7 @@ class Consuming:
             attached(consumer, await self._attaching.attach(consumer, resumed=False))
         except ShardRefused as refused:
             consumer.attaching = None  # it holds the refusal, whose frames hold the consumer
+            self.crediting.close(consumer)
             self.consumers.pop(consumer.number, None)
             if channel.consumers.get(consumer.tag) is consumer:
                 del channel.consumers[consumer.tag]
@@ -126,7 +128,7 @@ class Consuming:
         if reading.is_stream(shards[0].arguments):
             group.read_from = _read_from(channel, method, name, group.tag)
         group.nowait, group.no_ack = bool(method.nowait), bool(method.no_ack)
-        group.limit = 0 if group.no_ack else channel.prefetch
+        group.limit.most = 0 if group.no_ack else channel.prefetch
         group.terms = terms_of(
             arguments,
             name,
@@ -152,7 +154,7 @@ class Consuming:
         elif consumer is not None:
             self._stop(consumer)
             done = await self._attaching.detach(consumer)
-            self.grants.stopped(consumer)
+            self.crediting.close(consumer)
             self._release_idle(channel)
             if isinstance(done, wire.Done):
                 return done.closed
@@ -186,6 +188,8 @@ class Consuming:
         """
         channel.is_open = False
         single = [each for each in channel.consumers.values() if isinstance(each, Consumer)]
+        for consumer in single:
+            self.crediting.drop(consumer)
         assignments = self.groups.release(channel)
         released = self._attaching.release(
             [*single, *assignments, *channel.cancelled, *channel.getters.values()]
@@ -197,7 +201,6 @@ class Consuming:
         channel.consumers.clear()
         channel.cancelled.clear()
         channel.getters.clear()
-        channel.wanting.clear()
         # What is unsettled refers to consumers and they to the channel: both, and the connection,
         # would live until the garbage collector finds them, which looks seldom.
         channel.unacked.take_through(0)
@@ -222,22 +225,13 @@ class Consuming:
         consume_ok = consumer.announce()
         self._stop(consumer)
         del consumer.channel.consumers[consumer.tag]
-        self.grants.stopped(consumer)
+        self.crediting.close(consumer)
         number = consumer.channel.number
         return [EndedConsumer(consumer.client, number, consumer.tag, consume_ok)]
 
     def away(self, shard: int) -> None:
-        """Take back the grants of a shard that is gone, for consumers at other shards.
-
-        restarted() gives its consumers new ones.
-        """
-        channels: dict[ConsumingChannel, None] = {}
-        for consumer in self.consumers.values():
-            if consumer.shard == shard and (consumer.lent or consumer.channel.limit):
-                self.grants.away(consumer)
-                channels[consumer.channel] = None
-        for channel in channels:
-            self.grants.share(channel)
+        """Take the credit of a shard that is gone, for consumers at other shards."""
+        self.crediting.lose(shard, self.consumers.values())
 
     def restarted(self, shard: int, lost: Callable[[int], None]) -> None:
         """Attach all consumers of a shard again, whose new process knows none of them.
@@ -251,13 +245,11 @@ class Consuming:
                 log.info("a consumer was not attached again: %s", error)
                 lost(number)
 
+        self.crediting.lose(shard, self.consumers.values())
+        for consumer in self.consumers.values():
+            if consumer.shard == shard and consumer.is_wanted:
+                self.crediting.attach(consumer)
         self._attaching.attach_again(shard, resumed)
-
-    def ungranted(self, number: int, count: int, wants: bool) -> None:
-        """Take grants that a shard gave back for a consumer, and give some if it `wants` any."""
-        consumer = self.consumers.get(number)
-        if consumer is not None:
-            self.grants.ungranted(consumer, count, wants)
 
     # -- the limit of a channel ------------------------------------------------------------------
 
@@ -266,9 +258,7 @@ class Consuming:
 
         This is basic.qos with global set.
         """
-        self.grants.change_limit(
-            channel, limit, [each for each in channel.single_consumers() if each.is_in_limit]
-        )
+        self.crediting.change_limit(channel, limit)
 
 
 def check_consume(
@@ -308,7 +298,7 @@ def _read_from(
             bool(method.no_ack),
             bool(method.exclusive),
             0 if method.no_ack else channel.prefetch,
-            channel.limit,
+            channel.limit.most,
         )
         return reading.read_from(method.arguments or {}, tag)
     except checks.Refusal as refusal:

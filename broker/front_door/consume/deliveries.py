@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.front_door.consume.consumers import Assignment, Consumer
-from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.consumers import Assignment, Clock, Consumer
+from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
@@ -17,12 +15,6 @@ from shardmq.broker.model import message_dlx
 LARGE_BYTES = 16 << 10
 
 
-class Clock(Protocol):
-    """The time of the current pass, in seconds of the event loop."""
-
-    now: float
-
-
 class Deliveries:
     """All deliveries of this front door, those of basic.get excepted (get.py)."""
 
@@ -30,13 +22,13 @@ class Deliveries:
         self,
         links: ShardLinks,
         consumers: dict[int, Consumer],
-        grants: Grants,
+        crediting: Crediting,
         counts: Counts,
         clock: Clock,
     ) -> None:
         self._links = links
         self._consumers = consumers
-        self._grants = grants
+        self._crediting = crediting
         self._counts = counts
         self._clock = clock
         self.tracing: Tracing | None = None  # None: nothing is traced
@@ -76,15 +68,15 @@ class Deliveries:
         else:
             self._counts.delivered_manual += count
             channel.unacked.add(tag, count, consumer, link.epoch, first_number, self._clock.now)
-            channel.outstanding += count
+            channel.limit.unacked += count
             if consumer.group is not None:
                 assert isinstance(consumer, Assignment)
                 consumer.held += count
-                consumer.group.outstanding += count
-        if consumer.granted and not consumer.lent:
-            self._grants.use(consumer, count)
-            if consumer.no_ack and channel.wanting:  # no ack will tell that there is room again
-                self._grants.share(channel)
+                consumer.counted += count
+                consumer.group.limit.unacked += count
+        consumer.delivered += count
+        if consumer.allotment is not None:
+            self._crediting.delivered(consumer.allotment, count, consumer.no_ack)
         if self.tracing is not None:
             fed = self.tracing.delivered(
                 client.session, channel.number, consumer.queue_name, redelivered, count, blob

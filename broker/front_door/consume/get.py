@@ -11,8 +11,7 @@ from pamqp import base, commands
 
 from shardmq.broker.amqp import contents, properties
 from shardmq.broker.front_door.consume.attaching import Attaching
-from shardmq.broker.front_door.consume.consumers import Consumer, ConsumingChannel
-from shardmq.broker.front_door.consume.deliveries import Clock
+from shardmq.broker.front_door.consume.consumers import Clock, Consumer, ConsumingChannel
 from shardmq.broker.front_door.consume.refusals import GET, refused_by_shard, refused_consume
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks

@@ -32,7 +32,7 @@ from shardmq.broker.front_door.consume.consumers import (
     EndedConsumer,
     GroupConsumer,
 )
-from shardmq.broker.front_door.consume.grants import Grants
+from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.consume.refusals import CONSUME
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -63,11 +63,11 @@ class GroupConsuming:
     """All consumers of virtual queues at this front door."""
 
     def __init__(
-        self, links: ShardLinks, attaching: Attaching, grants: Grants, controller: CatalogLink
+        self, links: ShardLinks, attaching: Attaching, crediting: Crediting, controller: CatalogLink
     ) -> None:
         self._links = links
         self._attaching = attaching
-        self._grants = grants
+        self._crediting = crediting
         self._controller = controller
         self._all: dict[int, GroupConsumer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,13 +135,8 @@ class GroupConsuming:
 
     def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
         """Account for settled deliveries that came from this epoch of the shard."""
-        assignment.group.outstanding -= count
         assignment.held -= count
-        lost = assignment.lost
-        if lost and (epoch != self._links.links[assignment.shard].epoch or lost > assignment.held):
-            assignment.lost -= min(count, lost)
-        elif not assignment.wanted:
-            self._grants.settled(assignment, count)
+        self._crediting.settled(assignment, count, epoch)
         if assignment.held <= 0:
             if assignment.leaving:
                 assignment.settled.set()
@@ -193,7 +188,7 @@ class GroupConsuming:
     def gone(self, assignment: Assignment) -> None:
         """End an assignment whose queue is deleted."""
         assignment.wanted = assignment.attached = False
-        self._grants.gone(assignment)
+        self._crediting.stopped(assignment)
         self._gave_up(assignment)
 
     def passed(self, number: int, offset: int) -> None:
@@ -253,7 +248,7 @@ class GroupConsuming:
         assignment.wanted = assignment.attached = False
         number = assignment.number
         await self._links.ask(assignment.shard, lambda request: wire.Detach(request, number))
-        self._grants.stopped(assignment)
+        self._crediting.stopped(assignment)
 
     def _hand_over_soon(self, assignment: Assignment) -> None:
         if not assignment.leaving:
@@ -279,8 +274,7 @@ class GroupConsuming:
         group = assignment.group
         if group.assignments.get(assignment.name) is assignment:
             del group.assignments[assignment.name]
-            self._grants.drop(assignment)
-            self._grants.share(assignment.channel)
+            self._crediting.forget_held(assignment)
             self._attaching.consumers.pop(assignment.number, None)
             self._controller.say(AssignmentGivenUp(group.number, assignment.name))
             self._forget(group)
@@ -290,7 +284,7 @@ class GroupConsuming:
         if group.left and not group.assignments:
             self._all.pop(group.number, None)
             group.channel.groups.pop(group.number, None)
-            group.rotation.clear()  # its assignments refer to the group
+            self._crediting.close_group(group)
         if group.left and group.channel.consumers.get(group.tag) is group:
             del group.channel.consumers[group.tag]
 

@@ -6,30 +6,29 @@ next deliveries a batch of their own. So the acks of a consumer wait for each ot
 half of its prefetch, or ACKS_TOGETHER_MAX, or something else goes to that shard, and for
 ACKS_WAIT_S at most. Rejects and requeues are told at once.
 
-The acks of a group consumer wait together, at all shards: the credit that they free goes to one
-shard as a whole, in rotation (grants.py). A shard whose acks wait behind that is told with them
-that the credit is another's.
+The acks of a group consumer free credit at the front door, which gives it to any shard
+(credit.py). So the shard that is told of these acks has nothing to wait for, and they wait until
+something else goes there, and for ACKS_WAIT_S times NO_HURRY_WAITS at most.
 
 This file decides only; the clock is the caller's (links/shard_links.py).
 """
 
 from __future__ import annotations
 
-from shardmq.shardd.wire.messages import ACK, LENT, LOWERED
+from shardmq.shardd.wire.messages import ACK, ALLOT
 
 # At most this many acks of a consumer wait for each other. A batch of them costs little more than
 # its messages.
 ACKS_TOGETHER_MAX = 256
-# Said of the acks of a group consumer: grants.py decides when they are told.
-ALL_TOGETHER = 1 << 62
+# Said of the acks of a group consumer, in place of how many wait for each other.
+NO_HURRY = 1 << 62
 # At most this many ranges of all consumers wait at one shard.
 RANGES_MAX = 4096
 ACKS_WAIT_S = 0.002
-# Acks whose credit another shard has got wait this many times as long for their own shard's turn.
-TURN_WAITS_MAX = 5
+NO_HURRY_WAITS = 5
 
-# Consumer number, kind, first and last delivery number. The kinds LENT and LOWERED have other
-# numbers there.
+# Consumer number, kind, first and last delivery number. With the kind ALLOT these are the number of
+# an allotment, what it is allowed, and what becomes of credit that is not used.
 Settle = tuple[int, int, int, int]
 
 
@@ -59,32 +58,23 @@ class Settles:
     """
 
     __slots__ = (
-        "_due_all",
-        "_last_range",
-        "_lent",
-        "_lowered",
-        "_room",
-        "_shard",
-        "_waited",
-        "due",
+        "_acks", "_allots", "_due_all", "_hurries", "_last_range", "_shard", "_waited", "due",
         "ranges",
-    )
+    )  # fmt: skip
 
     def __init__(self, shard: int = 0, due: Due | None = None) -> None:
         self._shard = 1 << shard
         self._due_all = Due() if due is None else due
         self.ranges: list[Settle] = []
         self._last_range: dict[int, int] = {}  # index of the last range of acks, by consumer
-        # Credit that acks free, by consumer or by the group consumer whose assignment it is.
-        self._room: dict[int, int] = {}
-        self._lowered: dict[int, dict[int, int]] = {}  # by group consumer and assignment
-        # Lent credit by assignment, and for how many milliseconds it is its shard's turn.
-        self._lent: dict[int, tuple[int, int]] = {}
+        self._acks: dict[int, int] = {}  # how many acks wait, by consumer
+        self._allots: dict[int, tuple[int, int]] = {}  # allowed and mode, by allotment
+        self._hurries = False  # some acks are no part of a group consumer's
         self._waited = 0  # in units of ACKS_WAIT_S
         self.due = False
 
     def __bool__(self) -> bool:
-        return bool(self.ranges or self._lent or self._lowered)
+        return bool(self.ranges or self._allots)
 
     def fall_due(self) -> None:
         self.due = True
@@ -94,78 +84,39 @@ class Settles:
         self.ranges.append((consumer, kind, first, last))
         self.fall_due()
 
-    def ack(self, consumer: int, first: int, last: int, together: int, group: int = 0) -> None:
-        """Add acks, which wait until there are `together` of them.
-
-        They are counted by consumer, or over all assignments of the group consumer `group`.
-        """
+    def ack(self, consumer: int, first: int, last: int, together: int) -> None:
+        """Add acks, which wait until there are `together` of this consumer."""
         at = self._last_range.get(consumer)
         if at is not None and self.ranges[at][3] + 1 == first:
             self.ranges[at] = (consumer, ACK, self.ranges[at][2], last)
         else:
             self._last_range[consumer] = len(self.ranges)
             self.ranges.append((consumer, ACK, first, last))
-        who = group or consumer
-        room = self._room[who] = self._room.get(who, 0) + last + 1 - first
-        if room >= together or len(self.ranges) >= RANGES_MAX:
+        if together == NO_HURRY:
+            if len(self.ranges) >= RANGES_MAX:
+                self.fall_due()
+            return
+        self._hurries = True
+        acks = self._acks[consumer] = self._acks.get(consumer, 0) + last + 1 - first
+        if acks >= together or len(self.ranges) >= RANGES_MAX:
             self.fall_due()
 
+    def allot(self, allotment: int, allowed: int, mode: int) -> None:
+        """Add what an allotment is allowed; the last word counts."""
+        self._allots[allotment] = allowed, mode
+        self.fall_due()
+
     def take(self) -> list[Settle]:
-        """Take all there is to tell."""
-        ranges, self.ranges, self._last_range, self._room, self.due = self.ranges, [], {}, {}, False
-        if self._lent or self._lowered:
-            lowered = [
-                (assignment, LOWERED, count, 0)
-                for assignments in self._lowered.values()
-                for assignment, count in assignments.items()
-            ]
-            ranges = [
-                *lowered,
-                *ranges,
-                *((number, LENT, count, ms) for number, (count, ms) in self._lent.items()),
-            ]
-            self._lent, self._lowered = {}, {}
+        """Take all there is to tell: what is allowed comes behind the acks."""
+        ranges, self.ranges, self._last_range, self._acks = self.ranges, [], {}, {}
+        if self._allots:
+            ranges += [(number, ALLOT, *told) for number, told in self._allots.items()]
+            self._allots = {}
+        self._hurries = self.due = False
         self._waited = 0
         return ranges
 
     def may_wait_on(self) -> bool:
-        """Return, after each ACKS_WAIT_S, whether there are only acks whose credit is another's."""
+        """Return, after each ACKS_WAIT_S, whether there are only acks that free nothing there."""
         self._waited += 1
-        if not self._lowered or self._waited >= TURN_WAITS_MAX:
-            return False
-        return all(room <= 0 for room in self._room.values())
-
-    # -- the credit that acks of a group consumer free (grants.py) -------------------------------
-
-    def room_made(self, group: int) -> int:
-        """Return the credit that acks which wait free, and that no other shard has got yet."""
-        return self._room.get(group, 0)
-
-    def lowered(self, group: int) -> bool:
-        """Return whether credit of these acks went to another shard."""
-        return group in self._lowered
-
-    def lower(self, group: int, assignment: int, count: int) -> None:
-        """Tell the shard with those acks that `count` of the credit they free is another's."""
-        self._room[group] = self._room.get(group, 0) - count
-        assignments = self._lowered.setdefault(group, {})
-        assignments[assignment] = assignments.get(assignment, 0) + count
-
-    def raise_again(self, group: int, assignment: int, most: int) -> int:
-        """Cancel up to `most` of what the assignment was lowered by; return how much."""
-        assignments = self._lowered.get(group)
-        count = min(assignments.get(assignment, 0), most) if assignments else 0
-        if assignments and count:
-            self._room[group] += count
-            assignments[assignment] -= count
-            if not assignments[assignment]:
-                del assignments[assignment]
-                if not assignments:
-                    del self._lowered[group]
-        return count
-
-    def lend(self, assignment: int, count: int, turn_ms: int = 0) -> None:
-        """Lend credit to an assignment, whose shard has a turn of `turn_ms`."""
-        before, ms = self._lent.get(assignment, (0, 0))
-        self._lent[assignment] = before + count, max(ms, turn_ms)
-        self.fall_due()
+        return not (self._hurries or self.due) and self._waited < NO_HURRY_WAITS

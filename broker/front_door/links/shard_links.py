@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import zmq
 
@@ -85,6 +86,7 @@ class ShardLinks:
         )
         self._requests = ShardRequests(self.links)
         self._acks_wait = False  # some do, and a timer runs
+        self.on_acks_waited: Callable[[], None] = lambda: None
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -204,36 +206,33 @@ class ShardLinks:
         first: int,
         last: int,
         together: int,
-        whole: int = 0,
     ) -> None:
-        """Settle a range with acks that may wait a moment for more, up to `together`.
-
-        They wait for acks of this consumer, or of all parts of the virtual consumer `whole`.
-        """
+        """Settle a range with acks that may wait a moment for more, up to `together`."""
         link = self.links[shard]
         if link.epoch == epoch:
-            link.settles.ack(consumer, first, last, together, whole)
+            link.settles.ack(consumer, first, last, together)
             if not link.settles.due:
-                self._wait_for_acks()
+                self.wait_for_acks()
 
-    def _wait_for_acks(self) -> None:
+    def allot(self, shard: int, allotment: int, allowed: int, mode: int) -> None:
+        """Tell a shard how much credit an allotment has."""
+        self.links[shard].settles.allot(allotment, allowed, mode)
+
+    def wait_for_acks(self) -> None:
+        """Call `on_acks_waited` when acks have waited long enough for each other."""
         if not self._acks_wait and self._loop is not None:
             self._acks_wait = True
             self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
 
     def _acks_waited(self) -> None:
         self._acks_wait = False
+        self.on_acks_waited()
         for link in self.links:
             if link.settles:
                 if link.settles.may_wait_on():
-                    self._wait_for_acks()
+                    self.wait_for_acks()
                 else:
                     link.flush()
-
-    def tell_settled(self, shard: int) -> None:
-        """Tell the shard all its settles now, also those that may wait."""
-        if self.links[shard].settles:
-            self.links[shard].flush()
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
         """Note that `count` bytes of deliveries that came in `epoch` were written to the client."""

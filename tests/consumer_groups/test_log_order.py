@@ -12,8 +12,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues import Consumer, Loan, Queue, Window, limits_of
-from shardmq.shardd.queues.turns import LEEWAY, PASSES_MAX, STAY_MS, STRETCH
+from shardmq.shardd.queues import Allotment, Consumer, LogOrder, Queue, Window, limits_of
+from shardmq.shardd.queues.log_order import LEEWAY, PASSES_MAX, STAY_MS, STRETCH
 from tests.support.dict_store import DictArrival, DictStore
 
 ROOM = 1 << 30
@@ -32,14 +32,16 @@ class SpacedStore(DictStore):
 
 
 class Bench:
-    """`prefetch`: lent to all together; 0: without acks."""
+    """Queues of one consumer. `prefetch` is that of all together; 0: without acks."""
 
     def __init__(
         self, queues: int, prefetch: int = 0, window: int = ROOM, step: int = STEP
     ) -> None:
         self.store = SpacedStore(step)
         self.dirty: dict[Queue, None] = {}
-        self.loan = Loan(lambda queue: self.dirty.update({queue: None}))
+        self.order = LogOrder(lambda queue: self.dirty.update({queue: None}))
+        self.allotment = Allotment(100, None, self.order, is_limited=prefetch > 0)
+        self.prefetch = max(1, prefetch // queues) * queues if prefetch else 0
         self.window = Window(window)
         self.queues: list[Queue] = []
         self.parts: list[Consumer] = []
@@ -49,21 +51,21 @@ class Bench:
         self.now = 0
         for number in range(1, queues + 1):
             queue = Queue(number, self.store, limits_of({}))
-            lent = max(1, prefetch // queues) if prefetch else 0
             part = Consumer(
-                queue,
-                None,
-                number,
-                self.window,
-                prefetch=lent,
-                lent=lent > 0,
-                no_ack=not prefetch,
-                loan=self.loan,
+                queue, None, number, self.window, no_ack=not prefetch, allotment=self.allotment
             )
             queue.attach(part)
             self.queues.append(queue)
             self.parts.append(part)
             self.entries[number] = []
+        self.allow()
+
+    def allow(self) -> None:
+        """Give the credit that there is, as acks free it."""
+        allowed = self.allotment.used + self.prefetch - len(self.held)
+        if self.prefetch and allowed > self.allotment.allowed:
+            self.allotment.allow(allowed, drains=False)
+            self.order.go_on(self.now)
 
     def publish(self, number: int, count: int = 1) -> None:
         entries = array("Q", [self.store.put([number], MESSAGE) for _ in range(count)])
@@ -91,15 +93,17 @@ class Bench:
             self.got += [(number, entry & ~15) for entry in held[len(held) - count :]]
             self.held += [(part, first + i) for i in range(count)]
 
-    def ungranted(self, part: Consumer, count: int, wants: bool) -> None:
+    def report(self, allotment: Allotment) -> None:
         return None
 
     def settle(self, count: int, requeue: bool = False) -> None:
         for part, number in self.held[:count]:
             entries, size = part.unacked.settle(number, number)
             (part.queue.requeue if requeue else part.queue.ack)(entries, size)
-            self.dirty[part.queue] = None
+            if requeue:
+                self.dirty[part.queue] = None
         del self.held[:count]
+        self.allow()
 
     def credit(self, count: int) -> None:
         self.window.free(count)
@@ -192,8 +196,8 @@ def test_a_turn_lasts_while_the_client_is_fast() -> None:
         bench.publish(2)
     for _ in range(4 * STAY_MS):
         bench.serve()
-        bench.settle(ROOM)
         bench.now += 1
+        bench.settle(ROOM)
     whose = [number for number, _ in bench.got]
     assert whose == ([1] * 2 * STAY_MS + [2] * 2 * STAY_MS) * 2
 
@@ -209,15 +213,16 @@ def test_a_message_beside_backlogs_waits_for_a_few_turns_only(
     for _ in range(3):
         for _ in range(pause):
             bench.serve()
-            bench.settle(ROOM)
             bench.now += 1
+            bench.settle(ROOM)
         bench.publish(1)
         since = bench.now
         while bench.queues[0].backlog.ready_count:
             bench.serve()
-            bench.settle(ROOM)
             bench.now += 1
-        assert bench.now - since <= (PASSES_MAX + 1) * (1 if queues == 2 else STAY_MS) + STAY_MS
+            bench.settle(ROOM)
+        # Credit comes one ms after the acks.
+        assert bench.now - since <= (PASSES_MAX + 1) * (1 if queues == 2 else STAY_MS) + STAY_MS + 1
 
 
 def test_messages_that_come_back_again_and_again_hold_up_nobody() -> None:

@@ -1,8 +1,8 @@
-"""Test the prefetch of a virtual consumer, which is lent to its assignments at several shards.
+"""Test the prefetch of a virtual consumer, which is divided among several shards.
 
 Never are more messages than the prefetch on their way or unsettled. No message waits while there is
 room, and no queue is forgotten. This holds in whatever order the processes hear of each other. The
-queues, streams or not, are those of the shards; the grants are those of the front door; lists stand
+queues, streams or not, are those of the shards; consuming is that of the front door; lists stand
 for the connections between them.
 """
 
@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 from shardmq.broker.front_door.consume.consumers import Assignment, ConsumingChannel, GroupConsumer
 from shardmq.broker.front_door.consume.consuming import Consuming
-from shardmq.broker.front_door.consume.grants import ROUND_S
+from shardmq.broker.front_door.consume.credit import ROUND_S
 from shardmq.broker.front_door.consume.settling import Settles
 from shardmq.broker.shared.control import AssignmentName
-from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.queues import (
+    Allotment,
     Consumer,
-    Loan,
+    LogOrder,
     Queue,
     Reader,
     StreamQueue,
@@ -55,11 +55,15 @@ class Shard:
     def __init__(self) -> None:
         self.store = DictStore()
         self.dirty: dict[Queue, None] = {}
-        self.loan = Loan(lambda queue: self.dirty.update({queue: None}))
+        self.order = LogOrder(self.wake)
+        self.allotment = Allotment(100, None, self.order)
         self.parts: dict[int, Consumer] = {}
         self.heard: deque[Callable[[], None]] = deque()
         self.said: deque[Callable[[], None]] = deque()
         self.now_ms = 0
+
+    def wake(self, queue: Queue) -> None:
+        self.dirty[queue] = None
 
     def publish(self, number: int, count: int) -> None:
         queue = self.parts[number].queue
@@ -101,23 +105,24 @@ class Bench:
         self.links = [SimpleNamespace(epoch=1, settles=settles) for settles in self.settles]
         links: Any = SimpleNamespace(
             links=self.links,
-            tell=self.tell,
+            allot=lambda at, *told: self.settles[at].allot(*told),
+            wait_for_acks=lambda: None,
             ack=lambda at, epoch, number, *rest: (
                 epoch == self.links[at].epoch and self.settles[at].ack(number, *rest)
             ),
             settle=lambda at, epoch, *rest: (
                 epoch == self.links[at].epoch and self.settles[at].add(*rest)
             ),
-            tell_settled=self.tell_settled,
-            is_up=lambda at: at not in self.away,
         )
         self.door: Any = SimpleNamespace(now=0.0)
         controller: Any = SimpleNamespace(say=lambda said: None)
+        self.links_of_door = links
         self.consuming = Consuming(links, controller, self.door)
         client: Any = SimpleNamespace()
         self.channel = ConsumingChannel(client, 1)
         self.whole = GroupConsumer(self.channel, 100, "virtual")
-        self.whole.announced, self.whole.limit = True, limit
+        self.whole.announced, self.whole.limit.most = True, limit
+        self.channel.groups[100] = self.whole
         self.channel.consumers["virtual"] = self.whole
         self.numbers: dict[int, Shard] = {}
         for shard, queues in enumerate(layout):
@@ -129,7 +134,7 @@ class Bench:
                 self.consuming.consumers[number] = part
                 self.numbers[number] = self.shards[shard]
         for part in self.whole.assignments.values():
-            self.consuming.grants.begin(part)
+            self.consuming.crediting.attach(part)
             self.attach(part)
         self.given = dict.fromkeys(self.numbers, 0)
         self.on_way = 0
@@ -142,15 +147,7 @@ class Bench:
         shard = self.shards[part.shard]
         queue = again or self.new_queue(part.number, shard.store)
         kind = Reader if isinstance(queue, StreamQueue) else Consumer
-        consumer = kind(
-            queue,
-            None,
-            part.number,
-            Window(ROOM),
-            prefetch=part.prefetch,
-            lent=True,
-            loan=shard.loan,
-        )
+        consumer = kind(queue, None, part.number, Window(ROOM), allotment=shard.allotment)
         if isinstance(queue, StreamQueue) and isinstance(consumer, Reader):
             consumer.begin(*queue.new_reader("first", 0, "position", [], False, 0))
         queue.attach(consumer)
@@ -159,9 +156,7 @@ class Bench:
             deliver=lambda consumer, first, redelivered, count, blob: self.deliver(
                 shard, consumer, first, count
             ),
-            ungranted=lambda consumer, count, wants: shard.said.append(
-                lambda: self.consuming.ungranted(consumer.number, count, wants)
-            ),
+            report=lambda allotment: self.report(part.shard, allotment.report),
         )
 
     def new_queue(self, number: int, store: DictStore) -> Queue:
@@ -174,22 +169,9 @@ class Bench:
 
     # -- between them ------------------------------------------------------------------------------
 
-    def tell(self, at: int, what: Any) -> None:
-        self.tell_settled(at)
-        shard = self.shards[at]
-        consumer = shard.parts[what.consumer]
-
-        def hear() -> None:
-            if consumer.detached:
-                return
-            if isinstance(what, wire.Grant):
-                consumer.grant(what.count)
-            else:
-                assert isinstance(what, wire.Recall)
-                shard.loan.recall(consumer, what.keep)
-            shard.dirty[consumer.queue] = None
-
-        self.send(at, hear)
+    def report(self, at: int, report: tuple[int, int, bool]) -> None:
+        said = wire.CreditReport(*report)
+        self.shards[at].said.append(lambda: self.consuming.crediting.report(at, said))
 
     def send(self, at: int, hear: Callable[[], None]) -> None:
         if at not in self.away:
@@ -200,10 +182,14 @@ class Bench:
 
         def hear() -> None:
             for number, kind, first, last in told:
-                consumer = shard.parts[number]
-                if kind > wire.RETURN:
-                    ConsumerRequests.on_turn(consumer, kind, first, shard.now_ms, last)
+                if kind == wire.ALLOT:
+                    if last in (wire.KEEP, wire.DRAIN) and shard.allotment.allow(
+                        first, last == wire.DRAIN
+                    ):
+                        self.report(at, shard.allotment.report)
+                    shard.order.go_on(shard.now_ms)
                     continue
+                consumer = shard.parts[number]
                 entries, size = consumer.unacked.settle(first, last)
                 assert len(entries) == last + 1 - first
                 queue = consumer.queue
@@ -212,8 +198,7 @@ class Bench:
                     shard.dirty[queue] = None
                     continue
                 (queue.ack if kind == wire.ACK else queue.requeue)(entries, size)
-                # else the loan wakes who is next
-                if kind != wire.ACK or queue.dispatch.loan is None:
+                if kind != wire.ACK or queue.dispatch.order is None:
                     shard.dirty[queue] = None
 
         if told:
@@ -227,6 +212,7 @@ class Bench:
 
     def tell_all(self) -> None:
         """Acks have waited long enough."""
+        self.links_of_door.on_acks_waited()
         for at in range(len(self.shards)):
             self.tell_settled(at)
 
@@ -245,13 +231,15 @@ class Bench:
                 self.channel.next_tag, count, part, self.links[part.shard].epoch, first
             )
             self.channel.next_tag += count
-            self.channel.outstanding += count
-            assert isinstance(part, Assignment)
+            self.channel.limit.unacked += count
+            assert isinstance(part, Assignment) and part.allotment is not None
             part.held += count
-            self.whole.outstanding += count
+            part.counted += count
+            self.whole.limit.unacked += count
+            self.consuming.crediting.delivered(part.allotment, count, no_ack=False)
 
         shard.said.append(hear)
-        assert self.in_use + self.on_way <= self.whole.limit
+        assert self.in_use + self.on_way <= self.whole.limit.most
 
     def of_dead(self) -> int:
         """Return the number of unsettled messages from dead processes.
@@ -267,7 +255,7 @@ class Bench:
 
     @property
     def in_use(self) -> int:
-        return self.whole.outstanding - self.of_dead()
+        return sum(part.held for part in self.whole.assignments.values()) - self.of_dead()
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -324,7 +312,6 @@ class Bench:
             return
         part.wanted = part.attached = False
         self.tell_settled(part.shard)
-
         self.stopping.add(number)
 
         def hear() -> None:
@@ -335,7 +322,7 @@ class Bench:
 
     def stopped(self, part: Assignment) -> None:
         self.stopping.remove(part.number)
-        self.consuming.grants.stopped(part)
+        self.consuming.crediting.stopped(part)
 
     def go_away(self, at: int) -> None:
         """End the process of a shard; what it had sent is received."""
@@ -362,9 +349,11 @@ class Bench:
         self.away.discard(at)
         shard = self.shards[at]
         shard.heard.clear()
-        shard.loan = Loan(lambda queue: shard.dirty.update({queue: None}))
+        shard.order = LogOrder(shard.wake)
+        shard.allotment = Allotment(100, None, shard.order)
         self.settles[at].take()
         self.links[at].epoch += 1
+        self.consuming.crediting.lose(at, self.consuming.consumers.values())
         for number in [number for number, of in self.numbers.items() if of is shard]:
             part = self.consuming.consumers[number]
             assert isinstance(part, Assignment)
@@ -372,7 +361,7 @@ class Bench:
                 self.stopped(part)
             elif part.wanted:
                 self.given[number] = 0
-                self.consuming.grants.begin(part)
+                self.consuming.crediting.attach(part)
                 self.attach(part, shard.parts[number].queue)
                 shard.dirty[shard.parts[number].queue] = None
 
@@ -389,7 +378,7 @@ class Bench:
             for at, shard in enumerate(self.shards):
                 shard.turn(3)
                 self.door_turn(at, 3)
-            if any(self.settles):
+            if any(self.settles) or self.consuming.crediting._waiting:
                 continue
             if not any(shard.heard or shard.said or shard.dirty for shard in self.shards):
                 return
@@ -478,7 +467,7 @@ def test_never_more_than_the_prefetch_and_nothing_waits_while_there_is_room(
         bench.others_settle()
         bench.settle()
     assert not bench.waiting()
-    assert bench.whole.outstanding == 0 <= bench.whole.granted <= limit
+    assert bench.whole.limit.unacked == 0 <= bench.whole.limit.allotted <= limit
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["queues", "streams"])
@@ -542,25 +531,6 @@ def test_the_turn_of_a_shard_lasts_while_its_client_is_fast() -> None:
     assert {after - before for before, after in itertools.pairwise(changes)} == {ROUND_MS // 2}
 
 
-def test_room_that_is_given_back_and_given_away_at_once_is_counted_once() -> None:
-    bench = Bench([2, 1], 12)
-    bench.numbers[101].publish(101, 4)
-    bench.rest()
-    bench.numbers[103].publish(103, 40)
-    bench.shards[1].turn(1)
-    bench.door_turn(1, 2)
-    bench.shards[0].turn(9)  # hears that others want some: 4 of 8 are on their way back
-    bench.whole.rotation[0] = bench.whole.rotation.pop(0)
-    bench.settle()  # and the room of the other 4 goes to the other shard
-    bench.rest()
-    bench.numbers[101].publish(101, 40)
-    bench.rest()
-    for _ in range(3):
-        assert bench.whole.outstanding == 12 == sum(shard.loan.lent for shard in bench.shards)
-        bench.settle()
-        bench.rest()
-
-
 def test_a_shard_that_has_nothing_in_its_turn_leaves_it_to_the_others() -> None:
     bench = Bench([1, 2, 1], 90)
     for number in (101, 102, 104):
@@ -585,14 +555,14 @@ def test_what_parts_of_one_shard_hold_counts_when_they_all_stop_at_once() -> Non
     bench.numbers[103].publish(103, 9)
     bench.numbers[102].publish(102, 9)
     bench.rest()
-    assert bench.whole.outstanding == 4
+    assert bench.in_use == 4
     bench.stop(101)
     bench.stop(102)
     bench.rest()  # the limit is checked with each delivery
-    assert bench.whole.outstanding == 4
+    assert bench.in_use == 4
 
 
-def test_what_a_dead_shard_was_lent_is_for_the_others_until_it_is_back() -> None:
+def test_the_credit_of_a_dead_shard_is_for_the_others_until_it_is_back() -> None:
     bench = Bench([1, 1, 1], 90)
     for number, shard in bench.numbers.items():
         shard.publish(number, 2000)
@@ -606,23 +576,6 @@ def test_what_a_dead_shard_was_lent_is_for_the_others_until_it_is_back() -> None
     bench.rest()
     turns = given_by_turns(bench, 9)
     assert min(map(sum, zip(*turns, strict=True))) > 0
-
-
-def test_nothing_is_lent_to_a_shard_that_is_away_when_its_consumer_comes() -> None:
-    bench = Bench([1, 1], 10)
-    bench.go_away(1)
-    for part in bench.whole.assignments.values():
-        bench.consuming.grants.begin(part)
-    assert [part.granted for part in bench.whole.assignments.values()] == [5, 0]
-
-
-def test_a_part_that_has_to_be_attached_again_brings_nothing_it_was_lent_before() -> None:
-    bench = Bench([1, 1], 10)
-    bench.consuming.away(1)  # its answer had not come
-    assert [(part.granted, part.prefetch) for part in bench.whole.assignments.values()] == [
-        (5, 5),
-        (0, 0),
-    ]
 
 
 def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
@@ -646,7 +599,7 @@ def starved(seed: int, beside_others: bool, streams: bool = False) -> str:
         if rng.random() < 0.6:
             bench.other(number)
     bench.rest()
-    patience = 3 * (bench.whole.limit + len(bench.numbers))
+    patience = 3 * (bench.whole.limit.most + len(bench.numbers))
     now, acks, since, last = 0, [0] * len(bench.shards), [0] * len(bench.shards), dict(bench.given)
     for _ in range(6):
         gap, share = rng.choice([0, 1, 3, 30, 100, 200]), rng.choice([0, 1])
