@@ -75,7 +75,9 @@ class Crediting:
             self._close(allotment)
 
     def _of(self, group: GroupConsumer) -> list[Allotment]:
-        return [each for each in self._open.values() if each.number == group.number]
+        shards = range(len(self._links.links))
+        found = [self._open.get((group.number, shard)) for shard in shards]
+        return [each for each in found if each is not None]
 
     def drop(self, consumer: Consumer) -> None:
         """Take the credit of a consumer whose channel is gone."""
