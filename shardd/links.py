@@ -149,7 +149,12 @@ class Links:
         peer, incarnation = error.head.peer, error.head.incarnation
         if self._refused.add((peer, incarnation)):
             log.error("a message was dropped: %s", error)
-        join = envelope.read_control(message) if error.head.kind == wire.CONTROL else None
+        if error.head.kind != wire.CONTROL:
+            return
+        try:
+            join = envelope.read_control(message)
+        except envelope.WireError:  # all versions share Join, and only Join
+            return
         if isinstance(join, wire.Join) and self._refused_joins.add((peer, incarnation)):
             who = (peer, incarnation, self._shard.epoch, self._shard.number)
             self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))

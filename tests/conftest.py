@@ -7,7 +7,9 @@ to be given again. Asserts in tests/support say what they compared, as those of 
 from __future__ import annotations
 
 import functools
+import logging
 import random
+from collections.abc import Iterator
 
 import pytest
 import typer.testing
@@ -25,6 +27,14 @@ settings.load_profile("shardmq")
 # The commands of shardctl are put together once, not for each call: a tenth of a second, of a
 # crowded machine two.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Set the level of the log back: a broker in this process may have been told another."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from shardmq.shardd.queues.entry import ENDLESS
 
 # Bytes of the log in a stretch: about as much as is read of the log at once
-# (shardd/store/reading.py).
+# (shardd/store/segments/windows.py).
 STRETCH_BYTES = 1 << 20
 STRETCH = STRETCH_BYTES << 4  # the same in entries, which have flags below the position
 # Bytes that a queue with a turn may hand out in one pass. Other queues may hand out fewer, but the

@@ -85,7 +85,7 @@ def test_standard_error_that_is_not_the_journal_any_more_is_seen() -> None:
 
 def run(form: str) -> list[str]:
     program = (
-        "import logging; from supervisor import logs\n"
+        "import logging; from shardmq.supervisor import logs\n"
         f"logs.begin('info', '{form}', 'shard-0'); log = logging.getLogger('a.b')\n"
         "log.debug('not yet'); logs.set_level('debug'); log.debug('now %s', 'ü')\n"
         "try: 1 / 0\nexcept ZeroDivisionError: log.exception('failed')\n"

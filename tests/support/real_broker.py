@@ -41,7 +41,7 @@ class RealBroker:
         shards: int = 2,
         front_doors: int = 1,
         more: tuple[str, ...] = (),
-        command: tuple[str, ...] = ("supervisor.cli.app", "start"),
+        command: tuple[str, ...] = ("shardmq.supervisor.cli.app", "start"),
     ) -> None:
         self.data_dir = data_dir
         self._command = command

@@ -78,6 +78,8 @@ class World:
         self.stores = True
         self.code = 0  # the answer of the controller
         self.followed: list[Any] = []
+        self.time_s = 0.0
+        self.look_s = 0.0  # how long a look takes
 
     def run(self, going: Any) -> Any:
         """Do steps to their end. Return what they return."""
@@ -108,7 +110,12 @@ class World:
         match request:
             case steps.AskShard():
                 assert request.shard == STREAM.shard
+                self.time_s += self.look_s
                 return self.answer(request.make(1))
+            case steps.Clock():
+                return self.time_s
+            case steps.Sleep(seconds):
+                self.time_s += seconds
             case steps.Now():
                 return NOW_MS
             case steps.SeeCatalog():
@@ -435,8 +442,18 @@ def test_a_binding_that_goes_is_followed_no_longer() -> None:
     world.stream.append((message(b"late"), False))
     world.asked.clear()
     world.run(world.followed[0])
-    assert world.kinds() == ["Sleep", "AskShard", "SeeCatalog", "Unwatch"]
+    assert world.kinds() == ["Clock", "Clock", "Sleep", "AskShard", "SeeCatalog", "Unwatch"]
     assert world.copies() == []
+
+
+def test_a_binding_is_followed_for_so_long_however_long_a_look_takes() -> None:
+    world = World(catalog())
+    world.run(begun(world.catalog, bind()))
+    world.asked.clear()
+    world.look_s = 1.0
+    world.run(world.followed[0])
+    assert world.kinds().count("Sleep") == 5
+    assert world.kinds()[-1] == "Unwatch"
 
 
 def test_the_binding_stands_though_what_follows_fails(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,6 +30,7 @@ from shardmq.broker.front_door.topology.steps import (
     AskController,
     AskEach,
     AskShard,
+    Clock,
     Follow,
     Now,
     SeeCatalog,
@@ -58,7 +59,7 @@ CONNECTION = 0xFFFFFFFF
 PULL_BYTES = 256 << 10
 OFFSET_HEADER = b"x-offset"
 # What was routed before the binding may come to the stream this much later. The stream is looked at
-# so often in this time.
+# so often in this time, or less often where a look takes long.
 FOLLOW_S, FOLLOW_LOOKS = 5.0, 50
 FOLLOW_EACH_S = FOLLOW_S / FOLLOW_LOOKS
 # Pause between two looks at a stream whose messages are not on stable storage yet.
@@ -111,7 +112,10 @@ def _follow(copying: _Copying, offset: int) -> Steps[None]:
     """Copy messages that were on their way by the old routes."""
     request = copying.request
     try:
+        until = (yield Clock()) + FOLLOW_S
         for _ in range(FOLLOW_LOOKS):
+            if (yield Clock()) >= until:
+                return
             yield Sleep(FOLLOW_EACH_S)
             stop = (yield from copying.look()).end_offset
             if not _exists((yield SeeCatalog()).vhost(request.vhost), request):

@@ -93,6 +93,10 @@ class Now(NamedTuple):
     """Read the clock: int, ms since the epoch."""
 
 
+class Clock(NamedTuple):
+    """Read the clock of the loop, which never jumps: float, s."""
+
+
 class SeeCatalog(NamedTuple):
     """Look at the copy of the catalog that is in force: Catalog."""
 
@@ -118,6 +122,7 @@ Request = (
     | Watch
     | Unwatch
     | Now
+    | Clock
     | SeeCatalog
     | Sleep
     | Follow
@@ -222,6 +227,8 @@ class StepRunner:
                         self._shards.tell(stream.shard, wire.Unwatch(stream.id, queue.id))
             case Now():
                 return time.time_ns() // 1_000_000
+            case Clock():
+                return asyncio.get_running_loop().time()
             case SeeCatalog():
                 return self._controller.catalog
             case Sleep(seconds):

@@ -1,0 +1,56 @@
+"""The links of a shard: what processes of another wire version say is dropped, whatever it is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from shardmq.shardd.links import Links
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from tests.support.dict_store import DictHome
+
+NEXT_VERSION = wire.WIRE_VERSION + 1
+DOOR = (3, 5, 0, 0)  # number and incarnation of a front door, no epoch, shard 0
+NOBODY_KNOWS = bytes([*b"\x92", 0xA0 | 7, *b"strange", 1])  # a tag that this version does not have
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[Links]:
+    made = Links(str(tmp_path), Shard(0, 7, 1, DictHome()))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def door(links: Links, tmp_path: Path) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(f"ipc://{tmp_path}/shard-0.sock")
+        yield socket
+
+
+def of_next_version(message: bytes) -> bytes:
+    return message[:1] + bytes([NEXT_VERSION]) + message[2:]
+
+
+def test_a_message_of_another_version_that_nobody_can_read_is_dropped_and_logged_once(
+    links: Links, door: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        door.send(of_next_version(envelope.header(wire.CONTROL, *DOOR) + NOBODY_KNOWS))
+    taken, until = 0, time.monotonic() + 10
+    while taken < 3 and time.monotonic() < until:
+        for fd, _ in links.wait(100):
+            links.hear(fd, 0)
+        taken += links.receive(0, 32)
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(said) == 1
+    assert f"is of wire version {NEXT_VERSION}" in said[0]
