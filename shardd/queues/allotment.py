@@ -24,7 +24,10 @@ class Allotment:
     until the front door allows it. `prefetch` is that of a group consumer, for listings.
     """
 
-    __slots__ = ("_drains", "_said_waits", "allowed", "number", "order", "peer", "prefetch", "used")
+    __slots__ = (
+        "_drains", "_said_waits", "allowed", "number", "order", "peer", "prefetch", "used",
+        "useless_at",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class Allotment:
         self.allowed = 0 if is_limited else NO_END
         self.used = used
         self.prefetch = prefetch
+        # The state of a queue whose ready messages were of no use to it, None for any other queue.
+        self.useless_at: tuple[int, int, int, int] | None = None
         self._drains = False
         self._said_waits = False  # that messages wait, as the front door knows it
 

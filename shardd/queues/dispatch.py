@@ -348,12 +348,20 @@ class Dispatch:
         `until` is the entry before which the queue had to stop, 0 if it was not its turn. `served`
         is the lowest priority of consumers that were given messages, infinite if none was. A
         consumer without credit would have got some of them, and must say so: beside consumers that
-        always have room it would never get any.
+        always have room it would never get any. It says so once until it has credit, because many
+        consumers may be busy while others of the queue are not.
         """
         if not until:
             return
-        has_others = len(self.consumers.all) > 1
-        for consumer in self.consumers.all:
+        consumers = self.consumers.all
+        has_rivals = len(consumers) > 1 and consumers[0].queue.keeps_in_store
+        # A message may be ready for nobody who has room, because another consumer has its key. Who
+        # gave credit back for that asks again when something has changed: not for ever in turns.
+        state = None
+        if self.keys is not None:
+            backlog = self.backlog
+            state = backlog.id, backlog.ready_count, len(self.keys), backlog.counters.delivered
+        for consumer in consumers:
             allotment, queue = consumer.allotment, consumer.queue
             if allotment is None:
                 continue
@@ -361,7 +369,9 @@ class Dispatch:
             can = self._may_take(consumer)
             may = can and queue.has_for(consumer)
             if allotment.left <= 0:
-                waits = may or (can and has_others and consumer.priority >= served)
+                missed = consumer.priority >= served or allotment.is_asleep
+                waits = may or (can and has_rivals and missed)
+                waits = waits and (state is None or allotment.useless_at != state)
             else:
                 # A queue that stopped at the end of its stretch has not looked for room.
                 waits = may and queue in consumer.window.blocked
@@ -373,7 +383,10 @@ class Dispatch:
                 wants = waits or (may and (order.current is not queue or self.head() >= until))
                 order.end(queue, wants, waits)
                 still_waits = not order.is_idle
+            had_credit = allotment.left > 0
             if allotment.ended(still_waits, blocked):
+                if had_credit and may and not blocked:
+                    allotment.useless_at = state
                 outlet.report(allotment)
 
     def _may_take(self, consumer: Consumer) -> bool:

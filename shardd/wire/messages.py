@@ -628,10 +628,10 @@ class Release(Message, tag="release", frozen=True):
 class CreditReport(Message, tag="credit-report", frozen=True):
     """Tell a front door what an allotment has used, and whether messages wait.
 
-    A shard sends CreditReport when the allotment is used up and messages wait; when no message
-    waits any more; and when it gives credit back, because the front door said DRAIN or STOP. `used`
-    is how many messages were delivered or given back in all. The front door answers with an ALLOT
-    when it has credit.
+    A shard sends CreditReport when the allotment is used up and messages wait, or went to other
+    consumers of the queue; when no message waits any more; and when it gives credit back, because
+    the front door said DRAIN or STOP. `used` is how many messages were delivered or given back in
+    all. The front door answers with an ALLOT when it has credit.
     """
 
     allotment: int

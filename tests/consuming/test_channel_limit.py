@@ -41,12 +41,14 @@ class Links:
         self.to_shard: list[tuple[int, int, int]] = []  # allotment, allowed, mode
         self.settled: Counter[int] = Counter()  # by consumer
         self.on_acks_waited: Callable[[], None] = lambda: None
+        self.acks_wait = False
 
     def allot(self, shard: int, allotment: int, allowed: int, mode: int) -> None:
         self.to_shard.append((allotment if allotment != WHOLE else shard, allowed, mode))
 
     def wait_for_acks(self) -> None:
         """They wait until the bench says so."""
+        self.acks_wait = True
 
     def settle(
         self, shard: int, epoch: int, consumer: int, kind: int, first: int, last: int
@@ -299,17 +301,38 @@ def test_credit_given_back_after_the_limit_went_and_came_is_not_counted_twice() 
     assert (bench.channel.limit.allotted, bench.channel.limit.free) == (0, 3)
 
 
+def test_credit_that_a_handover_frees_is_told_though_no_pass_of_the_loop_ends() -> None:
+    bench = Bench(0)
+    bench.with_virtual(2, 1)
+    bench.ready[101] = 1
+    bench.settle()
+    bench.ready[102] = 1
+    bench.settle()
+    given_up = bench.consuming.consumers[101]
+    assert isinstance(given_up, Assignment) and given_up.held == 1
+    bench.links.acks_wait = False
+    bench.consuming.crediting.forget_held(given_up)
+    assert bench.links.to_shard == [(102, 1, wire.KEEP)] and bench.links.acks_wait
+
+
+def looks_at_allotments(monkeypatch: pytest.MonkeyPatch) -> list[Credit]:
+    """Return a list that grows with each look at an allotment while credit is shared."""
+    looks: list[Credit] = []
+    for name in ("free", "is_needed"):
+        found = getattr(Credit, name).fget
+
+        def looked(self: Credit, found: Callable[[Credit], Any] = found) -> Any:
+            looks.append(self)
+            return found(self)
+
+        monkeypatch.setattr(Credit, name, property(looked))
+    return looks
+
+
 def test_an_ack_costs_the_same_however_many_consumers_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: list[Credit] = []
-    free = Credit.free
-
-    def looked(self: Credit) -> int:
-        looks.append(self)
-        return free.fget(self)  # type: ignore[attr-defined,no-any-return] # it is a property
-
-    monkeypatch.setattr(Credit, "free", property(looked))
+    looks = looks_at_allotments(monkeypatch)
     bench = Bench(90)
     bench.consuming.limit(bench.channel, 10)
     bench.ready = dict.fromkeys(bench.ready, 3)
@@ -322,3 +345,35 @@ def test_an_ack_costs_the_same_however_many_consumers_wait(
         )
         bench.settle()
         assert len(looks) < 20
+
+
+def test_who_waits_for_a_batch_costs_the_same_however_many_consumers_have_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = looks_at_allotments(monkeypatch)
+    bench = Bench(90)
+    bench.consuming.limit(bench.channel, 101 * 90 + 10)
+    bench.settle()
+    for number in bench.ready:
+        bench.ready[number] = 1
+        bench.settle()
+    assert bench.channel.limit.free == 10 and len(bench.channel.limit.holding) == 90
+    bench.ready[1] = 101
+    looks.clear()
+    bench.shard_turn()
+    assert bench.ready[1] == 1 and bench.consuming.crediting._waiting and len(looks) < 20
+    bench.settle()
+    assert bench.ready[1] == 0
+
+
+def test_both_sides_open_an_allotment_for_an_assignment_that_is_asked_for_in_vain() -> None:
+    bench = Bench(0)
+    bench.with_virtual(1, 0)
+    part = bench.consuming.consumers[101]
+    assert isinstance(part, Assignment)
+    part.wanted = False
+    part.attaching = SimpleNamespace(done=lambda: False)  # type: ignore[assignment] # as much of it as is used here
+    bench.consuming.restarted(101, lambda number: None)
+    assert part.allotment is not None
+    bench.consuming.limit(bench.channel, 1)
+    assert (101, 0, wire.STOP) in bench.links.to_shard

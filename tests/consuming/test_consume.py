@@ -393,6 +393,14 @@ async def test_a_reply_consumer_gets_a_queue_of_its_own() -> None:
     assert channel.reply_to == "" and play.consuming._replies.here == {}
 
 
+async def test_replies_do_not_wait_for_the_limit_of_the_channel() -> None:
+    play = await reply_consumer()
+    play.shards.answer(wire.Done(1))
+    await play.settled()
+    play.says(1, commands.Basic.Qos(prefetch_count=1, global_=True))
+    assert play.shards.allotted == []
+
+
 async def test_a_cancelled_reply_consumer_takes_no_replies() -> None:
     play = await reply_consumer()
     play.shards.answer(wire.Done(1))
@@ -441,6 +449,24 @@ async def test_a_limit_of_the_channel_holds_for_all_its_consumers() -> None:
     assert play.shards.allotted[3:] == [(two, 1, wire.KEEP)]
     report(0, wire.CreditReport(99, 1, waits=True))
     assert (play.channel.limit.allotted, play.channel.limit.unacked) == (1, 1)
+
+
+async def test_a_consumer_of_a_stream_leaves_the_limit_of_the_channel_to_the_others() -> None:
+    play = Consuming(prefetch=5)
+    play.line.catalog.apply(QueuePut("/", "stream", 3, 1, durable=True, arguments=STREAM))
+    play.says(1, commands.Basic.Consume(queue="stream", consumer_tag="tag"))
+    await play.settled()
+    attach = play.shards.answer(wire.AttachedAt(1, 7))
+    await play.settled()
+    assert isinstance(attach, wire.AttachReader)
+    play.says(1, commands.Basic.Qos(prefetch_count=1, global_=True))
+    blob = struct.pack("<Q", 7) + message()
+    at = (9, 1, attach.consumer, 1, False, 1, memoryview(blob), 0, False)
+    play.consuming.deliveries.deliver(1, at)
+    assert (play.channel.unacked.count, play.channel.limit.free) == (1, 1)
+    play.says(1, commands.Basic.Ack(delivery_tag=1))
+    assert (play.channel.unacked.count, play.channel.limit.free) == (0, 1)
+    assert play.shards.allotted == []
 
 
 async def test_what_a_shard_that_is_gone_might_have_taken_is_for_the_others() -> None:

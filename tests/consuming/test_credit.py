@@ -385,7 +385,9 @@ class World:
     def check_sums(self) -> None:
         for limit in (self.channel, *self.groups.values()):
             under = [each for each in self.allotments.values() if limit in each.limits]
-            if limit.allotted != sum(each.unused for each in under) or limit.members != len(under):
+            nested = sum(limit in each.limits[1:] for each in under)
+            counts = (limit.allotted, limit.members, limit.nested)
+            if counts != (sum(each.unused for each in under), len(under), nested):
                 raise Violation("sums")
 
     def rest(self) -> None:

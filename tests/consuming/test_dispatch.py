@@ -35,7 +35,7 @@ class Bench:
         return consumer
 
     def publish(self, count: int) -> None:
-        stored = SIZE.to_bytes(4, "little") + bytes(12)
+        stored = SIZE.to_bytes(4, "little") + bytes(10)
         entries = array("Q", [self.store.put([1], stored) for _ in range(count)])
         self.backlog.take_in(DictArrival(1, entries, SIZE * count), 0)
 
@@ -139,7 +139,27 @@ def test_a_consumer_without_credit_asks_for_its_share_of_what_others_take() -> N
     assert (bench.turn(), bench.reports[1:]) == ({}, [])
     bench.publish(2)
     assert (bench.turn(), bench.reports[1:]) == ({1: 1, 2: 1}, [])
-    assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 1, False)])
+    assert (bench.turn(), bench.reports[1:]) == ({}, []), "it still wants its share"
+    first.allow(2, drains=True)
+    assert (bench.turn(), bench.reports[1:]) == ({}, [(1, 2, False)])
+    bench.publish(2)
+    assert (bench.turn(), bench.reports[2:]) == ({2: 2}, [(1, 2, True)])
+
+
+def test_credit_that_helps_nobody_while_another_has_the_key_is_not_asked_for_again() -> None:
+    bench = Bench()
+    bench.attach(1, affinity=True, prefetch=1)
+    allotments = Allotment(2), Allotment(3)
+    for allotment in allotments:
+        bench.attach(allotment.number, affinity=True, allotment=allotment)
+    bench.publish(2)  # of one key
+    bench.turn()
+    asked = 0
+    while asked < 20 and (waiting := [each for each in allotments if each.is_asleep]):
+        asked += 1
+        waiting[0].allow(waiting[0].used + 1, drains=True)
+        assert bench.turn() == {}
+    assert asked == 2
 
 
 def test_an_only_consumer_whose_credit_suffices_asks_for_no_more() -> None:

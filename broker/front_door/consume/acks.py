@@ -67,7 +67,8 @@ class Acks:
             reading = consumer.reading
             if kind == wire.REQUEUE and reading is not None and run.epoch == reading.epoch:
                 reading.give_back(run.first_number, last)
-            if consumer.tag:  # what basic.get took does not count
+            # What basic.get took does not count.
+            if consumer.tag and consumer.is_in_limit:
                 consumer.channel.limit.unacked -= count
                 if consumer.group is not None:
                     assert isinstance(consumer, Assignment)

@@ -21,6 +21,7 @@ from shardmq.broker.front_door.consume.credit import Allotment, Limit
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
 from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.session import Session
+from shardmq.broker.model import checks
 from shardmq.broker.shared.control import Answer, AssignmentName, ConsumeTerms
 from shardmq.broker.shared.reading import Reading
 from shardmq.shardd.wire import messages as wire
@@ -185,11 +186,14 @@ class Consumer:
 
     @property
     def is_in_limit(self) -> bool:
-        """Return whether the limit of a channel holds for the consumer.
+        """Return whether the limit of a channel holds for the consumer and what it holds.
 
-        For a consumer of a single stream it does not, as in RabbitMQ.
+        For a consumer of a single stream it does not, as in RabbitMQ, nor for direct replies: who
+        holds as many messages as he may could wait for the reply that he needs to settle them.
         """
-        return self.reading is None or self.group is not None
+        return self.group is not None or (
+            self.reading is None and not checks.is_reply_queue(self.queue_name)
+        )
 
     @property
     def is_wanted(self) -> bool:

@@ -247,7 +247,9 @@ class Consuming:
 
         self.crediting.lose(shard, self.consumers.values())
         for consumer in self.consumers.values():
-            if consumer.shard == shard and consumer.is_wanted:
+            # One that was taken away meanwhile is asked for too: its shard opens an allotment.
+            asked = consumer.attaching is not None and not consumer.attaching.done()
+            if consumer.shard == shard and (consumer.is_wanted or (asked and consumer.group)):
                 self.crediting.attach(consumer)
         self._attaching.attach_again(shard, resumed)
 

@@ -78,7 +78,7 @@ class Limit:
 
     __slots__ = (
         "_turn", "_turn_ends", "allotted", "draining", "empty", "holding", "hungry", "members",
-        "most", "unacked",
+        "most", "nested", "unacked",
     )  # fmt: skip
 
     def __init__(self, most: int = 0) -> None:
@@ -86,6 +86,7 @@ class Limit:
         self.unacked = 0  # delivered, and not settled or, in a transaction, not committed
         self.allotted = 0  # credit that shards have and have not used
         self.members = 0  # how many allotments are under this limit
+        self.nested = 0  # how many of them are under an inner limit too
         # The allotments in each state; in `hungry` the one that has waited longest comes first.
         self.hungry: dict[Allotment, None] = {}
         self.empty: dict[Allotment, None] = {}
@@ -142,10 +143,9 @@ class Limit:
             each.allow(free, DRAIN if hungry > 1 else KEEP)
             told[each] = None
         if self.hungry:
-            for each in list(self.holding):
-                if each is self._turn or each.is_needed:
-                    each.give_back(DRAIN)
-                    told[each] = None
+            for each in self._needed():
+                each.give_back(DRAIN)
+                told[each] = None
         elif self._may_give_ahead:
             for each in list(self.empty):
                 count = min(each.share, each.free)
@@ -155,6 +155,14 @@ class Limit:
                     if not self._may_give_ahead:
                         break
         return Shared(list(told), waits)
+
+    def _needed(self) -> list[Allotment]:
+        """Return who holds credit that the hungry need, and was not told to give it back."""
+        if self.free <= 0:
+            return list(self.holding)
+        if self.nested:
+            return [each for each in self.holding if each is self._turn or each.is_needed]
+        return [self._turn] if self._turn is not None and self._turn in self.holding else []
 
     @property
     def _may_give_ahead(self) -> bool:
@@ -234,10 +242,14 @@ class Allotment:
         for limit in was:
             limit.members -= 1
             limit.allotted -= unused
+        for limit in was[1:]:
+            limit.nested -= 1
         self.limits, self._state = limits, None
         for limit in limits:
             limit.members += 1
             limit.allotted += unused if was else 0
+        for limit in limits[1:]:
+            limit.nested += 1
         if limits and was:
             self._place()
         elif limits:

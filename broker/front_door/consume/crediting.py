@@ -27,7 +27,7 @@ class Crediting:
     def __init__(self, links: ShardLinks, clock: Clock) -> None:
         self._links = links
         self._clock = clock
-        self._open: dict[tuple[int, int], Allotment] = {}  # by number and shard
+        self._open: dict[int, dict[int, Allotment]] = {}  # by number, then by shard
         self._waiting: dict[Limit, None] = {}  # whose free credit waits for a batch
         links.on_acks_waited = self._acks_waited
 
@@ -42,7 +42,7 @@ class Crediting:
             if limits:
                 consumer.allotment = self._open_one(consumer.number, consumer.shard)
                 consumer.allotment.put_under(limits)
-        elif (found := self._open.get((group.number, consumer.shard))) is not None:
+        elif (found := self._found(group.number, consumer.shard)) is not None:
             consumer.allotment = found
             self._put_under(found, limits)
         else:
@@ -50,8 +50,12 @@ class Crediting:
             consumer.allotment.put_under(limits)
 
     def _open_one(self, number: int, shard: int, used: int = 0) -> Allotment:
-        allotment = self._open[number, shard] = Allotment(number, shard, used)
+        allotment = Allotment(number, shard, used)
+        self._open.setdefault(number, {})[shard] = allotment
         return allotment
+
+    def _found(self, number: int, shard: int) -> Allotment | None:
+        return self._open.get(number, {}).get(shard)
 
     def close(self, consumer: Consumer) -> None:
         """Take the credit of a consumer that gets nothing any more.
@@ -67,6 +71,7 @@ class Crediting:
         allotment = assignment.allotment
         if allotment is not None and allotment.mode == wire.DRAIN and allotment.unused:
             self._tell([allotment])
+            self._links.wait_for_acks()  # as in forget_held
 
     def close_group(self, group: GroupConsumer) -> None:
         """Take the credit of a group consumer that has no assignment any more."""
@@ -75,9 +80,7 @@ class Crediting:
             self._close(allotment)
 
     def _of(self, group: GroupConsumer) -> list[Allotment]:
-        shards = range(len(self._links.links))
-        found = [self._open.get((group.number, shard)) for shard in shards]
-        return [each for each in found if each is not None]
+        return [*self._open.get(group.number, {}).values()]
 
     def drop(self, consumer: Consumer) -> None:
         """Take the credit of a consumer whose channel is gone."""
@@ -90,9 +93,13 @@ class Crediting:
         self._forget(allotment)
         for home in homes:
             self.share(home)
+        self._links.wait_for_acks()  # as in forget_held
 
     def _forget(self, allotment: Allotment) -> None:
-        self._open.pop((allotment.number, allotment.shard), None)
+        of_number = self._open.get(allotment.number, {})
+        of_number.pop(allotment.shard, None)
+        if not of_number:
+            self._open.pop(allotment.number, None)
         allotment.put_under(())
 
     def lose(self, shard: int, consumers: Iterable[Consumer]) -> None:
@@ -101,7 +108,7 @@ class Crediting:
         Deliveries to assignments will come again, so the unsettled ones count no more.
         """
         homes: dict[Limit, None] = {}
-        for allotment in [each for each in self._open.values() if each.shard == shard]:
+        for allotment in [each[shard] for each in self._open.values() if shard in each]:
             homes |= dict.fromkeys(allotment.limits[-1:])
             self._forget(allotment)
         for consumer in consumers:
@@ -118,6 +125,8 @@ class Crediting:
         assignment.counted = 0
         self.freed(assignment.group.limit)
         self.freed(assignment.channel.limit)
+        # Perhaps no pass of the loop is under way whose end would tell the shards.
+        self._links.wait_for_acks()
 
     def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
         """Count settled deliveries of an assignment, which came from this epoch of the shard."""
@@ -140,7 +149,7 @@ class Crediting:
 
     def report(self, shard: int, report: wire.CreditReport) -> None:
         """Note what a shard says of an allotment."""
-        allotment = self._open.get((report.allotment, shard))
+        allotment = self._found(report.allotment, shard)
         if allotment is not None:
             allotment.reported(report.used, report.waits)
             if allotment.limits:

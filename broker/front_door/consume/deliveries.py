@@ -68,7 +68,8 @@ class Deliveries:
         else:
             self._counts.delivered_manual += count
             channel.unacked.add(tag, count, consumer, link.epoch, first_number, self._clock.now)
-            channel.limit.unacked += count
+            if consumer.is_in_limit:
+                channel.limit.unacked += count
             if consumer.group is not None:
                 assert isinstance(consumer, Assignment)
                 consumer.held += count
