@@ -122,7 +122,9 @@ class ModelQueue:
         self.given, self.reports, self.times_given = [], [], {}
         self._wake(now)
         self.expire(now - 1)
+        self.priorities_served: set[int] = set()
         while self.ready and (consumer := self._next()) is not None:
+            self.priorities_served.add(consumer.priority)
             self._give(consumer, self.ready.pop(0))
             self.expire(now - 1)
         self.expire(now)
@@ -151,10 +153,15 @@ class ModelQueue:
         self.turns = [each for each in self.turns if each not in equals] + equals[at:] + equals[:at]
 
     def _report(self) -> None:
+        served = min(self.priorities_served, default=MANY)
         for consumer in self.consumers:
             if consumer.allowed is None:
                 continue
-            waits = bool(self.ready) and consumer in self._active() and consumer.wanted() > 0
+            # Without credit it asks for its share of what others take, once until it has some.
+            missed = consumer.used >= consumer.allowed and len(self.consumers) > 1
+            missed = missed and (consumer.said or consumer.priority >= served)
+            can = consumer in self._active() and consumer.wanted() > 0
+            waits = can and (bool(self.ready) or missed)
             if consumer.used < consumer.allowed:
                 if not consumer.drains:
                     continue
