@@ -1,4 +1,4 @@
-"""What users may do changes at once, over a whole broker."""
+"""Changed permissions hold at once, over a whole broker."""
 
 from __future__ import annotations
 

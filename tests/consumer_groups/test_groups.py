@@ -203,7 +203,7 @@ def fewest_moves(
     consumers: list[GroupConsumer],
     before: dict[Assignment, GroupConsumer],
 ) -> int:
-    """By trying every choice of who has one more than the others."""
+    """Try every choice of who has one more than the others."""
     fewest, more = divmod(len(assignments), len(consumers))
     now = {
         each: sum(before.get(assignment) == each for assignment in assignments)

@@ -47,7 +47,7 @@ class Links:
         self.to_shard.append((allotment if allotment != WHOLE else shard, allowed, mode))
 
     def wait_for_acks(self) -> None:
-        """They wait until the bench says so."""
+        """Let acks wait until the bench says so."""
         self.acks_wait = True
 
     def settle(

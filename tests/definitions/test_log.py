@@ -1,4 +1,4 @@
-"""What exists outlives the controller, and no queue id is used twice.
+"""The catalog outlives the controller, and no queue id is used twice.
 
 The log may be cut anywhere, and the next controller may be of the same boot or another.
 """

@@ -151,7 +151,7 @@ async def test_a_declare_is_in_force_on_every_front_door_also_when_the_controlle
 
 
 async def test_a_front_door_dies_and_only_its_clients_notice(broker: RealBroker, name: str) -> None:
-    """Its unacknowledged messages are back in their places in the queue.
+    """The unacknowledged messages are back in their places in the queue.
 
     The exclusive queues of its clients are gone.
     """

@@ -186,7 +186,7 @@ class Limit:
 
 
 class Allotment:
-    """What the consumers at one shard that share `number` may deliver, under one or two limits.
+    """The credit of the consumers at one shard that share `number`, under one or two limits.
 
     The innermost limit comes first. Without limits the consumers may deliver any number.
     """

@@ -24,7 +24,7 @@ from shardmq.shardd.store.format.segment_file import (
 
 @dataclass(slots=True)
 class Moves:
-    """Where the messages of a merged segment lie, as pairs of entries in ascending order.
+    """The new places of a merged segment's messages, as pairs of entries in ascending order.
 
     `known` holds the entries as queues keep them, `placed` the same entries as they are on disk.
     """
