@@ -459,9 +459,14 @@ class Life:
         queue = self.shard.queues[queue_id]
         if queue_id in STREAMS:
             log = queue.log.stream  # type: ignore[attr-defined] # a stream has one
+            harmed = log.gaps if self.fault in GOOD_DISK else []
+            promise(not harmed, f"no damage where nothing was damaged: {harmed}")
             found: list[int] = []
-            while log.first_offset + len(found) < log.committed_offset:
-                found += numbers_in(log.read(log.first_offset + len(found), 1 << 20).blob)
+            offset = log.first_offset
+            while offset < log.committed_offset:
+                read = log.read(offset, 1 << 20)
+                promise(read.next_offset > offset, "a read of what is committed gets on")
+                found, offset = found + numbers_in(read.blob), read.next_offset
             return [(number, False) for number in found]
         return [
             (numbers_in(queue.store.read(array("Q", [entry]), 1)[0])[0], bool(entry & 1))

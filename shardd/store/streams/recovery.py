@@ -308,7 +308,7 @@ def _take_in(segment: StreamSegment, scanner: Scanner) -> None:
 def _end_with(found: Found, count: int) -> list[str]:
     """Keep the first `count` segments and report the others as torn.
 
-    Return the names of the files of the others, the last one first.
+    Return the names of the files of the others.
     """
     gone = found.segments[count:]
     del found.segments[count:]
@@ -317,13 +317,14 @@ def _end_with(found: Found, count: int) -> list[str]:
     found.damage += [
         Damage(name, "torn", 0, segment.used) for name, segment in zip(names, gone, strict=True)
     ]
-    return names[::-1]
+    return names
 
 
 def _put_away(
     files: Files, directory: str, useless: dict[str, str], indexes: set[int], sync: bool
 ) -> None:
-    for name, kept_as in useless.items():
+    # From the end of the stream, so that a power cut in between leaves no gap that looks like loss.
+    for name, kept_as in sorted(useless.items(), reverse=True):
         if kept_as:
             files.rename(f"{directory}/{name}", f"{directory}/{kept_as}")
         else:
