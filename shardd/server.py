@@ -96,7 +96,7 @@ class Server:
         signals = Signals()
         for fd in (*self._threads.fds, signals.fd, self._lifeline):
             if fd is not None:
-                self._links.poll.register(fd, select.POLLIN)
+                self._links.poll.register(fd, select.EPOLLIN)
         self._links.send([self.shard.membership.first_words(self._links.controller)])
         status = 1
         try:
@@ -198,7 +198,7 @@ class Server:
         """Do the work of each second.
 
         The shard tells the watchdog that it lives, checks the room on the disk, asks for a sync of
-        what nobody waits for, and closes the sockets of peers that left.
+        what nobody waits for, closes the sockets of peers that left, and accepts lanes again.
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
@@ -209,6 +209,7 @@ class Server:
             self._next_sweep = now + SWEEP_MS
             self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
         self._links.close_unused()
+        self._links.listen()
 
     def _look_at_gaps(self) -> None:
         """Read where the reader of streams has met damage, so that the shard counts the damage."""
