@@ -25,6 +25,7 @@ from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
@@ -86,6 +87,7 @@ class Server:
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
             timeout_closes=config.consumer_timeout_action == "close",
+            short_way=short_ways.are_on(),
         )
         self._threads = SyncThreads(self.shard.syncs)
         self.links = Links(config.runtime_dir, self.shard)

@@ -68,6 +68,8 @@ _LENGTH_AT: Final = 3  # of the payload of a frame, in its head
 _OPEN_TEXT_AT, _OPEN_BYTES_MIN = _IDS_END, 5
 _CLOSE_TEXT_AT, _CLOSE_BYTES_MIN = _IDS_END + 2, 11
 _START_OK_IDS: Final = struct.pack(">I", commands.Connection.StartOk.index)
+_TUNE_OK: Final = struct.Struct(">IHIH")
+_TUNE_OK_IDS: Final = struct.pack(">I", commands.Connection.TuneOk.index)
 _FRAME_KINDS = frozenset(
     {spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME}
 )
@@ -459,6 +461,11 @@ class Connection:
             self._state = next_of_connection(self._state, commands.Connection.StartOk.name)
             self.client_properties = said.client_properties
             return StartOk(said.mechanism, said.response, said.locale, said.client_properties)
+        if len(payload) == _TUNE_OK.size and payload[:4] == _TUNE_OK_IDS:
+            name = commands.Connection.TuneOk.name
+            self._state = next_of_connection(self._state, name, _ids(payload))
+            self._agree(*_TUNE_OK.unpack(payload)[1:])
+            return None
         method = decode_method(payload)
         ids = _ids(payload)
         if ids[0] != spec.CONNECTION:
@@ -466,17 +473,18 @@ class Connection:
                 spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids
             )
         self._state = next_of_connection(self._state, method.name, ids)
-        if isinstance(method, commands.Connection.TuneOk):
-            self.channels_max = _agreed("channel_max", method.channel_max, 1, self.channels_max)
-            self.frame_bytes_max = _agreed(
-                "frame_max", method.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
-            )
-            self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
-            self.heartbeat_s = method.heartbeat
-            return None
         if isinstance(method, commands.Connection.Open):
             return Open(method.virtual_host)
         return Method(0, method)
+
+    def _agree(self, channels_max: int, frame_bytes_max: int, heartbeat_s: int) -> None:
+        """Take the limits of tune-ok. Raises ConnectionException."""
+        self.channels_max = _agreed("channel_max", channels_max, 1, self.channels_max)
+        self.frame_bytes_max = _agreed(
+            "frame_max", frame_bytes_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
+        )
+        self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
+        self.heartbeat_s = heartbeat_s
 
     # -- channels ----------------------------------------------------------------------------------
 
