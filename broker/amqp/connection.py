@@ -464,7 +464,12 @@ class Connection:
         if len(payload) == _TUNE_OK.size and payload[:4] == _TUNE_OK_IDS:
             name = commands.Connection.TuneOk.name
             self._state = next_of_connection(self._state, name, _ids(payload))
-            self._agree(*_TUNE_OK.unpack(payload)[1:])
+            _, channels_max, frame_bytes_max, self.heartbeat_s = _TUNE_OK.unpack(payload)
+            self.channels_max = _agreed("channel_max", channels_max, 1, self.channels_max)
+            self.frame_bytes_max = _agreed(
+                "frame_max", frame_bytes_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
+            )
+            self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
             return None
         method = decode_method(payload)
         ids = _ids(payload)
@@ -476,15 +481,6 @@ class Connection:
         if isinstance(method, commands.Connection.Open):
             return Open(method.virtual_host)
         return Method(0, method)
-
-    def _agree(self, channels_max: int, frame_bytes_max: int, heartbeat_s: int) -> None:
-        """Take the limits of tune-ok. Raises ConnectionException."""
-        self.channels_max = _agreed("channel_max", channels_max, 1, self.channels_max)
-        self.frame_bytes_max = _agreed(
-            "frame_max", frame_bytes_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
-        )
-        self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
-        self.heartbeat_s = heartbeat_s
 
     # -- channels ----------------------------------------------------------------------------------
 
@@ -597,7 +593,8 @@ class Connection:
             ChannelState.CLOSING,
         ):
             return
-        self._put(channel, method, count)
+        frame = _frame(channel, encode_method(method))
+        self._out.append(frame if count == 1 else frame * count)
 
     def send_bytes(self, data: bytes) -> None:
         """Send ready-made frames."""
@@ -624,9 +621,8 @@ class Connection:
         ):
             return
         self._set_channel(channel, ChannelState.CLOSING)
-        self._put(
-            channel, commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
-        )
+        close = commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
+        self._out.append(_frame(channel, encode_method(close)))
 
     def close(self, exc: ConnectionException) -> None:
         """Send connection.close.
@@ -644,17 +640,12 @@ class Connection:
         self._state = ConnectionState.CLOSING
         self._close_sent = True
         self._unfinished.clear()
-        self._put(
-            0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
-        )
+        close = commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
+        self._out.append(_frame(0, encode_method(close)))
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
         self._unfinished.drop(channel)
         self._channels[channel] = state
-
-    def _put(self, channel: int, method: base.Frame, count: int = 1) -> None:
-        frame = _frame(channel, encode_method(method))
-        self._out.append(frame if count == 1 else frame * count)
 
     # -- state ---------------------------------------------------------------------------
 
