@@ -82,6 +82,7 @@ class Slot:
             "name": self.plan.name,
             "kind": self.plan.kind,
             "index": self.plan.index,
+            "front_door": self.plan.front_door,
             "pid": child.pid if child else 0,
             "state": child.state if child else self.state_without_child,
             "status": child.status if child else "",
@@ -148,7 +149,7 @@ class Supervisor:
                     f" but {self._data.path} holds the queues of {held} shards"
                 )
             self._cores = max(self._cores, held)
-            self.sockets: Sockets = listen(self.settings, systemd.sockets())
+            self.sockets: Sockets = listen(self.settings, systemd.sockets(), self._cores)
         except Exception:
             self._data.undo()
             raise
@@ -393,8 +394,21 @@ class Supervisor:
         level = logging.INFO if intended else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
+        self._send_clients_elsewhere(slot)
         log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)
         return status
+
+    def _send_clients_elsewhere(self, dead: Slot) -> None:
+        """Stop listening for a shard that has ended and was a front door, if another one is ready.
+
+        The next process of the shard listens when it has recovered.
+        """
+        door = dead.plan.front_door
+        if door is None or self._stopping:
+            return
+        for slot in self.slots:
+            if slot.plan.front_door is not None and slot.child and slot.child.state == READY:
+                return self.sockets.stop_listening(door)
 
     def _changed(self, slot: Slot) -> None:
         child = slot.child

@@ -24,12 +24,15 @@ STOP_TIMEOUT_S = 90.0
 PATIENCE_S = 60.0  # with what happens soon, on a crowded machine
 LOG_LINES_SHOWN = 60
 SOURCE = Path(__file__).resolve().parents[2]
+# With this variable set, each broker has its front doors in the processes of the shards.
+COMBINED = "SHARDMQ_TEST_COMBINED"
 
 
 class RealBroker:
     """A broker that starts at once.
 
-    `stop` asserts a clean end. The kinds of processes are controller, shard and front-door.
+    `stop` asserts a clean end. The kinds of processes are controller, shard and front-door. With
+    `front_doors` 0 a front door and the shard of the same number are one process.
     """
 
     may_start = True  # false while a test runs that is not marked `broker`
@@ -45,6 +48,9 @@ class RealBroker:
     ) -> None:
         self.data_dir = data_dir
         self._command = command
+        if os.environ.get(COMBINED):
+            front_doors = 0
+        self.combined = front_doors == 0  # with a front door, its shard dies, too
         self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
         self._port = 0  # the same after a restart, so that clients may come back
         self.amqp = self.http = self.metrics = ""
@@ -110,9 +116,14 @@ class RealBroker:
         return status
 
     def pid(self, kind: str, index: int = 0) -> int:
+        return int(self._child(kind, index)["pid"])
+
+    def _child(self, kind: str, index: int) -> dict[str, Any]:
         for child in self.status()["children"]:
             if child["kind"] == kind and child["index"] == index:
-                return int(child["pid"])
+                return dict(child)
+            if kind == "front-door" and child["front_door"] == index:
+                return dict(child)
         raise AssertionError(f"no {kind} {index}")
 
     def log_tail(self) -> str:
@@ -132,10 +143,8 @@ class RealBroker:
         )
 
     def is_replaced(self, kind: str, index: int, old: int) -> bool:
-        for child in self.status()["children"]:
-            if child["kind"] == kind and child["index"] == index:
-                return child["pid"] not in (0, old) and child["state"] == "ready"
-        return False
+        child = self._child(kind, index)
+        return child["pid"] not in (0, old) and child["state"] == "ready"
 
     def kill_all(self) -> None:
         """Kill all processes as a power cut does, as nearly at one moment as signals allow."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import select
 import time
+from functools import partial
 
 import zmq
 
@@ -17,6 +18,7 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
@@ -52,6 +54,9 @@ class ShardInbox:
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
+        for link in self._links:
+            if isinstance(link.lane, LocalLane):
+                link.lane.wake = partial(self.loop.call_soon, self._hear, link, link.lane)
         self._socket.bind(endpoint)
         self.loop.add_reader(self._socket.fileno(), self._receive)
         self.loop.call_soon(self._receive)
@@ -131,17 +136,19 @@ class ShardInbox:
         """Offer a lane to the process that just said Hello."""
         assert self.loop is not None
         try:
-            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
+            lane = link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
-        self.loop.add_reader(link.lane.fd, self._heard, link, link.lane)
-        self._bells.register(link.lane.fd, select.EPOLLIN)
+        self.loop.add_reader(lane.fd, self._heard, link, lane)
+        self._bells.register(lane.fd, select.EPOLLIN)
 
     def close_lane(self, link: ShardLink) -> None:
         self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
+            if isinstance(lane, LocalLane):
+                return
             link.rings_full += lane.times_full
             if self.loop is not None:
                 self.loop.remove_reader(lane.fd)
@@ -159,7 +166,7 @@ class ShardInbox:
         while seconds > 0 and select.select((self._bells_fd,), (), (), seconds)[0]:
             rung = {fd for fd, _ in self._bells.poll(0)}
             for link in self._links:
-                if link.lane is not None and link.lane.fd in rung:
+                if isinstance(link.lane, Lane) and link.lane.fd in rung:
                     self._heard(link, link.lane)
             seconds = until - time.perf_counter()
 
@@ -173,7 +180,7 @@ class ShardInbox:
             self.close_lane(link)
             self._ended[link.shard] = lane
 
-    def _hear(self, link: ShardLink, lane: Lane) -> None:
+    def _hear(self, link: ShardLink, lane: AnyLane) -> None:
         """Take some messages of the ring and come back for the rest."""
         if link.lane is not lane:
             return
@@ -189,7 +196,7 @@ class ShardInbox:
             finally:
                 self._let_go(lane)
 
-    def _let_go(self, lane: Lane) -> None:
+    def _let_go(self, lane: AnyLane) -> None:
         """Give the memory of what was taken back to the ring."""
         self._events.own_deliveries()
         lane.let_go()
