@@ -37,12 +37,21 @@ class LocalLane:
         door._other, shard._other = shard, door
         return door, shard
 
-    def send(self, message: Parts) -> None:
+    def put(self, message: Parts) -> None:
+        """Put a message on its way. The caller calls `ring` behind the last one."""
+        self._other._came.append(joined(message))
+
+    def ring(self) -> None:
+        """Wake the other end if it sleeps and there is something to take."""
         other = self._other
-        other._came.append(joined(message))
-        if other._sleeps:
+        if other._sleeps and other._came:
             other._sleeps = False
             other.wake()
+
+    def send(self, message: Parts) -> None:
+        """Put a message on its way, and ring."""
+        self.put(message)
+        self.ring()
 
     def take(self, most: int) -> list[Message]:
         """Return the next messages, at most `most`."""

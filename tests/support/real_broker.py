@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,11 @@ class RealBroker:
         front_doors: int = 1,
         more: tuple[str, ...] = (),
         command: tuple[str, ...] = ("shardmq.supervisor.cli.app", "start"),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Start a broker; `environment` is added to the environment of this process."""
         self.data_dir = data_dir
+        self._environment = {**os.environ, **(environment or {})}
         self._command = command
         if os.environ.get(COMBINED):
             front_doors = 0
@@ -66,6 +69,7 @@ class RealBroker:
             self.process = subprocess.Popen(
                 [*command, *ports, *self._arguments],
                 cwd=SOURCE,
+                env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
