@@ -49,7 +49,7 @@ class ChildPlan:
     needed: bool = True  # The broker is not ready, and does not go on, without this child.
     # A listening socket: the child is started when somebody connects there. -1: it starts at once.
     called_at: int = -1
-    # The number of the front door in this process, for a shard that is a front door, too.
+    # The number of the front door in this process, which may be a shard, too. None: there is none.
     front_door: int | None = None
 
     @property
@@ -135,8 +135,9 @@ def children(
             "boot": boot,
             "connections_are_limited": settings.front_doors.connections_max > 0,
         }
-        module = "shardmq.broker.front_door"
-        front_doors.append(ChildPlan("front-door", index, module, section, plain + secure))
+        module, fds = "shardmq.broker.front_door", plain + secure
+        plan = ChildPlan("front-door", index, module, section, fds, front_door=index)
+        front_doors.append(plan)
     for index in range(shards):
         section = {
             **for_all,

@@ -7,6 +7,7 @@ and metrics) are used as they are. This module binds the others.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Mapping, Sequence
@@ -85,7 +86,8 @@ class Sockets:
         """
         for sock in (*self.amqp[door], *(self.amqps[door] if self.amqps else ())):
             if sock not in self.given:
-                sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # Its process died before it could listen.
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close all sockets."""

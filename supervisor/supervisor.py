@@ -394,17 +394,18 @@ class Supervisor:
         level = logging.INFO if intended else logging.ERROR
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
-        self._send_clients_elsewhere(slot)
         log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)
+        self._send_clients_elsewhere(slot)
         return status
 
     def _send_clients_elsewhere(self, dead: Slot) -> None:
         """Stop listening for a shard that has ended and was a front door, if another one is ready.
 
-        The next process of the shard listens when it has recovered.
+        The next process of the shard listens when it has recovered. A front door alone is back
+        before that, so its connections wait.
         """
         door = dead.plan.front_door
-        if door is None or self._stopping:
+        if door is None or dead.plan.kind != "shard" or self._stopping:
             return
         for slot in self.slots:
             if slot.plan.front_door is not None and slot.child and slot.child.state == READY:

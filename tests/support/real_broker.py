@@ -124,9 +124,8 @@ class RealBroker:
 
     def _child(self, kind: str, index: int) -> dict[str, Any]:
         for child in self.status()["children"]:
-            if child["kind"] == kind and child["index"] == index:
-                return dict(child)
-            if kind == "front-door" and child["front_door"] == index:
+            number = child["front_door"] if kind == "front-door" else child["index"]
+            if number == index and kind in (child["kind"], "front-door"):
                 return dict(child)
         raise AssertionError(f"no {kind} {index}")
 
