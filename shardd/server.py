@@ -59,11 +59,15 @@ class Server:
     The owner calls `begin`, then `turn` again and again, at the latest `wait_ms` after the last
     one. In the end it calls `drain`, or `break_off` if some call raised, and `close`.
 
-    `on_ready` is called when all queues are known, with the messages that they still have.
+    `on_ready` is called when all queues are known, with the messages that they still have. `alone`
+    says that nobody else uses the thread of the loop, so that it may wait for a quick disk.
     """
 
-    def __init__(self, config: ShardConfig, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: ShardConfig, on_ready: Callable[[], None], *, alone: bool = True
+    ) -> None:
         self.config = config
+        self._alone = alone
         self._on_ready = on_ready
         self._is_ready = False
         self._directory = shard_directory(config.data_dir, config.shard)
@@ -148,7 +152,11 @@ class Server:
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()
-        if 0 < taken <= FEW_MESSAGES and self._threads.messages.usual_s < QUICK_SYNC_S:
+        if (
+            0 < taken <= FEW_MESSAGES
+            and self._alone
+            and self._threads.messages.usual_s < QUICK_SYNC_S
+        ):
             self.links.send(self.shard.turn_end(now))
             if self.shard.syncs.may_begin:
                 self._threads.sync_here()
