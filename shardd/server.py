@@ -2,7 +2,7 @@
 
 One pass takes in the messages that have arrived (up to RECEIVE_BURST of each front door), begins a
 sync if somebody waits for one, and sends the messages of the shard. Without work the process sleeps
-in poll until a message, the end of a sync, a signal, the end of the supervisor, or the next timer.
+in epoll until a message, the end of a sync, a signal, the end of the supervisor, or the next timer.
 links.py carries the messages, disk_home.py opens the files, and sync_threads.py has the threads.
 """
 
@@ -30,6 +30,7 @@ from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.memory import give_back, keep_warm
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -78,7 +79,8 @@ class Server:
             timeout_closes=config.consumer_timeout_action == "close",
         )
         self._threads = SyncThreads(self.shard.syncs)
-        self._links = Links(config.runtime_dir, self.shard)
+        self._spin = Spin(config.spin_us)
+        self._links = Links(config.runtime_dir, self.shard, self._spin)
         self._lifeline = notify.lifeline_fd()
 
     # -- run ---------------------------------------------------------------------------------------
@@ -143,11 +145,12 @@ class Server:
                 log.info("ready: %d queues", len(self.shard.queues))
 
     def _take_settings(self) -> None:
-        """Take in new settings: the limits of the disk, and the log level."""
+        """Take in new settings: the limits of the disk, the log level, and how long to spin."""
         section = notify.new_section()
         if section is not None:
             self.config = read(section)
             set_level(self.config.log_level)
+            self._spin.change(self.config.spin_us)
 
     def _turn(self, signals: Signals) -> None:
         events = self._links.wait(self._wait_ms())
@@ -202,6 +205,7 @@ class Server:
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
+        self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
         self._look_at_gaps()

@@ -34,6 +34,7 @@ from shardmq.broker.shared.config import BrokerConfig, ConfigError, read_config
 from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.memory import AfterBursts, collect_seldom, give_back, keep_warm
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -71,7 +72,15 @@ class FrontDoor:
             counts,
             set_timestamp=config.set_timestamp,
         )
-        self._loop = PassLoop(aio, links, publishing, shards=config.shards, tick_us=config.tick_us)
+        self._spin = Spin(config.spin_us)
+        self._loop = PassLoop(
+            aio,
+            links,
+            publishing,
+            shards=config.shards,
+            tick_us=config.tick_us,
+            spin=self._spin,
+        )
         self._services = services = Services(
             config=config,
             incarnation=incarnation,
@@ -104,7 +113,7 @@ class FrontDoor:
     def reload(self) -> None:
         """Take new settings from the supervisor, and certificates as they are on disk now.
 
-        Both are for new connections.
+        Both are for new connections, but for the log level and `spin_us`.
         """
         services = self._services
         if (section := notify.new_section()) is not None:
@@ -113,6 +122,7 @@ class FrontDoor:
             except ConfigError as error:
                 log.error("settings stay as they were: %s", error)
             set_level(services.config.log_level)
+            self._spin.change(services.config.spin_us)
             self._connections.tell_channel_counts()
         self._listeners.reload(services.config)
 
@@ -123,6 +133,7 @@ class FrontDoor:
             now = self._loop.now = self._loop.aio.time()
             self._connections.tick(now)
             notify.watchdog()
+            self._spin.tick()
             self._memory.give_back_if_over(self._services.catalog.version)
 
     async def join(self) -> None:
