@@ -1,4 +1,4 @@
-"""A broker that looks again before it sleeps serves as any other, and is idle when nothing comes."""
+"""A broker that looks again before it sleeps serves as any other, and idles when nothing comes."""
 
 from __future__ import annotations
 
