@@ -30,6 +30,7 @@ from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.memory import give_back
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -94,7 +95,8 @@ class Server:
             short_way=short_ways.are_on(),
         )
         self._threads = SyncThreads(self.shard.syncs)
-        self.links = Links(config.runtime_dir, self.shard)
+        self._spin = Spin(config.spin_us)
+        self.links = Links(config.runtime_dir, self.shard, self._spin)
         self._others: dict[int, Callable[[], None]] = {}  # descriptors of the owner
 
     # -- start -------------------------------------------------------------------------------------
@@ -135,9 +137,10 @@ class Server:
         log.info("ready: %d queues", len(self.shard.queues))
 
     def take_settings(self, config: ShardConfig) -> None:
-        """Take in new settings: the limits of the disk, and the log level."""
+        """Take in new settings: the limits of the disk, the log level, and how long to spin."""
         self.config = config
         set_level(config.log_level)
+        self._spin.change(config.spin_us)
 
     # -- passes ------------------------------------------------------------------------------------
 
@@ -197,6 +200,7 @@ class Server:
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
+        self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
         self._look_at_gaps()
