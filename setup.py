@@ -16,6 +16,7 @@ setup(
             source.removesuffix(".pyx").replace("/", "."),
             [source],
             depends=SHARED,
+            include_dirs=["."],
             extra_compile_args=["-O3"],
             libraries=["m"],
         )

@@ -11,7 +11,7 @@ import time
 import uvloop
 
 from shardmq.broker.amqp import ConnectionException
-from shardmq.broker.front_door import login
+from shardmq.broker.front_door import login, short_way
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connections import Connections
 from shardmq.broker.front_door.consume.consuming import Consuming
@@ -86,6 +86,10 @@ class FrontDoor:
             steps=StepRunner(catalog_link, links),
             server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
         )
+        if short_way.is_on():
+            services.short_way = short_way.ShortWay(
+                links, counts, services.alarms, set_timestamp=config.set_timestamp
+            )
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
         dead_lettering = DeadLettering(catalog_link, links)

@@ -12,6 +12,7 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -35,6 +36,7 @@ class Services:
     consuming: Consuming
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
+    short_way: ShortWay | None = None  # None: all goes by Python
 
     @property
     def catalog(self) -> Catalog:

@@ -9,6 +9,7 @@ from pamqp import base
 
 from shardmq.broker.amqp import Binds
 from shardmq.broker.front_door.consume.consumers import ConsumingChannel, Receiver, Settle
+from shardmq.broker.front_door.hot_state import PublishingState
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.effects import Decided
@@ -23,7 +24,7 @@ Outcome = Coroutine[None, None, Reply] | Reply
 Work = base.Frame | Binds | Callable[[], Outcome]
 
 
-class Channel:
+class Channel(PublishingState):
     """A channel of a connection. Publishing and topology use it, consuming has `consuming`."""
 
     def __init__(self, client: Receiver, number: int) -> None:
@@ -58,7 +59,7 @@ class Channel:
     def report(self, owner: str) -> dict[str, object]:
         """Return the counters of the channel for listings."""
         confirms, transaction = self.confirms, self.transaction
-        unconfirmed = sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0
+        unconfirmed = confirms.unconfirmed if confirms else 0
         return {
             "owner": owner,
             "number": self.number,

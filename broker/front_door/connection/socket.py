@@ -23,6 +23,7 @@ from shardmq.broker.front_door.connection.output import (
 )
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
+from shardmq.broker.front_door.short_way import Inlet
 
 log = logging.getLogger("shardmq.broker.front_door.connection.socket")
 
@@ -48,12 +49,16 @@ def _nobody() -> None:
 
 
 class ClientSocket:
-    """The socket of one connection, with its output and the AMQP library between them."""
+    """The socket of one connection, with its output and the AMQP library between them.
+
+    What is read goes to the library, but for what the `inlet` takes of it (short_way.pyx).
+    """
 
     __slots__ = (
         "_is_dirty", "_links", "_loop", "_more_comes", "_on_data", "_on_end", "_room",
         "_slice_scheduled", "_writing", "amqp", "closing", "closing_after_flush", "fd", "id",
-        "last_received", "last_sent", "lost", "name", "output", "paused", "received_bytes", "sock",
+        "inlet", "last_received", "last_sent", "lost", "name", "output", "paused",
+        "received_bytes", "sock",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +87,7 @@ class ClientSocket:
         self.amqp = amqp
         self._on_data = on_data
         self._on_end = on_end
+        self.inlet: Inlet | None = None  # the short way of an open connection
         self.closing = False  # connection.close was said by either side
         self.closing_after_flush = False
         self.lost = False
@@ -124,8 +130,21 @@ class ClientSocket:
             loop.reads.short += 1
         self.received_bytes += count
         self.last_received = loop.now
-        self.amqp.receive_data(buffer[: begun + count], begun)
-        self._on_data()
+        end = begun + count
+        if (inlet := self.inlet) is None:
+            self.amqp.receive_data(buffer[:end], begun)
+            self._on_data()
+            return
+        if begun:
+            self.amqp.drop_read()
+        taken = inlet.take(buffer, end)
+        if taken:
+            loop.came(inlet.things)
+            if inlet.fed:
+                loop.fed(self, inlet.fed)
+        if taken < end:
+            self.amqp.receive_data(buffer[taken:end])
+            self._on_data()
 
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""
@@ -321,6 +340,7 @@ class ClientSocket:
         """
         self.lost = True
         self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
+        self.inlet = None
         self.resume(PAUSE_SHARDS)  # a commit that waits for room goes on to its end
         aio = self._loop.aio
         aio.remove_reader(self.fd)

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shardmq.broker.front_door.consume.settling import Due, Settles
+from shardmq.broker.front_door.hot_state import LinkState
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.histogram import Histogram
@@ -87,7 +88,7 @@ class BatchSizes:
         return self._messages.report("batch_messages") | self._bytes.report("batch_bytes")
 
 
-class ShardLink:
+class ShardLink(LinkState):
     """The link to a shard: batches sent and waiting, and what the shard has answered.
 
     `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles to

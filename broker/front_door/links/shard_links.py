@@ -53,7 +53,8 @@ class ShardLinks:
     """The links to all shards of this host.
 
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
-    the virtual host `vhost`. `links` is indexed by shard.
+    the virtual host `vhost`. `links` is indexed by shard. `due` says which shards are to be told
+    something else at the end of the pass.
     """
 
     def __init__(self, config: BrokerConfig, incarnation: int, events: Events) -> None:
@@ -66,7 +67,7 @@ class ShardLinks:
         self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._context = zmq.Context()
         self._sizes = BatchSizes()
-        self._due = Due()
+        self.due = Due()
         self.links = [
             ShardLink(
                 shard,
@@ -75,7 +76,7 @@ class ShardLinks:
                 incarnation=incarnation,
                 packer=self.packer,
                 sizes=self._sizes,
-                due=self._due,
+                due=self.due,
                 events=events,
                 on_control=self._on_control,
             )
@@ -85,7 +86,6 @@ class ShardLinks:
             self._socket(zmq.PULL), self.links, incarnation, config.runtime_dir, events
         )
         self._requests = ShardRequests(self.links)
-        self._acks_wait = False  # some do, and a timer runs
         self.on_acks_waited: Callable[[], None] = lambda: None
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -220,12 +220,12 @@ class ShardLinks:
 
     def wait_for_acks(self) -> None:
         """Call `on_acks_waited` when acks have waited long enough for each other."""
-        if not self._acks_wait and self._loop is not None:
-            self._acks_wait = True
+        if not self.due.acks_wait and self._loop is not None:
+            self.due.acks_wait = True
             self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
 
     def _acks_waited(self) -> None:
-        self._acks_wait = False
+        self.due.acks_wait = False
         self.on_acks_waited()
         for link in self.links:
             if link.settles:
@@ -242,7 +242,7 @@ class ShardLinks:
         sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
         if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
             link.credit_due = True
-            self._due.shards |= 1 << shard
+            self.due.shards |= 1 << shard
 
     def forget(self, connection: int) -> None:
         """Forget the credit of a client that is gone."""
@@ -277,11 +277,11 @@ class ShardLinks:
         Batches smaller than `batch_bytes_min` stay, unless something else leaves with them;
         `shared_bytes_min` takes its place if several shards have batches. Return whether some stay.
         """
-        packed, due = self.packer.waiting(), self._due.shards
+        packed, due = self.packer.waiting(), self.due.shards
         shards = packed | due
         if not shards:
             return False
-        self._due.shards = 0
+        self.due.shards = 0
         if packed & (packed - 1):
             batch_bytes_min = shared_bytes_min
         left = False

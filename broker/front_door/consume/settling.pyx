@@ -1,3 +1,4 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
 """Decide what to tell a shard of settled deliveries, and whether that can wait.
 
 Nobody waits for the answer to an ack, and a client that holds enough deliveries does not wait for
@@ -13,7 +14,7 @@ something else goes there, and for ACKS_WAIT_S times NO_HURRY_WAITS at most.
 This file decides only; the clock is the caller's (links/shard_links.py).
 """
 
-from __future__ import annotations
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shardmq.shardd.wire.messages import ACK, ALLOT
 
@@ -27,88 +28,94 @@ RANGES_MAX = 4096
 ACKS_WAIT_S = 0.002
 NO_HURRY_WAITS = 5
 
-# Consumer number, kind, first and last delivery number. With the kind ALLOT these are the number of
-# an allotment, what it is allowed, and what becomes of credit that is not used.
-Settle = tuple[int, int, int, int]
+cdef enum:
+    C_TOGETHER_MAX = 256
+    C_RANGES_MAX = 4096
+    C_ACK = 0
+
+cdef int64_t C_NO_HURRY = NO_HURRY
+assert (ACKS_TOGETHER_MAX, RANGES_MAX, ACK) == (C_TOGETHER_MAX, C_RANGES_MAX, C_ACK)
 
 
-def acks_together(prefetch: int, counts_keys: bool) -> int:
+cpdef int64_t acks_together(int64_t prefetch, bint counts_keys):
     """Return how many acks of a consumer may wait for each other.
 
     A `prefetch` of 0 is no limit. With `counts_keys`, other consumers wait for the keys it holds.
     """
     if counts_keys:
         return 1
-    return min(ACKS_TOGETHER_MAX, max(1, prefetch // 2)) if prefetch else ACKS_TOGETHER_MAX
+    return min(<int64_t> C_TOGETHER_MAX, max(<int64_t> 1, prefetch // 2)) if prefetch else C_TOGETHER_MAX
 
 
-class Due:
-    """The shards (bit mask) that are to be told something at the end of this pass."""
+cdef class Due:
+    """The shards (bit mask) that are to be told something at the end of this pass.
 
-    __slots__ = ("shards",)
-
-    def __init__(self) -> None:
-        self.shards = 0
+    `acks_wait`: some acks wait for each other, and a timer runs.
+    """
 
 
-class Settles:
+cdef class Settles:
     """The settles to tell one shard, in the order in which they came.
 
+    `ranges` are (consumer number, kind, first and last delivery number). With the kind ALLOT these
+    are the number of an allotment, what it is allowed, and what becomes of credit that is not used.
     Neighbouring acks of a consumer are one range. When `due` is set they must not wait.
     """
 
-    __slots__ = (
-        "_acks", "_allots", "_due_all", "_hurries", "_last_range", "_shard", "_waited", "due",
-        "ranges",
-    )  # fmt: skip
-
-    def __init__(self, shard: int = 0, due: Due | None = None) -> None:
+    def __init__(self, shard=0, Due due=None):
         self._shard = 1 << shard
         self._due_all = Due() if due is None else due
-        self.ranges: list[Settle] = []
-        self._last_range: dict[int, int] = {}  # index of the last range of acks, by consumer
-        self._acks: dict[int, int] = {}  # how many acks wait, by consumer
-        self._allots: dict[int, tuple[int, int]] = {}  # allowed and mode, by allotment
-        self._hurries = False  # some acks are no part of a group consumer's
-        self._waited = 0  # in units of ACKS_WAIT_S
-        self.due = False
+        self.ranges = []
+        self._last_range = {}
+        self._acks = {}
+        self._allots = {}
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         return bool(self.ranges or self._allots)
 
-    def fall_due(self) -> None:
+    cpdef fall_due(self):
         self.due = True
         self._due_all.shards |= self._shard
 
-    def add(self, consumer: int, kind: int, first: int, last: int) -> None:
+    def add(self, consumer, kind, first, last):
         self.ranges.append((consumer, kind, first, last))
         self.fall_due()
 
-    def ack(self, consumer: int, first: int, last: int, together: int) -> None:
+    cpdef ack(self, consumer, uint64_t first, uint64_t last, int64_t together):
         """Add acks, which wait until there are `together` of this consumer."""
+        cdef list ranges = self.ranges
+        cdef tuple before
+        cdef int64_t acks
         at = self._last_range.get(consumer)
-        if at is not None and self.ranges[at][3] + 1 == first:
-            self.ranges[at] = (consumer, ACK, self.ranges[at][2], last)
+        before = None if at is None else <tuple> ranges[at]
+        if before is not None and <uint64_t> before[3] + 1 == first:
+            ranges[at] = (consumer, ACK, before[2], last)
         else:
-            self._last_range[consumer] = len(self.ranges)
-            self.ranges.append((consumer, ACK, first, last))
-        if together == NO_HURRY:
-            if len(self.ranges) >= RANGES_MAX:
+            self._last_range[consumer] = len(ranges)
+            ranges.append((consumer, ACK, first, last))
+        if together == C_NO_HURRY:
+            if len(ranges) >= C_RANGES_MAX:
                 self.fall_due()
             return
         self._hurries = True
-        acks = self._acks[consumer] = self._acks.get(consumer, 0) + last + 1 - first
-        if acks >= together or len(self.ranges) >= RANGES_MAX:
+        told = self._acks.get(consumer)
+        acks = <int64_t> (last + 1 - first)
+        if told is not None:
+            acks += told
+        self._acks[consumer] = acks
+        if acks >= together or len(ranges) >= C_RANGES_MAX:
             self.fall_due()
 
-    def allot(self, allotment: int, allowed: int, mode: int) -> None:
+    def allot(self, allotment, allowed, mode):
         """Add what an allotment is allowed; the last word counts."""
         self._allots[allotment] = allowed, mode
         self.fall_due()
 
-    def take(self) -> list[Settle]:
+    cpdef list take(self):
         """Take all there is to tell: what is allowed comes behind the acks."""
-        ranges, self.ranges, self._last_range, self._acks = self.ranges, [], {}, {}
+        cdef list ranges = self.ranges
+        self.ranges = []
+        self._last_range, self._acks = {}, {}
         if self._allots:
             ranges += [(number, ALLOT, *told) for number, told in self._allots.items()]
             self._allots = {}
@@ -116,7 +123,7 @@ class Settles:
         self._waited = 0
         return ranges
 
-    def may_wait_on(self) -> bool:
+    def may_wait_on(self):
         """Return, after each ACKS_WAIT_S, whether there are only acks that free nothing there."""
         self._waited += 1
         return not (self._hurries or self.due) and self._waited < NO_HURRY_WAITS
