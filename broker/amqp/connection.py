@@ -30,7 +30,13 @@ from shardmq.broker.amqp.events import (
     Settles,
     StartOk,
 )
-from shardmq.broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
+from shardmq.broker.amqp.methods import (
+    AccessRequest,
+    AccessRequestOk,
+    decode_method,
+    decode_start_ok,
+    encode_method,
+)
 from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
     CONNECTION_DISCARDS,
@@ -52,6 +58,16 @@ _CONTENT_HEAD = struct.Struct(">HHQ")
 _IDS = struct.Struct(">HH")  # class and method
 _IDS_AT, _IDS_END = FRAME_HEAD.size, FRAME_HEAD.size + _IDS.size
 _BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
+# Two methods are read by hand: some clients open a channel for each thing that they do.
+_OPEN_IDS: Final = struct.pack(">I", commands.Channel.Open.index)
+_CLOSE_IDS: Final = struct.pack(">I", commands.Channel.Close.index)
+_OPEN_CHANNEL, _CLOSE_CHANNEL = commands.Channel.Open(), commands.Channel.Close()
+_LENGTH_AT: Final = 3  # of the payload of a frame, in its head
+# Where the text of each of them has its length, from the beginning of the frame on, and how long a
+# payload without text is.
+_OPEN_TEXT_AT, _OPEN_BYTES_MIN = _IDS_END, 5
+_CLOSE_TEXT_AT, _CLOSE_BYTES_MIN = _IDS_END + 2, 11
+_START_OK_IDS: Final = struct.pack(">I", commands.Connection.StartOk.index)
 _FRAME_KINDS = frozenset(
     {spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME}
 )
@@ -83,6 +99,8 @@ _AWAITING_HEADER, _OPEN, _CLOSED = (
     ConnectionState.CLOSED,
 )
 _AWAITING_BODY: Final = int(ChannelState.AWAITING_BODY)
+_NEVER_OPENED: Final = int(ChannelState.CLOSED)
+_CLOSED_BY_CLIENT: Final = int(ChannelState.CLOSED_BY_CLIENT)
 _UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
 _CLOSES: Final = frozenset(
@@ -261,12 +279,50 @@ class Connection(frames.Incoming):
             if ranges:
                 self.at = at
                 return Settles(channel, ranges)
-        if why == frames.OTHER and bytes(buffer[self.at + _IDS_AT : self.at + _IDS_END]) == _BIND:
-            at, channel, ends, nowait = frames.binds(buffer, self.at, len(buffer), self.channels)
-            if ends:
-                self.at = at
-                return Binds(channel, ends, nowait)
+        if why == frames.OTHER:
+            ids = bytes(buffer[self.at + _IDS_AT : self.at + _IDS_END])
+            if ids == _BIND:
+                at, channel, ends, nowait = frames.binds(
+                    buffer, self.at, len(buffer), self.channels
+                )
+                if ends:
+                    self.at = at
+                    return Binds(channel, ends, nowait)
+            elif ids in (_OPEN_IDS, _CLOSE_IDS):
+                event = self._open_or_close(buffer, ids)
+                if event is not None:
+                    return event
         return self._read_frame()
+
+    def _open_or_close(self, buffer: bytearray | memoryview, ids: bytes) -> Method | None:
+        """Take a channel.open or channel.close that is whole and in order; None for any other."""
+        at, channels = self.at, self.channels
+        channel = buffer[at + 1] << 8 | buffer[at + 2]
+        state = channels[channel] if channel < len(channels) else _NEVER_OPENED
+        opens = ids == _OPEN_IDS
+        text_at, bytes_min = (
+            (at + _OPEN_TEXT_AT, _OPEN_BYTES_MIN)
+            if opens
+            else (at + _CLOSE_TEXT_AT, _CLOSE_BYTES_MIN)
+        )
+        size = int.from_bytes(buffer[at + _LENGTH_AT : at + _IDS_AT], "big")
+        end = at + size + spec.FRAME_OVERHEAD_BYTES
+        if (
+            not channel
+            or state != (_NEVER_OPENED if opens else frames.CHANNEL_OPEN)
+            or buffer[at] != spec.METHOD_FRAME
+            or size < bytes_min
+            or end > len(buffer)
+            or buffer[end - 1] != spec.FRAME_END
+            or buffer[text_at] != size - bytes_min
+            or not bytes(buffer[text_at : text_at + 1 + size - bytes_min]).isascii()
+        ):
+            return None
+        self.at = end
+        if opens:
+            _make_room(channels, channel, self.channels_max)
+        channels[channel] = frames.CHANNEL_OPEN if opens else _CLOSED_BY_CLIENT
+        return Method(channel, _OPEN_CHANNEL if opens else _CLOSE_CHANNEL)
 
     def _read_protocol_header(self) -> None:
         if not self._has(len(spec.PROTOCOL_HEADER)):
@@ -278,10 +334,7 @@ class Connection(frames.Incoming):
             self.state = ConnectionState.CLOSED
             return
         self.state = next_of_connection(self.state, "protocol header")
-        mechanisms = self._mechanisms.decode()
-        self.send_method(
-            0, commands.Connection.Start(0, 9, self._server_properties, mechanisms, "en_US")
-        )
+        self._out.append(_start_frame(self._server_properties, self._mechanisms))
 
     def _read_frame(self) -> Event | None:
         """Take one frame of any kind."""
@@ -402,6 +455,11 @@ class Connection(frames.Incoming):
     # -- channel 0 ---------------------------------------------------------------------------------
 
     def _received_on_connection(self, payload: bytes) -> Event | None:
+        if self.state is ConnectionState.AWAITING_START_OK and payload[:4] == _START_OK_IDS:
+            said = decode_start_ok(payload)
+            self.state = next_of_connection(self.state, commands.Connection.StartOk.name)
+            self.client_properties = said.client_properties
+            return StartOk(said.mechanism, said.response, said.locale, said.client_properties)
         method = decode_method(payload)
         ids = _ids(payload)
         if ids[0] != spec.CONNECTION:
@@ -409,11 +467,6 @@ class Connection(frames.Incoming):
                 spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids
             )
         self.state = next_of_connection(self.state, method.name, ids)
-        if isinstance(method, commands.Connection.StartOk):
-            self.client_properties = dict(method.client_properties or {})
-            response: Any = method.response
-            data = response.encode() if isinstance(response, str) else bytes(response or b"")
-            return StartOk(method.mechanism, data, method.locale, self.client_properties)
         if isinstance(method, commands.Connection.TuneOk):
             self.channels_max = _agreed("channel_max", method.channel_max, 1, self.channels_max)
             self.frame_bytes_max = _agreed(
@@ -593,8 +646,7 @@ class Connection(frames.Incoming):
         self.channels[channel] = state
 
     def _put(self, channel: int, method: base.Frame, count: int = 1) -> None:
-        payload = encode_method(method)
-        frame = FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + FRAME_END
+        frame = _frame(channel, encode_method(method))
         self._out.append(frame if count == 1 else frame * count)
 
     # -- state ---------------------------------------------------------------------------
@@ -612,6 +664,24 @@ class Connection(frames.Incoming):
         return self.state is _CLOSED
 
 
+# The last connection.start for each list of mechanisms, of which there are two.
+_start_frames: dict[bytes, tuple[dict[str, Any], bytes]] = {}
+
+
+def _start_frame(server_properties: dict[str, Any], mechanisms: bytes) -> bytes:
+    """Return connection.start. All connections are given the same object, so it is encoded once."""
+    known = _start_frames.get(mechanisms)
+    if known is None or known[0] is not server_properties:
+        names = mechanisms.decode()
+        payload = encode_method(commands.Connection.Start(0, 9, server_properties, names, "en_US"))
+        known = _start_frames[mechanisms] = server_properties, _frame(0, payload)
+    return known[1]
+
+
+def _frame(channel: int, payload: bytes) -> bytes:
+    return FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + FRAME_END
+
+
 def _state_of(channels: bytearray, channel: int) -> ChannelState:
     return ChannelState(channels[channel]) if channel < len(channels) else ChannelState.CLOSED
 
@@ -621,7 +691,9 @@ def _make_room(channels: bytearray, channel: int, channels_max: int) -> None:
 
     RabbitMQ counts channels, whatever their numbers are. Raises ConnectionException.
     """
-    open_count = len(channels) - sum(map(channels.count, _NOT_OPEN))
+    # Number 0 is no channel, and this one is not open.
+    may_be_full = len(channels) > channels_max
+    open_count = len(channels) - sum(map(channels.count, _NOT_OPEN)) if may_be_full else 0
     if open_count >= channels_max:
         text = (
             f"number of channels opened ({open_count}) has reached "

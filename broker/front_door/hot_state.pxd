@@ -19,7 +19,7 @@ cdef class PublishingState:
     cdef public uint64_t published
     # Confirms, or None out of confirm mode; a Transaction or None.
     cdef public object confirms, transaction
-    cdef public ConsumingState consuming
+    cdef public ConsumingState consuming_if_any  # None: nothing was consumed on it
 
 
 cdef class LimitState:

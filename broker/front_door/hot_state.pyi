@@ -20,7 +20,7 @@ class PublishingState:
     published: int
     confirms: Any
     transaction: Any
-    consuming: Any
+    consuming_if_any: Any
 
 class LimitState:
     most: int

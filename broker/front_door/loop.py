@@ -87,7 +87,8 @@ class PassLoop:
         """Begin a pass before its first read, after a distance if reads are small and frequent."""
         if self._in_pass:
             return
-        wait = self._pace.distance(time.perf_counter(), time.thread_time())
+        pace, now = self._pace, time.perf_counter()
+        wait = pace.distance(now, time.thread_time() if pace.is_near(now) else None)
         if wait > 0:
             self._links.hear_for(wait)
         self._in_pass = True

@@ -267,8 +267,8 @@ cdef class Inlet:
         cdef bint multiple, moved
         if channel is None or not channel.is_open or channel.transaction is not None:
             return False
-        consuming = channel.consuming
-        if consuming.limit.most:
+        consuming = channel.consuming_if_any
+        if consuming is None or consuming.limit.most:
             return False
         unacked = consuming.unacked
         while end - at >= ACK_BYTES:

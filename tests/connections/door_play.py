@@ -1,4 +1,4 @@
-"""A front door as it is, but for its sockets: lists stand for clients, shards and the controller."""
+"""A front door without sockets: lists stand for clients, shards and the controller."""
 
 from __future__ import annotations
 

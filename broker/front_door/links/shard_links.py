@@ -44,6 +44,8 @@ DELIVERY_CREDIT_BYTES = 128 << 10
 # connections that left meanwhile would stay for ever.
 CREDITS_MAX = 4096
 RECONNECT_MS = 10
+# How often a Join goes to shards that are there.
+JOIN_ALL_S = 2.0
 FENCE_LOOK_S = 0.05
 # What is unsent when the process ends may take this long.
 LINGER_MS = 500
@@ -87,6 +89,7 @@ class ShardLinks:
         )
         self._requests = ShardRequests(self.links)
         self.on_acks_waited: Callable[[], None] = lambda: None
+        self._joined_all = 0.0  # loop time
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -130,12 +133,19 @@ class ShardLinks:
         self._context.term()
 
     def tick(self) -> None:
-        """Say Join again: a shard that restarted does not know where its front doors are."""
+        """Say Join again: a shard that restarted does not know where its front doors are.
+
+        The end of a shard shows, so those that are there hear it seldom: it wakes four threads.
+        """
         if self._loop is None:
             return  # not started: the catalog is waited for
         now = self._loop.time()
+        is_for_all = now - self._joined_all >= JOIN_ALL_S
+        if is_for_all:
+            self._joined_all = now
         for link in self.links:
-            link.join(self._endpoint)
+            if is_for_all or not link.up:
+                link.join(self._endpoint)
             link.tick(now)
 
     # -- questions and answers --------------------------------------------------------------------
