@@ -29,31 +29,25 @@ short way leaves what it concerns alone. A publish is left alone if the packer s
 of the kind CALLER is enough. An ack is judged by `is_plain_ack`, a delivery by `is_plain_delivery`.
 tests/connections/test_short_way.py plays random histories both ways; have it play the feature, too.
 
-`SHARDMQ_FASTPATH=0` in the environment switches the short way off (`is_on`).
+`SHARDMQ_FASTPATH=0` in the environment switches the short way off (shardd/wire/short_ways.py).
 """
-
-import os
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.set cimport PySet_GET_SIZE
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
+from shardmq.broker.amqp.contents cimport deliveries_of
 from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
-from shardmq.broker.front_door.consume.settling cimport Due, Settles, acks_together
-from shardmq.broker.front_door.consume.unacked cimport Span, Unacked
 from shardmq.broker.front_door.hot_state cimport (
-    ConsumerState, ConsumingState, LinkState, MessageCounts, PublishingState,
+    ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState, PublishingState,
+    SettlesState, SocketState, Span, UnackedState, Waiting, acks_together,
 )
-from shardmq.broker.front_door.publish.confirms cimport Confirms, Waiting
-from shardmq.shardd.wire.packer cimport Packer
+from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
 from shardmq.shardd.wire.publishes cimport Row as PackedRow
 from shardmq.shardd.wire.routes cimport Routes
-
-from shardmq.broker.amqp.states import ConnectionState
-from shardmq.broker.model.checks import REPLY_TO
-from shardmq.shardd.wire.packer import CHANNEL, DONE
 
 cdef extern from "<time.h>" nogil:
     ctypedef long time_t
@@ -76,30 +70,18 @@ cdef enum:
     BASIC_ACK = 60 << 16 | 80
     # Bytes of a publish before its line: the head of the frame, class, method and ticket.
     BEFORE_LINE = 13
-    # Reasons of the packer to stop.
-    P_DONE = 0
-    P_CHANNEL = 1
-
-assert (DONE, CHANNEL) == (P_DONE, P_CHANNEL)
-
-cdef object OPEN = ConnectionState.OPEN
-cdef str REPLY_QUEUES = REPLY_TO  # what the names of their queues begin with
-
-
-def is_on() -> bool:
-    """Return whether the environment lets front doors take the short way."""
-    return os.environ.get("SHARDMQ_FASTPATH") != "0"
+    # Larger bodies are Python's: they may stay where they are.
+    PLAIN_BODY_BYTES_MAX = (16 << 10) - 1
+    # A section of DELIVER (shardd/wire/codec.pyx); all of its flags but this one are Python's.
+    DELIVER_HEADER = 24
+    SECTION = 32
+    REDELIVERED = 1
 
 
 cdef inline uint64_t now_ms() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_REALTIME, &now)
     return <uint64_t> now.tv_sec * 1000 + now.tv_nsec // 1000000
-
-
-cdef inline bint is_in_limit(ConsumerState consumer):
-    """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
-    return consumer.reading is None and not consumer.queue_name.startswith(REPLY_QUEUES)
 
 
 cdef class ShortWay:
@@ -111,17 +93,48 @@ cdef class ShortWay:
     cdef object links  # ShardLinks
     cdef list link_of  # by shard
     cdef object alarms
+    cdef object deliveries  # Deliveries
+    cdef dict consumers  # by number
+    cdef PassState loop
+    cdef object open_state
+    cdef str reply_queues
     cdef bint stamps
 
-    def __init__(self, links, counts, alarms, *, set_timestamp=False):
-        """`set_timestamp`: each publish is stamped with the time at which it came, which Python does."""
+    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False):
+        """Begin with the parts of the front door.
+
+        `open_state` is the state of a connection that is open, `reply_queues` what the names of direct
+        reply-to queues begin with. `set_timestamp`: each publish is stamped with the time at which it
+        came, which Python does.
+        """
         self.packer = links.packer
         self.counts = counts
         self.due = links.due
         self.links = links
         self.link_of = links.links
         self.alarms = alarms
+        self.deliveries = consuming.deliveries
+        self.consumers = consuming.consumers
+        self.loop = loop
+        self.open_state = open_state
+        self.reply_queues = reply_queues
         self.stamps = set_timestamp
+
+    def outlet(self, link, read, deliver):
+        """Return what handles a DELIVER of this link.
+
+        `read` returns its sections, of which `deliver` is given those that are not plain.
+        """
+        cdef Outlet made = Outlet.__new__(Outlet)
+        made.way = self
+        made.link = link
+        made.read = read
+        made.deliver = deliver
+        return made
+
+    cdef bint is_in_limit(self, ConsumerState consumer):
+        """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
+        return consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
 
     def inlet(self, connection, amqp, channels, waiting, cache):
         """Return the short way of a connection that is open.
@@ -162,7 +175,7 @@ cdef class Inlet:
         cdef Py_buffer view
         cdef size_t at
         self.things = self.fed = 0
-        if self.amqp.state is not OPEN or PySet_GET_SIZE(self.waiting) or self.amqp.has_unread() or self.way.alarms.text:
+        if self.amqp.state is not self.way.open_state or PySet_GET_SIZE(self.waiting) or self.amqp.has_unread() or self.way.alarms.text:
             return 0
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
@@ -206,20 +219,22 @@ cdef class Inlet:
         """Pack publishes. Return where the first begins that was not packed, or `behind` all of them."""
         cdef ShortWay way = self.way
         cdef PublishingState channel
-        cdef Confirms confirms
-        cdef size_t at = 0, stopped
+        cdef ConfirmsState confirms
+        cdef size_t at = 0, plain = 0, stopped
         cdef uint64_t now = now_ms()
-        cdef int why = P_CHANNEL
+        cdef int why = PACKED_CHANNEL
         if way.stamps or self.vhost != <str> way.links.vhost:
             return rows[0].line_off - BEFORE_LINE
         way.packer.far_queue = 0
-        while at < count and why == P_CHANNEL:
+        while plain < count and rows[plain].body_len <= PLAIN_BODY_BYTES_MAX:
+            plain += 1
+        while at < plain and why == PACKED_CHANNEL:
             channel = self.channels.get(rows[at].channel)
             if channel is None or not channel.is_open or channel.transaction is not None:
                 break
             confirms = channel.confirms
             why = way.packer.pack_rows(
-                self.routes, base, <PackedRow *> rows, count, at, self.connection,
+                self.routes, base, <PackedRow *> rows, plain, at, self.connection,
                 0 if confirms is None else confirms.next_seq, now, &stopped,
             )
             if stopped > at:
@@ -227,7 +242,7 @@ cdef class Inlet:
                 at = stopped
         return behind if at == count else rows[at].line_off - BEFORE_LINE
 
-    cdef int note(self, PublishingState channel, Confirms confirms, Row *rows, size_t count) except -1:
+    cdef int note(self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count) except -1:
         """Count publishes of a channel that were packed just now, and see to their confirms."""
         cdef ShortWay way = self.way
         cdef uint64_t touched = way.packer.touched
@@ -260,7 +275,7 @@ cdef class Inlet:
         cdef uint32_t number = get16(base + position[0] + 1)
         cdef PublishingState channel = self.channels.get(number)
         cdef ConsumingState consuming
-        cdef Unacked unacked
+        cdef UnackedState unacked
         cdef const uint8_t *p
         cdef size_t at = position[0], settled = at  # behind the last frame that is settled
         cdef uint64_t first = 0, last = 0, tag  # of acks that are not settled yet; none if `first` is 0
@@ -297,7 +312,7 @@ cdef class Inlet:
         position[0] = settled
         return moved
 
-    cdef bint settle_range(self, Unacked unacked, uint64_t first, uint64_t last) except -1:
+    cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1:
         """Settle single acks of these tags; return False if one of them is not outstanding or not plain."""
         cdef Py_ssize_t place = unacked.find(first), at = place
         cdef uint64_t tag = first, until
@@ -320,7 +335,7 @@ cdef class Inlet:
         self.things += last - first + 1
         return True
 
-    cdef bint settle_through(self, Unacked unacked, uint64_t tag) except -1:
+    cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1:
         """Settle an ack of all tags up to this one, as settle_range()."""
         cdef Py_ssize_t last = unacked.find(tag), at
         if last < 0:
@@ -335,16 +350,16 @@ cdef class Inlet:
         self.things += 1
         return True
 
-    cdef int tell(self, Unacked unacked, Py_ssize_t place, uint64_t first, uint64_t last) except -1:
+    cdef int tell(self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last) except -1:
         """Count settled deliveries of one span, and tell their shard soon."""
         cdef ShortWay way = self.way
         cdef Span *span = unacked.spans + place
         cdef ConsumerState consumer = <ConsumerState> unacked.consumers[place]
         cdef LinkState link = <LinkState> way.link_of[consumer.shard]
-        cdef Settles settles
+        cdef SettlesState settles
         cdef uint64_t number = span.first_number + first - span.first_tag
         # What basic.get took does not count.
-        if consumer.tag and is_in_limit(consumer):
+        if consumer.tag and way.is_in_limit(consumer):
             consumer.channel.limit.unacked -= last - first + 1
         if link.epoch == span.epoch:
             settles = link.settles
@@ -359,3 +374,98 @@ cdef class Inlet:
 cdef inline bint is_plain_ack(ConsumerState consumer):
     """Return whether nothing but the usual follows from an ack for this consumer."""
     return consumer.group is None
+
+
+cdef class Outlet:
+    """What one shard delivers, as far as it is plain."""
+
+    cdef ShortWay way
+    cdef LinkState link
+    cdef object read, deliver
+
+    def __call__(self, message not None):
+        """Handle a DELIVER. Raises ValueError, and does nothing, if it is not of the length that it says."""
+        cdef Py_buffer view
+        cdef const uint8_t *p
+        cdef size_t at = DELIVER_HEADER
+        cdef uint32_t count, i, size
+        cdef list sections = None
+        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        try:
+            p = <const uint8_t *> view.buf
+            if not is_whole(p, view.len):
+                sections = self.read(message)
+            memcpy(&count, p + 16, 4)
+            for i in range(count):
+                memcpy(&size, p + at + 24, 4)
+                if not self.deliver_plain(p + at, size):
+                    if sections is None:
+                        sections = self.read(message)
+                    self.deliver(self.link.shard, sections[i])
+                at += SECTION + ((size + 7) & ~<size_t> 7)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint deliver_plain(self, const uint8_t *section, uint32_t size) except -1:
+        """Deliver a section with `size` bytes of messages; return False, and do nothing, if it is not plain."""
+        cdef ShortWay way = self.way
+        cdef uint32_t number, count, zero
+        cdef uint16_t flags
+        cdef uint64_t first_number, tag
+        cdef ConsumerState consumer
+        cdef ConsumingState channel
+        cdef SocketState socket
+        cdef bytes data
+        memcpy(&number, section + 4, 4)
+        memcpy(&flags, section + 10, 2)
+        memcpy(&count, section + 12, 4)
+        memcpy(&first_number, section + 16, 8)
+        memcpy(&zero, section + 28, 4)
+        consumer = way.consumers.get(number)
+        if consumer is None or not is_plain_delivery(consumer) or flags & ~REDELIVERED or zero or \
+                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None:
+            return False
+        channel, client = consumer.channel, consumer.client
+        tag = channel.next_tag
+        try:
+            data = deliveries_of(
+                section + SECTION, size, count, channel.number, consumer.tag_bytes, tag, flags & REDELIVERED,
+                client.session.frame_bytes_max,
+            )
+        except ValueError:
+            return False
+        socket = client.socket
+        channel.next_tag += count
+        if consumer.no_ack:
+            way.counts.delivered_auto += count
+            channel.delivered_auto += count
+        else:
+            way.counts.delivered_manual += count
+            channel.unacked.put(tag, count, consumer, self.link.epoch, first_number, way.loop.now)
+            if way.is_in_limit(consumer):
+                channel.limit.unacked += count
+        consumer.delivered += count
+        socket.write_later(data, self.link.shard, self.link.epoch, size)
+        return True
+
+
+cdef bint is_whole(const uint8_t *message, size_t size) noexcept:
+    """Return whether the sections of a DELIVER end within it."""
+    cdef size_t at = DELIVER_HEADER
+    cdef uint32_t sections, i, length
+    if size < DELIVER_HEADER:
+        return False
+    memcpy(&sections, message + 16, 4)
+    for i in range(sections):
+        if at + SECTION > size:
+            return False
+        memcpy(&length, message + at + 24, 4)
+        if at + SECTION + length > size:
+            return False
+        at += SECTION + ((length + 7) & ~<size_t> 7)
+    return True
+
+
+cdef inline bint is_plain_delivery(ConsumerState consumer):
+    """Return whether a delivery to this consumer needs nothing but the usual."""
+    return consumer.announced and consumer.group is None and consumer.reading is None and consumer.allotment is None

@@ -6,8 +6,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from shardmq.shardd.wire.publishes cimport Row, Writer
 from shardmq.shardd.wire.routes cimport Route, Routes, Spread
 
-cdef enum:
+cdef enum:  # why pack_rows() stopped
     PACKED_ALL = 0  # DONE
+    PACKED_CHANNEL = 1  # CHANNEL
 
 
 cdef class Records:

@@ -9,7 +9,7 @@ from shardmq.shardd.octets cimport be32, copy_short
 from shardmq.shardd.sequence cimport Sequence, sequence_read
 from shardmq.shardd.wire.buffer cimport Bytes, references_weight, regain, reserve
 
-cdef extern from "shardmq/shardd/crc32c.h" nogil:
+cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
     void crc32c_start()
 

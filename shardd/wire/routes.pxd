@@ -6,7 +6,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from shardmq.shardd.wire.buffer cimport same
 from shardmq.shardd.wire.publishes cimport Target, Writer
 
-cdef extern from "shardmq/shardd/wire/key_hash.h" nogil:
+cdef extern from "key_hash.h" nogil:
     uint64_t c_key_hash "key_hash"(const unsigned char *key, size_t length)
     uint64_t mixed(uint64_t bits)
 

@@ -13,7 +13,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.wire.publishes cimport Target
 
-cdef extern from "shardmq/shardd/wire/key_hash.h" nogil:
+cdef extern from "key_hash.h" nogil:
     uint32_t rendezvous(uint64_t hashed, const uint64_t *seeds, const double *weights, uint32_t count, int equal)
     void rendezvous_each(const uint64_t *hashed, uint32_t n, const uint64_t *seeds, const double *weights, uint32_t count, int equal,
                          uint32_t *winners)

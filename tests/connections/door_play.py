@@ -23,7 +23,6 @@ from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservations
 from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.time_slices import TimeSlices
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
@@ -71,7 +70,14 @@ class Door:
 
     def __init__(self, *, short: bool, set_timestamp: bool = False) -> None:
         self.aio = Tasks()
-        config = BrokerConfig(runtime_dir="nowhere", door=0, shards=SHARDS, listen_fds=[], boot="1")
+        config = BrokerConfig(
+            runtime_dir="nowhere",
+            door=0,
+            shards=SHARDS,
+            listen_fds=[],
+            boot="1",
+            set_timestamp=set_timestamp,
+        )
         self.line = Line()
         for change in (
             ExchangePut("/", "fan", "fanout"), ExchangePut("/", "heads", "headers"),
@@ -114,9 +120,7 @@ class Door:
             server_properties={},
         )
         if short:
-            self.services.short_way = ShortWay(
-                links, counts, self.services.alarms, set_timestamp=set_timestamp
-            )
+            self.services.use_short_way()
         self.connections = Connections(self.services)
         events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type]
         self.clients: list[Client] = []

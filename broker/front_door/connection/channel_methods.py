@@ -19,7 +19,8 @@ from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.consume.consuming import check_consume
 from shardmq.broker.front_door.consume.refusals import CONSUME, GET
 from shardmq.broker.front_door.publish import transactions
-from shardmq.broker.front_door.publish.effects import Answered, SlicedTask
+from shardmq.broker.front_door.publish.confirms import Answered
+from shardmq.broker.front_door.publish.effects import SlicedTask
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
@@ -35,7 +36,10 @@ class Caller(SlicedTask, Answered, Protocol):
 
     session: Session
     services: Services
-    gets: asyncio.Semaphore  # messages that the client is being got (basic.get) at once
+
+    @property
+    def gets(self) -> asyncio.Semaphore:
+        """Return the bound of messages that the client is being got (basic.get) at once."""
 
     @property
     def output(self) -> Output: ...

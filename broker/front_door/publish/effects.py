@@ -96,15 +96,6 @@ def _appended(items: Sequence[T], item: T) -> Sequence[T]:
     return found
 
 
-class Answered(Protocol):
-    """The connection that the answers to publishers go to."""
-
-    id: int
-
-    def write(self, data: bytes) -> None: ...
-    def fail(self, error: ChannelException | ConnectionException, number: int) -> None: ...
-
-
 class SlicedTask(Protocol):
     """A connection, as a task sees it that publishes much, one time slice after the other."""
 

@@ -27,11 +27,10 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish import access
 from shardmq.broker.front_door.publish.commit import Commit
-from shardmq.broker.front_door.publish.confirms import Confirms
+from shardmq.broker.front_door.publish.confirms import Answered, Confirms
 from shardmq.broker.front_door.publish.dedup_service import DedupAnswers, DedupId, DedupService
 from shardmq.broker.front_door.publish.effects import (
     AmqpError,
-    Answered,
     Decided,
     Published,
     PublishingChannel,
