@@ -33,6 +33,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import AfterBursts
 from shardmq.shardd.wire.spin import Spin
@@ -98,6 +99,8 @@ class FrontDoor:
             steps=StepRunner(catalog_link, links),
             server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
         )
+        if short_ways.are_on():
+            services.use_short_way()
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
         self._linking: asyncio.Task[None] | None = None  # None: not started

@@ -144,7 +144,7 @@ class ClientConnection:
         self.channels = Channels(services, self.session, self.work)
         # The routes this user may take, once the vhost is open.
         self.route_cache: RouteCache | None = None
-        self.published = False
+        self.published = False  # by way of Python; the inlet knows of the short way
         self.blocked = False  # was told of an alarm
         self._begun: Publishes | None = None  # some of its messages are still to be published
         self._gets: asyncio.Semaphore | None = None
@@ -403,6 +403,14 @@ class ClientConnection:
             session = self.session
             session.is_open = True
             self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
+            if (short_way := self.services.short_way) is not None:
+                self.socket.inlet = short_way.inlet(
+                    self.id,
+                    self.socket.amqp,
+                    self.channels.by_number,
+                    self.work.waiting,
+                    self.route_cache,
+                )
             self.send(0, CONNECTION_OPEN_OK)
 
     async def _wait_for(self, handshake: Coroutine[None, None, Greeted]) -> None:
@@ -517,7 +525,8 @@ class ClientConnection:
     def alarm_changed(self) -> None:
         """Hold a publisher while there is an alarm, and tell it so."""
         is_on = self.services.alarms.text
-        if is_on and self.published:
+        inlet = self.socket.inlet
+        if is_on and (self.published or (inlet is not None and inlet.published)):
             self._block()
         elif self.blocked and not is_on:
             self.blocked = False
