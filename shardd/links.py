@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import time
 
 import zmq
 
@@ -22,19 +23,25 @@ from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
+from shardmq.shardd.wire.ring import Reader, look_again
+from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger(__name__)
 
 RECONNECT_MS = 10
 # Messages that are unsent at the end may take this long.
 LINGER_MS = 500
+# What ring.look_again returns when a ring has something.
+RING = 1
+# Passes that a look at the rings may begin before the other descriptors are asked again.
+UNPOLLED_MAX = 4
 # The constants of zmq are enums: each `&` with one of them costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 class Links:
-    def __init__(self, runtime_dir: str, shard: Shard) -> None:
-        """Accept messages and lanes from now on."""
+    def __init__(self, runtime_dir: str, shard: Shard, spin: Spin) -> None:
+        """Accept messages and lanes from now on. `spin` says how long `wait` looks again."""
         self._shard = shard
         self.controller = f"ipc://{runtime_dir}/controller.sock"
         self.poll = select.epoll()
@@ -48,6 +55,10 @@ class Links:
         # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        self._readers: list[Reader] = []  # of the lanes in `_heard`
+        self._spin = spin
+        self._came = False  # the pass before has taken something in
+        self._unpolled = 0  # passes in a row that did not poll
         self._ends: dict[int, Lane] = {}  # by the descriptor whose end is the end of the lane
         self._local: LocalLane | None = None
         # The number and incarnation of processes of another wire version.
@@ -78,6 +89,13 @@ class Links:
 
     def wait(self, wait_ms: int) -> list[tuple[int, int]]:
         """Wait for events, unless there is something to take in."""
+        if wait_ms and self._inbox_told and self._inbox_speaks():
+            wait_ms = 0
+        may_look = wait_ms and self._came and self._spin.is_on and self._readers
+        if may_look and self._look_again() == RING and self._unpolled < UNPOLLED_MAX:
+            self._unpolled += 1
+            return []
+        self._unpolled = 0
         if wait_ms and not self.may_wait():
             wait_ms = 0
         return self.poll.poll(wait_ms / 1000)
@@ -95,6 +113,15 @@ class Links:
             if not lane.sleep():
                 return False
         return self._local is None or self._local.sleep()
+
+    def _look_again(self) -> int:
+        """Look at the rings and at `poll` before the sleep; return which of them has something."""
+        most_ns = self._spin.most_ns(time.perf_counter_ns())
+        if not most_ns:
+            return 0
+        found, took_ns = look_again(self._readers, self.poll.fileno(), most_ns)
+        self._spin.looked(took_ns, found != 0)
+        return found
 
     def hear(self, fd: int, now: int) -> bool:
         """Note that a descriptor is readable; return False if it is none of the links.
@@ -132,7 +159,9 @@ class Links:
         while self._inbox_told and by_zmq < most and self._inbox_speaks():
             self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
             by_zmq += 1
-        return taken + by_zmq
+        taken += by_zmq
+        self._came = taken > 0
+        return taken
 
     def receive_last(self, now: int, most: int) -> None:
         """Take in messages that have arrived, whether the inbox has reported them or not."""
@@ -227,6 +256,7 @@ class Links:
             self._lanes[offer.endpoint] = self._lanes_of[
                 offer.peer, offer.incarnation
             ] = self._heard[lane.bell] = self._ends[lane.fd] = lane
+            self._readers.append(lane.reader)
             self.poll.register(lane.bell, select.EPOLLIN | select.EPOLLET)
             self.poll.register(lane.fd, select.EPOLLIN)
 
@@ -240,6 +270,7 @@ class Links:
         self.poll.unregister(lane.bell)
         self.poll.unregister(lane.fd)
         del self._heard[lane.bell], self._ends[lane.fd]
+        self._readers.remove(lane.reader)
         self._rings_full += lane.times_full
         for endpoint in [key for key, value in self._lanes.items() if value is lane]:
             del self._lanes[endpoint]

@@ -25,10 +25,12 @@ from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.memory import give_back
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -90,9 +92,11 @@ class Server:
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
             timeout_closes=config.consumer_timeout_action == "close",
+            short_way=short_ways.are_on(),
         )
         self._threads = SyncThreads(self.shard.syncs)
-        self.links = Links(config.runtime_dir, self.shard)
+        self._spin = Spin(config.spin_us)
+        self.links = Links(config.runtime_dir, self.shard, self._spin)
         self._others: dict[int, Callable[[], None]] = {}  # descriptors of the owner
 
     # -- start -------------------------------------------------------------------------------------
@@ -133,9 +137,10 @@ class Server:
         log.info("ready: %d queues", len(self.shard.queues))
 
     def take_settings(self, config: ShardConfig) -> None:
-        """Take in new settings: the limits of the disk, and the log level."""
+        """Take in new settings: the limits of the disk, the log level, and how long to spin."""
         self.config = config
         set_level(config.log_level)
+        self._spin.change(config.spin_us)
 
     # -- passes ------------------------------------------------------------------------------------
 
@@ -195,6 +200,7 @@ class Server:
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
+        self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
         self._look_at_gaps()

@@ -160,6 +160,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 300
+    spin_us: Annotated[int, Meta(ge=0, le=1000)] = 0
     connections_max: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -174,6 +175,7 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     disk_stall_s: Seconds = 10
     consumer_timeout_ms: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     consumer_timeout_action: Literal["requeue", "close"] = "requeue"
+    spin_us: Annotated[int, Meta(ge=0, le=1000)] = 0
     producer_idle_s: Annotated[float, Meta(gt=0, le=365 * 86400)] = 604800
 
 

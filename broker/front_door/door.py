@@ -35,6 +35,7 @@ from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import AfterBursts
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -74,7 +75,15 @@ class FrontDoor:
             counts,
             set_timestamp=config.set_timestamp,
         )
-        self._loop = PassLoop(aio, links, publishing, shards=config.shards, tick_us=config.tick_us)
+        self._spin = Spin(config.spin_us)
+        self._loop = PassLoop(
+            aio,
+            links,
+            publishing,
+            shards=config.shards,
+            tick_us=config.tick_us,
+            spin=self._spin,
+        )
         self._services = services = Services(
             config=config,
             incarnation=incarnation,
@@ -113,12 +122,13 @@ class FrontDoor:
     def reload(self, config: BrokerConfig | None) -> None:
         """Take new settings, if there are any, and certificates as they are on disk now.
 
-        Both are for new connections.
+        Both are for new connections, but for the log level and `spin_us`.
         """
         services = self._services
         if config is not None:
             services.config = config
             set_level(config.log_level)
+            self._spin.change(config.spin_us)
             self._connections.tell_channel_counts()
         self._listeners.reload(services.config)
 
@@ -129,6 +139,7 @@ class FrontDoor:
             now = self._loop.now = self._loop.aio.time()
             self._connections.tick(now)
             notify.watchdog()
+            self._spin.tick()
             self._memory.give_back_if_over(self._services.catalog.version)
 
     async def join(self) -> None:
