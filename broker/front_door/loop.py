@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from shardmq.broker.front_door.connection.output import Output
@@ -52,8 +53,8 @@ class PassLoop:
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
         "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks",
-        "_pace", "_publishing", "_spin", "aio", "borrowers", "dirty", "now", "read_buffer", "reads",
-        "slices",
+        "_pace", "_publishing", "_spin", "aio", "beside", "borrowers", "dirty", "now",
+        "read_buffer", "reads", "slices",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,8 @@ class PassLoop:
         self._pace = Pace(tick_us / 1e6)
         self._spin = spin or Spin(0)
         self._looks = False  # a look before the loop sleeps is scheduled
+        # Does what the shard of this process has to do, if there is one.
+        self.beside: Callable[[], None] | None = None
         self._in_pass = False
         self._end_scheduled = False
         # Who published in this pass, and to which shards: bit masks.
@@ -95,6 +98,8 @@ class PassLoop:
         pace, now = self._pace, time.perf_counter()
         wait = pace.distance(now, time.thread_time() if pace.is_near(now) else None)
         if wait > 0:
+            if self.beside is not None:
+                self.beside()
             self._links.hear_for(wait)
         self._in_pass = True
         self.now = self.aio.time()
@@ -124,6 +129,8 @@ class PassLoop:
     def _scheduled_end(self) -> None:
         if self._end_scheduled:
             self.end_of_pass()
+            if self.beside is not None:
+                self.beside()
 
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
