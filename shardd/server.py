@@ -25,6 +25,7 @@ from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
@@ -59,11 +60,15 @@ class Server:
     The owner calls `begin`, then `turn` again and again, at the latest `wait_ms` after the last
     one. In the end it calls `drain`, or `break_off` if some call raised, and `close`.
 
-    `on_ready` is called when all queues are known, with the messages that they still have.
+    `on_ready` is called when all queues are known, with the messages that they still have. `alone`
+    says that nobody else uses the thread of the loop, so that it may wait for a quick disk.
     """
 
-    def __init__(self, config: ShardConfig, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: ShardConfig, on_ready: Callable[[], None], *, alone: bool = True
+    ) -> None:
         self.config = config
+        self._alone = alone
         self._on_ready = on_ready
         self._is_ready = False
         self._directory = shard_directory(config.data_dir, config.shard)
@@ -87,6 +92,7 @@ class Server:
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
             timeout_closes=config.consumer_timeout_action == "close",
+            short_way=short_ways.are_on(),
         )
         self._threads = SyncThreads(self.shard.syncs)
         self._spin = Spin(config.spin_us)
@@ -149,7 +155,11 @@ class Server:
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()
-        if 0 < taken <= FEW_MESSAGES and self._threads.messages.usual_s < QUICK_SYNC_S:
+        if (
+            0 < taken <= FEW_MESSAGES
+            and self._alone
+            and self._threads.messages.usual_s < QUICK_SYNC_S
+        ):
             self.links.send(self.shard.turn_end(now))
             if self.shard.syncs.may_begin:
                 self._threads.sync_here()

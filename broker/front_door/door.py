@@ -33,6 +33,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import AfterBursts
 from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
@@ -47,14 +48,15 @@ class FrontDoor:
     """A front door: its services, connections and listeners.
 
     The owner awaits `start`, lets `join` and `tick` run beside it, and awaits `drain` in the end.
+    `local` is the lane to the shard of the same process, if there is one.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, local: LocalLane | None = None) -> None:
         aio = asyncio.get_running_loop()
         incarnation = wire.incarnation_at(time.monotonic_ns())
         self._memory = AfterBursts()
         shard_events, controller_events = ShardEvents(), ControllerEvents()
-        links = self._links = ShardLinks(config, incarnation, shard_events)
+        links = self._links = ShardLinks(config, incarnation, shard_events, local)
         catalog_link = self._catalog_link = CatalogLink(
             f"{config.runtime_dir}/control.sock",
             door=config.door,
@@ -98,11 +100,17 @@ class FrontDoor:
         )
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
+        self._linking: asyncio.Task[None] | None = None  # None: not started
         dead_lettering = DeadLettering(catalog_link, links)
         shard_events.attend(services, connections, dead_lettering)
         controller_events.attend(
             services, connections, dead_lettering, replies, Tracing(catalog_link, links)
         )
+
+    @property
+    def endpoint(self) -> str:
+        """Return the address at which the shards reach this front door."""
+        return self._links.endpoint
 
     async def start(self) -> None:
         """Take connections, as soon as the catalog is here and the first shard is."""
@@ -141,13 +149,13 @@ class FrontDoor:
             self._links.tick()
             self._publishing.dedup.tick(self._loop.aio.time())
 
-    async def drain(self) -> None:
-        """Take no new clients and tell those that are there to go."""
+    async def drain(self, wait_s: float = DRAIN_S) -> None:
+        """Take no new clients, tell those that are there to go, and wait for them."""
         self._listeners.close()
         text = "broker forced connection closure with reason 'shutdown'"
         for connection in self._connections.all():
             connection.close(ConnectionException(320, text, 0, 0))
-        until = self._loop.aio.time() + DRAIN_S
+        until = self._loop.aio.time() + wait_s
         while self._connections.by_number and self._loop.aio.time() < until:
             await asyncio.sleep(0.01)
         for connection in self._connections.all():
@@ -155,4 +163,5 @@ class FrontDoor:
         self._loop.end_of_pass()
         self._services.steps.close()
         self._links.stop()
-        self._linking.cancel()
+        if self._linking is not None:
+            self._linking.cancel()

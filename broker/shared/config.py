@@ -70,7 +70,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     - `door` is its number and `doors` how many there are.
     - `boot` names one life of the broker.
-    - `listen_fds` and `tls_listen_fds` are listening sockets that the supervisor has bound.
+    - `listen_fds` and `tls_listen_fds` are sockets that the supervisor has bound. `backlog` is how
+      many connections may wait at each until they are accepted.
     - `channel_consumers_max`, `channel_max_per_node` and `connections_max`: 0 means no limit. The
       second one counts the channels of all front doors, which the controller knows.
     - `set_timestamp`: a message without a timestamp gets the time when it came.
@@ -88,6 +89,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     listen_fds: list[Count]
     boot: Annotated[str, msgspec.Meta(min_length=1)]
     tls_listen_fds: list[Count] = []
+    backlog: Count = 4096
     tls: Tls | None = None
 
     heartbeat_s: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 60

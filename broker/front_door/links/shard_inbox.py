@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 
 import zmq
 
@@ -16,6 +17,7 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
 from shardmq.shardd.wire.ring import look_again, wait_for_any
 
@@ -52,6 +54,9 @@ class ShardInbox:
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
+        for link in self._links:
+            if isinstance(link.lane, LocalLane):
+                link.lane.wake = partial(self.loop.call_soon, self._hear, link, link.lane)
         self._socket.bind(endpoint)
         # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
         self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
@@ -134,18 +139,20 @@ class ShardInbox:
         """Offer a lane to the process that just said Hello."""
         assert self.loop is not None
         try:
-            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
+            lane = link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
-        self.loop.add_reader(link.lane.bell, self._rung, link, link.lane)
-        self.loop.add_reader(link.lane.fd, self._end, link, link.lane)
-        self._lanes[link.lane.bell] = link
+        self.loop.add_reader(lane.bell, self._rung, link, lane)
+        self.loop.add_reader(lane.fd, self._end, link, lane)
+        self._lanes[lane.bell] = link
 
     def close_lane(self, link: ShardLink) -> None:
         self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
+            if isinstance(lane, LocalLane):
+                return
             link.rings_full += lane.times_full
             if self.loop is not None:
                 self.loop.remove_reader(lane.bell)
@@ -162,7 +169,7 @@ class ShardInbox:
         while seconds > 0 and (rung := wait_for_any(list(self._lanes), seconds)):
             for bell in rung:
                 link = self._lanes.get(bell)
-                if link is not None and link.lane is not None:
+                if link is not None and isinstance(link.lane, Lane):
                     self._rung(link, link.lane)
             seconds = until - time.perf_counter()
 
@@ -195,7 +202,7 @@ class ShardInbox:
             self.close_lane(link)
             self._ended[link.shard] = lane
 
-    def _hear(self, link: ShardLink, lane: Lane) -> None:
+    def _hear(self, link: ShardLink, lane: AnyLane) -> None:
         """Take some messages of the ring and come back for the rest."""
         if link.lane is not lane:
             return
@@ -209,13 +216,13 @@ class ShardInbox:
             finally:
                 self._let_go(lane)
 
-    def _sleep_or_come_back(self, link: ShardLink, lane: Lane) -> None:
+    def _sleep_or_come_back(self, link: ShardLink, lane: AnyLane) -> None:
         """Have the bell rung for the next message of a ring, or come back for one that is there."""
         if not lane.sleep():
             assert self.loop is not None
             self.loop.call_soon(self._hear, link, lane)
 
-    def _let_go(self, lane: Lane) -> None:
+    def _let_go(self, lane: AnyLane) -> None:
         """Give the memory of what was taken back to the ring."""
         self._events.own_deliveries()
         lane.let_go()

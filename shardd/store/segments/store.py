@@ -31,11 +31,12 @@ from shardmq.shardd.store.format.record import (
 )
 from shardmq.shardd.store.format.segment_file import END_BYTES, HEADER_BYTES, file_name
 from shardmq.shardd.store.format.sequences import Screened
+from shardmq.shardd.store.open_segment import RENEW_BYTES, SETTLED_BYTES_MAX, SegmentStoreState
 from shardmq.shardd.store.segments import producers, recovery, returns
 from shardmq.shardd.store.segments.appending import Appender
 from shardmq.shardd.store.segments.compaction import ReclaimJob
 from shardmq.shardd.store.segments.merging import Merging
-from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
+from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE
 from shardmq.shardd.store.segments.recovery import Progress
 from shardmq.shardd.store.segments.retrieval import Retrieval
 from shardmq.shardd.store.segments.segment import Segment
@@ -46,12 +47,9 @@ from shardmq.shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
-# An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
-# anew while its pages are in the CPU cache.
-RENEW_BYTES = 256 << 10
 
 
-class SegmentStore:
+class SegmentStore(SegmentStoreState):
     """The messages of the queues of one vhost at one shard, in one directory."""
 
     def __init__(
