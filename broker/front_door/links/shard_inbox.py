@@ -179,7 +179,7 @@ class ShardInbox:
         Messages in a ring are handled. Returns the nanoseconds that the look took, at most about
         `most_ns`, and whether there was something.
         """
-        pairs = [(link, link.lane) for link in self._lanes.values() if link.lane is not None]
+        pairs = [(link, link.lane) for link in self._lanes.values() if isinstance(link.lane, Lane)]
         readers = [lane.reader for _, lane in pairs]
         found, took_ns = look_again(readers, self._loop_fd, most_ns)
         for link, lane in pairs:
