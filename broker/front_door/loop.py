@@ -157,7 +157,7 @@ class PassLoop(PassState):
     def _look_again(self, most_ns: int) -> None:
         """Look at rings and sockets for a while before the loop sleeps."""
         self._looks = False
-        self._spin.looked(*self._links.look_again(most_ns))
+        self._spin.looked(*self._links.inbox.look_again(most_ns))
 
     def _answer_publishers(self) -> None:
         """Write acks and nacks that are due, and end channels that lost a publish in sequence."""
