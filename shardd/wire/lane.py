@@ -36,7 +36,7 @@ import msgspec
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import RING
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Taker, Writer
 
 # Bytes of messages under way in one direction. Memory that is never used is never touched. The ring
 # has room for twice the window of publishes (shard_link.py), or twice the window of deliveries to
@@ -142,7 +142,7 @@ class Lane:
         self._send_by_zmq = send_by_zmq
         self._goes_on = envelope.header(RING, *who)
         self._writer = Writer(shared.memory, *out, other_bell)
-        self._reader = Reader(shared.memory, *in_, True)
+        self.reader = Reader(shared.memory, *in_, True)
         self._is_accepted = at_shard  # the shard has taken the offer
         self._writes_ring = False
         self._reads_ring = False
@@ -195,25 +195,25 @@ class Lane:
             self._reads_ring = True
         return self.take(ALL)
 
-    def take(self, most: int) -> list[Message]:
+    def take(self, most: int, taker: Taker | None = None) -> list[Message]:
         """Return the next messages of the ring, at most `most`.
 
-        The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
+        A `taker` takes the first of them in where they lie. The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
         damaged.
         """
         if not self._reads_ring:
             return []
-        messages, switched = self._reader.take(most)
+        messages, switched = self.reader.take(most, taker)
         self._reads_ring = not switched
         return messages
 
     def let_go(self) -> None:
         """Give the memory of the messages that were taken last back to the writer."""
-        self._reader.let_go()
+        self.reader.let_go()
 
     def sleep(self) -> bool:
         """Return whether there is nothing to take; if so, the bell rings when there is."""
-        return not self._reads_ring or self._reader.sleep()
+        return not self._reads_ring or self.reader.sleep()
 
     def hear(self) -> None:
         """Take in the bell, so that `bell` is not readable any more."""

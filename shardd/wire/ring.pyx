@@ -206,6 +206,14 @@ cdef class Writer(_End):
         return seen(self._head) == self._at
 
 
+cdef class Taker:
+    """Takes messages in where they lie in the ring, one after the other."""
+
+    cdef bint take_in(self, const uint8_t *message, size_t size) except -1:
+        """Take a message in; return False, with nothing done, if it is to be taken out of the ring."""
+        return False
+
+
 cdef class Reader(_End):
     """The end that reads. With `views`, large messages are views into the ring.
 
@@ -228,10 +236,11 @@ cdef class Reader(_End):
             self._holds = False
             show(self._head, self._at)
 
-    def take(self, int most):
+    def take(self, int most, Taker taker=None):
         """Return (messages, switched): at most `most` messages, and none behind a SWITCH.
 
-        Raises ValueError if the ring is damaged.
+        With a `taker`, the first messages are taken in where they lie, up to the first that it
+        declines. Raises ValueError if the ring is damaged.
         """
         cdef list messages = []
         cdef uint64_t tail = seen(self._tail)
@@ -247,7 +256,9 @@ cdef class Reader(_End):
             memcpy(&length, self._data + offset, 4)
             memcpy(&kind, self._data + offset + 4, 4)
             if kind == MESSAGE and left >= ENTRY + <uint64_t> length:
-                if self._views and length >= VIEW_BYTES_MIN:
+                if taker is not None and not messages and taker.take_in(self._data + offset + ENTRY, length):
+                    taker.taken += 1
+                elif self._views and length >= VIEW_BYTES_MIN:
                     messages.append(self._whole[offset + ENTRY:offset + ENTRY + length])
                     self._holds = True
                 else:
@@ -316,10 +327,11 @@ cdef inline int64_t _now_ns() noexcept nogil:
 
 
 def look_again(list readers not None, int fd, int64_t most_ns):
-    """Look at rings and a descriptor until there is something; return (whether, nanoseconds taken).
+    """Look at rings and a descriptor until there is something, or for `most_ns`.
 
-    This ends after `most_ns`. Other threads go on meanwhile. The caller must not sleep behind it
-    before it has asked each reader, with sleep().
+    Returns (what has something, the nanoseconds it took): 0 nothing, 1 a ring, 2 the descriptor.
+    The bells of the rings do not ring meanwhile, nor behind it: the caller asks each reader with
+    sleep() before it sleeps. Other threads go on.
     """
     cdef const uint64_t *tails[RINGS_MAX]
     cdef uint64_t at[RINGS_MAX]
@@ -328,9 +340,11 @@ def look_again(list readers not None, int fd, int64_t most_ns):
     cdef pollfd watched
     cdef int64_t began, now
     cdef unsigned int looks = 0
-    cdef bint found = False
+    cdef int found = 0
     for i in range(count):
         reader = readers[i]
+        if peek(reader._asleep):
+            swap(reader._asleep, 0)
         tails[i] = reader._tail
         at[i] = reader._at
     watched.fd = fd
@@ -340,7 +354,7 @@ def look_again(list readers not None, int fd, int64_t most_ns):
         while not found:
             for i in range(count):
                 if seen(tails[i]) != at[i]:
-                    found = True
+                    found = 1
                     break
             looks += 1
             if looks % CLOCK_EACH == 0:
@@ -349,7 +363,8 @@ def look_again(list readers not None, int fd, int64_t most_ns):
                     break
             if looks % DESCRIPTOR_EACH == 0:
                 watched.revents = 0
-                found = found or poll(&watched, 1, 0) > 0
+                if not found and poll(&watched, 1, 0) > 0:
+                    found = 2
             rest()
         if found:
             now = _now_ns()

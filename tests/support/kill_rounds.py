@@ -192,15 +192,18 @@ def _check_topology(broker: RealBroker, declarer: Declarer) -> None:
 
 
 @contextlib.contextmanager
-def started(directory: Path, command: tuple[str, ...] | None = None) -> Iterator[RealBroker]:
-    """Start two shards and two front doors.
+def started(
+    directory: Path, command: tuple[str, ...] | None = None, front_doors: int = 2
+) -> Iterator[RealBroker]:
+    """Start two shards and two front doors; with 0 the shards are front doors.
 
     They end cleanly, or at once after a failure. Then their files are checked.
     """
     settings = directory / "broker.toml"
     settings.write_text(SETTINGS)
     more = {} if command is None else {"command": command}
-    broker = RealBroker(directory / "data", front_doors=2, more=("--config", str(settings)), **more)
+    config = ("--config", str(settings))
+    broker = RealBroker(directory / "data", front_doors=front_doors, more=config, **more)
     try:
         yield broker
         broker.stop()
@@ -307,8 +310,10 @@ class Rounds:
 
     def _kill_one(self, kind: str, index: int) -> int:
         pid = self.broker.pid(kind, index)
-        self.ledger.was_killed(time.monotonic(), shards=kind == "shard")
-        os.kill(pid, signal.SIGKILL)
+        with_shard = kind == "shard" or (kind == "front-door" and self.broker.combined)
+        self.ledger.was_killed(time.monotonic(), shards=with_shard)
+        with contextlib.suppress(ProcessLookupError):  # killed as something else
+            os.kill(pid, signal.SIGKILL)
         return pid
 
     def _kill_again(self, shard: int) -> None:

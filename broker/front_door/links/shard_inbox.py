@@ -16,8 +16,9 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
-from shardmq.shardd.wire.ring import wait_for_any
+from shardmq.shardd.wire.ring import look_again, wait_for_any
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 
@@ -48,10 +49,13 @@ class ShardInbox:
         self._ended: dict[int, Lane] = {}
         self._refused = RecentKeys()  # number and epoch of shards of another wire version
         self._lanes: dict[int, ShardLink] = {}  # those with a lane, by its bell
+        self._loop_fd = -1  # is readable when the loop has something to do
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
         self._socket.bind(endpoint)
+        # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
+        self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
         self.loop.add_reader(self._socket.fileno(), self._receive)
         self.loop.call_soon(self._receive)
 
@@ -131,18 +135,20 @@ class ShardInbox:
         """Offer a lane to the process that just said Hello."""
         assert self.loop is not None
         try:
-            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
+            lane = link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
-        self.loop.add_reader(link.lane.bell, self._rung, link, link.lane)
-        self.loop.add_reader(link.lane.fd, self._end, link, link.lane)
-        self._lanes[link.lane.bell] = link
+        self.loop.add_reader(lane.bell, self._rung, link, lane)
+        self.loop.add_reader(lane.fd, self._end, link, lane)
+        self._lanes[lane.bell] = link
 
     def close_lane(self, link: ShardLink) -> None:
         self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
+            if isinstance(lane, LocalLane):
+                return
             link.rings_full += lane.times_full
             if self.loop is not None:
                 self.loop.remove_reader(lane.bell)
@@ -159,9 +165,32 @@ class ShardInbox:
         while seconds > 0 and (rung := wait_for_any(list(self._lanes), seconds)):
             for bell in rung:
                 link = self._lanes.get(bell)
-                if link is not None and link.lane is not None:
+                if link is not None and isinstance(link.lane, Lane):
                     self._rung(link, link.lane)
             seconds = until - time.perf_counter()
+
+    def hear_local(self) -> None:
+        """Handle messages of the shard of this process, which does not ring."""
+        for link in self._links:
+            lane = link.lane
+            if isinstance(lane, LocalLane) and not lane.sleep():
+                self._hear(link, lane)
+
+    def look_again(self, most_ns: int) -> tuple[int, bool]:
+        """Look at the rings and at all that the loop waits for, until there is something.
+
+        Messages in a ring are handled. Returns the nanoseconds that the look took, at most about
+        `most_ns`, and whether there was something.
+        """
+        pairs = [(link, link.lane) for link in self._lanes.values() if isinstance(link.lane, Lane)]
+        readers = [lane.reader for _, lane in pairs]
+        found, took_ns = look_again(readers, self._loop_fd, most_ns)
+        for link, lane in pairs:
+            if found and not lane.sleep():
+                self._hear(link, lane)
+            else:
+                self._sleep_or_come_back(link, lane)
+        return took_ns, found != 0
 
     def _rung(self, link: ShardLink, lane: Lane) -> None:
         lane.hear()
@@ -176,7 +205,7 @@ class ShardInbox:
             self.close_lane(link)
             self._ended[link.shard] = lane
 
-    def _hear(self, link: ShardLink, lane: Lane) -> None:
+    def _hear(self, link: ShardLink, lane: AnyLane) -> None:
         """Take some messages of the ring and come back for the rest."""
         if link.lane is not lane:
             return
@@ -190,13 +219,13 @@ class ShardInbox:
             finally:
                 self._let_go(lane)
 
-    def _sleep_or_come_back(self, link: ShardLink, lane: Lane) -> None:
+    def _sleep_or_come_back(self, link: ShardLink, lane: AnyLane) -> None:
         """Have the bell rung for the next message of a ring, or come back for one that is there."""
         if not lane.sleep():
             assert self.loop is not None
             self.loop.call_soon(self._hear, link, lane)
 
-    def _let_go(self, lane: Lane) -> None:
+    def _let_go(self, lane: AnyLane) -> None:
         """Give the memory of what was taken back to the ring."""
         self._events.own_deliveries()
         lane.let_go()
