@@ -18,6 +18,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
 from tests.amqp.bytes_of import method, publish, received, shake_hands
 from tests.reference import frames as reference
+from tests.support.fuzz_door import Doors, client_bytes, shard_recipes
 from tests.support.fuzzing import Target
 from tests.support.short_way_history import DOORS, EPOCH, History, Side
 
@@ -180,6 +181,7 @@ TARGETS = {
         Target("settles", SETTLES, settles, compare_settles),
         Target("binds", BINDS, binds, compare_binds),
         Target("shard", _shard_messages(), Shards().receive),
+        Target("door", (*client_bytes(), *shard_recipes()), Doors().take),
         Target("client", tuple(b"\x80" + each for each in CLIENT), client),
     )
 }
