@@ -39,6 +39,11 @@ WAYS = {
     "1 KiB": (1024, 0, False),
     "one a read": (16, 1, False),
 }
+# One message a pass through a whole front door (micro/door.py).
+DOOR = "front door, one a pass"
+# At most this many instructions in these of its stages together, without the counting: from the
+# bytes of a publish to the packer, and from the message of a shard to frames.
+BAR, BARRED = 6_000, ("take", "frames")
 WARM_TURNS = 3  # turns in which buffers grow and caches fill
 TURNS = 8
 LIMIT_S = 300.0
@@ -97,7 +102,7 @@ def compare(baseline: dict[str, Any], counts: Counts) -> int:
         "| way | stage | instructions a message | baseline | |\n| --- | --- | ---: | ---: | --- |"
     )
     for way, stage, now, before in rows(baseline["instructions"], counts):
-        if WAYS[way][1] and python_of(baseline["of"]) != python_of(surroundings()):
+        if (way == DOOR or WAYS[way][1]) and python_of(baseline["of"]) != python_of(surroundings()):
             continue
         change = now / before - 1 if before else float("inf")
         worse = change > tolerance
@@ -110,6 +115,9 @@ def compare(baseline: dict[str, Any], counts: Counts) -> int:
             else ""
         )
         print(f"| {way} | {stage} | {now:,.1f} | {before:,.1f} | {verdict} |")
+    barred = sum(counts[DOOR][stage] - counts[DOOR]["nothing"] for stage in BARRED)
+    print(f"{' and '.join(BARRED)} of {DOOR}: {barred:,.0f}, the bar is {BAR:,}")
+    slower += barred > BAR
     if slower:
         print(
             f"{slower} stages take more than {tolerance:.0%} above their baseline;"
@@ -167,7 +175,7 @@ def counted() -> Counts:
         if done.returncode:
             sys.exit(f"the counted process failed:\n{done.stdout}\n{done.stderr}")
         messages: dict[str, int] = json.loads((directory / "messages").read_text())
-        found: Counts = {way: {} for way in WAYS}
+        found: Counts = {way: {} for way in (*WAYS, DOOR)}
         for out in directory.glob("out.*"):
             text = out.read_text()
             said, total = SAID.search(text), COUNT.search(text)
@@ -196,6 +204,8 @@ def play(directory: Path) -> None:
 
     This is called in the watched process.
     """
+    from micro.door import STAGES as DOOR_STAGES
+    from micro.door import Door
     from micro.path import STAGES
     from micro.path import Path as Way
 
@@ -213,6 +223,14 @@ def play(directory: Path) -> None:
             messages[name] = sum(way.turn(around) for _ in range(turns))
             marks.dump(f"{name}/{wanted}".encode())
         way.close()
+    door = Door()
+    for _ in range(WARM_TURNS * 10):
+        door.turn(lambda stage, act: act())
+    for wanted in DOOR_STAGES:
+        around = watching(marks, wanted)
+        messages[DOOR] = sum(door.turn(around) for _ in range(TURNS * 10))
+        marks.dump(f"{DOOR}/{wanted}".encode())
+    door.close()
     (directory / "messages").write_text(json.dumps(messages))
 
 
