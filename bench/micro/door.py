@@ -11,7 +11,6 @@ the shard are not part of a stage.
     ack        as `read`, for an ack, which waits for others
     take       Inlet.take alone: from the bytes of a publish to the packer
     frames     Outlet alone: from the message of the shard to frames in the output of the client
-    nothing    the counting itself, which is part of all stages
 
 bench/guard.py counts the instructions of these stages.
 """
@@ -52,7 +51,7 @@ from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from shardmq.shardd.wire.lane import ALL, MEMORY_BYTES, Lane, Shared
 
-STAGES = ("read", "deliver", "ack", "take", "frames", "nothing")
+STAGES = ("read", "deliver", "ack", "take", "frames")
 BODY_BYTES = 16
 INCARNATION, EPOCH = 7, 1
 READ_BYTES = 65536
@@ -159,6 +158,7 @@ class Door:
             frame.marshal(commands.Connection.TuneOk(2047, 131072, 60), 0)
             + frame.marshal(commands.Connection.Open("/"), 0),
             frame.marshal(commands.Channel.Open(), 1),
+            publish(BODY_BYTES),  # a channel that nobody has used is not made yet
         ):
             self.client.sendall(said)
             self._read()
@@ -169,6 +169,8 @@ class Door:
         channel.consuming.consumers["c0"] = consumer
         self.services.consuming.consumers[1] = consumer
         self.client.recv(READ_BYTES)
+        self.shard.take(ALL)
+        self.link.in_flight = 0
 
     # -- stages ------------------------------------------------------------------------------------
 

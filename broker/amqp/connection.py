@@ -1,7 +1,9 @@
 """The server's side of one AMQP 0-9-1 connection: bytes in, events out; methods in, bytes out.
 
 There is no socket and no clock here. A connection keeps the order of the protocol (states.py) and
-answers only the protocol header and access.request by itself; every decision is the caller's. Bytes
+answers only the protocol header and access.request by itself, and, if the caller lets it
+(`answers_channels`), channel.open and channel.close of channels that are not used meanwhile; every
+decision is the caller's. Bytes
 are parsed where they lie and only as far as the next event: what the caller does about an event,
 say closing a channel, is in force for the bytes behind it.
 
@@ -26,6 +28,7 @@ from shardmq.broker.amqp.events import (
     Method,
     Nothing,
     Open,
+    Opened,
     Publishes,
     Settles,
     StartOk,
@@ -33,6 +36,7 @@ from shardmq.broker.amqp.events import (
 from shardmq.broker.amqp.methods import (
     AccessRequest,
     AccessRequestOk,
+    ChannelOpenOk,
     decode_method,
     decode_start_ok,
     encode_method,
@@ -67,6 +71,11 @@ _LENGTH_AT: Final = 3  # of the payload of a frame, in its head
 # payload without text is.
 _OPEN_TEXT_AT, _OPEN_BYTES_MIN = _IDS_END, 5
 _CLOSE_TEXT_AT, _CLOSE_BYTES_MIN = _IDS_END + 2, 11
+# The answers behind the number of the channel.
+_OPEN_OK, _CLOSE_OK = (
+    struct.pack(">I", len(payload)) + payload + FRAME_END
+    for payload in (encode_method(ChannelOpenOk()), encode_method(commands.Channel.CloseOk()))
+)
 _START_OK_IDS: Final = struct.pack(">I", commands.Connection.StartOk.index)
 _TUNE_OK: Final = struct.Struct(">IHIH")
 _TUNE_OK_IDS: Final = struct.pack(">I", commands.Connection.TuneOk.index)
@@ -102,6 +111,9 @@ _AWAITING_HEADER, _OPEN, _CLOSED = (
 )
 _AWAITING_BODY: Final = int(ChannelState.AWAITING_BODY)
 _NEVER_OPENED: Final = int(ChannelState.CLOSED)
+# An open channel of which the caller has not been told yet. For frames.pyx it is not open.
+_UNTOLD: Final = 128 | int(ChannelState.OPEN)
+_CAN_CLOSE: Final = (int(ChannelState.OPEN), _UNTOLD)
 _CLOSED_BY_CLIENT: Final = int(ChannelState.CLOSED_BY_CLIENT)
 _UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
@@ -134,6 +146,9 @@ class Connection(frames.Incoming):
         self.channels_max = channels_max
         self.heartbeat_s = heartbeat_s
         self.client_properties: dict[str, Any] = {}
+        # Whether channels are opened here; `opened` counts them until the caller sets it to 0.
+        self.answers_channels = False
+        self.opened = 0
         self._server_properties = server_properties
         self._mechanisms = mechanisms
         self.message_bytes_max = message_bytes_max
@@ -276,31 +291,37 @@ class Connection(frames.Incoming):
         if why == frames.INCOMPLETE:
             self._needed = needed
             return None
+        channel = buffer[self.at + 1] << 8 | buffer[self.at + 2]
+        state = self.channels[channel] if channel < len(self.channels) else _NEVER_OPENED
+        ids = bytes(buffer[self.at + _IDS_AT : self.at + _IDS_END])
+        if ids in (_OPEN_IDS, _CLOSE_IDS):
+            begun = self.at
+            event = self._open_or_close(buffer, ids, channel, state)
+            if event is not None or self.at != begun:
+                return event
+        if state == _UNTOLD:
+            self.channels[channel] = frames.CHANNEL_OPEN
+            return Opened(channel)
         if why == frames.SETTLE:
             at, channel, ranges = frames.settles(buffer, self.at, len(buffer))
             if ranges:
                 self.at = at
                 return Settles(channel, ranges)
-        if why == frames.OTHER:
-            ids = bytes(buffer[self.at + _IDS_AT : self.at + _IDS_END])
-            if ids == _BIND:
-                at, channel, ends, nowait = frames.binds(
-                    buffer, self.at, len(buffer), self.channels
-                )
-                if ends:
-                    self.at = at
-                    return Binds(channel, ends, nowait)
-            elif ids in (_OPEN_IDS, _CLOSE_IDS):
-                event = self._open_or_close(buffer, ids)
-                if event is not None:
-                    return event
+        if why == frames.OTHER and ids == _BIND:
+            at, channel, ends, nowait = frames.binds(buffer, self.at, len(buffer), self.channels)
+            if ends:
+                self.at = at
+                return Binds(channel, ends, nowait)
         return self._read_frame()
 
-    def _open_or_close(self, buffer: bytearray | memoryview, ids: bytes) -> Method | None:
-        """Take a channel.open or channel.close that is whole and in order; None for any other."""
-        at, channels = self.at, self.channels
-        channel = buffer[at + 1] << 8 | buffer[at + 2]
-        state = channels[channel] if channel < len(channels) else _NEVER_OPENED
+    def _open_or_close(
+        self, buffer: bytearray | memoryview, ids: bytes, channel: int, state: int
+    ) -> Method | None:
+        """Take a channel.open or channel.close that is whole and in order, and no other frame.
+
+        There is no event if the frame is answered here. `state` is that of the channel.
+        """
+        at = self.at
         opens = ids == _OPEN_IDS
         text_at, bytes_min = (
             (at + _OPEN_TEXT_AT, _OPEN_BYTES_MIN)
@@ -310,8 +331,8 @@ class Connection(frames.Incoming):
         size = int.from_bytes(buffer[at + _LENGTH_AT : at + _IDS_AT], "big")
         end = at + size + spec.FRAME_OVERHEAD_BYTES
         if (
-            not channel
-            or state != (_NEVER_OPENED if opens else frames.CHANNEL_OPEN)
+            (state != _NEVER_OPENED if opens else state not in _CAN_CLOSE)
+            or not channel
             or buffer[at] != spec.METHOD_FRAME
             or size < bytes_min
             or end > len(buffer)
@@ -322,9 +343,20 @@ class Connection(frames.Incoming):
             return None
         self.at = end
         if opens:
-            _make_room(channels, channel, self.channels_max)
-        channels[channel] = frames.CHANNEL_OPEN if opens else _CLOSED_BY_CLIENT
-        return Method(channel, _OPEN_CHANNEL if opens else _CLOSE_CHANNEL)
+            _make_room(self.channels, channel, self.channels_max)
+            if not self.answers_channels:
+                self.channels[channel] = frames.CHANNEL_OPEN
+                return Method(channel, _OPEN_CHANNEL)
+            self.channels[channel] = _UNTOLD
+            self.opened += 1
+            self._out.append(b"\1" + buffer[at + 1 : at + _LENGTH_AT] + _OPEN_OK)
+        elif state == _UNTOLD:
+            self.channels[channel] = _NEVER_OPENED
+            self._out.append(b"\1" + buffer[at + 1 : at + _LENGTH_AT] + _CLOSE_OK)
+        else:
+            self.channels[channel] = _CLOSED_BY_CLIENT
+            return Method(channel, _CLOSE_CHANNEL)
+        return None
 
     def _read_protocol_header(self) -> None:
         if not self._has(len(spec.PROTOCOL_HEADER)):
@@ -597,10 +629,6 @@ class Connection(frames.Incoming):
         frame = _frame(channel, encode_method(method))
         self._out.append(frame if count == 1 else frame * count)
 
-    def send_bytes(self, data: bytes) -> None:
-        """Send ready-made frames."""
-        self._out.append(data)
-
     def send_heartbeat(self) -> None:
         self._out.append(_HEARTBEAT)
 
@@ -650,6 +678,17 @@ class Connection(frames.Incoming):
 
     # -- state ---------------------------------------------------------------------------
 
+    def untold(self, tell: bool = False) -> list[int]:
+        """Return the open channels of which the caller has not been told by Opened.
+
+        With `tell` the caller takes note of these channels now.
+        """
+        found = [number for number, state in enumerate(self.channels) if state == _UNTOLD]
+        if tell:
+            for number in found:
+                self.channels[number] = frames.CHANNEL_OPEN
+        return found
+
     def channel_is_open(self, channel: int) -> bool:
         state = _state_of(self.channels, channel)
         return state is not ChannelState.CLOSED and state not in CHANNEL_DISCARDS
@@ -682,7 +721,7 @@ def _frame(channel: int, payload: bytes) -> bytes:
 
 
 def _state_of(channels: bytearray, channel: int) -> ChannelState:
-    return ChannelState(channels[channel]) if channel < len(channels) else ChannelState.CLOSED
+    return ChannelState(channels[channel] & 127) if channel < len(channels) else ChannelState.CLOSED
 
 
 def _make_room(channels: bytearray, channel: int, channels_max: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 
 from shardmq.broker.amqp import ConnectionException
 from shardmq.broker.front_door import login
@@ -114,6 +115,14 @@ class FrontDoor:
     def endpoint(self) -> str:
         """Return the address at which the shards reach this front door."""
         return self._links.endpoint
+
+    def run_beside(self, passes: Callable[[], None]) -> None:
+        """Call `passes` behind each pass, for what the shard of this process has to do."""
+        self._loop.beside = passes
+
+    def hear_local(self) -> None:
+        """Handle messages of the shard of this process. Its owner calls, as it does not ring."""
+        self._links.inbox.hear_local()
 
     async def start(self) -> None:
         """Take connections, as soon as the catalog is here and the first shard is."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from shardmq.broker.front_door.connection.output import Output
@@ -53,7 +54,7 @@ class PassLoop(PassState):
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
         "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks",
-        "_pace", "_publishing", "_spin", "aio", "borrowers", "read_buffer", "reads",
+        "_pace", "_publishing", "_spin", "aio", "beside", "borrowers", "read_buffer", "reads",
         "slices",
     )  # fmt: skip
 
@@ -79,6 +80,8 @@ class PassLoop(PassState):
         self._pace = Pace(tick_us / 1e6)
         self._spin = spin or Spin(0)
         self._looks = False  # a look before the loop sleeps is scheduled
+        # Does what the shard of this process has to do, if there is one.
+        self.beside: Callable[[], None] | None = None
         self._in_pass = False
         self.end_scheduled = False
         # Who published in this pass, and to which shards: bit masks.
@@ -96,6 +99,8 @@ class PassLoop(PassState):
         pace, now = self._pace, time.perf_counter()
         wait = pace.distance(now, time.thread_time() if pace.is_near(now) else None)
         if wait > 0:
+            if self.beside is not None:
+                self.beside()
             self._links.hear_for(wait)
         self._in_pass = True
         self.now = self.aio.time()
@@ -125,6 +130,8 @@ class PassLoop(PassState):
     def _scheduled_end(self) -> None:
         if self.end_scheduled:
             self.end_of_pass()
+            if self.beside is not None:
+                self.beside()
 
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
@@ -150,7 +157,7 @@ class PassLoop(PassState):
     def _look_again(self, most_ns: int) -> None:
         """Look at rings and sockets for a while before the loop sleeps."""
         self._looks = False
-        self._spin.looked(*self._links.look_again(most_ns))
+        self._spin.looked(*self._links.inbox.look_again(most_ns))
 
     def _answer_publishers(self) -> None:
         """Write acks and nacks that are due, and end channels that lost a publish in sequence."""

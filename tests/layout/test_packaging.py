@@ -26,7 +26,8 @@ SOURCES = sorted(
     for path in (ROOT / "shardmq" / top).rglob("*.pyx")
 )
 
-# With the short ways of a shard and of a front door; else this number only gets smaller.
+# The short ways of a shard and of a front door are compiled, too. Otherwise this number only gets
+# smaller.
 COMPILED_MAX = 21
 
 # Headers of our own; those of C stand in angle brackets.

@@ -8,12 +8,18 @@ into a known state. If it takes more than bytes, take that from the first bytes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable
+from functools import cache
 
 from pamqp import commands
 
 from shardmq.broker.amqp import Connection, Failed, contents, frames
+from shardmq.broker.front_door.consume.consumers import Consumer
+from shardmq.shardd.wire import codec
 from tests.amqp.bytes_of import method, publish, received, shake_hands
+from tests.connections.door_play import Door
+from tests.connections.test_short_way import Counted, History, watched
 from tests.reference import frames as reference
 from tests.support.fuzzing import Target
 
@@ -105,12 +111,113 @@ def client(data: bytes) -> Hashable:
     )
 
 
+class Plain:
+    """The short way of a client with two channels, of which one wants confirms, and of a shard."""
+
+    def __init__(self) -> None:
+        self.door = door = Door(short=True)
+        door.enter()
+        for number in (1, 2):
+            door.read(0, method(number, commands.Channel.Open()))
+        door.read(0, method(2, commands.Confirm.Select()))
+        for number in (1, 2):  # a channel that nobody has used is not made yet
+            door.read(0, b"".join(publish(number, "", "a")))
+        connection = door.entered[0]
+        assert connection.socket.inlet is not None
+        self.inlet = connection.socket.inlet
+        self.channel = connection.channels.by_number[1].consuming
+        self.consumer = Consumer(self.channel, 7, "tag")
+        self.consumer.announced = True
+        door.consuming.consumers[7] = self.consumer
+        self.deliveries = 0
+        self.link = door.links.links[0]
+        assert door.services.short_way is not None
+        self.outlet = door.services.short_way.outlet(
+            self.link, codec.read_deliveries, lambda _shard, _section: None
+        )
+
+    def begin(self) -> None:
+        """Have five deliveries outstanding, and nothing packed."""
+        for link in self.door.links.links:
+            self.door.links.packer.drop(link.shard)
+            link.settles.take()
+            link.packing.clear()
+        self.channel.unacked.take_through(0)
+        self.channel.next_tag = 1
+        self.channel.unacked.add(1, 5, self.consumer, self.link.epoch, 1)
+
+
+@cache
+def plain() -> Plain:
+    return Plain()
+
+
+def take(data: bytes) -> Hashable:
+    one = plain()
+    one.begin()
+    taken = one.inlet.take(memoryview(data), len(data))
+    assert 0 <= taken <= len(data)
+    return taken == len(data), one.inlet.things, one.inlet.fed, one.channel.unacked.count
+
+
+def compare_take(data: bytes) -> None:
+    """Compare the short way of a front door with the way by Python."""
+
+    async def both() -> None:
+        history = History(0, watched(Counted))
+        history.enter()
+        for said in (history.pending[0], data):
+            history.both(lambda door, said=said: door.read(0, said), said.hex())
+            await history.settle()
+            history.compare()
+
+    asyncio.run(both())
+
+
+def outlet(data: bytes) -> Hashable:
+    one = plain()
+    one.begin()
+    socket = one.door.entered[0].socket
+    before = one.consumer.delivered
+    try:
+        one.outlet(data)
+    except ValueError as error:
+        return str(error)
+    size, socket.output.chunks, socket.output.pending = socket.output.pending, [], 0
+    return one.consumer.delivered - before, size.bit_length()
+
+
+def _deliver(*sections: tuple[int, int, bytes]) -> bytes:
+    """Return a DELIVER: consumer, count of messages, messages."""
+    writer = codec.DeliveryWriter(0, 7, 1, 0)
+    for consumer, count, stored in sections:
+        writer.add(1, 1, consumer, 1, False, count, stored)
+    message = writer.take()
+    assert message is not None
+    return message
+
+
+KNOWN = [b"".join(publish(number, "", "a", b"body" * number)) for number in (1, 2)]
+TAKEN = (
+    *KNOWN,
+    KNOWN[0] * 2 + SETTLES[0] + HEARTBEAT + KNOWN[1],
+    method(1, commands.Basic.Ack(3, True)) + KNOWN[1] + method(1, commands.Basic.Ack(5)),
+    KNOWN[0] + PUBLISHES[3] + SETTLES[1],
+)
+STORED = b"\4\0\0\0\2\0\0\0\0\1a\0\0body"
+DELIVERS = (
+    _deliver((7, 1, STORED)),
+    _deliver((7, 3, STORED * 3), (8, 1, STORED), (7, 1, STORED)),
+)
+
 TARGETS = {
     target.name: target
     for target in (
         Target("scan", PUBLISHES, scan, compare_scan),
         Target("settles", SETTLES, settles, compare_settles),
         Target("binds", BINDS, binds, compare_binds),
+        Target("take", TAKEN, take, compare_take),
+        Target("outlet", DELIVERS, outlet),
         Target("client", tuple(b"\x80" + each for each in CLIENT), client),
     )
 }

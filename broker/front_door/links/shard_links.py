@@ -166,10 +166,6 @@ class ShardLinks:
         """Sleep that long and handle meanwhile what shards ring about."""
         self.inbox.hear_for(seconds)
 
-    def look_again(self, most_ns: int) -> tuple[int, bool]:
-        """Look at rings and sockets for a while, and handle what the rings have."""
-        return self.inbox.look_again(most_ns)
-
     def is_up(self, shard: int) -> bool:
         return self.links[shard].up
 
