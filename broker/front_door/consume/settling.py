@@ -24,8 +24,8 @@ ACKS_TOGETHER_MAX = 256
 NO_HURRY = 1 << 62
 # At most this many ranges of all consumers wait at one shard.
 RANGES_MAX = 4096
-ACKS_WAIT_S = 0.002
-NO_HURRY_WAITS = 5
+ACKS_WAIT_S = 0.005
+NO_HURRY_WAITS = 2
 
 # Consumer number, kind, first and last delivery number. With the kind ALLOT these are the number of
 # an allotment, what it is allowed, and what becomes of credit that is not used.
