@@ -34,7 +34,7 @@ class Serving:
         self._short_way = short_way
         self._dirty = registry.dirty
         self._timer_of = registry.timer_of
-        self._timers: list[tuple[int, int]] = []  # (due, queue id)
+        self._timers = registry.timers
         self._given = 0  # bytes handed out in this pass
         self.holding = Holding()
 
@@ -67,9 +67,9 @@ class Serving:
 
     def _serve(self, now: int) -> None:
         dirty = self._dirty
-        self._given = before = 0
+        self._given = before = self._short_way.given
         while dirty and before < DELIVERY_TURN_BYTES:
-            before = self._given = self._short_way.serve(before, DELIVERY_TURN_BYTES)
+            before = self._given = self._short_way.serve(before)
             if not dirty or before >= DELIVERY_TURN_BYTES:
                 break
             queue = next(iter(dirty))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 
 import zmq
 
@@ -54,9 +53,6 @@ class ShardInbox:
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
-        for link in self._links:
-            if isinstance(link.lane, LocalLane):
-                link.lane.wake = partial(self.loop.call_soon, self._hear, link, link.lane)
         self._socket.bind(endpoint)
         # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
         self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
@@ -172,6 +168,13 @@ class ShardInbox:
                 if link is not None and isinstance(link.lane, Lane):
                     self._rung(link, link.lane)
             seconds = until - time.perf_counter()
+
+    def hear_local(self) -> None:
+        """Handle messages of the shard of this process, which does not ring."""
+        for link in self._links:
+            lane = link.lane
+            if isinstance(lane, LocalLane) and not lane.sleep():
+                self._hear(link, lane)
 
     def look_again(self, most_ns: int) -> tuple[int, bool]:
         """Look at the rings and at all that the loop waits for, until there is something.
