@@ -39,6 +39,8 @@ class ShortWay(Taker):
         credit_bytes: int,
         turn_bytes: int,
         queue_bytes: int,
+        behind_messages: int,
+        behind_bytes: int,
         is_on: bool = True,
     ) -> None: ...
     def receive(self, message: bytes | memoryview) -> bool: ...

@@ -113,7 +113,9 @@ cdef class ShortWay(Taker):
     The collections are those of its registry. `kinds` are the classes of queues, consumers, held
     batches and outgoing messages; objects of other classes go the Python way. `states` are the
     states of held batches. `timers` are those of `Serving`. A peer is told of credit for publishes
-    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`.
+    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`. A queue
+    with consumers and more ready messages than `behind_messages`, or bytes than `behind_bytes`, goes
+    the Python way: it may hold publishers (holding.py).
     """
 
     cdef public bint is_on
@@ -129,6 +131,7 @@ cdef class ShortWay(Taker):
     cdef object queue_kind, consumer_kind, held_kind, outgoing_kind
     cdef object appending, waiting, confirmable, failed
     cdef uint64_t credit_bytes
+    cdef long long behind_messages, behind_bytes
     cdef Grown gathered, bodies
 
     def __init__(
@@ -150,6 +153,8 @@ cdef class ShortWay(Taker):
         uint64_t credit_bytes,
         long long turn_bytes,
         long long queue_bytes,
+        long long behind_messages,
+        long long behind_bytes,
         bint is_on=True,
     ):
         self.last_sender = b""
@@ -157,6 +162,7 @@ cdef class ShortWay(Taker):
         self.dead_letters = dead_letters
         self.turn_bytes = turn_bytes
         self.queue_bytes = queue_bytes
+        self.behind_messages, self.behind_bytes = behind_messages, behind_bytes
         self.senders = senders
         self.queues = queues
         self.dirty = dirty
@@ -421,6 +427,8 @@ cdef class ShortWay(Taker):
             return -1
         if not backlog.ready_count or not consumers.all:
             return 0
+        if backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes:
+            return -1
         if not isinstance(backlog.store, SegmentStoreState) or (consumers.only is None and backlog.ready_count > 1):
             return -1
         while backlog.ready_count:
