@@ -26,7 +26,7 @@ SOURCES = sorted(
     for path in (ROOT / "shardmq" / top).rglob("*.pyx")
 )
 
-# The short ways of a shard and of a front door are compiled too; else this number only gets smaller.
+# The short way of a shard is compiled too; apart from that, this number only gets smaller.
 COMPILED_MAX = 19
 
 # Headers of our own; those of C stand in angle brackets.
