@@ -110,6 +110,7 @@ class Peer(PeerState):
         self.held: deque[HeldBatch] = deque()
         self.next_batch: int | None = None  # None: the first batch may have any number
         self.taken = 0  # the weight of publishes since the last credit
+        self.withheld = 0  # the weight of publishes taken in that are not to be credited now
         self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}

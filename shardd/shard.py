@@ -347,6 +347,9 @@ class Shard:
         # Copies of dead letters take room on the disk.
         if not self.dead_letters.idle and not self.registry.alarm:
             self.dead_letters.hand_over(self.peers, now)
+        holding = self._serving.holding
+        if holding.is_on:
+            holding.pace(self.peers.values(), now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:

@@ -26,8 +26,9 @@ SOURCES = sorted(
     for path in (ROOT / "shardmq" / top).rglob("*.pyx")
 )
 
-# The short way of a shard is compiled too; apart from that, this number only gets smaller.
-COMPILED_MAX = 19
+# The short ways of a shard and of a front door are compiled, too. Otherwise this number only gets
+# smaller.
+COMPILED_MAX = 21
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)
