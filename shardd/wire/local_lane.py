@@ -55,10 +55,7 @@ class LocalLane:
         self.ring()
 
     def take(self, most: int, taker: Taker | None = None) -> list[Message]:
-        """Return the next messages, at most `most`.
-
-        `taker` has nothing to do: these messages lie in no ring.
-        """
+        """Return the next messages, at most `most`, whatever a `taker` could take in."""
         came = self._came
         return [came.popleft() for _ in range(min(most, len(came)))]
 
