@@ -297,18 +297,20 @@ cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const 
 
     The rows are valid until the next call. `why` and `needed` are set as scan() returns them.
     """
+    # Of their own, or each row written could change what the pointers lead to.
+    cdef size_t position = at[0], need = 7
     cdef uint32_t count = 0
+    cdef int stopped = C_FULL
     cdef Memo memo
     memo.row = NULL
-    found[0] = rows
-    why[0] = C_FULL
-    needed[0] = 7
     while count < ROWS_MAX:
-        why[0] = read_publish(base, at, end, states, states_len, frame_max, message_max, &memo, &rows[count], needed)
-        if why[0] >= 0:
+        stopped = read_publish(base, &position, end, states, states_len, frame_max, message_max, &memo, &rows[count],
+                               &need)
+        if stopped >= 0:
             break
         count += 1
-        why[0] = C_FULL
+        stopped = C_FULL
+    at[0], needed[0], why[0], found[0] = position, need, stopped, rows
     return count
 
 def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None,

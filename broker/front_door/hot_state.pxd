@@ -4,6 +4,8 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Sizes
+from shardmq.shardd.wire.codec cimport Tally
+from shardmq.shardd.wire.packer cimport Packer
 
 
 cdef class MessageCounts:
@@ -124,8 +126,25 @@ cdef class LinkState:
     cdef public dict credits
     cdef public bint credit_due
     cdef public Due due
+    cdef public Packer packer
+    cdef public uint16_t peer
+    cdef public uint32_t incarnation
+    cdef public uint64_t batch
+    cdef public object away_since, lane, sent
+    cdef public Tally batch_messages, batch_bytes
 
+    cpdef flush(self)
+    cpdef note_batch(self, uint64_t weight, list waiting)
     cpdef credit(self, uint32_t epoch, uint32_t connection, uint64_t count)
+
+
+cdef class LinksState:
+    cdef public Packer packer
+    cdef public list links
+    cdef public Due due
+
+    cpdef bint flush(self, size_t batch_bytes_min=*, size_t shared_bytes_min=*) except? 2
+    cpdef list crowded(self, uint64_t shards)
 
 
 cdef struct Credit:  # that is due to a shard when so many bytes are written
@@ -151,7 +170,8 @@ cdef class OutputState:
 cdef class PassState:
     cdef public double now
     cdef public list dirty
-    cdef public bint end_scheduled
+    cdef public bint in_pass, end_scheduled
+    cdef public object read_buffer, reads
 
 
 cdef class SocketState:
@@ -161,7 +181,11 @@ cdef class SocketState:
     cdef public int fd
     cdef public uint32_t id
     cdef public bint closing, lost, is_plain
-    cdef public double last_sent
+    cdef public uint32_t frame_bytes_max
+    cdef public object paused
+    cdef public bint more_comes
+    cdef public uint64_t received_bytes
+    cdef public double last_sent, last_received
     cdef public bint is_dirty, is_writing
 
     cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1

@@ -1,8 +1,11 @@
 from typing import Any
 
 from shardmq.broker.amqp.frames import Sizes
+from shardmq.shardd.wire.codec import Tally
+from shardmq.shardd.wire.packer import Packer
 
 RUN_S_MAX: float
+PUBLISH_WINDOW_BYTES: int
 ACKS_TOGETHER_MAX: int
 RANGES_MAX: int
 NO_HURRY: int
@@ -144,7 +147,25 @@ class LinkState:
     credits: dict[int, int]
     credit_due: bool
     due: Due
+    packer: Packer
+    peer: int
+    incarnation: int
+    batch: int
+    away_since: Any
+    lane: Any
+    sent: Any
+    batch_messages: Tally
+    batch_bytes: Tally
+    def flush(self) -> None: ...
+    def note_batch(self, weight: int, waiting: Any) -> None: ...
     def credit(self, epoch: int, connection: int, count: int) -> None: ...
+
+class LinksState:
+    packer: Packer
+    links: Any
+    due: Due
+    def flush(self, batch_bytes_min: int = 0, shared_bytes_min: int = 0) -> bool: ...
+    def crowded(self, shards: int) -> list[int]: ...
 
 class OutputState:
     chunks: list[Any]
@@ -161,7 +182,10 @@ class OutputState:
 class PassState:
     now: float
     dirty: list[Any]
+    in_pass: bool
     end_scheduled: bool
+    read_buffer: Any
+    reads: Any
 
 class SocketState:
     loop: Any
@@ -172,7 +196,12 @@ class SocketState:
     closing: bool
     lost: bool
     is_plain: bool
+    frame_bytes_max: int
+    paused: int
+    more_comes: bool
+    received_bytes: int
     last_sent: float
+    last_received: float
     is_dirty: bool
     is_writing: bool
     def flush(self) -> None: ...

@@ -21,6 +21,9 @@ cdef extern from "<sys/socket.h>" nogil:
     int MSG_NOSIGNAL
     int MSG_DONTWAIT
 
+cdef extern from *:
+    int __builtin_clzll(unsigned long long) noexcept nogil
+
 cdef enum:
     BASIC = 60
     BASIC_ACK = 80
@@ -55,6 +58,11 @@ DELIVERY_CREDIT_BYTES = 128 << 10
 # connections that left meanwhile would stay for ever.
 CREDITS_MAX = 4096
 
+# Publishes that a shard may have from this front door and has not taken in: their bytes, and what
+# the references of messages to several queues weigh. Beyond, the clients that feed it are not read.
+PUBLISH_WINDOW_BYTES = 1 << 20
+
+cdef int64_t C_WINDOW_BYTES = PUBLISH_WINDOW_BYTES
 cdef double C_RUN_S_MAX = RUN_S_MAX
 cdef int64_t C_NO_HURRY = NO_HURRY
 cdef uint64_t C_CREDIT_BYTES = DELIVERY_CREDIT_BYTES
@@ -479,8 +487,47 @@ cdef class LinkState:
     `epoch` counts the processes of the shard, 0 before the first. `in_flight` are the bytes of
     publishes that the shard has not taken in. `settles` holds the settles to tell, `packing` who
     waits for the batch that is being packed. `credits` are the bytes of deliveries written, by
-    connection; with `credit_due` the shard is to be told of them.
+    connection; with `credit_due` the shard is to be told of them. `batch` is the number of the batch
+    that was sent last. `sent` has (number, who waits) of the batches that are not confirmed.
+    `away_since` is the loop time at which the process of the shard was missed, or None.
     """
+
+    cpdef flush(self):
+        """Send the settles, the batch and the credit that wait.
+
+        A batch alone goes into the lane from here, all else from flush_slowly().
+        """
+        cdef uint32_t messages
+        cdef size_t size = 0, weight
+        if self.credit_due or self.away_since is not None or not self.epoch or self.lane is None \
+                or self.settles.ranges or self.settles.allots:
+            self.flush_slowly()
+            return
+        messages = self.packer.writers[self.shard].messages
+        if not messages:
+            return
+        weight = self.packer.weight(self.shard)
+        batch = self.packer.take_parts(
+            self.shard, self.peer, self.incarnation, self.epoch, self.batch + 1, len(self.packing) > 0
+        )
+        if type(batch) is bytes:
+            size = len(<bytes> batch)
+        else:
+            for part in batch:
+                size += len(part)
+        self.batch_messages.count(messages)
+        self.batch_bytes.count(size)
+        self.note_batch(size + weight, self.packing)
+        self.packing = []
+        self.lane.put(batch)
+        self.lane.ring()
+
+    cpdef note_batch(self, uint64_t weight, list waiting):
+        """Note a batch that is about to be sent, and who waits for it."""
+        self.batch += 1
+        self.in_flight += weight
+        if waiting:
+            self.sent.append((self.batch, waiting))
 
     cpdef credit(self, uint32_t epoch, uint32_t connection, uint64_t count):
         """Note that `count` bytes of deliveries that came in `epoch` were written to the client."""
@@ -493,6 +540,44 @@ cdef class LinkState:
         if count >= C_CREDIT_BYTES or len(self.credits) > C_CREDITS_MAX:
             self.credit_due = True
             self.due.shards |= <uint64_t> 1 << self.shard
+
+
+cdef class LinksState:
+    """The links by shard, what is packed for them, and which are to be told something else."""
+
+    cpdef bint flush(self, size_t batch_bytes_min=0, size_t shared_bytes_min=0) except? 2:
+        """Send what this pass of the loop has gathered.
+
+        Batches smaller than `batch_bytes_min` stay, unless something else leaves with them;
+        `shared_bytes_min` takes its place if several shards have batches. Return whether some stay.
+        """
+        cdef uint64_t packed = self.packer.waiting(), due = self.due.shards, shards = packed | due
+        cdef int shard
+        cdef bint left = False
+        if not shards:
+            return False
+        self.due.shards = 0
+        if packed & (packed - 1):
+            batch_bytes_min = shared_bytes_min
+        while shards:
+            shard = 63 - __builtin_clzll(shards)
+            shards ^= <uint64_t> 1 << shard
+            if not batch_bytes_min or due >> shard & 1 or self.packer.pending(shard) >= batch_bytes_min:
+                (<LinkState> self.links[shard]).flush()
+            else:
+                left = True
+        return left
+
+    cpdef list crowded(self, uint64_t shards):
+        """Return those of the shards (bit mask) whose feeders must wait."""
+        cdef list found = []
+        cdef int shard
+        while shards:
+            shard = 63 - __builtin_clzll(shards)
+            shards ^= <uint64_t> 1 << shard
+            if (<LinkState> self.links[shard]).in_flight + <int64_t> self.packer.pending(shard) >= C_WINDOW_BYTES:
+                found.append(shard)
+        return found
 
 
 cdef class OutputState:
@@ -592,14 +677,15 @@ cdef class OutputState:
 cdef class PassState:
     """The pass of the loop: the loop time at which it began, and who has output.
 
-    `end_scheduled`: its end comes by itself.
+    `end_scheduled`: its end comes by itself. `reads` counts the reads of the pass, which all go into
+    `read_buffer`.
     """
 
 
 cdef class SocketState:
     """The socket of a client, as far as it is written to at the end of a pass.
 
-    `is_plain`: it is one of the kernel, without TLS. `is_writing`: the kernel had no room, and the
+    `is_plain`: it is one of the kernel, without TLS. `frame_bytes_max` is what was agreed on. `is_writing`: the kernel had no room, and the
     loop says when it has.
     """
 

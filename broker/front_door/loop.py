@@ -53,8 +53,8 @@ class PassLoop(PassState):
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks",
-        "_pace", "_publishing", "_spin", "aio", "beside", "borrowers", "read_buffer", "reads",
+        "_fed", "_feeders", "_held", "_held_back", "_links", "_looks",
+        "_pace", "_publishing", "_spin", "aio", "beside", "borrowers",
         "slices",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ class PassLoop(PassState):
         self._looks = False  # a look before the loop sleeps is scheduled
         # Does what the shard of this process has to do, if there is one.
         self.beside: Callable[[], None] | None = None
-        self._in_pass = False
+        self.in_pass = False
         self.end_scheduled = False
         # Who published in this pass, and to which shards: bit masks.
         self._feeders: dict[Client, int] = {}
@@ -94,7 +94,7 @@ class PassLoop(PassState):
 
     def begin_pass(self) -> None:
         """Begin a pass before its first read, after a distance if reads are small and frequent."""
-        if self._in_pass:
+        if self.in_pass:
             return
         pace, now = self._pace, time.perf_counter()
         wait = pace.distance(now, time.thread_time() if pace.is_near(now) else None)
@@ -102,7 +102,7 @@ class PassLoop(PassState):
             if self.beside is not None:
                 self.beside()
             self._links.hear_for(wait)
-        self._in_pass = True
+        self.in_pass = True
         self.now = self.aio.time()
         self.schedule_end_of_pass()
 
@@ -135,8 +135,12 @@ class PassLoop(PassState):
 
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
+<<<<<<< HEAD
         was_read = self._in_pass
         self._in_pass = self.end_scheduled = False
+=======
+        self.in_pass = self.end_scheduled = False
+>>>>>>> doorway
         if self._publishing.confirms_due:
             self._answer_publishers()
         if self._fed:
@@ -171,7 +175,7 @@ class PassLoop(PassState):
 
     def _flush_held(self, held: int) -> None:
         """Send the batches that wait, unless another pass has begun or ended since."""
-        if not self._in_pass and self.reads.held == held:
+        if not self.in_pass and self.reads.held == held:
             self.reads.held = 0
             self._links.flush()
 

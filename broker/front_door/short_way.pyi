@@ -1,9 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from shardmq.broker.amqp import Connection
 from shardmq.broker.front_door.alarms import Alarms
-from shardmq.broker.front_door.hot_state import LinkState, MessageCounts
+from shardmq.broker.front_door.hot_state import LinkState, MessageCounts, SocketState
 from shardmq.shardd.wire.envelope import Message
 
 class ShortWay:
@@ -25,9 +24,7 @@ class ShortWay:
         read: Callable[[Message], list[Any]],
         deliver: Callable[[int, Any], None],
     ) -> Callable[[Message], None]: ...
-    def inlet(
-        self, connection: int, amqp: Connection, channels: Any, waiting: Any, cache: Any
-    ) -> Inlet: ...
+    def inlet(self, socket: SocketState, channels: Any, waiting: Any, cache: Any) -> Inlet: ...
 
 class Inlet:
     @property
@@ -35,4 +32,5 @@ class Inlet:
     @property
     def fed(self) -> int: ...
     published: bool
+    def readable(self) -> None: ...
     def take(self, buffer: memoryview, end: int) -> int: ...

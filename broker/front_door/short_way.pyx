@@ -6,23 +6,23 @@ messages of the shards are deliveries to consumers without extras. A batch of on
 interpreter far more than its work. So straight compiled code does this work from the bytes of a
 read to the batches of the shards, and from a message of a shard to frames.
 
-**What goes the short way.** `Inlet.take` is given the bytes of a read. It packs publishes if their
-channel is open and not transactional, and the packer knows where they go. It settles acks (single
+**What goes the short way.** `Inlet.readable` reads the socket of a client that is open, if the read is
+likely to be small, and `Inlet.take` is given the bytes of other reads. Both pack publishes if their
+channel is open and not transactional, and the packer knows where they go. They settle acks (single
 and multiple) of deliveries that are outstanding, unless a shared limit or a virtual queue has a say
-in their credit. It drops heartbeats. `ShortWay.deliver` is given a DELIVER of a shard. It makes the
+in their credit. They drop heartbeats. `Outlet` is given a DELIVER of a shard. It makes the
 frames for a consumer that has been announced and needs no offsets, no counts of earlier deliveries,
 no allotment, and whose vhost is not traced.
 
-**What is not plain** is left alone. `take` stops before the first frame that is not plain, at once,
+**What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
 and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP library
-and Python does all that the library makes of them, errors included. `deliver` hands a section that
+and Python does all that the library makes of them, errors included. `Outlet` hands a section that
 is not plain to Python as it is. So every rule is written once, in Python, and the short way only
 says when nothing but the usual can happen.
 
 **What Python sees.** There are no tables beside those of Python: channels, consumers, limits, links
-and counters have their numbers in compiled base classes (hot_state.pyx), and what is unacknowledged
-(consume/unacked.pyx), unconfirmed (publish/confirms.pyx) or to be told to a shard
-(consume/settling.pyx) is kept by compiled classes that Python uses too.
+and counters, what is unacknowledged, unconfirmed or to be told to a shard are kept by compiled base
+classes (hot_state.pyx) of the Python classes.
 
 **To add a feature** that concerns publishes, acks or deliveries: write it in Python, and see that the
 short way leaves what it concerns alone. A publish is left alone if the packer stops at it, so a route
@@ -32,7 +32,7 @@ tests/connections/test_short_way.py plays random histories both ways; have it pl
 `SHARDMQ_FASTPATH=0` in the environment switches the short way off (shardd/wire/short_ways.py).
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.set cimport PySet_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -57,6 +57,15 @@ cdef extern from "<time.h>" nogil:
     int clock_gettime(int clock, timespec *now)
     int CLOCK_REALTIME
 
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t recv(int fd, void *data, size_t size, int flags)
+    int MSG_DONTWAIT
+
+cdef extern from "<errno.h>" nogil:
+    int errno
+    int EAGAIN
+    int EINTR
+
 cdef extern from *:
     int __builtin_popcountll(unsigned long long) noexcept nogil
     int __builtin_ctzll(unsigned long long) noexcept nogil
@@ -70,6 +79,8 @@ cdef enum:
     BASIC_ACK = 60 << 16 | 80
     # Bytes of a publish before its line: the head of the frame, class, method and ticket.
     BEFORE_LINE = 13
+    # A read of at least this much is Python's: it is worth a pass of its own.
+    SMALL_READ_BYTES = 64 << 10
     # Larger bodies are Python's: they may stay where they are.
     PLAIN_BODY_BYTES_MAX = (16 << 10) - 1
     # A section of DELIVER (shardd/wire/codec.pyx); all of its flags but this one are Python's.
@@ -136,16 +147,17 @@ cdef class ShortWay:
         """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
         return consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
 
-    def inlet(self, connection, amqp, channels, waiting, cache):
+    def inlet(self, socket, channels, waiting, cache):
         """Return the short way of a connection that is open.
 
-        `connection` is its number, `channels` its channels by number, `waiting` those with work that
+        `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work that
         is not done, `cache` the RouteCache of its user.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
-        made.connection = connection
-        made.amqp = amqp
+        made.socket = socket
+        made.connection = socket.id
+        made.amqp = socket.amqp
         made.channels = channels
         made.waiting = waiting
         made.routes = cache.routes
@@ -161,6 +173,7 @@ cdef class Inlet:
     """
 
     cdef ShortWay way
+    cdef SocketState socket
     cdef uint32_t connection
     cdef Incoming amqp
     cdef dict channels
@@ -170,12 +183,59 @@ cdef class Inlet:
     cdef readonly uint64_t things, fed
     cdef public bint published
 
+    def readable(self):
+        """Read the socket once, and have what was read handled, as ClientSocket.readable() does."""
+        cdef SocketState socket = self.socket
+        cdef PassState loop = socket.loop
+        cdef Py_buffer view
+        cdef ssize_t count
+        cdef size_t taken = 0
+        cdef int error = 0
+        if not loop.in_pass:
+            loop.begin_pass()
+        if not socket.is_plain or socket.more_comes or self.amqp.part is not None:
+            socket.readable()
+            return
+        if socket.lost or socket.paused:  # since the loop has seen it readable
+            return
+        PyObject_GetBuffer(loop.read_buffer, &view, PyBUF_WRITABLE)
+        try:
+            with nogil:
+                count = recv(socket.fd, view.buf, view.len, MSG_DONTWAIT)
+                if count < 0:
+                    error = errno
+            if 0 < count < SMALL_READ_BYTES:
+                loop.reads.short += 1
+                socket.received_bytes += count
+                socket.last_received = loop.now
+                self.things = self.fed = 0
+                if self.is_plain():
+                    taken = self.take_bytes(<const uint8_t *> view.buf, count)
+        finally:
+            PyBuffer_Release(&view)
+        if count >= SMALL_READ_BYTES:
+            socket.came(count)
+        elif count > 0:
+            if taken:
+                loop.came(self.things)
+                if self.fed:
+                    loop.fed(socket, self.fed)
+            if taken < <size_t> count:
+                socket.go_on(taken, count)
+        elif count == 0 or error not in (EAGAIN, EINTR):
+            socket.came(0)
+
+    cdef bint is_plain(self):
+        """Return whether a read of this client may have something plain."""
+        return self.amqp.state is self.way.open_state and not PySet_GET_SIZE(self.waiting) and not self.amqp.has_unread() \
+            and not self.way.alarms.text
+
     def take(self, buffer not None, size_t end):
         """Do what is plain of the first `end` bytes of a read. Return where the first frame begins that is not."""
         cdef Py_buffer view
         cdef size_t at
         self.things = self.fed = 0
-        if self.amqp.state is not self.way.open_state or PySet_GET_SIZE(self.waiting) or self.amqp.has_unread() or self.way.alarms.text:
+        if not self.is_plain():
             return 0
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
@@ -416,6 +476,7 @@ cdef class Outlet:
         cdef ConsumingState channel
         cdef SocketState socket
         cdef bytes data
+        cdef object client
         memcpy(&number, section + 4, 4)
         memcpy(&flags, section + 10, 2)
         memcpy(&count, section + 12, 4)
@@ -426,15 +487,14 @@ cdef class Outlet:
                 size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None:
             return False
         channel, client = consumer.channel, consumer.client
-        tag = channel.next_tag
+        socket, tag = client.socket, channel.next_tag
         try:
             data = deliveries_of(
                 section + SECTION, size, count, channel.number, consumer.tag_bytes, tag, flags & REDELIVERED,
-                client.session.frame_bytes_max,
+                socket.frame_bytes_max,
             )
         except ValueError:
             return False
-        socket = client.socket
         channel.next_tag += count
         if consumer.no_ack:
             way.counts.delivered_auto += count

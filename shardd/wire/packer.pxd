@@ -60,6 +60,8 @@ cdef class Packer:
                          uint64_t batch, bint wanted) noexcept
     cdef list with_larges(self, int shard, bytes head, Records records)
     cdef void clear(self, Writer *w) noexcept
+    cpdef object take_parts(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
+                            bint wanted=*)
     cpdef uint64_t take_touched(self)
     cpdef uint64_t waiting(self)
     cpdef size_t pending(self, int shard)

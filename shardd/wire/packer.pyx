@@ -560,7 +560,7 @@ cdef class Packer:
         message = self.take_parts(shard, peer, incarnation, epoch, batch, wanted)
         return b"".join(message) if type(message) is list else message
 
-    def take_parts(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
+    cpdef object take_parts(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
         """As take(), in parts when the records are large."""
         cdef Writer *w = &self.writers[shard]
         cdef size_t total

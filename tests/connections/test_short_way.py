@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -301,7 +304,7 @@ class History:
     def confirm(self, shard: int) -> None:
         rng = self.random
         link = self.model.links.links[shard]
-        batch = rng.randint(max(1, link._batch - 3), link._batch + 1)
+        batch = rng.randint(max(1, link.batch - 3), link.batch + 1)
         refused = []
         if rng.random() < 0.2:
             first = rng.randint(1, 9)
@@ -360,7 +363,7 @@ def watched(kind: type[Counted]) -> Callable[[Door], None]:
         def watched_enter() -> int:
             at: int = enter()
             socket = door.entered[at].socket
-            socket.inlet = kind(door, socket.inlet)
+            socket.go_short_way(kind(door, socket.inlet))
             return at
 
         door.enter = watched_enter
@@ -400,6 +403,48 @@ async def test_bytes_that_mean_little_do_the_same_both_ways(first: int) -> None:
             history.both(lambda door, piece=piece: door.read(0, piece), piece.hex())
             await history.settle()
             history.compare()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_socket_of_the_kernel_is_read_and_written_the_same_way(seed: int) -> None:
+    print(f"seed {seed}")
+    history = History(seed)
+    history.rough = 0.0
+    history.enter()
+    model, real = history.doors
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+    client = real.entered[0].socket
+    client.sock, client.fd, client.is_plain = near, near.fileno(), True
+    assert client.inlet is not None
+    client.go_short_way(client.inlet)
+    said, got = history.pending[0], b""
+    for _ in range(60):
+        said += b"".join(history.frames(0) for _ in range(3))
+        cut = history.random.randint(0, len(said))
+        if cut:
+            model.read(0, said[:cut])
+            far.sendall(said[:cut])
+            while select.select([near], [], [], 0)[0] and client.fd in real.aio.readers:
+                real.aio.readers[client.fd]()
+        said = said[cut:]
+        await history.settle()
+        history.deliver(history.random.randrange(SHARDS))
+        for shard in range(SHARDS):
+            history.confirm(shard)
+            history.answer(shard)
+        await history.settle()
+        with suppress(BlockingIOError):
+            got += far.recv(1 << 20)
+        one, other = (door.seen() for door in history.doors)
+        assert one["sent"] == other["sent"] and one["counts"] == other["counts"]
+        assert one["unacked"] == other["unacked"] and one["links"] == other["links"]
+    assert got == model.clients[0].taken[-len(got) :] and len(got) > 1000
+    far.close()
+    real.aio.readers[client.fd]()
+    assert client.lost, "the client has closed"
+    near.close()
 
 
 def fuzzed(rng: random.Random) -> bytes:

@@ -34,6 +34,7 @@ MADE_FOR = {
         "shardmq.broker.amqp.contents",
         "shardmq.broker.amqp.frames",
         "shardmq.broker.amqp.octets",
+        "shardmq.shardd.wire.codec",
         "shardmq.shardd.wire.packer",
         "shardmq.shardd.wire.publishes",
         "shardmq.shardd.wire.routes",

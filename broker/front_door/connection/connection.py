@@ -414,13 +414,11 @@ class ClientConnection:
             self.channels.begin(self)
             self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
             if (short_way := self.services.short_way) is not None:
-                self.socket.inlet = short_way.inlet(
-                    self.id,
-                    self.socket.amqp,
-                    self.channels.by_number,
-                    self.work.waiting,
-                    self.route_cache,
+                inlet = short_way.inlet(
+                    self.socket, self.channels.by_number, self.work.waiting, self.route_cache
                 )
+                self.socket.frame_bytes_max = session.frame_bytes_max
+                self.socket.go_short_way(inlet)
             self.send(0, CONNECTION_OPEN_OK)
 
     async def _wait_for(self, handshake: Coroutine[None, None, Greeted]) -> None:

@@ -57,8 +57,8 @@ class ClientSocket(SocketState):
     """
 
     __slots__ = (
-        "_links", "_more_comes", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
-        "closing_after_flush", "inlet", "last_received", "name", "paused", "received_bytes", "sock",
+        "_links", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
+        "closing_after_flush", "inlet", "name", "sock",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +97,7 @@ class ClientSocket(SocketState):
         self.received_bytes = 0
         self.paused = 0  # reasons, a bit mask
         self.output: Output = Output()
-        self._more_comes = False  # the last read filled the buffer
+        self.more_comes = False  # the last read filled the buffer
         self._room: asyncio.Event | None = None  # tasks of this client wait for its shards
         self._slice_scheduled = False
         self.is_dirty = False
@@ -113,7 +113,7 @@ class ClientSocket(SocketState):
         if self.lost or self.paused:  # since the loop has seen it readable
             return
         buffer, begun = loop.read_buffer, 0
-        if self._more_comes and (unread := self.amqp.unread):
+        if self.more_comes and (unread := self.amqp.unread):
             begun = len(unread) if len(unread) <= AGAIN_BYTES_MAX else 0
             buffer[:begun] = unread[:begun]
         try:
@@ -122,31 +122,48 @@ class ClientSocket(SocketState):
             return
         except OSError:
             count = 0
+        self.came(count, begun)
+
+    def came(self, count: int, begun: int = 0) -> None:
+        """Handle `count` bytes that were read into the buffer behind `begun` bytes of before.
+
+        None came if the client or the kernel has ended the connection.
+        """
         if count == 0:
             self._on_end()
             return
-        self._more_comes = begun + count == len(buffer)
+        loop, end = self.loop, begun + count
+        self.more_comes = end == len(loop.read_buffer)
         if count >= FULL_READ_BYTES:
-            loop.read_was_large(self._more_comes)
+            loop.read_was_large(self.more_comes)
         else:
             loop.reads.short += 1
         self.received_bytes += count
         self.last_received = loop.now
-        end = begun + count
         if (inlet := self.inlet) is None:
-            self.amqp.receive_data(buffer[:end], begun)
+            self.amqp.receive_data(loop.read_buffer[:end], begun)
             self._on_data()
             return
         if begun:
             self.amqp.drop_read()
-        taken = inlet.take(buffer, end)
+        taken = inlet.take(loop.read_buffer, end)
         if taken:
             loop.came(inlet.things)
             if inlet.fed:
                 loop.fed(self, inlet.fed)
         if taken < end:
-            self.amqp.receive_data(buffer[taken:end])
-            self._on_data()
+            self.go_on(taken, end)
+
+    def go_on(self, taken: int, end: int) -> None:
+        """Have Python handle what is read from `taken` on, which is not plain."""
+        self.amqp.receive_data(self.loop.read_buffer[taken:end])
+        self._on_data()
+
+    def go_short_way(self, inlet: Inlet) -> None:
+        """Let the inlet take what is plain of each read, which it does itself if it can."""
+        self.inlet = inlet
+        if not self.paused and not self.lost:
+            self.loop.aio.add_reader(self.fd, inlet.readable)
 
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""
@@ -165,7 +182,8 @@ class ClientSocket(SocketState):
             self._schedule_slice()
         elif not self.paused:
             self.last_received = self.loop.aio.time()  # it was not read: its silence was ours
-            self.loop.aio.add_reader(self.fd, self.readable)
+            readable = self.readable if self.inlet is None else self.inlet.readable
+            self.loop.aio.add_reader(self.fd, readable)
 
     def end_slice(self) -> None:
         """Let the next clients go on; what is left of this read is handled in the next slice.

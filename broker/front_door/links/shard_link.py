@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shardmq.broker.front_door.consume.settling import Due, Settles
-from shardmq.broker.front_door.hot_state import LinkState
+from shardmq.broker.front_door.hot_state import PUBLISH_WINDOW_BYTES, LinkState
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.histogram import Histogram
@@ -24,9 +24,6 @@ from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 
-# Publishes that a shard may have from this front door and has not taken in: their bytes, and what
-# the references of messages to several queues weigh. Beyond, the clients that feed it are not read.
-PUBLISH_WINDOW_BYTES = 1 << 20
 # The last words of a shard arrive on another connection than the one whose end is noticed. Confirms
 # among them still count.
 LAST_WORDS_S = 0.05
@@ -79,14 +76,14 @@ class BatchSizes:
     """Histograms of the batches of all links."""
 
     def __init__(self) -> None:
-        self._messages, self._bytes = Histogram(), Histogram()
+        self.messages, self.bytes = Histogram(), Histogram()
 
     def add(self, messages: int, size: int) -> None:
-        self._messages.add(messages)
-        self._bytes.add(size)
+        self.messages.add(messages)
+        self.bytes.add(size)
 
     def report(self) -> dict[str, float]:
-        return self._messages.report("batch_messages") | self._bytes.report("batch_bytes")
+        return self.messages.report("batch_messages") | self.bytes.report("batch_bytes")
 
 
 class ShardLink(LinkState):
@@ -136,10 +133,11 @@ class ShardLink(LinkState):
             wire.CONTROL: lambda message: on_control(self, message),
         }
         self.by_header: dict[envelope.Message, Callable[[envelope.Message], None]] = {}
-        self._peer, self._incarnation = peer, incarnation
-        self._packer, self._sizes, self._events = packer, sizes, events
-        self._batch = 0  # number of the batch that was sent last
-        self._sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
+        self.peer, self.incarnation = peer, incarnation
+        self.packer, self._sizes, self._events = packer, sizes, events
+        self.batch_messages, self.batch_bytes = sizes.messages, sizes.bytes
+        self.batch = 0  # number of the batch that was sent last
+        self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
         # Batches made while the shard was away, and what each weighs.
         self._aside: list[tuple[bytes, int, list[Unconfirmed]]] = []
         self._nacking = False  # the shard has been away for too long
@@ -209,7 +207,7 @@ class ShardLink(LinkState):
 
     def control(self, what: wire.Message) -> bytes:
         """Return a control message to the process of this epoch."""
-        return envelope.control(self._peer, self._incarnation, self.epoch, self.shard, what)  # type: ignore[arg-type] # a member of the union
+        return envelope.control(self.peer, self.incarnation, self.epoch, self.shard, what)  # type: ignore[arg-type] # a member of the union
 
     def tell(self, what: wire.Message) -> None:
         """Send a control message behind everything that was packed before it."""
@@ -220,8 +218,8 @@ class ShardLink(LinkState):
         """Say where this front door is, by ZeroMQ: the process there may be another by now."""
         self.send_by_zmq(self.control(wire.Join(endpoint)))
 
-    def flush(self) -> None:
-        """Send the settles, the batch and the credit that wait.
+    def flush_slowly(self) -> None:
+        """Do all that flush() may have to do.
 
         While the shard is away, the batch stays in the packer. Settles and credit are forgotten:
         the next process requeues what was delivered.
@@ -230,13 +228,13 @@ class ShardLink(LinkState):
             self.settles.take()
             self.credits.clear()
             return
-        shard, epoch, packer = self.shard, self.epoch, self._packer
-        peer, incarnation = self._peer, self._incarnation
+        shard, epoch, packer = self.shard, self.epoch, self.packer
+        peer, incarnation = self.peer, self.incarnation
         if self.settles:
             self._put(envelope.settles(peer, incarnation, epoch, shard, self.settles.take()))
         messages, weight = packer.messages(shard), packer.weight(shard)
         batch = packer.take_parts(
-            shard, peer, incarnation, epoch, self._batch + 1, bool(self.packing)
+            shard, peer, incarnation, epoch, self.batch + 1, bool(self.packing)
         )
         if batch is not None:
             size = envelope.size_of(batch)
@@ -251,10 +249,7 @@ class ShardLink(LinkState):
             self.lane.ring()
 
     def _send_batch(self, batch: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
-        self._batch += 1
-        self.in_flight += weight
-        if waiting:
-            self._sent.append((self._batch, waiting))
+        self.note_batch(weight, waiting)
         self._put(batch)
 
     def end_batch(self) -> None:
@@ -262,8 +257,8 @@ class ShardLink(LinkState):
         if self.up:
             self.flush()
             return
-        messages, weight = self._packer.messages(self.shard), self._packer.weight(self.shard)
-        batch = self._packer.take(self.shard, self._peer, self._incarnation, 0, 0)
+        messages, weight = self.packer.messages(self.shard), self.packer.weight(self.shard)
+        batch = self.packer.take(self.shard, self.peer, self.incarnation, 0, 0)
         if batch is not None:
             self._sizes.add(messages, len(batch))
             weight += len(batch)
@@ -278,7 +273,7 @@ class ShardLink(LinkState):
         first_time = self.epoch == 0
         lost = self._lose_sent()
         self.epoch = epoch
-        who = self._peer, self._incarnation, epoch, self.shard
+        who = self.peer, self.incarnation, epoch, self.shard
         self.by_header = {envelope.header(kind, *who): do for kind, do in self.by_kind.items()}
         self.away_since, self._nacking, self.stalled = None, False, False
         self.in_flight = 0
@@ -291,7 +286,7 @@ class ShardLink(LinkState):
         """Send the batches that were made while the shard was away."""
         aside, self._aside = self._aside, []
         for batch, weight, waiting in aside:
-            readdressed = envelope.readdressed(batch, self.epoch, self._batch + 1)
+            readdressed = envelope.readdressed(batch, self.epoch, self.batch + 1)
             self._send_batch(readdressed, weight, waiting)
         if aside and self.lane is not None:
             self.lane.ring()
@@ -317,8 +312,8 @@ class ShardLink(LinkState):
 
     def _lose_sent(self) -> int:
         """Report publishes that the shard has not confirmed as lost. It may have stored them."""
-        lost = [waiting for _, batch in self._sent for waiting in batch]
-        self._sent.clear()
+        lost = [waiting for _, batch in self.sent for waiting in batch]
+        self.sent.clear()
         if any(waiting.in_sequence for waiting in lost):
             self._lose_unsent()
         for waiting in lost:
@@ -326,7 +321,7 @@ class ShardLink(LinkState):
         return len(lost)
 
     def _lose_unsent(self) -> None:
-        self._packer.drop(self.shard)
+        self.packer.drop(self.shard)
         lost = [waiting for _, _, batch in self._aside for waiting in batch] + self.packing
         self._aside, self.packing = [], []
         for waiting in lost:
@@ -352,8 +347,8 @@ class ShardLink(LinkState):
     def _on_confirmed(self, message: envelope.Message) -> None:
         batch, told = envelope.read_confirmed(message)
         refused = self._tell_known(told) if told else told
-        while self._sent and self._sent[0][0] <= batch:
-            for waiting in self._sent.popleft()[1]:
+        while self.sent and self.sent[0][0] <= batch:
+            for waiting in self.sent.popleft()[1]:
                 for connection, channel, first, last in refused:
                     waiting.refuse(connection, channel, first, last)
                 waiting.confirmed()

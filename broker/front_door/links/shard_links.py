@@ -20,9 +20,9 @@ from collections.abc import Callable
 import zmq
 
 from shardmq.broker.front_door.consume.settling import ACKS_WAIT_S, Due
+from shardmq.broker.front_door.hot_state import LinksState
 from shardmq.broker.front_door.links.shard_inbox import ShardInbox
 from shardmq.broker.front_door.links.shard_link import (
-    PUBLISH_WINDOW_BYTES,
     BatchSizes,
     Events,
     ShardLink,
@@ -46,7 +46,7 @@ FENCE_LOOK_S = 0.05
 LINGER_MS = 500
 
 
-class ShardLinks:
+class ShardLinks(LinksState):
     """The links to all shards of this host.
 
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
@@ -72,7 +72,7 @@ class ShardLinks:
         self._context = zmq.Context()
         self._sizes = BatchSizes()
         self.due = Due()
-        self.links = [
+        self.links: list[ShardLink] = [
             ShardLink(
                 shard,
                 self._socket(zmq.PUSH) if local is None or shard != config.door else local,
@@ -274,43 +274,6 @@ class ShardLinks:
                 self.links[shard].packing.append(waiting)
             shards >>= 1
             shard += 1
-
-    def flush(self, batch_bytes_min: int = 0, shared_bytes_min: int = 0) -> bool:
-        """Send what this pass of the loop has gathered.
-
-        Batches smaller than `batch_bytes_min` stay, unless something else leaves with them;
-        `shared_bytes_min` takes its place if several shards have batches. Return whether some stay.
-        """
-        packed, due = self.packer.waiting(), self.due.shards
-        shards = packed | due
-        if not shards:
-            return False
-        self.due.shards = 0
-        if packed & (packed - 1):
-            batch_bytes_min = shared_bytes_min
-        left = False
-        while shards:
-            shard = shards.bit_length() - 1
-            shards ^= 1 << shard
-            if (
-                not batch_bytes_min
-                or due >> shard & 1
-                or self.packer.pending(shard) >= batch_bytes_min
-            ):
-                self.links[shard].flush()
-            else:
-                left = True
-        return left
-
-    def crowded(self, shards: int) -> list[int]:
-        """Return those of the shards (bit mask) whose feeders must wait."""
-        found = []
-        while shards:
-            shard = shards.bit_length() - 1
-            shards ^= 1 << shard
-            if self.links[shard].in_flight + self.packer.pending(shard) >= PUBLISH_WINDOW_BYTES:
-                found.append(shard)
-        return found
 
     def set_stalled(self, shard: int, stalled: bool) -> None:
         """Note whether the disk of a shard answers.
