@@ -312,8 +312,9 @@ class Rounds:
         pid = self.broker.pid(kind, index)
         with_shard = kind == "shard" or (kind == "front-door" and self.broker.combined)
         self.ledger.was_killed(time.monotonic(), shards=with_shard)
-        with contextlib.suppress(ProcessLookupError):  # killed as something else
-            os.kill(pid, signal.SIGKILL)
+        if pid:  # 0: it has been killed as something else, and is not back
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return pid
 
     def _kill_again(self, shard: int) -> None:
