@@ -427,15 +427,16 @@ cdef class ShortWay(Taker):
         cdef ConsumersState consumers = dispatch.consumers
         cdef ConsumerState taker
         cdef long long given = 0, handed
+        cdef bint is_behind, is_store
         if not backlog.is_plain() or dispatch.order is not None or dispatch.keys is not None or consumers.has_allotments:
             state[0] = LEFT
             return 0
         state[0] = DONE
         if not backlog.ready_count or not consumers.all:
             return 0
-        if backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes:
-            return -1
-        if not isinstance(backlog.store, SegmentStoreState) or (consumers.only is None and backlog.ready_count > 1):
+        is_behind = backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes
+        is_store = isinstance(backlog.store, SegmentStoreState)
+        if is_behind or not is_store or (consumers.only is None and backlog.ready_count > 1):
             state[0] = LEFT
             return 0
         while backlog.ready_count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,13 @@ from unittest import mock
 
 import pytest
 
+from shardmq.shardd import shard as shard_module
 from shardmq.shardd.queues import rules
 from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
-from tests.support.short_way_history import Differs, History
+from tests.support import short_way_history
+from tests.support.short_way_history import EPOCH, Differs, History
 
 HISTORIES = 60
 ACTS = 150
@@ -44,6 +47,58 @@ def test_both_ways_come_to_the_same_for_long(request: pytest.FixtureRequest) -> 
     seed, count = first_seed(request), request.config.getoption("--histories")
     print(f"{count} histories from --seed {seed}")
     histories(seed, count)
+
+
+@contextmanager
+def room_for_many() -> Iterator[None]:
+    """Let stores have large segments."""
+    with mock.patch.object(short_way_history, "SEGMENT_BYTES", 3 << 20):
+        yield
+
+
+def one_for_queue_1(history: History, body: bytes) -> None:
+    """Let both shards of a history receive one message."""
+    stored = struct.pack("<II", len(body), 0) + b"\0\1q" + body
+    history.packer.add_stored(0, [1], stored, 1, 1, 0, 1000, 0xFFFFFFFF, 0xFF, False, False)
+    history.batches[0] += 1
+    message = history.packer.take(0, 0, history.incarnations[0], EPOCH, history.batches[0], False)
+    assert message is not None
+    history.receive("publish", message)
+
+
+def attach(history: History, *, no_ack: bool, prefetch: int) -> None:
+    """Attach a consumer of the same queue to both shards."""
+    what = m.Attach(9, 1, 1, 1, 1, "tag", no_ack, False, 0, prefetch)
+    history.tell(what, 0, history.incarnations[0])
+
+
+def test_messages_of_unequal_sizes_are_all_handed_out() -> None:
+    # The estimate of how many fit changes while they are handed out, and so does whether they lie
+    # together.
+    with room_for_many():
+        history = History(1)
+        history.start()
+        for size in [10] * 20 + [40_000] * 20:
+            one_for_queue_1(history, bytes(size))
+        history.turn()
+        attach(history, no_ack=True, prefetch=0)
+        shards = [side.shard for side in history.sides]
+        while shards[1].has_work:
+            for side in history.sides:
+                side.turn(history.now)
+        assert not shards[0].has_work
+        assert [shard.queues[1].backlog.ready_count for shard in shards] == [0, 0]
+
+
+def test_a_queue_that_is_behind_goes_the_python_way() -> None:
+    with room_for_many(), mock.patch.object(shard_module, "BEHIND_MESSAGES", 2):
+        history = History(1)
+        history.start()
+        attach(history, no_ack=False, prefetch=1)
+        for size in [10] * 5:
+            one_for_queue_1(history, bytes(size))
+        history.turn()
+        assert [side.shard.queues[1].backlog.ready_count for side in history.sides] == [4, 4]
 
 
 class Broken(ShortWay):
