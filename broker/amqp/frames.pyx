@@ -216,7 +216,7 @@ cdef inline bint ends_alike(const uint8_t *frame, const uint8_t *other, size_t s
     memcpy(&b, other + size - 8, 8)
     return a == b
 
-cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
+cdef inline int read_publish(const uint8_t *base, size_t *position, size_t end, const uint8_t *states, size_t states_len,
                       uint32_t frame_max, uint64_t message_max, Memo *memo, Row *row, size_t *needed) noexcept nogil:
     """Read one publish at `position`. Return -1 when it is whole, else why not.
 

@@ -135,12 +135,8 @@ class PassLoop(PassState):
 
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
-<<<<<<< HEAD
-        was_read = self._in_pass
-        self._in_pass = self.end_scheduled = False
-=======
+        was_read = self.in_pass
         self.in_pass = self.end_scheduled = False
->>>>>>> doorway
         if self._publishing.confirms_due:
             self._answer_publishers()
         if self._fed:
