@@ -130,6 +130,7 @@ class History(Consuming):
                 self.says_more(CLOSE_CHANNEL)
                 await self.finish()
                 self.says_more(commands.Channel.Open())
+                self.connection.channels.meet_all(self.connection)
                 self.channel = self.connection.channels.by_number[1].consuming
             case "gone" if self.attached and self.random.random() < 0.3:
                 number = self.random.choice(list(self.attached))
