@@ -183,34 +183,30 @@ class Holding:
     """The queues of one shard that are behind."""
 
     def __init__(self) -> None:
-        self._watches: dict[Queue, Watch] = {}
+        # While there is one, the short way leaves the end of each pass to `pace`.
+        self.watches: dict[Queue, Watch] = {}
         self._withholds = False
         self._earned = 0  # the weight of publishes that may be credited now
-
-    @property
-    def is_on(self) -> bool:
-        """Return whether `pace` has something to do."""
-        return bool(self._watches)
 
     @property
     def next_due(self) -> int | None:
         """Return when `pace` must be called at the latest, while publishers are held."""
         if not self._withholds:
             return None
-        return min((watch.until for watch in self._watches.values()), default=None)
+        return min((watch.until for watch in self.watches.values()), default=None)
 
     def look(self, queue: Queue, now: int) -> None:
         """Watch a queue with many ready messages, if it has consumers."""
-        if queue not in self._watches and queue.keeps_in_store and queue.consumers.all:
-            self._watches[queue] = Watch(queue, now)
+        if queue not in self.watches and queue.keeps_in_store and queue.consumers.all:
+            self.watches[queue] = Watch(queue, now)
 
     def pace(self, feeders: Collection[Feeder], now: int) -> None:
         """Decide how much of what was taken in since the last time may be credited."""
         self._withholds = False
         allowance = 0
-        for queue, watch in list(self._watches.items()):
+        for queue, watch in list(self.watches.items()):
             if watch.is_over(now):
-                del self._watches[queue]
+                del self.watches[queue]
                 continue
             watch.advance(now)
             if watch.withholds:

@@ -29,14 +29,14 @@ class Serving:
     It also decides which queue is served next.
     """
 
-    def __init__(self, registry: Registry, short_way: ShortWay) -> None:
+    def __init__(self, registry: Registry, short_way: ShortWay, holding: Holding) -> None:
         self._registry = registry
         self._short_way = short_way
         self._dirty = registry.dirty
         self._timer_of = registry.timer_of
         self._timers = registry.timers
         self._given = 0  # bytes handed out in this pass
-        self.holding = Holding()
+        self.holding = holding
 
     @property
     def next_due(self) -> int | None:

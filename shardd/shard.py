@@ -16,7 +16,7 @@ from typing import Any
 
 from shardmq.shardd import stats
 from shardmq.shardd.consumer_requests import ConsumerRequests
-from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES
+from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES, Holding
 from shardmq.shardd.membership import Membership
 from shardmq.shardd.peers import (
     PUBLISH_CREDIT_BYTES,
@@ -67,6 +67,7 @@ class Shard:
         self.registry = registry = Registry(number, epoch, home, consumer_timeout, timeout_closes)
         self.syncs = Syncs(registry, no_room)
         self.batch_messages, self.batch_bytes = Histogram(), Histogram()
+        self._holding = Holding()
         self.short_way = ShortWay(
             senders=registry.senders,
             queues=registry.queues.by_id,
@@ -86,9 +87,10 @@ class Shard:
             queue_bytes=QUEUE_PASS_BYTES,
             behind_messages=BEHIND_MESSAGES,
             behind_bytes=BEHIND_BYTES,
+            watches=self._holding.watches,
             is_on=short_way,
         )
-        self._serving = Serving(registry, self.short_way)
+        self._serving = Serving(registry, self.short_way, self._holding)
         self._consumers = ConsumerRequests(registry, self._serving)
         self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
@@ -343,17 +345,15 @@ class Shard:
 
     def turn_end(self, now: int) -> list[Outgoing]:
         """Return the messages to send, after all messages at hand were received."""
-        holding = self._serving.holding
-        if holding.is_on:
-            self.short_way.given = 0
-        elif (outgoing := self.short_way.turn_end(now)) is not None:
+        outgoing = self.short_way.turn_end(now)
+        if outgoing is not None:
             return outgoing
         self._serving.turn(now)
         # Copies of dead letters take room on the disk.
         if not self.dead_letters.idle and not self.registry.alarm:
             self.dead_letters.hand_over(self.peers, now)
-        if holding.is_on:
-            holding.pace(self.peers.values(), now)
+        if self._holding.watches:
+            self._holding.pace(self.peers.values(), now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:

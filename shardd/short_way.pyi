@@ -44,6 +44,7 @@ class ShortWay(Taker):
         queue_bytes: int,
         behind_messages: int,
         behind_bytes: int,
+        watches: dict[Any, Any],
         is_on: bool = True,
     ) -> None: ...
     def receive(self, message: bytes | memoryview) -> bool: ...

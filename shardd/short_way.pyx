@@ -124,7 +124,8 @@ cdef class ShortWay(Taker):
     states of held batches. `timers` are those of `Serving`. A peer is told of credit for publishes
     from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`. A queue
     with consumers and more ready messages than `behind_messages`, or bytes than `behind_bytes`, goes
-    the Python way: it may hold publishers (holding.py).
+    the Python way: it may hold publishers (holding.py). While queues are in `watches`, the end of each
+    pass does, too.
     """
 
     cdef public bint is_on
@@ -141,6 +142,7 @@ cdef class ShortWay(Taker):
     cdef object waiting, confirmable, failed
     cdef uint64_t credit_bytes
     cdef long long behind_messages, behind_bytes
+    cdef dict watches
     cdef Grown gathered, bodies
 
     def __init__(
@@ -164,6 +166,7 @@ cdef class ShortWay(Taker):
         long long queue_bytes,
         long long behind_messages,
         long long behind_bytes,
+        dict watches not None,
         bint is_on=True,
     ):
         self.last_sender = b""
@@ -172,6 +175,7 @@ cdef class ShortWay(Taker):
         self.turn_bytes = turn_bytes
         self.queue_bytes = queue_bytes
         self.behind_messages, self.behind_bytes = behind_messages, behind_bytes
+        self.watches = watches
         self.senders = senders
         self.queues = queues
         self.dirty = dirty
@@ -380,7 +384,7 @@ cdef class ShortWay(Taker):
         `given` is then what was handed out so far.
         """
         self.given = 0
-        if not self.is_on or (self.timers and self.timers[0][0] <= now):
+        if not self.is_on or self.watches or (self.timers and self.timers[0][0] <= now):
             return None
         self.given = self.serve_plain(0)
         if (self.dirty and self.given < self.turn_bytes) or not self.dead_letters.idle:

@@ -323,14 +323,20 @@ def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *open_states = &states[0] if states.shape[0] else NULL
     cdef size_t states_len = states.shape[0], needed = 7
-    cdef uint32_t count
+    cdef uint32_t count = 0
     cdef int why = C_FULL
-    cdef Row *found
+    cdef Memo memo
     if end > <size_t>data.shape[0] or at > end:
         raise ValueError("outside of the buffer")
+    memo.row = NULL
     with nogil:
-        count = find_publishes(base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max, &found,
-                               &why, &needed)
+        while count < ROWS_MAX:
+            why = read_publish(base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max,
+                               &memo, &rows[count], &needed)
+            if why >= 0:
+                break
+            count += 1
+            why = C_FULL
     return at, PyBytes_FromStringAndSize(<char *>rows, count * sizeof(Row)), count, why, needed
 
 def room(size_t size):

@@ -121,7 +121,7 @@ class World:
             return
         if holding.is_behind(self.queue):
             self.holding.look(self.queue, self.now)
-        if self.holding.is_on:
+        if self.holding.watches:
             self.holding.pace(self.doors, self.now)
         self.held_ms += any(door.withheld for door in self.doors)
         for door in self.doors:
@@ -209,7 +209,7 @@ class TriesNothing(Holding):
 
     def look(self, queue: Any, now: int) -> None:
         super().look(queue, now)
-        watch = self._watches.get(queue)
+        watch = self.watches.get(queue)
         if watch is not None and watch.state is not State.HOLDING:
             watch.state, watch._limits, watch._held_at = State.HOLDING, True, now
 
@@ -230,7 +230,7 @@ def test_rests_become_longer_up_to_a_bound() -> None:
     state = None
     for _ in range(40_000):
         world._step()
-        watch = world.holding._watches.get(world.queue)
+        watch = world.holding.watches.get(world.queue)
         if watch is not None and watch.state is not state:
             state = watch.state
             if state is State.RESTING:
@@ -245,7 +245,7 @@ def test_a_queue_that_is_gone_is_forgotten_and_credit_with_it_comes_back() -> No
         world._step()
     world.queue.deleted = True
     world.holding.pace(world.doors, world.now)
-    assert not world.holding.is_on and world.holding.next_due is None
+    assert not world.holding.watches and world.holding.next_due is None
     assert [door.withheld for door in world.doors] == [0]
 
 
@@ -265,4 +265,4 @@ def test_credit_that_is_held_comes_back_with_the_next_pass_on_the_short_way_too(
     ((endpoint, message),) = shard.turn_end(world.now + 1)
     assert endpoint == peer.endpoint and isinstance(message, bytes)
     assert envelope.read_credit(message) == [(0, 2 * PUBLISH_CREDIT_BYTES)]
-    assert (peer.withheld, shard._serving.holding.is_on) == (0, False)
+    assert (peer.withheld, shard._serving.holding.watches) == (0, {})
