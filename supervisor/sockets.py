@@ -7,7 +7,6 @@ and metrics) are used as they are. This module binds the others.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 from collections.abc import Mapping, Sequence
@@ -83,11 +82,15 @@ class Sockets:
         Connections that wait at its sockets are reset, and the kernel gives it no new ones. The
         sockets stay bound. Those that systemd has opened go on listening, because all front doors
         share them.
+
+        A process that died before it listened has left its sockets as they are now. To shut such a
+        socket down again would mark it for good: when it listens later, the kernel ends each of its
+        connections at once.
         """
         for sock in (*self.amqp[door], *(self.amqps[door] if self.amqps else ())):
-            if sock not in self.given:
-                with contextlib.suppress(OSError):  # Its process died before it could listen.
-                    sock.shutdown(socket.SHUT_RDWR)
+            listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and sock not in self.given:
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close all sockets."""

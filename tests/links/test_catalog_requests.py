@@ -210,7 +210,10 @@ def test_what_is_said_in_one_turn_leaves_in_one_write() -> None:
         assert len(transport.log) == 1
         stream.flush()
         assert transport.log[1] == ("write", encoded(Applied(2)))
+        stream.send(Applied(3))
         stream.connection_lost(None)
+        await asyncio.sleep(0)
+        assert len(transport.log) == 2
         with pytest.raises(ConnectionResetError):
             await stream.heard()
 

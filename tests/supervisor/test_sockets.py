@@ -168,6 +168,23 @@ def test_a_front_door_that_does_not_listen_leaves_its_connections_to_the_others(
         client.close()
 
 
+def test_a_front_door_that_died_again_before_it_listened_serves_its_next_connections(
+    opened: list[Sockets],
+) -> None:
+    sockets = listen(settings("127.0.0.1"))
+    opened.append(sockets)
+    ((sock,),) = sockets.amqp
+    for _ in range(2):
+        sockets.stop_listening(0)
+    sock.listen()
+    with socket.create_connection(sock.getsockname(), 60) as client:
+        with sock.accept()[0] as served:
+            client.sendall(b"said")
+            assert served.recv(10) == b"said"
+            served.sendall(b"answered")
+            assert client.recv(10) == b"answered"
+
+
 def accepted(listener: socket.socket) -> bool:
     try:
         listener.accept()[0].close()

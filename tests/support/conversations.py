@@ -2,6 +2,9 @@
 
 Each is a function of the port of a fresh enough broker: a conversation cleans up its own queues or
 uses exclusive ones. Where the outcome would depend on what comes first, the conversation waits.
+The broker has one front door: some conversations drop a connection and at once declare its
+exclusive queue again. Another front door may ask for the queue before the first one has seen the
+end, and is refused (RESOURCE_LOCKED).
 Two brokers, or one broker in two modes, are compared by what `seen` makes of their answers.
 """
 

@@ -521,6 +521,7 @@ class Declarer(Worker):
         self.there: set[str] = set()  # their declare-ok came
         self.gone: set[str] = set()  # their delete-ok came
         self.passing: set[str] = set()  # exclusive and auto-delete: gone when all is still
+        self._auto_delete: set[str] = set()
         self._number = 0
 
     def session(self) -> None:
@@ -537,6 +538,10 @@ class Declarer(Worker):
                     time.sleep(self.random.uniform(0, 0.1))
         finally:
             client.close()
+
+    def forget_auto_delete(self) -> None:
+        """Let auto-delete queues stay: whoever knew that they were used died with their users."""
+        self.passing -= self._auto_delete
 
     def _next(self) -> str:
         self._number += 1
@@ -562,8 +567,7 @@ class Declarer(Worker):
     def _pass(self, client: LoadClient) -> None:
         exclusive = self.random.random() < 0.5
         name = self._next()
-        if exclusive:
-            self.passing.add(name)
+        (self.passing if exclusive else self._auto_delete).add(name)
         what = commands.Queue.Declare(queue=name, exclusive=exclusive, auto_delete=not exclusive)
         client.ask(1, what, commands.Queue.DeclareOk)
         client.ask(

@@ -12,7 +12,9 @@ from tests.support.raw_client import RawClient, method
 from tests.support.seen import (
     ACK,
     BODY,
+    CHANNEL_CLOSE,
     CHANNEL_OPEN_OK,
+    CONNECTION_CLOSE,
     DELIVER,
     GET_OK,
     HEADER,
@@ -35,6 +37,7 @@ class Player:
         self._heard: Counter[tuple[int, Kind]] = Counter()
         self._awaited: dict[int, tuple[Kind, int]] = {}  # by channel: a method and bytes to come
         self._confirmed: defaultdict[int, set[int]] = defaultdict(set)
+        self._closed: dict[int, bytes] = {}  # by channel: what the broker closed it with
         if channels:
             self._raw.shake_hands(channels=channels, heartbeat=heartbeat)
 
@@ -70,11 +73,20 @@ class Player:
         return len(self._confirmed[channel]) if kind == ACK else self._heard[channel, kind]
 
     def wait(self, channel: int, kind: Kind, count: int = 1) -> None:
-        """Read until `count` of this kind have come in all. ACK stands for all confirms."""
+        """Read until `count` of this kind have come in all. ACK stands for all confirms.
+
+        Behind the close of a channel, or of the connection, nothing is waited for but the answer to
+        channel.open.
+        """
         while self.heard(channel, kind) < count:
             assert self._read(), (
                 f"the end of the stream, and {self.heard(channel, kind)} of {count} {kind}"
             )
+            closed = self._closed.get(0) or self._closed.get(channel)
+            if closed and kind != CHANNEL_OPEN_OK and self.heard(channel, kind) < count:
+                raise AssertionError(
+                    f"{closed!r}, and {self.heard(channel, kind)} of {count} {kind}"
+                )
 
     def wait_for_header(self) -> None:
         """Read the 8 bytes with which a broker names its protocol."""
@@ -108,6 +120,9 @@ class Player:
             self._heard[channel, kind] += 1
             if kind == CHANNEL_OPEN_OK:
                 self._confirmed[channel].clear()
+                self._closed.pop(channel, None)
+            elif kind in (CHANNEL_CLOSE, CONNECTION_CLOSE):
+                self._closed[channel] = payload
 
     def _content(self, channel: int, more: int) -> None:
         kind, left = self._awaited[channel]

@@ -115,7 +115,8 @@ class ControlStream(asyncio.Protocol):
         if self._out:
             data = b"".join(self._out)
             self._out.clear()
-            self._transport.write(data)  # the reading side learns of an end
+            if self._error is None:  # a transport that has been closed raises
+                self._transport.write(data)
 
 
 def _encode_rest(value: Any) -> Any:
