@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     arguments.seconds = (
         (1.0 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
     )
-    arguments.only = list(dict.fromkeys([*arguments.only, *arguments.group])) or list(SCENARIOS)
+    chosen = [*arguments.only, *may_run(arguments.group, arguments.self_url)]
+    arguments.only = list(dict.fromkeys(chosen)) or may_run(SCENARIOS, arguments.self_url)
     if arguments.runs < 1:
         parser.error("--runs: at least one")
     if unknown := set(dict(arguments.peer_pid)) - set(dict(arguments.peer)):
@@ -131,6 +132,14 @@ def parse(words: list[str]) -> argparse.Namespace:
     if not all(pid.isdigit() for _, pid in arguments.peer_pid):
         parser.error("--peer-pid: NAME=PID")
     return arguments
+
+
+def may_run(group: Iterable[Scenario], self_url: str | None) -> list[Scenario]:
+    """Return the scenarios that a broker which is there can run: it has the flags that it has."""
+    left_out = [scenario.name for scenario in group if self_url and scenario.flags]
+    if left_out:
+        print(f"left out, they need a broker of their own: {', '.join(left_out)}", file=sys.stderr)
+    return [scenario for scenario in group if scenario.name not in left_out]
 
 
 def scenarios(text: str) -> list[Scenario]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import guard
 import pytest
+from micro.door import STAGES as DOOR_STAGES
 from micro.path import STAGES, Path
 
 HERE = {"compiler": "cc 12.2.0", "python": "3.11.7", "machine": "x86_64"}
@@ -60,9 +61,10 @@ def test_a_stage_that_has_no_baseline_is_a_failure() -> None:
 
 def test_the_baseline_has_every_stage_of_every_way() -> None:
     counts = json.loads(guard.BASELINE.read_text())["instructions"]
-    assert list(counts) == list(guard.WAYS)
+    assert list(counts) == [*guard.WAYS, guard.DOOR]
     for way, (_, _, acks) in guard.WAYS.items():
         assert set(counts[way]) == set(STAGES if acks else STAGES[:-1])
+    assert set(counts[guard.DOOR]) == set(DOOR_STAGES)
 
 
 @pytest.mark.parametrize(

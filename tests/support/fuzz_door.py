@@ -52,11 +52,14 @@ class Doors:
         self._doors: list[Door] = []
         self._client = 0
         self._is_over = False
-        logging.disable(logging.CRITICAL)  # each bad message would be told with its traceback
 
     def take(self, data: bytes) -> Hashable:
         """Receive bytes of a client or of a shard; raises Differs where the two front doors do."""
-        return self._loop.run_until_complete(self._take(data))
+        logging.disable(logging.CRITICAL)  # each bad message would be told with its traceback
+        try:
+            return self._loop.run_until_complete(self._take(data))
+        finally:
+            logging.disable(logging.NOTSET)
 
     async def _take(self, data: bytes) -> Hashable:
         if not data:
