@@ -96,7 +96,7 @@ class Doors:
         """Let the shards confirm and give room, or clients are read no longer."""
         for shard, link in enumerate(self._doors[0].links.links):
             who = self._doors[0].who(shard)
-            said = [envelope.confirmed(*who, link._batch, [])]
+            said = [envelope.confirmed(*who, link.batch, [])]
             if link.in_flight > 0:
                 said.append(envelope.credit(*who, [(0, link.in_flight)]))
             for door in self._doors:
@@ -111,7 +111,7 @@ class Doors:
             case wire.DELIVER:
                 made = deliveries(door, shard, 1 + count % 8, size) or b""
             case wire.CONFIRMED:
-                batch = door.links.links[shard]._batch
+                batch = door.links.links[shard].batch
                 made = envelope.confirmed(*who, batch, [(1, 2, size, size + 1)] * (count & 1))
             case wire.CREDIT:
                 made = envelope.credit(*who, [(0, size)])
