@@ -372,7 +372,8 @@ def test_both_sides_open_an_allotment_for_an_assignment_that_is_asked_for_in_vai
     part = bench.consuming.consumers[101]
     assert isinstance(part, Assignment)
     part.wanted = False
-    part.attaching = SimpleNamespace(done=lambda: False)  # type: ignore[assignment] # as much of it as is used here
+    # As much of a future as is used here.
+    part.attaching = SimpleNamespace(done=lambda: False)  # type: ignore[assignment]
     bench.consuming.restarted(101, lambda number: None)
     assert part.allotment is not None
     bench.consuming.limit(bench.channel, 1)
