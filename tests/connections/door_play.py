@@ -95,6 +95,7 @@ class Door:
         for link, made in zip(links.links, self.wires, strict=True):
             link.socket.close(0)
             link.socket = made  # type: ignore[assignment]
+        links._context.term()
         self.counts = counts = Counts()
         replies = Replies(links, counts)
         line: Any = self.line

@@ -111,7 +111,7 @@ class Links(ShardLinks):
             self.join(at)
 
     def join(self, shard: int) -> None:
-        self.links[shard].join(self._endpoint)
+        self.links[shard].join(self.endpoint)
 
     def end(self, shard: int) -> None:
         self.links[shard].away_since = 0.0

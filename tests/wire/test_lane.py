@@ -38,6 +38,7 @@ class End:
         )
         self.got: list[bytes] = []
         self.alone = False  # the other process is gone, and this one knows it
+        self.is_closed = False
 
     def take(self, most: int) -> None:
         self.got += self.lane.take(most)
@@ -55,8 +56,13 @@ class End:
         self.lane.hear()
         if self.lane.is_over():
             self.take(lane.ALL)
-            self.lane.close()
+            self.close()
             self.alone = True
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.lane.close()
+        self.is_closed = True
 
 
 def ends(kind: type[End] = End) -> tuple[End, End]:
@@ -82,15 +88,24 @@ def histories(
     The process `dies` dies at some time. With `loses`, the end of what it sent by ZeroMQ is lost
     with it.
     """
-    numbers = random.Random(seed)
     door, shard = ends(kind)
+    try:
+        return played(random.Random(seed), door, shard, dies, loses=loses)
+    finally:
+        door.close()
+        shard.close()
+
+
+def played(
+    numbers: random.Random, door: End, shard: End, dies: str, *, loses: bool
+) -> list[History]:
     sent: dict[End, list[bytes]] = {door: [], shard: []}
     went_by_zmq = dict.fromkeys(sent, 0)
     dead = {"door": door, "shard": shard}.get(dies)
     dies_at = numbers.randrange(600)
     for number in range(600):
         if number == dies_at and dead is not None:
-            dead.lane.close()
+            dead.close()
             for _ in range(numbers.randrange(len(dead.by_zmq) + 1) if loses else 0):
                 dead.by_zmq.pop()
         gone = dead if number >= dies_at else None
