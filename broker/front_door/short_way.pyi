@@ -24,7 +24,14 @@ class ShortWay:
         read: Callable[[Message], list[Any]],
         deliver: Callable[[int, Any], None],
     ) -> Callable[[Message], None]: ...
-    def inlet(self, socket: SocketState, channels: Any, waiting: Any, cache: Any) -> Inlet: ...
+    def inlet(
+        self,
+        socket: SocketState,
+        channels: Any,
+        waiting: Any,
+        cache: Any,
+        failed: Callable[[BaseException], None],
+    ) -> Inlet: ...
 
 class Inlet:
     @property

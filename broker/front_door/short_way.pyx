@@ -147,11 +147,12 @@ cdef class ShortWay:
         """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
         return consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
 
-    def inlet(self, socket, channels, waiting, cache):
+    def inlet(self, socket, channels, waiting, cache, failed):
         """Return the short way of a connection that is open.
 
         `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work that
-        is not done, `cache` the RouteCache of its user.
+        is not done, `cache` the RouteCache of its user. `failed` ends the connection for an error of
+        ours, which it is given.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
@@ -162,6 +163,7 @@ cdef class ShortWay:
         made.waiting = waiting
         made.routes = cache.routes
         made.vhost = cache.vhost
+        made.failed = failed
         return made
 
 
@@ -170,6 +172,9 @@ cdef class Inlet:
 
     After a call of `take`, `things` is how many publishes and acks it took and `fed` has a bit for
     each shard that got a publish. `published`: the client has published something.
+
+    An error that nobody foresaw ends the connection, as one in Python's way does. The bytes that were
+    not taken then go Python's way, which looks in them for the answer of the client to the end.
     """
 
     cdef ShortWay way
@@ -180,6 +185,8 @@ cdef class Inlet:
     cdef set waiting
     cdef Routes routes
     cdef str vhost
+    cdef object failed
+    cdef size_t taken  # of the read: where the first frame begins that is not taken
     cdef readonly uint64_t things, fed
     cdef public bint published
 
@@ -189,7 +196,6 @@ cdef class Inlet:
         cdef PassState loop = socket.loop
         cdef Py_buffer view
         cdef ssize_t count
-        cdef size_t taken = 0
         cdef int error = 0
         if not loop.in_pass:
             loop.begin_pass()
@@ -208,20 +214,18 @@ cdef class Inlet:
                 loop.reads.short += 1
                 socket.received_bytes += count
                 socket.last_received = loop.now
-                self.things = self.fed = 0
-                if self.is_plain():
-                    taken = self.take_bytes(<const uint8_t *> view.buf, count)
+                self.take_plain(<const uint8_t *> view.buf, count)
         finally:
             PyBuffer_Release(&view)
         if count >= SMALL_READ_BYTES:
             socket.came(count)
         elif count > 0:
-            if taken:
+            if self.taken:
                 loop.came(self.things)
                 if self.fed:
                     loop.fed(socket, self.fed)
-            if taken < <size_t> count:
-                socket.go_on(taken, count)
+            if self.taken < <size_t> count:
+                socket.go_on(self.taken, count)
         elif count == 0 or error not in (EAGAIN, EINTR):
             socket.came(0)
 
@@ -233,30 +237,40 @@ cdef class Inlet:
     def take(self, buffer not None, size_t end):
         """Do what is plain of the first `end` bytes of a read. Return where the first frame begins that is not."""
         cdef Py_buffer view
-        cdef size_t at
-        self.things = self.fed = 0
-        if not self.is_plain():
-            return 0
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
             if end > <size_t> view.len:
                 raise ValueError("outside of the buffer")
-            at = self.take_bytes(<const uint8_t *> view.buf, end)
+            self.take_plain(<const uint8_t *> view.buf, end)
         finally:
             PyBuffer_Release(&view)
-        return at
+        return self.taken
 
-    cdef size_t take_bytes(self, const uint8_t *base, size_t end) except? 0:
+    cdef int take_plain(self, const uint8_t *base, size_t end) except -1:
+        """Do what is plain of a read, and end the connection if that fails."""
+        self.things = self.fed = self.taken = 0
+        if not self.is_plain():
+            return 0
+        try:
+            self.take_bytes(base, end)
+        except Exception as error:
+            self.way.packer.touched = 0  # or the next client would wait for these shards
+            self.failed(error)
+        return 0
+
+    cdef int take_bytes(self, const uint8_t *base, size_t end) except -1:
+        """Do what is plain from `taken` on, which moves behind it."""
         cdef Incoming amqp = self.amqp
-        cdef size_t at = 0, behind, needed
+        cdef size_t at, behind, needed
         cdef uint32_t count
         cdef int why
         cdef Row *rows
-        while at < end:
+        while self.taken < end:
+            at = self.taken
             if base[at] == HEARTBEAT_FRAME:
                 if end - at < HEARTBEAT_BYTES or get16(base + at + 1) or get32(base + at + 3) or base[at + 7] != FRAME_END:
                     break
-                at += HEARTBEAT_BYTES
+                self.taken += HEARTBEAT_BYTES
                 continue
             behind = at
             count = find_publishes(
@@ -265,13 +279,13 @@ cdef class Inlet:
                 &needed,
             )
             if count:
-                at = self.publish(base, rows, count, behind)
+                self.taken = self.publish(base, rows, count, behind)
                 # As many as fill the table are worth a time slice, which Python gives.
-                if at != behind or why == STOPPED_FULL:
+                if self.taken != behind or why == STOPPED_FULL:
                     break
-            elif why != STOPPED_SETTLE or not self.settle(base, &at, end):
+            elif why != STOPPED_SETTLE or not self.settle(base, &self.taken, end):
                 break
-        return at
+        return 0
 
     # -- publishes ---------------------------------------------------------------------------------
 

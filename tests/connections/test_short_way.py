@@ -15,6 +15,7 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.amqp import properties
+from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
@@ -445,6 +446,66 @@ async def test_a_socket_of_the_kernel_is_read_and_written_the_same_way(seed: int
     real.aio.readers[client.fd]()
     assert client.lost, "the client has closed"
     near.close()
+
+
+@pytest.mark.parametrize("through_kernel", [False, True])
+async def test_an_error_that_nobody_foresaw_ends_its_connection_and_no_other(
+    through_kernel: bool,
+) -> None:
+    doors = [Door(short=short) for short in (False, True)]
+    heard = []
+    for door in doors:
+        clients = [door.enter(), door.enter()]
+        for at in clients:
+            door.read(at, method(1, commands.Channel.Open()) + b"".join(publish(1, "", "a", b"x")))
+            number = at + 1
+            consumer = Consumer(door.entered[at].channels.by_number[1].consuming, number, "t")
+            consumer.queue_id, consumer.queue_name = 1, "a"
+            consumer.announced = consumer.attached = True
+            door.consuming.consumers[number] = consumer
+            stored = properties.stored_with(b"", b"a", {}, b"body")
+            writer = DeliveryWriter(*door.who(0))
+            writer.add(door.entered[at].id, 1, number, 1, False, 1, stored, 0, False)
+            message = writer.take()
+            assert message is not None
+            door.hear(0, message)
+        door.aio.run()
+        door.seen()
+        near, far = socket.socketpair()
+        if through_kernel and door is doors[1]:
+            near.setblocking(False)
+            client = door.entered[0].socket
+            client.fd, client.is_plain = near.fileno(), True
+            assert client.inlet is not None
+            client.go_short_way(client.inlet)
+        wait_for_acks, publish_one = door.links.wait_for_acks, b"".join(publish(1, "", "b", b"y"))
+
+        def no_memory() -> None:
+            raise MemoryError
+
+        door.links.wait_for_acks = no_memory  # type: ignore[method-assign]
+        said = publish_one + method(1, commands.Basic.Ack(1)) + publish_one + HEARTBEAT[:3]
+        if through_kernel and door is doors[1]:
+            far.sendall(said)
+            door.aio.readers[near.fileno()]()
+            client.is_plain = False
+        else:
+            door.read(0, said)
+        door.links.wait_for_acks = wait_for_acks  # type: ignore[method-assign]
+        door.read(1, publish_one + method(1, commands.Basic.Ack(1)))
+        door.aio.run()
+        shown = door.seen()
+        heard.append([shown["written"], shown["sent"], shown["counts"], shown["unacked"][:1]])
+        assert door.entered[0].socket.closing and not door.entered[1].socket.closing
+        door.entered[0].socket.is_plain = False
+        door.read(0, HEARTBEAT[3:] + method(0, commands.Connection.CloseOk()))
+        assert door.entered[0].socket.lost, "it is in step: its answer is found"
+        near.close()
+        far.close()
+    assert heard[0][1:] == heard[1][1:]
+    if not through_kernel:
+        assert heard[0] == heard[1]
+    assert b"internal error".hex() in heard[0][0][0][0]
 
 
 def fuzzed(rng: random.Random) -> bytes:
