@@ -4,6 +4,7 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Sizes
+from shardmq.broker.front_door.pace cimport Pace, Reads
 from shardmq.shardd.wire.codec cimport Tally
 from shardmq.shardd.wire.packer cimport Packer
 
@@ -32,6 +33,7 @@ cdef class ConfirmsState:
     cdef Py_ssize_t _begun
     cdef public set refused
     cdef public bint closed, in_sequence
+    cdef public object failure
     cdef public list due
     cdef bint _is_due
     cdef public MessageCounts counts
@@ -169,9 +171,20 @@ cdef class OutputState:
 
 cdef class PassState:
     cdef public double now
-    cdef public list dirty
-    cdef public bint in_pass, end_scheduled
-    cdef public object read_buffer, reads
+    cdef public list dirty, confirms_due, feeders
+    cdef public bint in_pass, end_scheduled, looks
+    cdef public object read_buffer, aio, spin
+    cdef public Reads reads
+    cdef public Pace pace
+    cdef public LinksState links
+    cdef uint64_t _fed
+
+    cpdef begin_pass(self)
+    cpdef end_of_pass(self)
+    cpdef fed(self, SocketState client, uint64_t shards)
+    cdef int answer_publishers(self) except -1
+    cdef int hold_feeders(self) except -1
+    cdef int write_out(self) except -1
 
 
 cdef class SocketState:
@@ -180,6 +193,7 @@ cdef class SocketState:
     cdef public OutputState output
     cdef public int fd
     cdef public uint32_t id
+    cdef public uint64_t fed_shards
     cdef public bint closing, lost, is_plain
     cdef public uint32_t frame_bytes_max
     cdef public object paused
@@ -188,4 +202,7 @@ cdef class SocketState:
     cdef public double last_sent, last_received
     cdef public bint is_dirty, is_writing
 
+    cpdef flush(self)
+    cpdef write(self, data)
+    cpdef mark_dirty(self)
     cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1

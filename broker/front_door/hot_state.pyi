@@ -1,6 +1,7 @@
 from typing import Any
 
 from shardmq.broker.amqp.frames import Sizes
+from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.shardd.wire.codec import Tally
 from shardmq.shardd.wire.packer import Packer
 
@@ -11,6 +12,8 @@ RANGES_MAX: int
 NO_HURRY: int
 DELIVERY_CREDIT_BYTES: int
 CREDITS_MAX: int
+BATCH_BYTES_MIN: int
+SHARED_BATCH_BYTES_MIN: int
 
 class MessageCounts:
     received: int
@@ -49,6 +52,7 @@ class ConfirmsState:
     refused: set[int]
     closed: bool
     in_sequence: bool
+    failure: Any
     due: Any
     counts: MessageCounts
     @property
@@ -182,10 +186,20 @@ class OutputState:
 class PassState:
     now: float
     dirty: list[Any]
+    confirms_due: list[Any]
+    feeders: list[Any]
     in_pass: bool
     end_scheduled: bool
+    looks: bool
     read_buffer: Any
-    reads: Any
+    aio: Any
+    spin: Any
+    reads: Reads
+    pace: Pace
+    links: Any
+    def begin_pass(self) -> None: ...
+    def end_of_pass(self) -> None: ...
+    def fed(self, client: SocketState, shards: int) -> None: ...
 
 class SocketState:
     loop: Any
@@ -193,6 +207,7 @@ class SocketState:
     output: Any
     fd: int
     id: int
+    fed_shards: int
     closing: bool
     lost: bool
     is_plain: bool
@@ -205,3 +220,5 @@ class SocketState:
     is_dirty: bool
     is_writing: bool
     def flush(self) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def mark_dirty(self) -> None: ...

@@ -221,7 +221,7 @@ cdef class Inlet:
             socket.came(count)
         elif count > 0:
             if self.taken:
-                loop.came(self.things)
+                loop.pace.came(self.things)
                 if self.fed:
                     loop.fed(socket, self.fed)
             if self.taken < <size_t> count:

@@ -211,7 +211,7 @@ class ClientConnection:
         if socket.amqp.opened:
             self.services.counts.channels_opened += socket.amqp.opened
             socket.amqp.opened = 0
-        self.services.loop.came(things)
+        self.services.loop.pace.came(things)
         socket.gather()
 
     def _handle(self, event: Event) -> None:

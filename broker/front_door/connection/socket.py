@@ -148,7 +148,7 @@ class ClientSocket(SocketState):
             self.amqp.drop_read()
         taken = inlet.take(loop.read_buffer, end)
         if taken:
-            loop.came(inlet.things)
+            loop.pace.came(inlet.things)
             if inlet.fed:
                 loop.fed(self, inlet.fed)
         if taken < end:
@@ -192,7 +192,7 @@ class ClientSocket(SocketState):
         """
         self.amqp.keep_unread()
         self.pause(PAUSE_SLICE)
-        self.loop.work_is_left()
+        self.loop.pace.was_large()
         self._schedule_slice()
 
     def _schedule_slice(self) -> None:
@@ -236,12 +236,6 @@ class ClientSocket(SocketState):
         self.amqp.send_method(channel_number, method, count)
         self.gather()
 
-    def write(self, data: bytes) -> None:
-        """Send frames that are ready."""
-        if data and not self.lost and not self.closing:
-            self.output.add(data)
-            self._mark_dirty()
-
     def write_delivery(
         self, data: bytes | list[bytes | memoryview], shard: int, credit: int
     ) -> None:
@@ -258,22 +252,16 @@ class ClientSocket(SocketState):
         else:
             self.output.add_parts_then_credit(data, shard, epoch, credit)
             self.loop.borrowers.append(self.output)
-        self._mark_dirty()
+        self.mark_dirty()
 
     def gather(self) -> None:
         """Take over what the AMQP library has to send."""
         for data in self.amqp.data_to_send():
             if not self.lost:
                 self.output.add(data)
-                self._mark_dirty()
+                self.mark_dirty()
         if self.amqp.closed:
             self.flush_then_close()
-
-    def _mark_dirty(self) -> None:
-        if not self.is_dirty:
-            self.is_dirty = True
-            self.loop.dirty.append(self)
-            self.loop.schedule_end_of_pass()
 
     def flush_slowly(self) -> None:
         """Do what flush() leaves: much output, TLS, a kernel that takes no more."""
