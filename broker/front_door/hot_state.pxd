@@ -7,6 +7,7 @@ from shardmq.broker.amqp.frames cimport Sizes
 from shardmq.broker.front_door.pace cimport Pace, Reads
 from shardmq.shardd.wire.codec cimport Tally
 from shardmq.shardd.wire.packer cimport Packer
+from shardmq.shardd.wire.ring cimport LaneState, Taker
 
 
 cdef class MessageCounts:
@@ -133,10 +134,13 @@ cdef class LinkState:
     cdef public uint32_t incarnation
     cdef public uint64_t batch
     cdef public object away_since, lane, sent
+    cdef public bytes sender
+    cdef public Taker outlet
     cdef public Tally batch_messages, batch_bytes
 
     cpdef flush(self)
     cpdef note_batch(self, uint64_t weight, list waiting)
+    cdef int put(self, batch) except -1
     cpdef credit(self, uint32_t epoch, uint32_t connection, uint64_t count)
 
 
@@ -171,14 +175,15 @@ cdef class OutputState:
 
 cdef class PassState:
     cdef public double now
-    cdef public list dirty, confirms_due, feeders
+    cdef public list dirty, confirms_due, feeders, held
     cdef public bint in_pass, end_scheduled, looks
-    cdef public object read_buffer, aio, spin
+    cdef public object read_buffer, aio, spin, beside
     cdef public Reads reads
     cdef public Pace pace
     cdef public LinksState links
     cdef uint64_t _fed
 
+    cdef int begin(self) except -1
     cpdef begin_pass(self)
     cpdef end_of_pass(self)
     cpdef fed(self, SocketState client, uint64_t shards)

@@ -158,6 +158,8 @@ class LinkState:
     away_since: Any
     lane: Any
     sent: Any
+    sender: bytes
+    outlet: Any
     batch_messages: Tally
     batch_bytes: Tally
     def flush(self) -> None: ...
@@ -188,12 +190,14 @@ class PassState:
     dirty: list[Any]
     confirms_due: list[Any]
     feeders: list[Any]
+    held: list[set[Any]]
     in_pass: bool
     end_scheduled: bool
     looks: bool
     read_buffer: Any
     aio: Any
     spin: Any
+    beside: Any
     reads: Reads
     pace: Pace
     links: Any

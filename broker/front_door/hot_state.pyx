@@ -497,7 +497,9 @@ cdef class LinkState:
     waits for the batch that is being packed. `credits` are the bytes of deliveries written, by
     connection; with `credit_due` the shard is to be told of them. `batch` is the number of the batch
     that was sent last. `sent` has (number, who waits) of the batches that are not confirmed.
-    `away_since` is the loop time at which the process of the shard was missed, or None.
+    `away_since` is the loop time at which the process of the shard was missed, or None. `sender` is
+    how all its messages begin, behind their first byte. `outlet` takes in what is plain of them, if
+    there is a short way.
     """
 
     cpdef flush(self):
@@ -527,8 +529,21 @@ cdef class LinkState:
         self.batch_bytes.count(size)
         self.note_batch(size + weight, self.packing)
         self.packing = []
+        self.put(batch)
+
+    cdef int put(self, batch) except -1:
+        """Put a batch into the lane, and ring."""
+        cdef LaneState lane
+        if isinstance(self.lane, LaneState):
+            lane = <LaneState> self.lane
+            if lane.writes_ring and (
+                lane.writer.put(<bytes> batch) if type(batch) is bytes else lane.writer.put_parts(<list?> batch)
+            ):
+                lane.writer.ring()
+                return 0
         self.lane.put(batch)
         self.lane.ring()
+        return 0
 
     cpdef note_batch(self, uint64_t weight, list waiting):
         """Note a batch that is about to be sent, and who waits for it."""
@@ -669,8 +684,8 @@ cdef class OutputState:
         if type(chunk) is not bytes:
             return False
         data, size = PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk)
-        with nogil:
-            sent = c_send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+        # To let go of the interpreter's lock takes longer than this call, which does not wait.
+        sent = c_send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
         if sent <= 0:
             return False
         self.pending -= sent
@@ -688,26 +703,33 @@ cdef class PassState:
     `now` is the loop time at which the pass began. `end_scheduled`: its end comes by itself. `reads`
     counts the reads of the pass, which all go into `read_buffer`. `dirty` are the clients with
     output, `confirms_due` the channels with an answer to their publisher, `feeders` the clients that
-    published, each with a bit for each shard that it fed. `looks`: a look before the loop sleeps is
-    scheduled.
+    published, each with a bit for each shard that it fed. `held` has for each shard the clients that
+    are not read until the shard has room. `looks`: a look before the loop sleeps is scheduled.
+    `beside` does what the shard of this process has to do, if there is one.
     """
 
     def __cinit__(self):
         self.reads = Reads()
-        self.dirty, self.feeders = [], []
+        self.dirty, self.feeders, self.held = [], [], []
 
     cpdef begin_pass(self):
-        """Begin a pass before its first read, after a distance if reads are small and frequent."""
-        cdef double wait
+        """Begin a pass before its first read, and see to its end."""
         if self.in_pass:
             return
-        wait = self.pace.wait()
+        self.begin()
+        if not self.end_scheduled:
+            self.schedule_end_of_pass()
+
+    cdef int begin(self) except -1:
+        """Begin a pass, after a distance if reads are small and frequent."""
+        cdef double wait = self.pace.wait()
         if wait > 0:
+            if self.end_scheduled:  # what there is does not wait
+                self.end_of_pass()
             self.keep_distance(wait)
         self.in_pass = True
         self.now = self.aio.time()
-        if not self.end_scheduled:
-            self.schedule_end_of_pass()
+        return 0
 
     cpdef end_of_pass(self):
         """Let everything leave that the pass has produced."""

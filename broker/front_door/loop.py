@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Protocol
 
 from shardmq.broker.front_door.connection.output import Output
@@ -23,6 +22,7 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
+from shardmq.broker.front_door.watch import Watch
 from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
@@ -51,7 +51,7 @@ class PassLoop(PassState):
     """
 
     # More than Python keeps in an object without a dictionary beside it.
-    __slots__ = ("_held", "_held_back", "beside", "borrowers", "slices")
+    __slots__ = ("_held_back", "borrowers", "slices", "watch")
 
     def __init__(
         self,
@@ -68,13 +68,12 @@ class PassLoop(PassState):
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.slices = TimeSlices(time.perf_counter, aio.call_soon)
         self.borrowers: list[Output] = []  # these lie in part in a ring of a shard
+        self.watch: Watch | None = None  # None: the event loop waits for all sockets
         self.links = links
         self.confirms_due = publishing.confirms_due
         self.pace = Pace(tick_us / 1e6)
         self.spin = spin or Spin(0)
-        # Does what the shard of this process has to do, if there is one.
-        self.beside: Callable[[], None] | None = None
-        self._held: list[set[Client]] = [set() for _ in range(shards)]
+        self.held = [set() for _ in range(shards)]
         self._held_back = [0] * shards  # how often publishers had to wait
 
     # -- passes ----------------------------------------------------------------------------------
@@ -139,6 +138,11 @@ class PassLoop(PassState):
 
     received = PassState.end_of_pass
 
+    def write_borrowed(self) -> None:
+        """Write deliveries from a ring, which is about to change, as far as clients take them."""
+        if self.borrowers:
+            self.end_of_pass()
+
     def own_deliveries(self) -> None:
         """Copy deliveries that clients have not taken out of a ring, which is about to change."""
         for output in self.borrowers:
@@ -152,18 +156,18 @@ class PassLoop(PassState):
         for client in feeders:
             client.pause(1 << shard)
         self._held_back[shard] += len(feeders)
-        self._held[shard].update(feeders)
+        self.held[shard].update(feeders)
 
     def publish_room(self, shard: int) -> None:
         """Read the clients again that waited for this shard."""
-        held, self._held[shard] = self._held[shard], set()
+        held, self.held[shard] = self.held[shard], set()
         for client in held:
             client.resume(1 << shard)
 
     def forget(self, client: Client) -> None:
         """Forget a client that is gone."""
         client.fed_shards = 0
-        for held in self._held:
+        for held in self.held:
             held.discard(client)
         self.schedule_end_of_pass()
 
@@ -171,6 +175,6 @@ class PassLoop(PassState):
         """Return how many publishers wait for each shard, and how often publishers had to."""
         told: dict[str, float] = {}
         for shard, held_back in enumerate(self._held_back):
-            told[f"publishers_waiting.{shard}"] = len(self._held[shard])
+            told[f"publishers_waiting.{shard}"] = len(self.held[shard])
             told[f"publishers_held_back.{shard}"] = held_back
         return told

@@ -4,6 +4,7 @@ from typing import Any
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.hot_state import LinkState, MessageCounts, SocketState
 from shardmq.shardd.wire.envelope import Message
+from shardmq.shardd.wire.ring import Taker
 
 class ShortWay:
     def __init__(
@@ -23,7 +24,8 @@ class ShortWay:
         link: LinkState,
         read: Callable[[Message], list[Any]],
         deliver: Callable[[int, Any], None],
-    ) -> Callable[[Message], None]: ...
+        failed: Callable[[Exception], None],
+    ) -> Outlet: ...
     def inlet(
         self,
         socket: SocketState,
@@ -32,6 +34,9 @@ class ShortWay:
         cache: Any,
         failed: Callable[[BaseException], None],
     ) -> Inlet: ...
+
+class Outlet(Taker):
+    def __call__(self, message: Message) -> None: ...
 
 class Inlet:
     @property

@@ -35,6 +35,13 @@ from tests.connections.connection_play import Aio, Line, Sock
 SHARDS = 2
 INCARNATION = 7
 PUBLISH_HEADER, RUN = 40, 24
+# What a client says to open its connection, in turns with the front door.
+OPENING = (
+    HEADER,
+    method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+    method(0, commands.Connection.TuneOk(2047, 131072, 60))
+    + method(0, commands.Connection.Open("/")),
+)
 
 
 class Tasks(Aio):
@@ -68,8 +75,10 @@ class Wire:
 class Door:
     """A front door with two shards, which goes the short way or not."""
 
+    new_loop = Tasks
+
     def __init__(self, *, short: bool, set_timestamp: bool = False) -> None:
-        self.aio = Tasks()
+        self.aio = self.new_loop()
         config = BrokerConfig(
             runtime_dir="nowhere",
             door=0,
@@ -141,14 +150,9 @@ class Door:
         self.connections.enter(client, Peer("127.0.0.1", 4000))  # type: ignore[arg-type]
         self.entered.append(self.connections.all()[-1])
         at = len(self.clients) - 1
-        for said in (
-            HEADER,
-            method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
-            method(0, commands.Connection.TuneOk(2047, 131072, 60))
-            + method(0, commands.Connection.Open("/")),
-        ):
+        for said in OPENING:
             self.read(at, said)
-            self.aio.run()
+            self.run()
         return at
 
     def read(self, at: int, data: bytes) -> None:
@@ -160,6 +164,10 @@ class Door:
 
     def say(self, at: int, channel: int, what: base.Frame) -> None:
         self.read(at, method(channel, what))
+
+    def run(self) -> None:
+        """Let all happen that is to happen before time passes."""
+        self.aio.run()
 
     # -- shards ----------------------------------------------------------------------------------
 

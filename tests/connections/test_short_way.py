@@ -47,13 +47,18 @@ def differing(one: Any, other: Any) -> str:
 class History:
     """The same random history for two doors, of which the first never goes the short way."""
 
-    def __init__(self, seed: int, change: Callable[[Door], None] = lambda door: None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        change: Callable[[Door], None] = lambda door: None,
+        new_door: Callable[..., Door] = Door,
+    ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
         # How much of what is rare, or wrong, comes in this history.
         self.rough = self.random.choice([0.0, 0.1, 0.3, 1.0])
         stamps = self.rarely(0.05)
-        self.doors = [Door(short=short, set_timestamp=stamps) for short in (False, True)]
+        self.doors = [new_door(short=short, set_timestamp=stamps) for short in (False, True)]
         change(self.doors[1])
         self.log: list[str] = []
         self.pending: dict[int, bytes] = {}  # what a client has said and nobody has read
@@ -88,10 +93,10 @@ class History:
         """End the pass of both, and let tasks go on until they wait for others."""
         for _ in range(4):
             for door in self.doors:
-                door.aio.run()
+                door.run()
             await asyncio.sleep(0)
         for door in self.doors:
-            door.aio.run()
+            door.run()
 
     def compare(self) -> None:
         plain, short = (door.seen() for door in self.doors)
