@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Run the passes of a front door over the sockets and rings that are plain, without Python.
 
 The event loop of a front door would call a Python function for each socket that is readable, for the
@@ -8,7 +8,8 @@ watches this descriptor alone. What is rare stays with the event loop: timers, l
 controller, ZeroMQ, TLS, connections that are not open yet, sockets whose kernel takes no more.
 
 A pass takes in what the shards say first, then reads each socket once, and ends. What an Inlet or an
-Outlet leaves goes Python's way at once, in its place among the rest.
+Outlet leaves goes Python's way at once, in its place among the rest. Behind a pass the watch may look
+at rings and sockets again before the event loop sleeps (shardd/wire/spin.py).
 """
 
 from cpython.list cimport PyList_GET_SIZE
@@ -17,6 +18,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from shardmq.broker.front_door.hot_state cimport LinkState, PassState
 from shardmq.broker.front_door.short_way cimport Inlet
 from shardmq.shardd.wire.ring cimport LaneState
+
+from shardmq.shardd.wire.ring import look_again
 
 cdef extern from "<sys/epoll.h>" nogil:
     ctypedef union epoll_data_t:
@@ -63,6 +66,12 @@ cdef enum:
     BELLS_MAX = 128
     # Messages that are taken of one ring before other events get their turn.
     RECEIVE_BURST = 64
+    # Looks in a row, each behind a pass, before the event loop gets its turn.
+    LOOKS_MAX = 16
+    # What a pass did.
+    NOTHING = 0
+    HEARD = 1
+    READ = 2
 
 
 cdef inline double seconds() noexcept nogil:
@@ -81,9 +90,13 @@ cdef class Bell:
 
 
 cdef class Watch:
-    """The sockets and bells of one front door. `fd` is readable when one of them is."""
+    """The sockets and bells of one front door. `fd` is readable when one of them is.
+
+    `loop_fd` is readable when the event loop has something to do, this watch included.
+    """
 
     cdef readonly int fd
+    cdef public int loop_fd
     cdef PassState loop
     cdef list places  # by descriptor: an Inlet, a Bell or None
     cdef list bells
@@ -95,6 +108,7 @@ cdef class Watch:
         self.fd = epoll_create1(EPOLL_CLOEXEC)
         if self.fd < 0:
             raise OSError(errno, strerror(errno).decode())
+        self.loop_fd = self.fd
 
     def __dealloc__(self):
         if self.fd >= 0:
@@ -142,28 +156,66 @@ cdef class Watch:
         return 0
 
     def ready(self):
-        """Run a pass over what has something now."""
+        """Run a pass over what has something now, and look again for a while where that may pay."""
+        cdef PassState loop = self.loop
+        cdef bint may_look = not loop.looks and loop.spin.is_on
+        cdef int looks = 0, did
+        if not may_look:
+            self.run_pass(False)
+            return
+        loop.looks = True  # or the ends of passes would schedule one
+        try:
+            did = self.run_pass(False)
+            while did and looks < LOOKS_MAX:
+                did = self.look(did == READ)
+                looks += 1
+        finally:
+            loop.looks = False
+
+    cdef int look(self, bint behind) except -1:
+        """Look at rings and sockets for a while; return what the pass did that followed.
+
+        `behind`: clients were read in the pass before.
+        """
+        cdef PassState loop = self.loop
+        cdef int did
+        most_ns = loop.spin.most_ns(<long> (seconds() * 1e9), behind)
+        if not most_ns:
+            return NOTHING
+        found, took_ns = look_again([(<Bell> bell).lane.reader for bell in self.bells], self.loop_fd, most_ns)
+        loop.spin.looked(took_ns, found != 0, behind)
+        did = self.run_pass(True)
+        return did if found else NOTHING
+
+    cdef int run_pass(self, bint looked) except -1:
+        """Run a pass and return what it did. After a look, no bell rings for what the rings have."""
         cdef epoll_event events[EVENTS_MAX]
         cdef PassState loop = self.loop
-        cdef int count = epoll_wait(self.fd, events, EVENTS_MAX, 0), i
-        if count <= 0:
-            return
+        cdef int count = epoll_wait(self.fd, events, EVENTS_MAX, 0), did = NOTHING, i
+        if count <= 0 and not looked:
+            return NOTHING
         loop.end_scheduled = True  # behind what is here
         try:
+            if looked:
+                for bell in self.bells[:]:
+                    did |= self.take(<Bell> bell)
             for i in range(count):
                 place = self.places[events[i].data.fd]
                 if type(place) is Bell:
                     self.ring(<Bell> place)
+                    did |= HEARD
             if loop.confirms_due:  # they come before what the reads have for the same clients
                 loop.answer_publishers()
             for i in range(count):
                 place = self.places[events[i].data.fd]
                 if type(place) is Inlet:
                     self.read_one(<Inlet> place)
+                    did = READ
         finally:
             loop.end_of_pass()
             if loop.beside is not None:
                 loop.beside()
+        return did
 
     cdef int read_one(self, Inlet inlet) except -1:
         cdef PassState loop = self.loop
@@ -178,20 +230,27 @@ cdef class Watch:
 
     cdef int ring(self, Bell bell) except -1:
         """Take in what a shard that has rung says."""
+        cdef uint64_t rings
+        self.loop.end_scheduled = True
+        if bell.link.lane is not bell.lane or not bell.lane.writes_ring or not bell.lane.reads_ring:
+            bell.rung(bell.link, bell.lane)
+        else:
+            c_read(bell.fd, &rings, sizeof(rings))
+            self.take(bell)
+        return 0
+
+    cdef int take(self, Bell bell) except -1:
+        """Take in what is in the ring of a shard, and have the bell rung for more; return whether there was some."""
         cdef LaneState lane = bell.lane
         cdef LinkState link = bell.link
-        cdef uint64_t rings
         cdef bint left
         self.loop.end_scheduled = True
-        if link.lane is not lane or not lane.writes_ring or not lane.reads_ring:
-            bell.rung(link, lane)
-            return 0
-        c_read(bell.fd, &rings, sizeof(rings))
         link.outlet.taken = 0
-        left = lane.reader.offer(link.outlet, RECEIVE_BURST)
+        left = lane.reads_ring and lane.reader.offer(link.outlet, RECEIVE_BURST)
         if left or not lane.reader.sleep():
             bell.rest(link, lane, RECEIVE_BURST - link.outlet.taken)
-        return 0
+            return HEARD
+        return HEARD if link.outlet.taken else NOTHING
 
     def wait(self, double most):
         """Sleep for so many seconds, and take in meanwhile what shards ring about."""

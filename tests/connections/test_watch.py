@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,7 +12,9 @@ from pamqp import commands
 
 from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
 from shardmq.broker.front_door.connection.socket import PAUSE_ALARM, PAUSE_OUTPUT
+from shardmq.shardd.wire import envelope
 from tests.amqp.bytes_of import method, publish
+from tests.connections.door_play import SHARDS
 from tests.connections.test_short_way import History, Mismatch
 from tests.connections.wired_door import Wired
 from tests.reference.watch import Pass
@@ -200,3 +202,63 @@ async def test_a_client_that_ends_is_forgotten_and_its_descriptor_may_be_another
     assert door.entered[at].socket.lost and door.clients[at].is_closed
     again = enter(door)
     assert door.clients[again].near.fileno() == fd and is_watched(door, again)
+
+
+class Looks:
+    """Lets a watch look again, and has something come during the first looks."""
+
+    is_on = True
+
+    def __init__(self, *comes: Callable[[], object]) -> None:
+        self.comes = list(comes)
+        self.said: list[tuple[bool, bool]] = []  # of each look: clients were read before, it found
+
+    def most_ns(self, now_ns: int, behind: int = 0) -> int:
+        if self.comes:
+            self.comes.pop(0)()
+        return 200_000
+
+    def looked(self, took_ns: int, found: bool, behind: int = 0) -> None:
+        self.said.append((bool(behind), found))
+
+
+async def test_what_comes_while_the_watch_looks_again_is_done_before_the_loop_sleeps(
+    door: Wired,
+) -> None:
+    at = enter(door)
+    for _ in range(2):
+        assert is_watched(door, at)
+        for shard in range(SHARDS):
+            who, batch = door.who(shard), door.links.links[shard].batch
+            door.hear(shard, envelope.confirmed(*who, batch))
+        door.run()
+    link, watch = door.links.links[0], door.loop.watch
+    assert watch is not None and link.lane.writes_ring and link.lane.reads_ring
+    door.seen()
+    said = b"".join(publish(1, "", "a", b"x"))
+    looks = door.loop.spin = Looks(
+        lambda: door.hear(0, envelope.confirmed(*door.who(0), link.batch)),
+        lambda: door.clients[at].far.send(said),
+    )
+    door.clients[at].far.send(said)
+    before = link.batch
+    watch.ready()
+    assert looks.said == [(True, True), (False, True), (True, False)]
+    door.clients[at].collect()
+    assert door.clients[at].taken.endswith(method(1, commands.Basic.Ack(3)))
+    assert link.batch == before + 2 and not door.loop.looks
+    door.hear(0, envelope.confirmed(*door.who(0), link.batch))
+    looks.is_on = False
+    door.run()
+    assert door.clients[at].taken.endswith(method(1, commands.Basic.Ack(4))), "the bell rings again"
+
+
+async def test_a_watch_that_looks_again_and_again_lets_the_loop_have_its_turn(door: Wired) -> None:
+    at = enter(door)
+    assert door.loop.watch is not None and is_watched(door, at)
+    said = b"".join(publish(1, "", "a", b"x"))
+    looks = door.loop.spin = Looks(*100 * [lambda: door.clients[at].far.send(said)])
+    door.clients[at].far.send(said)
+    door.loop.watch.ready()
+    assert len(looks.said) == 16
+    looks.is_on = False

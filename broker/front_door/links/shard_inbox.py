@@ -61,6 +61,8 @@ class ShardInbox:
         self._socket.bind(endpoint)
         # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
         self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
+        if self.watch is not None and self._loop_fd >= 0:
+            self.watch.loop_fd = self._loop_fd
         self.loop.add_reader(self._socket.fileno(), self._receive)
         self.loop.call_soon(self._receive)
 
