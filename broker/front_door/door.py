@@ -138,7 +138,9 @@ class FrontDoor:
         """
         services = self._services
         if config is not None:
+            self._connections.renew()
             services.config = config
+            self._connections.offer()
             set_level(config.log_level)
             self._spin.change(config.spin_us)
             self._connections.tell_channel_counts()

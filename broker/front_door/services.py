@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardmq.broker.amqp.states import ConnectionState
@@ -41,6 +41,9 @@ class Services:
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
     short_way: ShortWay | None = None  # None: all goes by Python
+    # The vhosts that were opened without a limit, by the key of a login (anteroom.pyx). What a
+    # login depends on does not change before newcomers are met and this is cleared.
+    lessons: dict[bytes, set[bytes]] = field(default_factory=dict)
 
     def use_short_way(self) -> None:
         """Let what is plain go the short way from now on. No shard has said Hello yet."""

@@ -110,8 +110,15 @@ class ClientConnection:
         tls: TlsPeer | None = None,
         *,
         trusted: bool = False,
+        age_s: float = 0.0,
+        lesson: bytes | None = None,
     ) -> None:
-        """Begin a connection. `tls` is what a TLS handshake told; `trusted` as in Session."""
+        """Begin a connection.
+
+        `tls` is what a TLS handshake told; `trusted` as in Session. `age_s` is how long the
+        handshake has taken before, and `lesson` the key of its login, if it was a newcomer
+        (anteroom.pyx).
+        """
         config, loop, links = services.config, services.loop, services.shards
         self.id = number
         self.services = services
@@ -162,6 +169,8 @@ class ClientConnection:
             amqp,
             connected=registry.connected,
             disconnect=self.disconnect,
+            age_s=age_s,
+            lesson=lesson,
         )
         if tls is not None:  # its first bytes may have come with the end of the TLS handshake
             loop.aio.call_soon(socket.readable)

@@ -21,6 +21,9 @@ from shardmq.broker.shared.logins import TakesLong
 log = logging.getLogger("shardmq.broker.front_door.connection.opening")
 
 
+LESSONS_MAX = 1000  # logins that newcomers may use
+
+
 class Greeting(Enum):
     """The next thing to do for a client that may go on, or the end of one that is told nothing."""
 
@@ -46,18 +49,25 @@ class Opening:
         *,
         connected: Callable[[], int],
         disconnect: Callable[[], None],
+        age_s: float = 0.0,
+        lesson: bytes | None = None,
     ) -> None:
-        """Start the clock of a handshake. `disconnect` is called when it takes too long.
+        """Start the clock of a handshake that began `age_s` seconds ago.
 
-        `connected` returns how many open connections of clients this front door has.
+        `disconnect` is called when the handshake takes too long. `lesson` is the key of the login,
+        which newcomers may use (anteroom.pyx) if it opens a vhost without a limit. `connected`
+        returns how many open connections of clients this front door has.
         """
         self._services = services
         self._session = session
         self._amqp = amqp
         self._connected = connected
         self._disconnect = disconnect
+        self._lesson = lesson
         timeout_s = services.config.handshake_timeout_s
-        self._timer = services.loop.aio.call_later(timeout_s, self._too_slow, timeout_s)
+        self._timer = services.loop.aio.call_later(
+            max(0.0, timeout_s - age_s), self._too_slow, timeout_s
+        )
 
     def close(self) -> None:
         """Stop the clock: the connection is open, or has ended."""
@@ -100,10 +110,15 @@ class Opening:
             return self._log_in_slowly(said, asked)
         except login.LoginRefused as refused:
             services.counts.logins_failed += 1
+            services.lessons.clear()  # passwords are looked at, or not looked at, from now on
             if not refused.said:
                 log.warning("%s: login refused: %s", session.name, refused.reason)
             return refused.answer if refused.tell else Greeting.HANG_UP
         services.counts.logins_succeeded += 1
+        if self._lesson is not None and known is None:  # what was hashed slowly may be old by now
+            if len(services.lessons) >= LESSONS_MAX:
+                services.lessons.clear()
+            services.lessons.setdefault(self._lesson, set())
         session.auth_mechanism = said.mechanism
         return Greeting.TUNE
 
@@ -136,6 +151,14 @@ class Opening:
                 services.catalog, session.user, vhost
             ):
                 return self._open_within_limits()
+        if (
+            self._lesson is not None
+            and self._lesson in services.lessons  # no login depends on what has changed since
+            and not connections_max
+            and not services.config.channel_max_per_node
+            and not login.has_channel_limit(services.catalog, session.user)
+        ):
+            services.lessons[self._lesson].add(vhost.encode())
         return Greeting.OPEN_OK
 
     async def _open_within_limits(self) -> Greeted:

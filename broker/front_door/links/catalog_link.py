@@ -17,7 +17,7 @@ import msgspec
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, is_only_more
+from shardmq.broker.model.changes import TOPOLOGY, AnyChange, is_only_more
 from shardmq.broker.shared.control import (
     Alarmed,
     Answer,
@@ -79,6 +79,9 @@ class Listener(Protocol):
 
     def received(self) -> None:
         """Hear that the messages are handled."""
+
+    def logins_change(self) -> None:
+        """Hear that what logins depend on is about to change: users, rights, vhosts, limits."""
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """Forget what was routed by the old catalog: these changes are in force.
@@ -183,6 +186,9 @@ class CatalogLink:
             self._send(ConnectionUp(info()))
             return
         self._unsaid[owner] = None
+        self._plan_ups()
+
+    def _plan_ups(self) -> None:
         if not self._ups_planned:
             self._ups_planned = True
             asyncio.get_running_loop().call_later(UP_WAITS_S, self._say_planned_ups)
@@ -200,6 +206,12 @@ class CatalogLink:
             self._passed += 1
         else:
             self._send(ConnectionDown(owner))
+
+    def connection_passed(self) -> None:
+        """Count a connection that came and went before the controller was told of it."""
+        if self.up:
+            self._passed += 1
+            self._plan_ups()
 
     def say(self, message: ControlMessage) -> None:
         """Tell the controller of consumers of virtual queues.
@@ -395,6 +407,8 @@ class CatalogLink:
     def _apply(self, message: Changes) -> Iterator[None]:
         for start in range(0, len(message.changes), SLICE):
             part = message.changes[start : start + SLICE]
+            if not TOPOLOGY.issuperset(map(type, part)):
+                self._listener.logins_change()
             self.catalog.apply_all(part)
             # The listener hears of each slice: an old cache must not route what a slice changed.
             self._has_changed(part)
@@ -427,6 +441,7 @@ class CatalogLink:
 
     def _replace(self, message: Snapshot) -> Iterator[None]:
         yield from self._take_in(message.changes)
+        self._listener.logins_change()
         self.catalog, self._coming = self._coming, Catalog()
         self.catalog.version = message.version
         self._boot, self._version = message.boot, message.version
