@@ -65,6 +65,7 @@ class FrontDoor:
             incarnation=incarnation,
             pid=os.getpid(),
             listener=controller_events,
+            is_alone=config.doors == 1,
         )
         counts = Counts()
         replies = Replies(links, counts)

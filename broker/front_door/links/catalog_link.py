@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from shardmq.broker.front_door.links.binds_ahead import BindsAhead
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
@@ -127,8 +128,16 @@ class CatalogLink:
     """
 
     def __init__(
-        self, path: str, *, door: int, incarnation: int, pid: int, listener: Listener
+        self,
+        path: str,
+        *,
+        door: int,
+        incarnation: int,
+        pid: int,
+        listener: Listener,
+        is_alone: bool = False,
     ) -> None:
+        """Prepare. `is_alone` says that there is no other front door."""
         self.catalog = Catalog()
         self._coming = Catalog()  # what the next snapshot completes
         self._path = path
@@ -146,6 +155,12 @@ class CatalogLink:
         self._passed = 0
         self._ups_planned = False
         self._requests = CatalogRequests(self._send)
+        # None where other front doors route, too: they have to hear of a binding first.
+        self.ahead: BindsAhead | None = None
+        if is_alone:
+            self.ahead = BindsAhead(
+                self._requests, lambda: self.catalog, self._listener.catalog_changed
+            )
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
         self._controller_version = 0  # of a controller that speaks another wire version
@@ -171,6 +186,18 @@ class CatalogLink:
         answer = Reply()
         self._requests.add(request, owner, user, answer)
         return answer
+
+    def bind_ahead(
+        self, vhost: str, ends: list[tuple[str, str, str]], owner: str, user: str
+    ) -> bool:
+        """Put binds in force before the controller decides on them, as BindsAhead.bind does."""
+        if self.ahead is None or self._stream is None:
+            return False
+        self._stream.hold()
+        try:
+            return self.ahead.bind(vhost, ends, owner, user)
+        finally:
+            self._stream.flush()  # before the client is answered
 
     def connection_up(self, owner: str, info: Callable[[], ConnectionInfo]) -> None:
         """Tell the controller of a connection, or of what is new about it.
@@ -409,9 +436,14 @@ class CatalogLink:
             part = message.changes[start : start + SLICE]
             if not TOPOLOGY.issuperset(map(type, part)):
                 self._listener.logins_change()
+            ahead = self.ahead or None
+            is_known = ahead is not None and ahead.has_all(part)
             self.catalog.apply_all(part)
             # The listener hears of each slice: an old cache must not route what a slice changed.
-            self._has_changed(part)
+            if not is_known:
+                self._has_changed(part)
+                if ahead is not None:
+                    ahead.put_again()
             if start + SLICE < len(message.changes):
                 yield
         self._version = message.version
@@ -446,6 +478,8 @@ class CatalogLink:
         self.catalog.version = message.version
         self._boot, self._version = message.boot, message.version
         self._has_changed(None)
+        if self.ahead is not None:
+            self.ahead.put_again()
         self._send(Applied(message.version))
 
     def _has_changed(self, changes: list[AnyChange] | None) -> None:
