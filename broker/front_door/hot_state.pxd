@@ -12,6 +12,7 @@ cdef class MessageCounts:
     cdef public uint64_t received, received_confirm, confirmed, returned
     cdef public uint64_t delivered_auto, delivered_manual
     cdef public uint64_t got_auto, got_manual, got_empty
+    cdef public uint64_t channels_opened
     cdef public Sizes sizes
 
 
@@ -188,4 +189,5 @@ cdef class SocketState:
     cdef public double last_sent, last_received
     cdef public bint is_dirty, is_writing
 
+    cpdef mark_dirty(self)
     cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1

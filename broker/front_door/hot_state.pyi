@@ -22,6 +22,7 @@ class MessageCounts:
     got_auto: int
     got_manual: int
     got_empty: int
+    channels_opened: int
     sizes: Sizes
 
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes: ...
@@ -204,4 +205,5 @@ class SocketState:
     last_received: float
     is_dirty: bool
     is_writing: bool
+    def mark_dirty(self) -> None: ...
     def flush(self) -> None: ...

@@ -711,9 +711,13 @@ cdef class SocketState:
             (<LinkState> self.link_of[shard]).credit(epoch, self.id, credit)
             return 0
         self.output.add_then_credit(data, shard, epoch, credit)
+        self.mark_dirty()
+        return 0
+
+    cpdef mark_dirty(self):
+        """Have the output written at the end of the pass."""
         if not self.is_dirty:
             self.is_dirty = True
             self.loop.dirty.append(self)
             if not self.loop.end_scheduled:
                 self.loop.schedule_end_of_pass()
-        return 0

@@ -240,7 +240,7 @@ class ClientSocket(SocketState):
         """Send frames that are ready."""
         if data and not self.lost and not self.closing:
             self.output.add(data)
-            self._mark_dirty()
+            self.mark_dirty()
 
     def write_delivery(
         self, data: bytes | list[bytes | memoryview], shard: int, credit: int
@@ -258,22 +258,16 @@ class ClientSocket(SocketState):
         else:
             self.output.add_parts_then_credit(data, shard, epoch, credit)
             self.loop.borrowers.append(self.output)
-        self._mark_dirty()
+        self.mark_dirty()
 
     def gather(self) -> None:
         """Take over what the AMQP library has to send."""
         for data in self.amqp.data_to_send():
             if not self.lost:
                 self.output.add(data)
-                self._mark_dirty()
+                self.mark_dirty()
         if self.amqp.closed:
             self.flush_then_close()
-
-    def _mark_dirty(self) -> None:
-        if not self.is_dirty:
-            self.is_dirty = True
-            self.loop.dirty.append(self)
-            self.loop.schedule_end_of_pass()
 
     def flush_slowly(self) -> None:
         """Do what flush() leaves: much output, TLS, a kernel that takes no more."""
