@@ -720,6 +720,29 @@ class Connection(frames.Incoming):
         return self.state is _CLOSED
 
 
+def hand_on(
+    connection: Connection,
+    client_properties: dict[str, Any],
+    channels_max: int,
+    frame_bytes_max: int,
+    heartbeat_s: int,
+    channels: int,
+) -> None:
+    """Let a connection go on from where another has done the handshake: open-ok is to be sent.
+
+    `channels` has a bit for the number of each open channel, of which the caller is told when the
+    channel is first used.
+    """
+    connection.state = ConnectionState.OPENING
+    connection.client_properties = client_properties
+    connection.channels_max, connection.heartbeat_s = channels_max, heartbeat_s
+    connection.frame_bytes_max = frame_bytes_max
+    connection.received_frame_bytes_max = _with_margin(frame_bytes_max)
+    connection.channels = bytearray(
+        _UNTOLD if channels >> number & 1 else 0 for number in range(max(1, channels.bit_length()))
+    )
+
+
 def _vhost_of_open(payload: bytes) -> str:
     """Return the vhost of a connection.open in plain letters, "" for any other method."""
     if len(payload) < 7 or payload[:4] != _OPEN_CONNECTION_IDS:

@@ -1,5 +1,7 @@
 from collections.abc import Callable
 
+from shardmq.broker.front_door.session import Lesson
+
 OPEN_S: float
 HANDSHAKE_S: float
 LINGER_S: float
@@ -8,15 +10,15 @@ LATER_S: float
 
 class Anteroom:
     epoll: int
-    lessons: dict[bytes, set[bytes]]
+    lessons: dict[bytes, Lesson]
     failed: Callable[[int, int], None]
     def __init__(
         self,
-        lessons: dict[bytes, set[bytes]],
+        lessons: dict[bytes, Lesson],
         *,
         digest: Callable[[bytes], bytes],
         start: Callable[[], bytes],
-        meet: Callable[[int, str, int, bytes, int, bytes, float, bytes | None], None],
+        meet: Callable[..., None],
         ended: Callable[[bool, bool, int], None],
         open_ok: bytes,
         close_ok: bytes,

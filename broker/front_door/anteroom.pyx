@@ -7,14 +7,14 @@ a `Newcomer`: compiled code accepts it, answers the handshake, channels that are
 the end. Nobody else in the broker knows of a newcomer.
 
 **What is plain** is a handshake like one that has succeeded before. `lessons` has, by a keyed digest of
-start-ok and the client's address, the vhosts that Python opened for such a client without asking for a
-limit. Who changes what a login depends on meets all newcomers first and clears the lessons: users,
+start-ok and the client's address, the logins that Python let in, with the vhosts that it opened for them
+without asking for a limit. Who changes what a login depends on meets all newcomers first and clears the lessons: users,
 rights, vhosts, parameters, settings, and a login that was refused.
 
-**What is not plain** makes the newcomer a connection. `meet` is given all bytes that the newcomer has
-said, and how many bytes of answers were sent. The connection does all of it again by Python and leaves
-those answers out (`Connections._meet`). So every rule is written once, in Python. Newcomers that
-stay become connections, too: `settle` sees to it.
+**What is not plain** makes the newcomer a connection. If the newcomer is open, the connection goes on
+from what the newcomer has agreed on. If it is not, Python does again all that it has said, and leaves out
+the answers that were sent (`Connections._meet`). Newcomers that stay become connections, too: `settle`
+sees to it.
 
 `SHARDMQ_FASTPATH=0` in the environment switches the anteroom off.
 """
@@ -142,7 +142,10 @@ cdef class Newcomer:
     cdef uint32_t channels_max
     cdef bytes host
     cdef uint32_t port
-    cdef bytes lesson  # the key of its login; None before start-ok
+    cdef bytes key  # of its login; None before start-ok
+    cdef object lesson  # its login
+    cdef str vhost
+    cdef uint32_t frame_bytes_max, heartbeat_s
     cdef uint64_t sent
     cdef size_t said
     cdef uint8_t heard[SAID_BYTES_MAX]
@@ -166,9 +169,9 @@ cdef class Anteroom:
     def __init__(self, lessons, *, digest, start, meet, ended, open_ok, close_ok, channel_open_ok, channel_close_ok):
         """Begin with no newcomers and no listeners.
 
-        `lessons`: the vhosts (bytes) that were opened, by key. `digest(data)` returns a key that tells
+        `lessons`: the Lesson (session.py) of each key. `digest(data)` returns a key that tells
         nothing of its data. `start()` returns the frame of connection.start. `meet(fd, host, port, said,
-        sent, rest, age_s, lesson)` makes a connection of a newcomer. `ended(logged_in, was_open, channels)`
+        sent, rest, *facts)` makes a connection of a newcomer; the facts are the fields of Newcomer. `ended(logged_in, was_open, channels)`
         hears that one has gone that opened so many channels. The others are frames, those of channels without
         the first three bytes. Set `failed(listener, errno)`: it hears that accepting fails, and that the
         listener is left.
@@ -186,6 +189,10 @@ cdef class Anteroom:
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         if self.epoll < 0:
             raise OSError(errno, "epoll_create1")
+
+    def __dealloc__(self):
+        if self.epoll > 0:
+            close(self.epoll)
 
     def offer(self, bytes tune not None, uint32_t channels_max, uint32_t frame_bytes_max):
         """Offer these limits from now on; `tune` is the frame that says them."""
@@ -281,6 +288,10 @@ cdef class Anteroom:
         cdef ssize_t count
         cdef size_t at = 0, size
         cdef bint plain
+        cdef int state
+        cdef double since
+        cdef uint64_t channels
+        cdef uint32_t channels_opened
         with nogil:
             count = recv(who.fd, self.buffer, READ_BYTES, MSG_DONTWAIT)
         if count < 0 and errno in (EAGAIN, EINTR):
@@ -291,24 +302,26 @@ cdef class Anteroom:
         if who.state == CLOSING:
             return 0
         self.answered = 0
+        state, since, channels, channels_opened = who.state, who.since, who.channels, who.channels_opened
         plain = who.said + count <= SAID_BYTES_MAX
         while plain and at < <size_t> count:
             size = self.take(who, self.buffer + at, count - at)
             plain = size > 0
             at += size
         if not plain:  # all of this read is done by Python, as if it had not been looked at here
+            who.state, who.since, who.channels, who.channels_opened = state, since, channels, channels_opened
             self.give(who, PyBytes_FromStringAndSize(<char *> self.buffer, count))
             return 0
         memcpy(who.heard + who.said, self.buffer, at)
         who.said += at
         if who.state == CLOSING:
             self.count(who)
-        if not self.send_answer(who) and who.state != CLOSING:
-            self.give(who, b"")
+        if not self.send_answer(who):
+            self.drop(who)
         return 0
 
     cdef bint send_answer(self, Newcomer who) except -1:
-        """Send what is answered. Return whether the kernel took all of it."""
+        """Send what is answered. Return False if the client is gone, or the kernel has no room for so little."""
         cdef ssize_t sent = 0
         if self.answered:
             with nogil:
@@ -362,8 +375,9 @@ cdef class Anteroom:
         return frame_bytes
 
     cdef bint log_in(self, Newcomer who, const uint8_t *data, size_t size) except -1:
-        who.lesson = self.digest(PyBytes_FromStringAndSize(<const char *> data, size) + b"\0" + who.host)
-        if who.lesson not in self.lessons:
+        who.key = self.digest(PyBytes_FromStringAndSize(<const char *> data, size) + b"\0" + who.host)
+        who.lesson = self.lessons.get(who.key)
+        if who.lesson is None:
             return False
         self.say(self.tune)
         who.state = TUNE_OK
@@ -376,19 +390,22 @@ cdef class Anteroom:
         channels_max, frame_bytes_max = get16(data + 4), get32(data + 6)
         if not (0 < channels_max <= self.channels_max and FRAME_BYTES_MIN <= frame_bytes_max <= self.frame_bytes_max):
             return False
-        who.channels_max = channels_max
+        who.channels_max, who.frame_bytes_max, who.heartbeat_s = channels_max, frame_bytes_max, get16(data + 10)
         who.state = OPEN
         return True
 
     cdef bint open(self, Newcomer who, const uint8_t *data, size_t size) except -1:
         cdef size_t end
+        cdef bytes vhost
         if size < OPEN_BYTES_MIN:
             return False
         end = 5 + data[4]
         if end >= size or size != end + 1 + data[end] + 1 or not is_ascii(data + 5, size - 6):
             return False
-        if PyBytes_FromStringAndSize(<const char *> data + 5, data[4]) not in <set> self.lessons[who.lesson]:
+        vhost = PyBytes_FromStringAndSize(<const char *> data + 5, data[4])
+        if vhost not in <set> who.lesson.vhosts:
             return False
+        who.vhost = vhost.decode()
         self.say(self.open_ok)
         who.state = OPENED
         who.since = clock()
@@ -448,8 +465,13 @@ cdef class Anteroom:
         """Make a connection of a newcomer, of whose bytes `rest` is not done."""
         del self.newcomers[who.fd]
         self.unwatch(who.fd)
+        facts = (
+            (0.0, who.key, who.lesson, who.vhost, who.channels_max, who.frame_bytes_max, who.heartbeat_s,
+             who.channels, who.channels_opened)
+            if who.state == OPENED else (clock() - who.since, who.key)
+        )
         self.meet(who.fd, who.host.decode(), who.port, PyBytes_FromStringAndSize(<char *> who.heard, who.said),
-                  who.sent, rest, clock() - who.since if who.state < OPENED else 0.0, who.lesson)
+                  who.sent, rest, *facts)
         return 0
 
     def meet_all(self):

@@ -11,12 +11,12 @@ from typing import Any
 
 from shardmq.broker.amqp import answers, start_frame, tune_frame
 from shardmq.broker.front_door.anteroom import SOON_S, Anteroom
-from shardmq.broker.front_door.connection.connection import ClientConnection
+from shardmq.broker.front_door.connection.connection import NOBODY_NEW, ClientConnection
 from shardmq.broker.front_door.connection.output import Stream
 from shardmq.broker.front_door.connection.socket import PAUSE_SLICE
 from shardmq.broker.front_door.proxy import IPV4_AS_IPV6, Peer
 from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.session import TlsPeer
+from shardmq.broker.front_door.session import Newcomer, TlsPeer
 from shardmq.broker.shared.logins import MECHANISMS
 
 log = logging.getLogger(__name__)
@@ -88,22 +88,21 @@ class Connections:
         said: bytes,
         sent: int,
         rest: bytes,
-        age_s: float,
-        lesson: bytes | None,
+        *newcomer: Any,
     ) -> None:
-        """Make a connection of a newcomer, as Anteroom says.
-
-        The connection does what the newcomer said, and then the rest. `sent` bytes of answers have
-        been sent already.
-        """
+        """Make a connection of a newcomer, as Anteroom says."""
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         peer, loop = Peer(host.removeprefix(IPV4_AS_IPV6), port), self._services.loop
         loop.begin_pass()
-        entered = self.enter(sock, peer, age_s=age_s, lesson=lesson)
+        facts = Newcomer(*newcomer)
+        entered = self.enter(sock, peer, newcomer=facts)
         client = entered.socket
-        if said:
-            client.received_bytes += len(said)
+        client.received_bytes += len(said)
+        if facts.open is not None:
+            client.output.was_sent(client.output.pending)  # its open-ok
+            client.output.written = sent
+        elif said:
             client.amqp.receive_data(said)
             entered.handle_events()
             while client.paused & PAUSE_SLICE and not client.lost:
@@ -130,8 +129,7 @@ class Connections:
         tls: TlsPeer | None = None,
         *,
         trusted: bool = False,
-        age_s: float = 0.0,
-        lesson: bytes | None = None,
+        newcomer: Newcomer = NOBODY_NEW,
     ) -> ClientConnection:
         """Begin a connection on a socket, as ClientConnection does."""
         self._last_number += 1
@@ -144,8 +142,7 @@ class Connections:
             number,
             tls,
             trusted=trusted,
-            age_s=age_s,
-            lesson=lesson,
+            newcomer=newcomer,
         )
         return entered
 

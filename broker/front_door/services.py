@@ -13,6 +13,7 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model import checks
@@ -41,9 +42,9 @@ class Services:
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
     short_way: ShortWay | None = None  # None: all goes by Python
-    # The vhosts that were opened without a limit, by the key of a login (anteroom.pyx). What a
-    # login depends on does not change before newcomers are met and this is cleared.
-    lessons: dict[bytes, set[bytes]] = field(default_factory=dict)
+    # Logins that newcomers may use, by key. What a login depends on does not change before
+    # newcomers are met and this is cleared.
+    lessons: dict[bytes, Lesson] = field(default_factory=dict)
 
     def use_short_way(self) -> None:
         """Let what is plain go the short way from now on. No shard has said Hello yet."""

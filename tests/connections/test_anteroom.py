@@ -22,6 +22,10 @@ from tests.connections.door_play import Door
 SEEDS = range(int(os.environ.get("ANTEROOM_SEEDS", "60")))
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 TURNS = 4
+INFO = (
+    "user", "vhost", "peer_host", "host", "protocol", "auth_mechanism", "tls", "frame_max",
+    "channel_max", "heartbeat_s", "client_properties",
+)  # fmt: skip
 
 
 class Side:
@@ -46,6 +50,27 @@ class Side:
     @staticmethod
     def _judge(put: Any, user: str, password: str, host: str, now: float) -> str:
         return "" if password == "guest" else "wrong password"
+
+    def facts(self) -> list[Any]:
+        """Return what is known of each connection, but for its ports, number and time."""
+        found = []
+        for each in self.door.connections.all():
+            amqp = each.socket.amqp
+            info = each.session.info()
+            found.append(
+                (
+                    {name: getattr(info, name) for name in INFO},
+                    each.report() | {"owner": ""},
+                    [one.report("") for one in each.channels.all(each)],
+                    amqp.state,
+                    bytes(amqp.channels).rstrip(b"\0"),
+                    amqp.received_frame_bytes_max,
+                    amqp.client_properties,
+                    amqp.answers_channels,
+                    each.socket.last_sent > 0,
+                )
+            )
+        return found
 
     def close(self) -> None:
         if self.anteroom is not None:
@@ -191,6 +216,8 @@ async def test_a_newcomer_gets_the_bytes_that_a_connection_gets(
                     client.say(b"")
             one, other = clients
             assert one.got == other.got, (seed, each, said)
+            if dice.random() < 0.1:
+                assert sides[0].facts() == sides[1].facts(), (seed, each, said)
             assert one.ended == other.ended, (seed, each, said)
         for client in clients:
             client.close()

@@ -60,7 +60,7 @@ from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.route_cache import RouteCache
 from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.session import Session, TlsPeer
+from shardmq.broker.front_door.session import Newcomer, Session, TlsPeer
 from shardmq.broker.front_door.topology import methods
 
 log = logging.getLogger("shardmq.broker.front_door.connection.connection")
@@ -73,6 +73,7 @@ BIND_BYTES = 320
 # messages may be.
 GETS_MAX = 16
 
+NOBODY_NEW: Final = Newcomer()
 CONNECTION_OPEN_OK: Final = commands.Connection.OpenOk()
 CONNECTION_CLOSE_OK: Final = commands.Connection.CloseOk()
 
@@ -110,14 +111,11 @@ class ClientConnection:
         tls: TlsPeer | None = None,
         *,
         trusted: bool = False,
-        age_s: float = 0.0,
-        lesson: bytes | None = None,
+        newcomer: Newcomer = NOBODY_NEW,
     ) -> None:
-        """Begin a connection.
+        """Begin a connection, or go on from a newcomer (anteroom.pyx).
 
-        `tls` is what a TLS handshake told; `trusted` as in Session. `age_s` is how long the
-        handshake has taken before, and `lesson` the key of its login, if it was a newcomer
-        (anteroom.pyx).
+        `tls` is what a TLS handshake told; `trusted` as in Session.
         """
         config, loop, links = services.config, services.loop, services.shards
         self.id = number
@@ -169,9 +167,10 @@ class ClientConnection:
             amqp,
             connected=registry.connected,
             disconnect=self.disconnect,
-            age_s=age_s,
-            lesson=lesson,
+            newcomer=newcomer,
         )
+        if newcomer.open is not None:
+            self._go_on_with(self._opening.hand_on(newcomer, newcomer.open))
         if tls is not None:  # its first bytes may have come with the end of the TLS handshake
             loop.aio.call_soon(socket.readable)
 
