@@ -17,7 +17,11 @@ from setuptools import Extension
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-with chdir(ROOT), mock.patch("setuptools.setup") as setup:
+with (
+    chdir(ROOT),
+    mock.patch("setuptools.setup") as setup,
+    mock.patch("Cython.Build.cythonize", lambda extensions, **_: extensions),
+):
     runpy.run_path("setup.py")
 EXTENSIONS: list[Extension] = setup.call_args.kwargs["ext_modules"]
 SOURCES = sorted(
