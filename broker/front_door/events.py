@@ -128,6 +128,10 @@ class ControllerEvents:
         self._fences: set[asyncio.Task[None]] = set()
         self.receiving, self.received = services.loop.receiving, services.loop.received
 
+    def logins_change(self) -> None:
+        """Meet newcomers by what they logged in by."""
+        self._connections.renew()
+
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """Forget what was decided by the old catalog. None: a snapshot replaced everything."""
         services = self._services

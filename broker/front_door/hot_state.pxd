@@ -14,6 +14,7 @@ cdef class MessageCounts:
     cdef public uint64_t received, received_confirm, confirmed, returned
     cdef public uint64_t delivered_auto, delivered_manual
     cdef public uint64_t got_auto, got_manual, got_empty
+    cdef public uint64_t channels_opened
     cdef public Sizes sizes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardmq.broker.amqp.states import ConnectionState
@@ -13,6 +13,7 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.front_door.watch import Watch
@@ -42,6 +43,9 @@ class Services:
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
     short_way: ShortWay | None = None  # None: all goes by Python
+    # Logins that newcomers may use, by key. What a login depends on does not change before
+    # newcomers are met and this is cleared.
+    lessons: dict[bytes, Lesson] = field(default_factory=dict)
 
     def use_short_way(self) -> None:
         """Let what is plain go the short way from now on. No shard has said Hello yet."""

@@ -276,9 +276,29 @@ cdef class Inlet:
                 # As many as fill the table are worth a time slice, which Python gives.
                 if self.taken != behind or why == STOPPED_FULL:
                     break
-            elif why != STOPPED_SETTLE or not self.settle(base, &self.taken, end):
+            elif why == STOPPED_SETTLE:
+                if not self.settle(base, &self.taken, end):
+                    break
+            elif not self.answer_channel(base, &self.taken, end):
                 break
         return 0
+
+    cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1:
+        """Answer the opening or closing of a channel that nobody uses. Return whether there is one at `position`."""
+        cdef SocketState socket = self.socket
+        cdef size_t taken = 0
+        cdef bytes answer
+        if socket.closing or socket.lost:
+            return False
+        answer = self.amqp.answer_channel(base + position[0], end - position[0], &taken)
+        if answer is None:
+            return False
+        position[0] += taken
+        self.way.counts.channels_opened += self.amqp.opened
+        self.amqp.opened = 0
+        socket.output.add(answer)
+        socket.mark_dirty()
+        return True
 
     # -- publishes ---------------------------------------------------------------------------------
 

@@ -269,6 +269,7 @@ class Line:
         return answer
 
     request = ask
+    ahead = None  # binds wait for their answers
 
     def answer(self, code: int = 0, text: str = "", **result: Any) -> Any:
         request, answer = self.asked.pop(0)
