@@ -103,6 +103,7 @@ class FrontDoor:
         )
         if short_ways.are_on():
             services.use_short_way()
+            services.watch()
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
         self._linking: asyncio.Task[None] | None = None  # None: not started

@@ -42,7 +42,8 @@ class ShardEvents:
         # Called for each message of a shard: without a call between.
         self.delivery = services.consuming.deliveries.deliver
         self.receiving, self.received = loop.receiving, loop.received
-        self.own_deliveries, self.publish_room = loop.own_deliveries, loop.publish_room
+        self.write_borrowed, self.own_deliveries = loop.write_borrowed, loop.own_deliveries
+        self.publish_room = loop.publish_room
 
     def away(self, shard: int) -> None:
         """Take note that the process of a shard is gone."""

@@ -16,6 +16,7 @@ from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.front_door.watch import Watch
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -59,9 +60,15 @@ class Services:
             set_timestamp=self.config.set_timestamp,
         )
         deliver = self.consuming.deliveries.deliver
+        failed = self.shards.inbox.cannot_handle
         for link in self.shards.links:
-            outlet = self.short_way.outlet(link, codec.read_deliveries, deliver)
-            link.by_kind[wire.DELIVER] = outlet
+            outlet = self.short_way.outlet(link, codec.read_deliveries, deliver, failed)
+            link.by_kind[wire.DELIVER] = link.outlet = outlet
+
+    def watch(self) -> None:
+        """Let compiled passes wait for what goes the short way; the event loop waits for them."""
+        watch = self.loop.watch = self.shards.inbox.watch = Watch(self.loop)
+        self.loop.aio.add_reader(watch.fd, watch.ready)
 
     @property
     def catalog(self) -> Catalog:

@@ -219,7 +219,7 @@ class ClientConnection:
         if socket.amqp.opened:
             self.services.counts.channels_opened += socket.amqp.opened
             socket.amqp.opened = 0
-        self.services.loop.came(things)
+        self.services.loop.pace.came(things)
         socket.gather()
 
     def _handle(self, event: Event) -> None:
@@ -423,7 +423,11 @@ class ClientConnection:
             self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
             if (short_way := self.services.short_way) is not None:
                 inlet = short_way.inlet(
-                    self.socket, self.channels.by_number, self.work.waiting, self.route_cache
+                    self.socket,
+                    self.channels.by_number,
+                    self.work.waiting,
+                    self.route_cache,
+                    self.work.fail_internally,
                 )
                 self.socket.frame_bytes_max = session.frame_bytes_max
                 self.socket.go_short_way(inlet)

@@ -148,7 +148,7 @@ class ClientSocket(SocketState):
             self.amqp.drop_read()
         taken = inlet.take(loop.read_buffer, end)
         if taken:
-            loop.came(inlet.things)
+            loop.pace.came(inlet.things)
             if inlet.fed:
                 loop.fed(self, inlet.fed)
         if taken < end:
@@ -161,14 +161,32 @@ class ClientSocket(SocketState):
 
     def go_short_way(self, inlet: Inlet) -> None:
         """Let the inlet take what is plain of each read, which it does itself if it can."""
+        if not self.paused and not self.lost:
+            self._read_no_more()
         self.inlet = inlet
         if not self.paused and not self.lost:
-            self.loop.aio.add_reader(self.fd, inlet.readable)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Have the socket read whenever it has something."""
+        loop, inlet = self.loop, self.inlet
+        if inlet is None:
+            loop.aio.add_reader(self.fd, self.readable)
+        elif loop.watch is None or not self.is_plain:
+            loop.aio.add_reader(self.fd, inlet.readable)
+        else:
+            loop.watch.read(self.fd, inlet)
+
+    def _read_no_more(self) -> None:
+        if self.inlet is None or self.loop.watch is None or not self.is_plain:
+            self.loop.aio.remove_reader(self.fd)
+        else:
+            self.loop.watch.leave(self.fd)
 
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""
         if not self.paused and not self.lost:
-            self.loop.aio.remove_reader(self.fd)
+            self._read_no_more()
         self.paused |= reason
 
     def resume(self, reasons: int) -> None:
@@ -182,8 +200,7 @@ class ClientSocket(SocketState):
             self._schedule_slice()
         elif not self.paused:
             self.last_received = self.loop.aio.time()  # it was not read: its silence was ours
-            readable = self.readable if self.inlet is None else self.inlet.readable
-            self.loop.aio.add_reader(self.fd, readable)
+            self._read_on()
 
     def end_slice(self) -> None:
         """Let the next clients go on; what is left of this read is handled in the next slice.
@@ -192,7 +209,7 @@ class ClientSocket(SocketState):
         """
         self.amqp.keep_unread()
         self.pause(PAUSE_SLICE)
-        self.loop.work_is_left()
+        self.loop.pace.was_large()
         self._schedule_slice()
 
     def _schedule_slice(self) -> None:
@@ -235,12 +252,6 @@ class ClientSocket(SocketState):
         """Send a method, `count` times."""
         self.amqp.send_method(channel_number, method, count)
         self.gather()
-
-    def write(self, data: bytes) -> None:
-        """Send frames that are ready."""
-        if data and not self.lost and not self.closing:
-            self.output.add(data)
-            self.mark_dirty()
 
     def write_delivery(
         self, data: bytes | list[bytes | memoryview], shard: int, credit: int
@@ -353,6 +364,8 @@ class ClientSocket(SocketState):
         """
         self.lost = True
         self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
+        if not self.paused:
+            self._read_no_more()
         self.inlet = None
         self.resume(PAUSE_SHARDS)  # a commit that waits for room goes on to its end
         aio = self.loop.aio
@@ -363,5 +376,4 @@ class ClientSocket(SocketState):
             # broken connection.
             close_behind_output(aio, self.sock, shut)
         else:
-            aio.remove_reader(self.fd)
             self.sock.close()
