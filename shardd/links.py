@@ -180,12 +180,17 @@ class Links:
                 continue
             if offered is None:
                 return
-            offer, bell, memory = offered
+            offer, bell, memory, bodies = offered
             if offer.epoch != self._shard.epoch:
                 bell.close()
                 continue
             who = (offer.peer, offer.incarnation, offer.epoch, self._shard.number)
-            lane = Lane(bell, memory, who, self._outbox(offer.endpoint).send, at_shard=True)
+            peer = self._shard.peers.get(offer.peer)
+            sees = bodies is not None and peer is not None and peer.incarnation == offer.incarnation
+            if bodies is not None and peer is not None and sees:
+                peer.sees(memoryview(bodies))
+            send_by_zmq = self._outbox(offer.endpoint).send
+            lane = Lane(bell, memory, who, send_by_zmq, at_shard=True, sees_bodies=sees)
             self._lanes[offer.endpoint] = self._lanes_of[
                 offer.peer, offer.incarnation
             ] = self._heard[lane.fd] = lane

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from shardmq.shardd.lending import Lender
 from shardmq.shardd.queues import Allotment, Consumer, Getter, Window
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
@@ -107,6 +108,7 @@ class Peer:
         self.held: deque[HeldBatch] = deque()
         self.next_batch: int | None = None  # None: the first batch may have any number
         self.taken = 0  # the weight of publishes since the last credit
+        self.lender: Lender | None = None  # of the bodies that this front door lends
         self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
@@ -116,6 +118,13 @@ class Peer:
         self.writer = codec.DeliveryWriter(*self._who)
         self._before_deliveries: list[envelope.Parts] = []
         self._after_deliveries: list[envelope.Parts] = []
+
+    def sees(self, memory: memoryview) -> None:
+        """Let the front door lend bodies from this memory."""
+        self.lender = self.writer.lender = Lender(memory, self._has_freed)
+
+    def _has_freed(self) -> None:
+        self.has_news = True
 
     def window(self, connection: int) -> Window:
         found = self.windows.get(connection)
@@ -187,6 +196,9 @@ class Peer:
         deliveries = self.writer.take_parts()
         if deliveries is not None:
             outgoing.append(_new_tuple(Outgoing, (endpoint, deliveries)))
+        # Behind the deliveries: until then these bodies are the shard's.
+        if self.lender is not None and (freed := self.lender.take_freed()):
+            self._after_deliveries.append(envelope.freed(*self._who, freed))
         if self._after_deliveries:
             outgoing += [
                 _new_tuple(Outgoing, (endpoint, message)) for message in self._after_deliveries

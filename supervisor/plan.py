@@ -128,6 +128,7 @@ def children(
             "listen_fds": list(plain),
             "tls_listen_fds": list(secure),
             "proxy_protocol_from": settings.listen.proxy_protocol_from,
+            "bodies_bytes": settings.memory.bodies_bytes,
             "tls": tls,
             "boot": boot,
             "connections_are_limited": settings.front_doors.connections_max > 0,

@@ -44,6 +44,7 @@ from shardmq.broker.amqp.unfinished import (
     FRAME_END,
     FRAME_HEAD,
     BodyPart,
+    Room,
     UnfinishedPublish,
     UnfinishedPublishes,
 )
@@ -106,7 +107,9 @@ class Connection:
         server_properties: dict[str, Any],
         mechanisms: bytes = b"PLAIN AMQPLAIN",
         message_bytes_max: int = 134217728,
+        room: Room = frames.room,
     ) -> None:
+        """Begin at the protocol header. `room` returns memory for a large message."""
         # First what we offer, from tune-ok on what was agreed.
         self.frame_bytes_max = frame_bytes_max
         # Frames are small until login and tune are done.
@@ -117,6 +120,7 @@ class Connection:
         self._server_properties = server_properties
         self._mechanisms = mechanisms
         self._message_bytes_max = message_bytes_max
+        self._room = room
         self._state = ConnectionState.AWAITING_HEADER
         self._close_sent = False
         # The state of each channel number up to the highest that was opened.
@@ -183,6 +187,24 @@ class Connection:
             if event is not None:
                 return event
         return Nothing()
+
+    def place(self) -> memoryview | None:
+        """Return where the next bytes from the client go, if these are a part of a large body.
+
+        The bytes may be written there, in place of a call of receive_data(). Their number goes to
+        filled(), and the bytes behind them to receive_data().
+        """
+        part = self._part
+        if part is None or part.left < PART_BYTES_MIN or len(self._buffer) != self._at:
+            return None
+        is_wanted = self._next is None and self._unfinished.get(part.channel) is part.content
+        return part.content.place(part.left) if is_wanted else None
+
+    def filled(self, size: int) -> None:
+        """Note that so many bytes from the client are in their place."""
+        assert self._part is not None
+        self._part.left -= size
+        self._part.content.filled(size)
 
     def _has(self, needed: int) -> bool:
         """Return whether `needed` bytes, and at least one, are there from _at on in one piece.
@@ -480,7 +502,7 @@ class Connection:
         has_room = len(self._unfinished) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
         content = self._unfinished.get(channel)
         assert content is not None  # content headers pass only in the state that has one
-        content.begin_body(props, body_len, has_room)
+        content.begin_body(props, body_len, self._room if has_room else None)
         self._unfinished.count(len(props))
         return None if body_len else self._unfinished.finish(channel)
 

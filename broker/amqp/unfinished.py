@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from shardmq.broker.amqp import frames, spec
@@ -13,6 +14,9 @@ FRAME_HEAD: Final = struct.Struct(">BHI")
 FRAME_END: Final = bytes([spec.FRAME_END])
 # Bytes that unfinished messages of one connection may have together, beyond the largest message.
 CONTENT_BYTES_MORE: Final = 32 << 20
+
+# Returns memory of that size, which nobody else changes as long as it is used.
+Room = Callable[[int], bytearray | memoryview]
 
 
 class UnfinishedPublish:
@@ -25,34 +29,48 @@ class UnfinishedPublish:
     __slots__ = ("_place", "_used", "body_len", "data", "facts", "left", "line_len", "props_len")
 
     def __init__(self, line: bytes) -> None:
-        self.data = bytearray(line)
+        self.data: bytearray | memoryview = bytearray(line)
         self.line_len = len(line)
         self.props_len = self.body_len = self.left = 0
         self.facts = (0, 0, 0, 0)
         self._place: memoryview | None = None  # all of `data`, if it has room for the whole message
         self._used = 0  # bytes of it
 
-    def begin_body(self, props: bytes, body_len: int, has_room: bool) -> None:
+    def begin_body(self, props: bytes, body_len: int, room: Room | None) -> None:
+        """Take the properties and the size of the body.
+
+        `room` returns memory for all of the message; None: it grows as its bytes come.
+        """
         self.facts = frames.facts(props)
         self.props_len = len(props)
         self.body_len = self.left = body_len
+        assert isinstance(self.data, bytearray)
         self.data += props
         if body_len:
             self.data += FRAME_HEAD.pack(spec.BODY_FRAME, 0, body_len)
-        if has_room:
+        if room is not None:
             begun, self._used = self.data, len(self.data)
-            self.data = frames.room(self._used + body_len + len(FRAME_END))
+            self.data = room(self._used + body_len + len(FRAME_END))
             self._place = memoryview(self.data)
             self._place[: self._used] = begun
 
     def add(self, part: bytes | bytearray | memoryview) -> None:
         """Add bytes of the body. `left` counts whole frames and is the caller's."""
         if self._place is None:
+            assert isinstance(self.data, bytearray)
             self.data += part
         else:
             stop = self._used + len(part)
             self._place[self._used : stop] = part
             self._used = stop
+
+    def place(self, size: int) -> memoryview | None:
+        """Return where the next `size` bytes of the body go, None if they have no place yet."""
+        return None if self._place is None else self._place[self._used : self._used + size]
+
+    def filled(self, size: int) -> None:
+        """Note that so many bytes were written to the place of the next ones."""
+        self._used += size
 
     @property
     def kept(self) -> int:

@@ -21,6 +21,7 @@ from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
+from shardmq.shardd.wire.bodies import Run
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
 
@@ -50,8 +51,9 @@ class PassLoop:
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_pace",
-        "_publishing", "aio", "borrowers", "dirty", "now", "read_buffer", "reads", "slices",
+        "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links",
+        "_own_buffer", "_pace", "_publishing", "_run", "aio", "borrowers", "dirty", "now",
+        "read_buffer", "reads", "slices",
     )  # fmt: skip
 
     def __init__(
@@ -65,13 +67,17 @@ class PassLoop:
     ) -> None:
         self.aio = aio
         self.now = aio.time()
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        # Large bodies that were read are lent to shards from where they are (bodies.pyx). `_run` is
+        # the memory that they lie in; None: the bytes of the last read are copied.
+        self._own_buffer = self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._run: Run | None = None
         self.reads = Reads()
         self.slices = TimeSlices(time.perf_counter, aio.call_soon)
         self.dirty: list[Client] = []
         self.borrowers: list[Output] = []  # these lie in part in a ring of a shard
         self._links = links
         self._publishing = publishing
+        self.next_read_buffer()
         self._pace = Pace(tick_us / 1e6)
         self._in_pass = False
         self._end_scheduled = False
@@ -93,6 +99,17 @@ class PassLoop:
         self._in_pass = True
         self.now = self.aio.time()
         self.schedule_end_of_pass()
+
+    def next_read_buffer(self) -> None:
+        """Read next into other memory if bodies were lent from this one.
+
+        The caller calls this behind each read that may have had such a body.
+        """
+        bodies = self._links.bodies
+        if bodies is None or not (self._run is None or self._run.is_shared):
+            return
+        self._run = bodies.take(READ_BYTES)
+        self.read_buffer = self._own_buffer if self._run is None else memoryview(self._run)
 
     def read_was_large(self, full: bool) -> None:
         """Note a read that is worth a pass; `full` says that there is more where it came from."""

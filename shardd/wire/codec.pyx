@@ -6,7 +6,8 @@ PUBLISH is drawn in packer.pyx, which makes it. Little endian, after the 16-byte
     DELIVER  16 u32 sections, u32 zero; section:
                  0 u32 connection  4 u32 consumer  8 u16 channel  12 u32 messages
                 10 u16 1 = REDELIVERED, and 2 x how often each of them came back if the queue counts that
-                16 u64 delivery number of the first  24 u32 bytes  28 u32 zero   32 stored messages, zeros to 8
+                16 u64 delivery number of the first  24 u32 bytes  28 u32 0, or the bytes with the lent bodies
+                32 stored messages, zeros to 8; where bodies are lent, with their places instead (bodies.pyx)
 
 A stored message is drawn in packer.pyx too; here it is bytes.
 """
@@ -18,12 +19,14 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from shardmq.shardd.wire.buffer cimport KIND_DELIVER, Bytes, references_weight, reserve, write_header
-from shardmq.shardd.wire.messages import Publish
+from shardmq.shardd.lending import LentMessages
+from shardmq.shardd.wire.messages import Lent, Publish
 
 cdef enum:
     PUBLISH_HEADER = 40
     RUN = 24
     RECORD_HEADER = 28
+    LENT = 16
     SECTION = 32
     TIMES_MAX = 0x3fff
     HIDES = 0x8000
@@ -134,10 +137,10 @@ def runs_of(const unsigned char[::1] message not None, ordinals):
 
 
 cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
-    """Return the distinct ones in order of appearance; what the references weigh is added to `weight`."""
+    """Return the distinct ones in order of appearance; what references and lent bodies weigh is added to `weight`."""
     cdef size_t at = 0
     cdef const uint8_t *p
-    cdef uint32_t length, count, qid, last = 0
+    cdef uint32_t length, count, qid, body, last = 0
     cdef uint16_t queues
     cdef int k
     cdef dict seen = {}
@@ -147,6 +150,9 @@ cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
         memcpy(&count, p + 20, 4)
         memcpy(&queues, p + 24, 2)
         weight[0] += references_weight(count, queues)
+        if p[27] & LENT and length >= RECORD_HEADER + 4 * <uint32_t> queues + 4:
+            memcpy(&body, p + RECORD_HEADER + 4 * queues, 4)
+            weight[0] += body
         if length < RECORD_HEADER + 4 * queues or at + length > end:
             raise ValueError("record of a wrong length")
         for k in range(queues):
@@ -167,6 +173,7 @@ cdef class DeliveryWriter:
     cdef uint32_t sections
     cdef uint16_t peer
     cdef uint32_t incarnation, epoch, shard
+    cdef public object lender  # of the peer's bodies, None: it lends none
 
     def __cinit__(self, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint32_t shard):
         self.peer = peer
@@ -187,10 +194,17 @@ cdef class DeliveryWriter:
         cdef uint16_t flags = <uint16_t> (
             min(times, TIMES_MAX) << 1 | (1 if redelivered else 0) | (HIDES if hides else 0)
         )
+        cdef uint32_t whole = 0
+        if type(blob) is LentMessages:
+            if blob.lender is self.lender:
+                whole = <uint32_t> len(blob)
+                blob = blob.places
+            else:
+                blob = blob.joined()
         PyObject_GetBuffer(blob, &view, PyBUF_SIMPLE)
         try:
             self.section(connection, channel, consumer, first_number, flags, count,
-                         NULL if view.len >= LARGE_BYTES else <const uint8_t *> view.buf, view.len)
+                         NULL if view.len >= LARGE_BYTES else <const uint8_t *> view.buf, view.len, whole)
             if view.len >= LARGE_BYTES:
                 self.leave(blob, view.len)
         finally:
@@ -206,7 +220,7 @@ cdef class DeliveryWriter:
         return 0
 
     cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
-                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes) except -1:
+                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t whole) except -1:
         """`blob` NULL: they stay where they are, see leave()."""
         cdef size_t here = 0 if blob == NULL else blob_bytes
         cdef uint8_t *p
@@ -224,6 +238,7 @@ cdef class DeliveryWriter:
         memcpy(p + 12, &count, 4)
         memcpy(p + 16, &first_number, 8)
         memcpy(p + 24, &size, 4)
+        memcpy(p + 28, &whole, 4)
         if here:
             memcpy(p + SECTION, blob, here)
         self.out.used += SECTION + here
@@ -280,7 +295,10 @@ cdef class DeliveryWriter:
 
 
 def read_deliveries(message not None):
-    """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message."""
+    """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message.
+
+    Where bodies are lent, the blob is a Lent.
+    """
     cdef Py_buffer view
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
@@ -292,7 +310,7 @@ def read_deliveries(message not None):
 cdef list deliveries(const uint8_t *message, size_t end, object view):
     cdef const uint8_t *p
     cdef size_t at = 24
-    cdef uint32_t sections, i, connection, consumer, count, size
+    cdef uint32_t sections, i, connection, consumer, count, size, whole
     cdef uint16_t channel, flags
     cdef uint64_t number
     cdef list found = []
@@ -310,10 +328,14 @@ cdef list deliveries(const uint8_t *message, size_t end, object view):
         memcpy(&count, p + 12, 4)
         memcpy(&number, p + 16, 8)
         memcpy(&size, p + 24, 4)
+        memcpy(&whole, p + 28, 4)
         at += SECTION
         if at + size > end:
             raise ValueError("DELIVER of another length than it says")
-        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, view[at:at + size],
+        blob = view[at:at + size]
+        if whole:
+            blob = Lent(blob, whole)
+        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, blob,
                       flags >> 1 & TIMES_MAX, (flags & HIDES) != 0))
         at += (size + 7) & ~<size_t> 7
     return found

@@ -53,6 +53,8 @@ ALL = RING_BYTES
 TAIL, HEAD = 0, 64
 _POSITION = struct.Struct("=Q")
 
+# The first byte on the bell of a lane, if the shard can see the bodies that the front door lends.
+SEES_BODIES = b"\1"
 # The longest Offer, encoded.
 OFFER_BYTES_MAX = 4096
 # A shard waits at most this long for an Offer. The front door sends it right after connecting.
@@ -82,6 +84,8 @@ class Lane:
 
     `who` is what the header of the RING messages says. `send_by_zmq` sends a message by ZeroMQ.
 
+    `sees_bodies` says that the shard has the memory of the bodies that the front door lends.
+
     A front door uses the ring only after the shard has rung the bell, because the shard may be
     unable to take the offer. The reader looks at large messages where they lie in the ring: it must
     copy what it still needs before `let_go`.
@@ -95,6 +99,7 @@ class Lane:
         send_by_zmq: Callable[[bytes], object],
         *,
         at_shard: bool,
+        sees_bodies: bool = False,
         ring_bytes: int = RING_BYTES,
     ) -> None:
         to_shard = (_CONTROL_TO_SHARD, _RINGS_AT, ring_bytes)
@@ -112,8 +117,9 @@ class Lane:
         self._is_accepted = at_shard  # the shard has taken the offer
         self._writes_ring = False
         self._reads_ring = False
+        self.sees_bodies = sees_bodies
         if at_shard:
-            bell.send(b"\0")
+            bell.send(SEES_BODIES if sees_bodies else b"\0")
 
     def send(self, message: Parts) -> None:
         if self._writes_ring:
@@ -177,7 +183,9 @@ class Lane:
         The messages that the other process has written can still be taken.
         """
         try:
-            self._is_accepted = bool(self._bell.recv(1))
+            said = self._bell.recv(1)
+            self._is_accepted = bool(said)
+            self.sees_bodies = self.sees_bodies or said == SEES_BODIES
         except BlockingIOError:
             return True
         except OSError:
@@ -209,10 +217,15 @@ def listen(runtime_dir: object, shard: int) -> socket.socket:
 
 
 def offer(
-    runtime_dir: object, shard: int, what: Offer, send_by_zmq: Callable[[bytes], object]
+    runtime_dir: object,
+    shard: int,
+    what: Offer,
+    send_by_zmq: Callable[[bytes], object],
+    bodies: int | None = None,
 ) -> Lane:
     """Offer a lane to a shard, and return the end of the front door.
 
+    `bodies` is the descriptor of the memory of lent bodies (bodies.pyx), None if none are lent.
     Raises NoLane if nobody listens there, or if there is no memory or descriptor for the lane.
     """
     bell = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -223,7 +236,8 @@ def offer(
         try:
             os.ftruncate(fd, MEMORY_BYTES)
             memory = mmap.mmap(fd, MEMORY_BYTES)
-            socket.send_fds(bell, [msgspec.msgpack.encode(what)], [fd])
+            fds = [fd] if bodies is None else [fd, bodies]
+            socket.send_fds(bell, [msgspec.msgpack.encode(what)], fds)
         finally:
             os.close(fd)
     except OSError as error:
@@ -233,9 +247,12 @@ def offer(
     return Lane(bell, memory, who, send_by_zmq, at_shard=False)
 
 
-def accept(listener: socket.socket) -> tuple[Offer, socket.socket, mmap.mmap] | None:
+def accept(
+    listener: socket.socket,
+) -> tuple[Offer, socket.socket, mmap.mmap, mmap.mmap | None] | None:
     """Return the next offer with its socket and its memory, or None if there is none.
 
+    Behind them is the memory of the bodies that the front door lends, or None.
     Raises NoLane if the other side did not offer a lane that this process knows.
     """
     try:
@@ -247,11 +264,13 @@ def accept(listener: socket.socket) -> tuple[Offer, socket.socket, mmap.mmap] | 
     fds: list[int] = []
     try:
         bell.settimeout(OFFER_S_MAX)
-        data, fds, _flags, _address = socket.recv_fds(bell, OFFER_BYTES_MAX, 1)
+        data, fds, _flags, _address = socket.recv_fds(bell, OFFER_BYTES_MAX, 2)
         bell.setblocking(False)
-        if len(fds) != 1 or os.fstat(fds[0]).st_size != MEMORY_BYTES:
+        if not fds or os.fstat(fds[0]).st_size != MEMORY_BYTES:
             raise NoLane("no memory came with an offer")
-        return msgspec.msgpack.decode(data, type=Offer), bell, mmap.mmap(fds[0], MEMORY_BYTES)
+        offered = msgspec.msgpack.decode(data, type=Offer)
+        bodies = mmap.mmap(fds[1], 0, prot=mmap.PROT_READ) if len(fds) > 1 else None
+        return offered, bell, mmap.mmap(fds[0], MEMORY_BYTES), bodies
     except (OSError, msgspec.MsgspecError) as error:
         bell.close()
         raise NoLane(str(error)) from error

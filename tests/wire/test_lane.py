@@ -259,7 +259,8 @@ def test_an_offer_arrives_with_its_memory(tmp_path: Path) -> None:
     door = lane.offer(tmp_path, 3, what, by_zmq.append)
     accepted = lane.accept(listener)
     assert accepted is not None
-    offered, bell, memory = accepted
+    offered, bell, memory, bodies = accepted
+    assert bodies is None
     assert offered == what
     shard = lane.Lane(bell, memory, (1, 2, 3, 3), by_zmq.append, at_shard=True)
     assert door.hear()

@@ -11,6 +11,7 @@ from collections import deque
 from itertools import islice
 
 from shardmq.broker.front_door.tls import TlsSocket
+from shardmq.shardd.wire.bodies import Run
 
 # Unsent output past which a client is not read any more. Deliveries have a window of their own,
 # which the shard keeps.
@@ -120,11 +121,11 @@ class Output:
 def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
     """Return the chunk, copied if others will change its memory.
 
-    What is left of a `bytes` object is nobody else's.
+    Nobody changes a `bytes` object, nor a lent body while some view holds it.
     """
     return (
         bytes(chunk)
-        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes)
+        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes | Run)
         else chunk
     )
 

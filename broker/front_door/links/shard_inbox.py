@@ -16,6 +16,7 @@ import zmq
 from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLink
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 from shardmq.shardd.wire.recent import RecentKeys
 
@@ -38,7 +39,9 @@ class ShardInbox:
         incarnation: int,
         runtime_dir: str,
         events: Events,
+        bodies: BodyMemory | None = None,
     ) -> None:
+        self._bodies = bodies
         self._socket = socket
         self._links = links
         self._incarnation = incarnation
@@ -131,7 +134,8 @@ class ShardInbox:
         """Offer a lane to the process that just said Hello."""
         assert self.loop is not None
         try:
-            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
+            bodies = self._bodies.fd if self._bodies is not None else None
+            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq, bodies)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
@@ -142,6 +146,7 @@ class ShardInbox:
         self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
+            link.may_lend(False)
             link.rings_full += lane.times_full
             if self.loop is not None:
                 self.loop.remove_reader(lane.fd)
@@ -165,7 +170,10 @@ class ShardInbox:
 
     def _heard(self, link: ShardLink, lane: Lane) -> None:
         """Handle a bell. At the end of the other process take all it said and close the lane."""
+        saw = lane.sees_bodies
         alive = lane.hear()
+        if lane.sees_bodies is not saw and link.lane is lane:
+            link.may_lend(True)
         self._hear(link, lane)
         if not alive and link.lane is lane:
             self._take_all(link, lane.take(ALL))

@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from shardmq.broker.front_door.consume.settling import Due, Settles
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.histogram import Histogram
 from shardmq.shardd.wire.lane import Lane, joined
 
@@ -106,6 +107,7 @@ class ShardLink:
         due: Due,
         events: Events,
         on_control: Callable[[ShardLink, envelope.Message], None],
+        bodies: BodyMemory | None = None,
     ) -> None:
         self.shard = shard
         self.socket = socket
@@ -124,11 +126,13 @@ class ShardLink:
             wire.DELIVER: self._on_deliver,
             wire.CONFIRMED: self._on_confirmed,
             wire.CREDIT: self._on_credit,
+            wire.FREED: self._on_freed,
             wire.CONTROL: lambda message: on_control(self, message),
         }
         self.by_header: dict[envelope.Message, Callable[[envelope.Message], None]] = {}
         self._peer, self._incarnation = peer, incarnation
         self._packer, self._sizes, self._events = packer, sizes, events
+        self._bodies = bodies
         self._batch = 0  # number of the batch that was sent last
         self._sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
         # Batches made while the shard was away, and what each weighs.
@@ -216,6 +220,10 @@ class ShardLink:
             self.send(envelope.credit(peer, incarnation, epoch, shard, self.credits.items()))
             self.credits.clear()
 
+    def may_lend(self, may: bool) -> None:
+        """Note whether the shard can see the bodies that this front door lends."""
+        self._packer.may_lend(self.shard, may)
+
     def _send_batch(self, batch: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
         self._batch += 1
         self.in_flight += weight
@@ -228,6 +236,7 @@ class ShardLink:
         if self.up:
             self.flush()
             return
+        self.may_lend(False)  # the next process cannot see the bodies yet
         messages, weight = self._packer.messages(self.shard), self._packer.weight(self.shard)
         batch = self._packer.take(self.shard, self._peer, self._incarnation, 0, 0)
         if batch is not None:
@@ -243,6 +252,9 @@ class ShardLink:
         """Start with a new process of the shard; what the old one has not confirmed is lost."""
         first_time = self.epoch == 0
         lost = self._lose_sent()
+        self.may_lend(False)
+        if self._bodies is not None:
+            self._bodies.lost(self.shard)
         self.epoch = epoch
         who = self._peer, self._incarnation, epoch, self.shard
         self.by_header = {envelope.header(kind, *who): do for kind, do in self.by_kind.items()}
@@ -339,6 +351,10 @@ class ShardLink:
             self.in_flight -= count
         if self.in_flight <= PUBLISH_WINDOW_BYTES // 2:
             self._events.publish_room(self.shard)
+
+    def _on_freed(self, message: envelope.Message) -> None:
+        if self._bodies is not None:
+            self._bodies.freed(self.shard, message)
 
 
 def _nacked(count: int) -> str:

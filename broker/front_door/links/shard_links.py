@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import zmq
 
+from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.consume.settling import ACKS_WAIT_S, Due
 from shardmq.broker.front_door.links.shard_inbox import ShardInbox
 from shardmq.broker.front_door.links.shard_link import (
@@ -33,6 +34,7 @@ from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import envelope, packer
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, BodyMemory
 from shardmq.shardd.wire.lane import Offer
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
@@ -49,6 +51,14 @@ FENCE_LOOK_S = 0.05
 LINGER_MS = 500
 
 
+def _bodies(size: int, shards: int) -> BodyMemory | None:
+    try:
+        return BodyMemory(size, shards) if size else None
+    except OSError as error:
+        log.warning("no memory for large bodies, they are copied: %s", error)
+        return None
+
+
 class ShardLinks:
     """The links to all shards of this host.
 
@@ -59,6 +69,9 @@ class ShardLinks:
     def __init__(self, config: BrokerConfig, incarnation: int, events: Events) -> None:
         self.incarnation = incarnation
         self.packer = packer.Packer(config.shards)
+        self.bodies = _bodies(config.bodies_bytes, config.shards)
+        if self.bodies is not None:
+            self.packer.lend_from(self.bodies)
         self.vhost = ""
         self._peer = config.door
         self._events = events
@@ -78,11 +91,17 @@ class ShardLinks:
                 due=self._due,
                 events=events,
                 on_control=self._on_control,
+                bodies=self.bodies,
             )
             for shard in range(config.shards)
         ]
         self.inbox = ShardInbox(
-            self._socket(zmq.PULL), self.links, incarnation, config.runtime_dir, events
+            self._socket(zmq.PULL),
+            self.links,
+            incarnation,
+            config.runtime_dir,
+            events,
+            self.bodies,
         )
         self._requests = ShardRequests(self.links)
         self._acks_wait = False  # some do, and a timer runs
@@ -134,6 +153,8 @@ class ShardLinks:
         if self._loop is None:
             return  # not started: the catalog is waited for
         now = self._loop.time()
+        if self.bodies is not None:
+            self.bodies.trim()
         for link in self.links:
             link.join(self._endpoint)
             link.tick(now)
@@ -249,6 +270,20 @@ class ShardLinks:
         for link in self.links:
             link.credits.pop(connection, None)
 
+    def room(self, size: int) -> bytearray | memoryview:
+        """Return memory for a large message of a client, if there is some from which it can be lent."""
+        run = None if self.bodies is None or size < BODY_BYTES_MIN else self.bodies.take(size)
+        return frames.room(size) if run is None else memoryview(run)
+
+    def lent_messages(self, shard: int, lent: wire.Lent, count: int) -> list[tuple[bytes, memoryview]]:
+        """Return each message of a section that a shard has sent: without its body, and its body.
+
+        The views hold the bodies. Raises ValueError if the shard was lent no such bodies.
+        """
+        if self.bodies is None:
+            raise ValueError(f"shard {shard} delivers bodies that nobody has lent")
+        return self.bodies.messages(shard, lent.places, count)
+
     # -- publishes --------------------------------------------------------------------------------
 
     def use_vhost(self, vhost: str) -> None:
@@ -325,6 +360,7 @@ class ShardLinks:
     def numbers(self) -> dict[str, float]:
         """Return the sizes of batches, and the state of each link under names with its shard."""
         told = self._sizes.report()
+        told["lent_bytes"] = self.bodies.held_bytes if self.bodies is not None else 0
         for link in self.links:
             lane = link.lane
             told[f"publish_window_bytes.{link.shard}"] = link.in_flight

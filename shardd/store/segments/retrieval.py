@@ -41,6 +41,7 @@ class Retrieval:
             ((number, start, stop),) = runs
             segment = self._segments.by_number[number]
             if segment.buffer is not None and segment.moves is None:
+                segment.fill_lent()
                 return copy_out(
                     segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True
                 )
@@ -130,6 +131,7 @@ class Retrieval:
         """
         segments = self._segments
         if segment.buffer is not None:
+            segment.fill_lent()
             return segment.buffer, 0, segment.used
         if scattered:
             return segments.windows.find_stray(segment, segments.handles.of(segment), position)

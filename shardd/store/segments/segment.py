@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+from shardmq.shardd.lending import LentBody
 from shardmq.shardd.store.files import Files
-from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format import lent, record, scanning
 from shardmq.shardd.store.format.scanning import moved_entries
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
@@ -90,6 +91,10 @@ class Segment:
     after: Segment | None = None
     # Abstracts of the records in the buffer, as long as there is a buffer.
     abstracts: record.Abstracts | None = None
+    # Bodies that front doors have lent and that the buffer does not have, by the positions of their
+    # messages. They are held until the buffer gets them or has other bytes in their place: bytes of
+    # settled messages are written, too.
+    lent: dict[int, LentBody] = field(default_factory=dict)
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES
@@ -120,14 +125,31 @@ class Segment:
         """Collect the abstracts of the records appended from now on, for the index."""
         self.abstracts = record.Abstracts(self.used, self.capacity, INDEX_SHARE_MAX)
 
+    def fill_lent(self) -> None:
+        """Copy the bodies that are lent into the buffer."""
+        assert self.buffer is not None
+        for each in self.lent.values():
+            memory = each.lender.memory
+            lent.fill(
+                self.buffer, each.record, each.body, memory, each.offset, each.size, self.salt
+            )
+        self.let_lent_go()
+
+    def let_lent_go(self) -> None:
+        for each in self.lent.values():
+            each.lender.let_go(each.run)
+        self.lent.clear()
+
     def take_buffer(self) -> bytearray | None:
         """Return the buffer for use by another segment; this segment has none any more."""
+        self.let_lent_go()
         buffer, self.buffer, self.abstracts = self.buffer, None, None
         return buffer
 
     def write_out(self, files: Files) -> None:
         """Write to the file the bytes of the buffer that the file does not have."""
         assert self.buffer is not None and self.handle is not None
+        self.fill_lent()
         stop = self.used + END_BYTES
         self.buffer[self.used : stop] = bytes(END_BYTES)
         if self.flushed == 0:

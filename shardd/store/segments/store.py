@@ -18,9 +18,11 @@ import contextlib
 from array import array
 from collections.abc import Collection, Mapping
 
+from shardmq.shardd.lending import LentBody, Lender, LentMessages
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Closed, DiskFull
 from shardmq.shardd.store.files import Files, OsFiles, sync_file
+from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.producers_file import NAME as PRODUCERS
 from shardmq.shardd.store.format.record import (
     Arrival,
@@ -32,7 +34,7 @@ from shardmq.shardd.store.format.record import (
 from shardmq.shardd.store.format.segment_file import END_BYTES, HEADER_BYTES, file_name
 from shardmq.shardd.store.format.sequences import Screened
 from shardmq.shardd.store.segments import producers, recovery, returns
-from shardmq.shardd.store.segments.appending import Appender
+from shardmq.shardd.store.segments.appending import RENEW_BYTES, Appender
 from shardmq.shardd.store.segments.compaction import ReclaimJob
 from shardmq.shardd.store.segments.merging import Merging
 from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
@@ -46,9 +48,6 @@ from shardmq.shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
-# An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
-# anew while its pages are in the CPU cache.
-RENEW_BYTES = 256 << 10
 
 
 class SegmentStore:
@@ -79,6 +78,7 @@ class SegmentStore:
         self._counters = segments.counters
         self._producers = segments.producers
         self._returns = segments.returns
+        self._waited_long: list[Segment] = []  # segments that had lent bodies at the last own_lent
         self._settled = segments.settled
 
     # -- start and stop ----------------------------------------------------------------------------
@@ -272,6 +272,43 @@ class SegmentStore:
         counters.appended_bytes += size
         return arrivals
 
+    def append_lent(
+        self, records: bytes | bytearray | memoryview, lender: Lender, indexes: bool = False
+    ) -> list[Arrival]:
+        """Append a batch that was not screened and has LENT records, as `append` does.
+
+        Each lent body is held until its segment has its bytes or needs them no more.
+        """
+        try:
+            self._state.check_usable()
+            arrivals = self._appender.append_lent(records, lender, indexes)
+            if arrivals is not None:
+                return arrivals
+            arrivals = self.append(lent.joined(records, lender.memory), indexes)
+        except Exception:
+            lender.let_all_go(lent.runs_of(records))
+            raise
+        lender.let_all_go(lent.runs_of(records))
+        return arrivals
+
+    def own_lent(self) -> None:
+        """Copy lent bodies that were here at the last call, and give them back.
+
+        Messages that stay for long thus take no memory of front doors.
+        """
+        if self._state.stage != "open" or self._state.failure:
+            return
+        segments = self._segments
+        segment = segments.open
+        if segment is not None and segment.lent and segment.is_needless:
+            self._appender.renew(segment)
+        self._waited_long, waited = [], self._waited_long
+        for segment in [*segments.in_memory, *([segments.open] if segments.open else [])]:
+            if segment.lent and segment in waited:
+                segment.fill_lent()
+            elif segment.lent:
+                self._waited_long.append(segment)
+
     # -- read and settle ---------------------------------------------------------------------------
 
     def read(
@@ -282,10 +319,11 @@ class SegmentStore:
 
     def look(
         self, entries: array[int], bytes_max: int, whole: bool = True
-    ) -> tuple[bytes | memoryview, array[int]]:
+    ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
         """Read as `read` does, but large messages may be a view of the write buffer.
 
-        The view is good until the next append.
+        The view is good until the next append. The answer may end before the first message whose
+        body is lent, or behind the last one.
         """
         segment = self._by_number.get(only_segment(entries))
         if (
@@ -294,8 +332,45 @@ class SegmentStore:
             and segment.moves is None
             and self._state.stage == "open"
         ):
+            if segment.lent:
+                return self._look_at_lent(segment, entries, bytes_max)
             return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
+        segment = self._by_number.get(entries[0] >> 32) if entries else None
+        if segment is not None and segment.lent and self._state.stage == "open":
+            return self._look_at_lent(segment, entries, bytes_max)
         return self._retrieval.read(entries, bytes_max, whole)
+
+    def _look_at_lent(
+        self, segment: Segment, entries: array[int], bytes_max: int
+    ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
+        """Return the first messages of a segment that has lent bodies: all lent, or all not."""
+        assert segment.buffer is not None
+        sizes, heads, bodies = array("I"), [], []
+        first: LentBody | None = None
+        for at, entry in enumerate(entries):
+            body = segment.lent.get((entry & 0xFFFFFFFF) >> 4)
+            if entry >> 32 != segment.number:
+                break
+            if body is None or (first is not None and body.lender is not first.lender):
+                break
+            size = body.body - body.message + body.size
+            if at and size > bytes_max:
+                break
+            bytes_max -= size
+            first = first or body
+            heads.append(
+                lent.place(segment.buffer, body.message, body.body, body.offset, body.run)
+            )
+            bodies.append(body)
+            sizes.append(body.size)
+        if first is not None:
+            return LentMessages(first.lender, heads, bodies), sizes
+        stop = 1
+        while stop < len(entries) and entries[stop] >> 32 == segment.number:
+            if (entries[stop] & 0xFFFFFFFF) >> 4 in segment.lent:
+                break
+            stop += 1
+        return look_at(segment.buffer, segment.used, entries, 0, stop, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         """Note that the queue needs these messages no more.
