@@ -49,7 +49,7 @@ def compared(
         first, second = before[name].get(old), after.get(name, {}).get(new)
         if not first or not second or name not in BY_NAME:
             continue
-        for bar in BY_NAME[name].bars:
+        for bar in {bar.metric: bar for bar in BY_NAME[name].bars}.values():
             a, b = first["median"].get(bar.metric), second["median"].get(bar.metric)
             if a and b is not None:
                 noise = max(

@@ -20,6 +20,7 @@ from load.scenarios import Bar, Scenario
 
 TITLES = {
     "rate": "messages/s",
+    "cpu_us": "broker CPU of a message, us",
     "per_cpu_s": "messages/broker-CPU-s",
     "cores": "cores busy",
     "published_per_s": "published/s",
@@ -69,7 +70,7 @@ def machine_lines(outcome: dict[str, Any]) -> str:
         f"Linux {facts['kernel']}; "
         f"commit {outcome['commit']}\n"
         f"load average {outcome['load_average']}, disk {outcome['syncs_per_s']:,} fdatasync/s; "
-        f"median of {outcome['runs']} runs of {outcome['seconds']:g} s, +- half the spread\n"
+        f"median of {outcome['runs']} runs of {outcome['seconds']:g} s (smallest to largest)\n"
     )
 
 
@@ -83,21 +84,33 @@ def figure(broker: dict[str, Any], metric: str) -> str:
     value = broker["median"].get(metric)
     if value is None:
         return "failed" if broker["failures"] and not broker["runs"] else "-"
-    spread = broker["spread"].get(metric, 0.0)
-    return f"{amount(value)} ±{spread * 50:.0f}%" if len(broker["runs"]) > 1 else amount(value)
+    runs = [run[metric] for run in broker["runs"] if metric in run]
+    if len(runs) < 2:
+        return amount(value)
+    return f"{amount(value)} ({amount(min(runs))} to {amount(max(runs))})"
 
 
-def verdict(bar: Bar | None, broker: dict[str, Any]) -> str:
+def verdict(bar: Bar | None, taken: dict[str, Any]) -> str:
+    """Say whether this broker, the first in `taken`, reached the bar."""
     if bar is None:
         return ""
-    value = broker["median"].get(bar.metric)
-    if broker["failures"]:
+    itself = next(iter(taken.values()))
+    value = itself["median"].get(bar.metric)
+    limit = bar.limit_beside({name: broker["median"] for name, broker in taken.items()})
+    if itself["failures"]:
         return "failed"
-    if value is None:
+    if value is None or limit is None:
         return "-"
     if bar.wanted == "below" and value < 0:
         return "no base"  # memory fell: the memory of an earlier run was still shrinking
-    return "ok" if bar.holds(value) else "short"
+    return "ok" if bar.holds(value, limit) else "short"
+
+
+def limit(bar: Bar | None) -> str:
+    if bar is None:
+        return ""
+    relation = ">=" if bar.wanted == "at least" else "<"
+    return f"{relation} {amount(bar.limit)}{' x ' if bar.peers else ''}{' or '.join(bar.peers)}"
 
 
 def ratio(metric: str, itself: dict[str, Any], peer: dict[str, Any]) -> str:
@@ -117,17 +130,17 @@ def ratio(metric: str, itself: dict[str, Any], peer: dict[str, Any]) -> str:
 def rows(name: str, taken: dict[str, Any]) -> Iterator[list[str]]:
     scenario = BY_NAME[name]
     itself, *peers = taken.values()
-    figures: list[tuple[str, Bar | None]] = [(bar.metric, bar) for bar in scenario.bars]
-    for metric, bar in figures + [(metric, None) for metric in scenario.shown]:
-        limit = f"{'>=' if bar.wanted == 'at least' else '<'} {amount(bar.limit)}" if bar else ""
+    bars: list[tuple[str, Bar | None]] = [(bar.metric, bar) for bar in scenario.bars]
+    shown = [metric for metric in scenario.shown if metric not in dict(bars)]
+    for metric, bar in bars + [(metric, None) for metric in shown]:
         cells = [figure(broker, metric) for broker in taken.values()]
         yield [
             name,
             title(metric),
             *cells,
             *(ratio(metric, itself, peer) for peer in peers),
-            limit,
-            verdict(bar, itself),
+            limit(bar),
+            verdict(bar, taken),
         ]
 
 
@@ -147,6 +160,18 @@ def table(outcome: dict[str, Any]) -> str:
         if name in BY_NAME:
             lines.extend(rows(name, figures))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def bars_line(outcome: dict[str, Any]) -> str:
+    """Return one line that counts the bars by verdict and names those that were not reached."""
+    found: dict[str, list[str]] = {}
+    for name, taken in outcome["scenarios"].items():
+        for bar in BY_NAME[name].bars if name in BY_NAME else ():
+            words = f"{name} {title(bar.metric)} {limit(bar)}"
+            found.setdefault(verdict(bar, taken), []).append(words)
+    parts = [f"{len(found.pop('ok', []))} ok"]
+    parts += [f"{len(bars)} {said} ({'; '.join(bars)})" for said, bars in found.items()]
+    return f"bars: {', '.join(parts)}"
 
 
 # -- the page and its charts -----------------------------------------------------------------------
@@ -245,6 +270,7 @@ def page(outcome: dict[str, Any], drawn: dict[str, str]) -> str:
     parts += [
         "Above 1, a ratio says that this broker is ahead.",
         table(outcome),
+        bars_line(outcome),
         "## What was done",
     ]
     measured = [name for name in outcome["scenarios"] if name in BY_NAME]

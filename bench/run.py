@@ -55,6 +55,7 @@ def main() -> int:
         save(outcome, path)
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
+    print(f"\n{report.bars_line(outcome)}")
     print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
     return (
         1
@@ -162,15 +163,24 @@ def peers(arguments: argparse.Namespace) -> list[Target]:
 
 
 def peer_pid(url: str, given: int | None) -> int | None:
-    """Return the given pid while its process lives, otherwise the pid that listens."""
-    return given if given and machine.stat_fields(given) else machine.listener(port_of(url))
+    """Return the given pid while its process lives, otherwise that of the process that listens.
+
+    Of a second broker of this project, the supervisor of that process is returned.
+    """
+    if given and machine.stat_fields(given):
+        return given
+    return supervisor_of(machine.listener(port_of(url)))
 
 
-def own(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Target]:
+def own(
+    arguments: argparse.Namespace, flags: tuple[str, ...] = ()
+) -> contextlib.AbstractContextManager[Target]:
+    if arguments.self_url and flags:
+        raise RunFailed(f"needs a broker that is started with {' '.join(flags)}")
     if arguments.self_url:
         pid = arguments.self_pid or supervisor_of(machine.listener(port_of(arguments.self_url)))
         return contextlib.nullcontext(Target(OWN_NAME, arguments.self_url, pid))
-    return own_broker(arguments.data)
+    return own_broker(arguments.data, flags=flags)
 
 
 def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
@@ -187,7 +197,7 @@ def run_scenario(arguments: argparse.Namespace, scenario: Scenario) -> dict[str,
         return run_recovery(arguments, scenario)
     rounds = [1] * arguments.runs if scenario.kind == "memory" else [arguments.runs]
     for runs in rounds:
-        with own(arguments) as itself:
+        with own(arguments, scenario.flags) as itself:
             if scenario.kind == "memory":
                 others = [
                     anew(peer) if peer.name in arguments.peer_restarts else peer for peer in others

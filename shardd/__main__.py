@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from shardmq.shardd import config
-from shardmq.shardd.server import Server
+from shardmq.shardd.process import run
 from shardmq.supervisor import logs
 from shardmq.supervisor.notify import section
 
@@ -31,7 +31,7 @@ def main() -> int:
         return 2
     logs.begin(settings.log_level, settings.log_format, f"shard-{settings.shard}")
     logs.keep(settings.runtime_dir, f"shard-{settings.shard}")
-    return Server(settings).run()
+    return run(settings)
 
 
 if __name__ == "__main__":

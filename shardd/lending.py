@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+# A lent body weighs this part of its bytes in the window of deliveries.
+LENT_SHARE = 4
+
 
 class Lender:
     """One front door that lends bodies to this shard.
@@ -58,33 +61,41 @@ class LentBody(NamedTuple):
     run: int
     lender: Lender
 
+    @property
+    def weight(self) -> int:
+        """Return what the message weighs in windows and passes.
+
+        A lent body weighs a part of its bytes: it takes no room in a ring, and no time to copy.
+        """
+        return self.body - self.message + self.size // LENT_SHARE
+
 
 class LentMessages:
     """Stored messages on their way to consumers, whose bodies stay where a front door has them.
 
-    `places` has each message with the place of its body instead of the body (wire/bodies.pyx). The
-    length is that of the messages with their bodies.
+    The length is what the messages weigh in windows and passes.
     """
 
-    __slots__ = ("_bodies", "_heads", "_size", "lender")
+    __slots__ = ("_bodies", "_heads", "_weight", "lender")
 
     def __init__(self, lender: Lender, heads: list[bytes], bodies: Sequence[LentBody]) -> None:
-        """`heads` are the messages as `places` has them."""
+        """`heads` are the messages with the places of their bodies in place of the bodies."""
         self.lender = lender
         self._heads = heads
         self._bodies = bodies
-        self._size = sum([body.body - body.message + body.size for body in bodies])
+        self._weight = sum([body.weight for body in bodies])
 
     def __len__(self) -> int:
-        return self._size
+        return self._weight
 
-    @property
-    def places(self) -> bytes:
-        return b"".join(self._heads)
+    def seen_by(self, lender: Lender | None) -> tuple[bytes, bool]:
+        """Return what a DELIVER to a front door has, and whether that has places of bodies.
 
-    def joined(self) -> bytes:
-        """Return the messages with copies of their bodies."""
+        A front door that did not lend these bodies gets copies of them.
+        """
+        if lender is self.lender:
+            return b"".join(self._heads), True
         memory, parts = self.lender.memory, []
         for head, body in zip(self._heads, self._bodies, strict=True):
             parts += (head[: body.body - body.message], memory[body.offset :][: body.size])
-        return b"".join(parts)
+        return b"".join(parts), False

@@ -35,7 +35,7 @@ class Links:
         """Accept messages and lanes from now on."""
         self._shard = shard
         self.controller = f"ipc://{runtime_dir}/controller.sock"
-        self.poll = select.poll()
+        self.poll = select.epoll()
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PULL)
         self._inbox.bind(f"ipc://{runtime_dir}/shard-{shard.number}.sock")
@@ -46,13 +46,14 @@ class Links:
         # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        self._ends: dict[int, Lane] = {}  # by the descriptor whose end is the end of the lane
         # The number and incarnation of processes of another wire version.
         self._refused, self._refused_joins = RecentKeys(), RecentKeys()
         self._rings_full = 0  # counted by lanes that are closed
         self._listener = _listener(runtime_dir, shard.number)
-        for each in (self._inbox, self._listener):
-            if each is not None:
-                self.poll.register(each.fileno(), select.POLLIN)
+        self._listens = False
+        self.poll.register(self._inbox_fd, select.EPOLLIN)
+        self.listen()
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made: zmq.Socket[bytes] = self._context.socket(kind)
@@ -68,6 +69,7 @@ class Links:
             outbox.close(LINGER_MS)
         self._inbox.close(0)
         self._context.term()
+        self.poll.close()
 
     # -- in ----------------------------------------------------------------------------------------
 
@@ -84,13 +86,18 @@ class Links:
             if not lane.sleep():
                 wait_ms = 0
                 break
-        return self.poll.poll(wait_ms)
+        return self.poll.poll(wait_ms / 1000)
 
     def hear(self, fd: int, now: int) -> bool:
-        """Note that a descriptor is readable; return False if it is none of the links."""
-        lane = self._heard.get(fd)
+        """Note that a descriptor is readable; return False if it is none of the links.
+
+        A bell needs no answer: each ring is an event of its own, and `receive` looks at all rings.
+        """
+        if fd in self._heard:
+            return True
+        lane = self._ends.get(fd)
         if lane is not None:
-            if not lane.hear():
+            if lane.is_over():
                 self._lose_lane(lane, now)
         elif fd == self._inbox_fd:
             self._inbox_told = True
@@ -171,6 +178,12 @@ class Links:
 
     # -- lanes -------------------------------------------------------------------------------------
 
+    def listen(self) -> None:
+        """Accept lanes again, if the process had no descriptor left for one."""
+        if self._listener is not None and not self._listens:
+            self._listens = True
+            self.poll.register(self._listener.fileno(), select.EPOLLIN)
+
     def _accept_lanes(self, listener: socket.socket) -> None:
         while True:
             try:
@@ -178,23 +191,31 @@ class Links:
             except NoLane as error:
                 log.warning("a lane was not made: %s", error)
                 continue
+            except OSError as error:
+                # The offer waits and would wake the loop at once, again and again.
+                log.warning("no lanes for now, all goes through ZeroMQ: %s", error)
+                self.poll.unregister(listener.fileno())
+                self._listens = False
+                return
             if offered is None:
                 return
-            offer, bell, memory, bodies = offered
+            offer, shared = offered
             if offer.epoch != self._shard.epoch:
-                bell.close()
+                shared.close()
                 continue
             who = (offer.peer, offer.incarnation, offer.epoch, self._shard.number)
             peer = self._shard.peers.get(offer.peer)
-            sees = bodies is not None and peer is not None and peer.incarnation == offer.incarnation
-            if bodies is not None and peer is not None and sees:
-                peer.sees(memoryview(bodies))
-            send_by_zmq = self._outbox(offer.endpoint).send
-            lane = Lane(bell, memory, who, send_by_zmq, at_shard=True, sees_bodies=sees)
+            if shared.bodies is not None:
+                if peer is None or peer.incarnation != offer.incarnation:
+                    shared.close()  # without its Join nobody knows who lends these bodies
+                    continue
+                peer.sees(memoryview(shared.bodies))
+            lane = Lane(shared, who, self._outbox(offer.endpoint).send, at_shard=True)
             self._lanes[offer.endpoint] = self._lanes_of[
                 offer.peer, offer.incarnation
-            ] = self._heard[lane.fd] = lane
-            self.poll.register(lane.fd, select.POLLIN)
+            ] = self._heard[lane.bell] = self._ends[lane.fd] = lane
+            self.poll.register(lane.bell, select.EPOLLIN | select.EPOLLET)
+            self.poll.register(lane.fd, select.EPOLLIN)
 
     def _lose_lane(self, lane: Lane, now: int) -> None:
         """Take in the last messages of a front door that is gone, and close its lane.
@@ -203,8 +224,9 @@ class Links:
         counts. So `_lanes_of` keeps the lane until the front door is forgotten.
         """
         self._receive_by_ring(lane, now, ALL)
+        self.poll.unregister(lane.bell)
         self.poll.unregister(lane.fd)
-        del self._heard[lane.fd]
+        del self._heard[lane.bell], self._ends[lane.fd]
         self._rings_full += lane.times_full
         for endpoint in [key for key, value in self._lanes.items() if value is lane]:
             del self._lanes[endpoint]
@@ -213,12 +235,19 @@ class Links:
     # -- out ---------------------------------------------------------------------------------------
 
     def send(self, outgoing: list[Outgoing]) -> None:
+        """Send messages. Those of one peer are neighbours, and its bell rings behind the last."""
+        to_ring: Lane | None = None
         for endpoint, message in outgoing:
             lane = self._lanes.get(endpoint)
+            if to_ring is not None and lane is not to_ring:
+                to_ring.ring()
+            to_ring = lane
             if lane is not None:
-                lane.send(message)
+                lane.put(message)
             else:
                 self._outbox(endpoint).send(joined(message), AT_ONCE)
+        if to_ring is not None:
+            to_ring.ring()
 
     def _outbox(self, endpoint: str) -> zmq.Socket[bytes]:
         found = self._outboxes.get(endpoint)

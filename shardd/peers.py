@@ -121,7 +121,7 @@ class Peer:
 
     def sees(self, memory: memoryview) -> None:
         """Let the front door lend bodies from this memory."""
-        self.lender = self.writer.lender = Lender(memory, self._has_freed)
+        self.lender = Lender(memory, self._has_freed)
 
     def _has_freed(self) -> None:
         self.has_news = True

@@ -1,9 +1,9 @@
-"""Run the loop of a shard, with its clock, signals and threads.
+"""Serve a shard pass by pass, with its files, links, threads and clock.
 
 One pass takes in the messages that have arrived (up to RECEIVE_BURST of each front door), begins a
-sync if somebody waits for one, and sends the messages of the shard. Without work the process sleeps
-in poll until a message, the end of a sync, a signal, the end of the supervisor, or the next timer.
-links.py carries the messages, disk_home.py opens the files, and sync_threads.py has the threads.
+sync if somebody waits for one, and sends the messages of the shard. The owner of the server says
+when a pass is due: process.py is a process that does nothing else. links.py carries the messages,
+disk_home.py opens the files, and sync_threads.py has the threads.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import logging
 import os
 import resource
 import select
-import sys
 import time
+from collections.abc import Callable
 
-from shardmq.shardd.config import ShardConfig, read
+from shardmq.shardd.config import ShardConfig
 from shardmq.shardd.directories import shard_directory
 from shardmq.shardd.disk import Calls, DiskRoom, StallWatch
 from shardmq.shardd.disk_home import DiskHome
 from shardmq.shardd.links import Links
 from shardmq.shardd.shard import Shard
-from shardmq.shardd.signals import Signals
 from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
@@ -29,7 +28,7 @@ from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
-from shardmq.shardd.wire.memory import give_back, keep_warm
+from shardmq.shardd.wire.memory import give_back
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -43,20 +42,31 @@ TICK_MS = 1000
 SWEEP_MS = 60_000
 # A pass with few messages: a batch, and the settles that came with it.
 FEW_MESSAGES = 2
-SWITCH_INTERVAL_S = 0.0005
 # A drain takes in at most this many messages of each front door, however fast more arrive.
 DRAIN_MESSAGES_MAX = 4096
-REFUSED = 2
+# Threads of disk work take turns with the loop at this interval.
+SWITCH_INTERVAL_S = 0.0005
+# Exit statuses of a process whose shard failed.
+FAILED, REFUSED = 1, 2
 # A sync that is under way when the shard fails may take this long to end.
 LAST_SYNC_S = 5.0
 
 
 class Server:
-    def __init__(self, config: ShardConfig) -> None:
+    """A shard with its files, links and threads.
+
+    The owner calls `begin`, then `turn` again and again, at the latest `wait_ms` after the last
+    one. In the end it calls `drain`, or `break_off` if some call raised, and `close`.
+
+    `on_ready` is called when all queues are known, with the messages that they still have.
+    """
+
+    def __init__(self, config: ShardConfig, on_ready: Callable[[], None]) -> None:
         self.config = config
+        self._on_ready = on_ready
+        self._is_ready = False
         self._directory = shard_directory(config.data_dir, config.shard)
         self._board = Board(path_of(config.runtime_dir, config.shard))
-        self._draining = False
         self._next_tick = 0
         self._next_sweep = 0
         self._calls = Calls()
@@ -78,43 +88,23 @@ class Server:
             timeout_closes=config.consumer_timeout_action == "close",
         )
         self._threads = SyncThreads(self.shard.syncs)
-        self._links = Links(config.runtime_dir, self.shard)
-        self._lifeline = notify.lifeline_fd()
+        self.links = Links(config.runtime_dir, self.shard)
+        self._others: dict[int, Callable[[], None]] = {}  # descriptors of the owner
 
-    # -- run ---------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
-    def run(self) -> int:
-        """Run the shard until it is drained or fails; return the exit status.
-
-        The status is 0 after a drain, 1 if the disk or the shard itself failed, and 2 if a later
-        version wrote the files.
-        """
-        keep_warm()
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
+    def begin(self) -> None:
+        """Begin to serve: the controller is told that the shard is there."""
         self._make_directory()
         self._stall.start()
-        signals = Signals()
-        for fd in (*self._threads.fds, signals.fd, self._lifeline):
-            if fd is not None:
-                self._links.poll.register(fd, select.POLLIN)
-        self._links.send([self.shard.membership.first_words(self._links.controller)])
-        status = 1
-        try:
-            self._serve(signals)
-            self._drain()
-            status = 0
-        except FormatTooNew as error:
-            log.critical("refuses what a later version wrote: %s", error)
-            self._break_off("refused", str(error))
-            status = REFUSED
-        except StoreError as error:
-            log.critical("stops, for recovery to decide: %s", error)
-            self._break_off("disk failed", str(error))
-        except Exception as error:
-            log.exception("stops, for recovery to decide")
-            self._break_off("shard failed", repr(error))
-        self._links.close()
-        return status
+        for fd in self._threads.fds:
+            self.links.poll.register(fd, select.EPOLLIN)
+        self.links.send([self.shard.membership.first_words(self.links.controller)])
+
+    def watch(self, fd: int, then: Callable[[], None]) -> None:
+        """Call `then` in each pass in which this descriptor is readable."""
+        self._others[fd] = then
+        self.links.poll.register(fd, select.EPOLLIN)
 
     def _make_directory(self) -> None:
         """Make the directory of the shard.
@@ -129,60 +119,55 @@ class Server:
                 raise
             log.warning("no room for %s: nothing can be stored before there is", self._directory)
 
-    def _serve(self, signals: Signals) -> None:
-        ready = False
-        while not self._draining and not signals.stop:
-            self._turn(signals)
-            if not ready and self.shard.ready:
-                ready = True
-                self._board.show()
-                notify.ready()
-                give_back()
-                self._status = "serving"
-                self._tell_status()
-                log.info("ready: %d queues", len(self.shard.queues))
+    def _become_ready(self) -> None:
+        self._is_ready = True
+        self._board.show()
+        self._on_ready()
+        give_back()
+        self._status = "serving"
+        self._tell_status()
+        log.info("ready: %d queues", len(self.shard.queues))
 
-    def _take_settings(self) -> None:
+    def take_settings(self, config: ShardConfig) -> None:
         """Take in new settings: the limits of the disk, and the log level."""
-        section = notify.new_section()
-        if section is not None:
-            self.config = read(section)
-            set_level(self.config.log_level)
+        self.config = config
+        set_level(config.log_level)
 
-    def _turn(self, signals: Signals) -> None:
-        events = self._links.wait(self._wait_ms())
+    # -- passes ------------------------------------------------------------------------------------
+
+    def turn(self, events: list[tuple[int, int]]) -> None:
+        """Run one pass. `events` are the descriptors that `links.poll` reports."""
         now = _now()
         if events:
-            self._look_at(events, signals, now)
-        taken = self._links.receive(now, RECEIVE_BURST)
+            self._look_at(events, now)
+        taken = self.links.receive(now, RECEIVE_BURST)
         if now >= self._next_tick:
             self._tick(now)
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()
         if 0 < taken <= FEW_MESSAGES and self._threads.messages.usual_s < QUICK_SYNC_S:
-            self._links.send(self.shard.turn_end(now))
+            self.links.send(self.shard.turn_end(now))
             if self.shard.syncs.may_begin:
                 self._threads.sync_here()
-                self._links.send(self.shard.turn_end(now))
+                self.links.send(self.shard.turn_end(now))
         else:
             if self.shard.syncs.may_begin:
                 self._threads.begin_sync()
-            self._links.send(self.shard.turn_end(now))
+            self.links.send(self.shard.turn_end(now))
         self._threads.begin_settled_sync()
+        if not self._is_ready and self.shard.ready:
+            self._become_ready()
 
-    def _look_at(self, events: list[tuple[int, int]], signals: Signals, now: int) -> None:
+    def _look_at(self, events: list[tuple[int, int]], now: int) -> None:
         for fd, _ in events:
-            if self._links.hear(fd, now) or self._threads.ended(fd, now):
+            if self.links.hear(fd, now) or self._threads.ended(fd, now):
                 continue
-            if fd == signals.fd:
-                if signals.take():
-                    self._take_settings()
-            elif fd == self._lifeline:
-                log.warning("the supervisor is gone")
-                self._draining = True
+            if (then := self._others.get(fd)) is not None:
+                then()
 
-    def _wait_ms(self) -> int:
+    def wait_ms(self) -> int:
+        """Return how long the next pass may wait if no descriptor reports anything."""
         shard, at = self.shard, self._next_tick
         if shard.has_work:
             return 0
@@ -198,7 +183,7 @@ class Server:
         """Do the work of each second.
 
         The shard tells the watchdog that it lives, checks the room on the disk, asks for a sync of
-        what nobody waits for, and closes the sockets of peers that left.
+        what nobody waits for, closes the sockets of peers that left, and accepts lanes again.
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
@@ -209,7 +194,8 @@ class Server:
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS
             self.shard.forget_producers(now - int(self.config.producer_idle_s * 1000))
-        self._links.close_unused()
+        self.links.close_unused()
+        self.links.listen()
 
     def _look_at_gaps(self) -> None:
         """Read where the reader of streams has met damage, so that the shard counts the damage."""
@@ -233,44 +219,58 @@ class Server:
         hangs.
         """
         notify.status(status)
-        self._links.alarm_from_thread(wire.DISK_STALLED)
+        self.links.alarm_from_thread(wire.DISK_STALLED)
 
     def _tell_status(self) -> None:
         """Tell the supervisor the present status."""
         notify.status(self._status)
 
-    # -- sync, stop --------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Take in the messages that have arrived, make them durable, confirm them, and close.
 
         Nothing more is handed out. Waiting messages stay as they are. Messages that were handed out
         come back as redelivered.
         """
-        notify.stopping()
-        self._links.receive_last(_now(), DRAIN_MESSAGES_MAX)
+        self.links.receive_last(_now(), DRAIN_MESSAGES_MAX)
         self.shard.syncs.want()
         for _ in range(2):  # the sync under way, then one for messages that came behind it
             self._threads.await_sync()
             self._threads.begin_sync()
         self._threads.await_sync()
-        self._links.send(self.shard.answers())
+        self.links.send(self.shard.answers())
         self.shard.close()
         log.info("drained")
 
-    def _break_off(self, alarm: str, why: str) -> None:
+    def break_off(self, error: Exception) -> int:
         """Tell all peers and the supervisor that the shard failed, then save what can be saved.
 
-        The report comes first, because the rest may take long or fail again.
+        The report comes first, because the rest may take long or fail again. Returns the exit
+        status of the process: FAILED, or REFUSED if a later version wrote the files.
         """
+        if isinstance(error, FormatTooNew):
+            log.critical("refuses what a later version wrote: %s", error)
+            alarm, why = "refused", str(error)
+        elif isinstance(error, StoreError):
+            log.critical("stops, for recovery to decide: %s", error)
+            alarm, why = "disk failed", str(error)
+        else:
+            log.error("stops, for recovery to decide", exc_info=error)
+            alarm, why = "shard failed", repr(error)
         notify.failing(f"{alarm}: {why}")
-        self._links.send(self.shard.break_off(alarm))
+        self.links.send(self.shard.break_off(alarm))
         try:
             self._threads.await_sync(LAST_SYNC_S)
-        except Exception as error:
-            log.error("and the sync under way: %r", error)
+        except Exception as error_of_sync:
+            log.error("and the sync under way: %r", error_of_sync)
         for trouble in self.shard.abandon():
             log.error("not closed well: %r", trouble)
+        return REFUSED if isinstance(error, FormatTooNew) else FAILED
+
+    def close(self) -> None:
+        """Close the links. What is unsent may still take a moment."""
+        self.links.close()
 
     def _process_stats(self) -> dict[str, float]:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -283,7 +283,7 @@ class Server:
             "disk_free_min_bytes": self.config.disk_free_min_bytes,
             "disk_free_warn_bytes": self.config.disk_free_warn_bytes,
             "sync_seconds": self._threads.messages.seconds,
-            **self._links.stats(),
+            **self.links.stats(),
             **self._home.recovery(),
             **self._threads.messages.took_us.report("sync_us"),
         }

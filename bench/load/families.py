@@ -9,13 +9,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from load.scenarios import CONFIRM_TIMES, DURABLE, SCENARIOS, Bar, Scenario, at_least, below, words
+from load.scenarios import (
+    CONFIRM_TIMES,
+    DURABLE,
+    LAVINMQ,
+    PEERS,
+    RABBITMQ,
+    SCENARIOS,
+    Bar,
+    Scenario,
+    at_least,
+    below,
+    words,
+)
 
 CORE = {scenario.name: scenario for scenario in SCENARIOS}
 RATE = ("rate", "per_cpu_s", "cores")
 SIZES = {"16": 16, "256": 256, "1k": 1 << 10, "32k": 32 << 10, "1m": 1 << 20}
 # Large windows of large bodies only fill memory.
 IN_FLIGHT = {"16": 1000, "256": 1000, "1k": 1000, "32k": 500, "1m": 64}
+# How much better than the better peer bodies of this size are to be carried.
+BODY_BARS = {"32k": 1.5, "1m": 1.0}
 OPERATION_TIMES = ("latency_p50_us", "latency_p99_us")
 
 
@@ -47,6 +61,11 @@ BODIES = tuple(
         f"bodies of {name}, transient, no acks",
         f"--body {size} --batch 64K",
         (*RATE, "mb_per_s"),
+        tuple(
+            at_least(metric, BODY_BARS[name], *PEERS)
+            for metric in ("rate", "per_cpu_s")
+            if name in BODY_BARS
+        ),
     )
     for name, size in SIZES.items()
 ) + tuple(
@@ -86,6 +105,14 @@ SMALL = (
         " while a producer without confirms floods its queue",
         "--body 16 --prefetch 100 --ack-every 1",
         ("consumed_per_s", "published_per_s", "cores"),
+        (at_least("per_cpu_s", 2, LAVINMQ),),
+    ),
+    rate(
+        "flooded-100",
+        "the same with prefetch 1,000 and ack(multiple) every 100",
+        "--body 16 --prefetch 1000 --ack-every 100",
+        ("consumed_per_s", "published_per_s", "cores"),
+        (at_least("per_cpu_s", 2, LAVINMQ),),
     ),
     *(
         rate(
@@ -115,6 +142,13 @@ SMALL = (
 
 CONFIRMS = (
     CORE["confirms-1"],
+    rate(
+        "confirms-1-only",
+        "16 B, persistent, each publish waits for its confirm, nobody consumes",
+        f"--body 16 --batch 1 {DURABLE} --confirms 1 --no-consume",
+        ("per_cpu_s", *CONFIRM_TIMES),
+        (at_least("rate", 1, LAVINMQ),),
+    ),
     rate(
         "confirms-1x16",
         "16 B, persistent, 16 producers that each wait for every confirm",
@@ -168,6 +202,7 @@ CONNECTIONS = (
             "1,000 connections that publish 10 messages of 16 B a second each, 1 consumer",
             "--body 16 --batch 1 --fleet 1000 --rate 10000 --latency --warmup 1",
             ("rate", "per_cpu_s", "cores", "latency_p50_us", "latency_p99_us"),
+            (below("cpu_us", 41),),  # half of what it was in November 2026
         ),
         kind="latency",
     ),
@@ -203,6 +238,7 @@ RPC = (
         "one request at a time by amq.rabbitmq.reply-to",
         "--rpc 1",
         (*RATE, *OPERATION_TIMES),
+        (at_least("rate", 1.3, RABBITMQ),),
     ),
     rate("rpc-100", "100 requests under way", "--rpc 100", (*RATE, *OPERATION_TIMES)),
     rate(
@@ -213,34 +249,39 @@ RPC = (
     ),
 )
 
+
+def operations(name: str, about: str, options: str) -> Scenario:
+    """Return a scenario of one operation at a time for each client."""
+    bar = at_least("rate", 1, *PEERS)
+    return rate(name, about, f"--ops {options}", (*RATE, *OPERATION_TIMES), (bar,))
+
+
+ONE_AT_A_TIME = tuple(
+    operations(f"{name}{more}", f"{about}{by}", f"{options}{clients}")
+    for name, about, options in (
+        ("connect", "connect, log in, open a channel, close: one after the other", "connect"),
+        ("channel", "open and close a channel", "channel"),
+        ("declare", "durable queues, one by one", "queue --durable"),
+        ("declare-transient", "transient queues, one by one", "queue"),
+        ("bind", "bindings of a direct exchange, one by one", "binding"),
+        ("bind-durable", "durable bindings of a direct exchange, one by one", "binding --durable"),
+    )
+    for more, by, clients in (("", "", ""), ("-4", ", by 4 clients", " --producers 4"))
+)
+
 CHURN = (
-    rate(
-        "connect",
-        "connect, log in, open a channel, close: one after the other",
-        "--ops connect",
-        (*RATE, *OPERATION_TIMES),
-    ),
+    *ONE_AT_A_TIME,
     rate(
         "connect-16",
-        "the same, 16 at once",
+        "connect, log in, open a channel, close: 16 at once",
         "--ops connect --producers 16",
         (*RATE, *OPERATION_TIMES),
-    ),
-    rate("channel", "open and close a channel", "--ops channel", (*RATE, *OPERATION_TIMES)),
-    rate(
-        "declare", "durable queues, one by one", "--ops queue --durable", (*RATE, *OPERATION_TIMES)
     ),
     rate(
         "declare-pipelined",
         "durable queues, 200 at once",
         "--ops queue --durable --pipeline 200",
         RATE,
-    ),
-    rate(
-        "bind",
-        "bindings of a direct exchange, one by one",
-        "--ops binding",
-        (*RATE, *OPERATION_TIMES),
     ),
     rate(
         "bind-pipelined",
@@ -281,7 +322,44 @@ MEMORY = (
     CORE["stalled"],
 )
 
-LATENCY = (CORE["latency-1k"], CORE["latency-20k"])
+
+def paced(
+    name: str, rate: int, metrics: tuple[str, ...], *bars: Bar, flags: tuple[str, ...] = ()
+) -> Scenario:
+    about = f"16 B, transient, {rate:,} a second, publish to deliver"
+    options = words(f"--body 16 --batch 1 --rate {rate} --latency")
+    return Scenario(name, about, "latency", options, bars, metrics, flags=flags)
+
+
+CPU_FIRST = ("cpu_us", "cores", *OPERATION_TIMES)
+LATENCY_FIRST = (*OPERATION_TIMES, "latency_p99.9_us", "cpu_us", "cores")
+# This broker without a front door beside the shards: messages for queues of the process that a
+# client is connected to cross no process.
+NO_FRONT_DOOR = ("--front-doors", "0")
+
+LATENCY = (
+    paced("latency-100", 100, LATENCY_FIRST),
+    CORE["latency-1k"],
+    paced("latency-5k", 5_000, LATENCY_FIRST),
+    CORE["latency-20k"],
+    paced("cpu-2k", 2_000, CPU_FIRST, below("cpu_us", 80), below("cpu_us", 1.5, LAVINMQ)),
+    paced(
+        "cpu-2k-no-front-door",
+        2_000,
+        CPU_FIRST,
+        below("cpu_us", 50),
+        below("cpu_us", 1, LAVINMQ),
+        flags=NO_FRONT_DOOR,
+    ),
+    paced(
+        "latency-1k-no-front-door",
+        1_000,
+        LATENCY_FIRST,
+        below("latency_p50_us", 65),
+        below("latency_p99_us", 1, LAVINMQ),
+        flags=NO_FRONT_DOOR,
+    ),
+)
 
 RECOVERY = (
     Scenario(
@@ -314,3 +392,10 @@ FAMILIES: dict[str, tuple[Scenario, ...]] = {
     "recovery": RECOVERY,
 }
 BY_NAME = {scenario.name: scenario for family in FAMILIES.values() for scenario in family}
+# One message at a time beside other brokers. Batches have their bar in guard.py: they take no more
+# instructions than before.
+FAMILIES["bars"] = tuple(
+    scenario
+    for scenario in BY_NAME.values()
+    if scenario in (*LATENCY, *CONNECTIONS) or any(bar.peers for bar in scenario.bars)
+)

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
-import socket
 import struct
 import tempfile
 import time
@@ -106,11 +105,11 @@ class Ring:
     """A ring in shared memory. With `views` large messages are read in place, as shards do."""
 
     def __init__(self, views: bool) -> None:
-        self._bell = socket.socketpair()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         memory = mmap.mmap(-1, mmap.PAGESIZE + RING_BYTES)
         place = (0, mmap.PAGESIZE, RING_BYTES)
         assert place[1] >= CONTROL_BYTES
-        self._writer = Writer(memory, *place, self._bell[0].fileno())
+        self._writer = Writer(memory, *place, self._bell)
         self._reader = Reader(memory, *place, views)
 
     def through(self, message: envelope.Parts) -> envelope.Message:
@@ -119,6 +118,7 @@ class Ring:
             if isinstance(message, bytes)
             else self._writer.put_parts(message)
         )
+        self._writer.ring()
         (taken,), _ = self._reader.take(1)
         return taken
 

@@ -30,7 +30,13 @@ from shardmq.broker.amqp.events import (
     Settles,
     StartOk,
 )
-from shardmq.broker.amqp.methods import AccessRequest, AccessRequestOk, decode_method, encode_method
+from shardmq.broker.amqp.methods import (
+    AccessRequest,
+    AccessRequestOk,
+    decode_method,
+    decode_start_ok,
+    encode_method,
+)
 from shardmq.broker.amqp.states import (
     CHANNEL_DISCARDS,
     CONNECTION_DISCARDS,
@@ -43,6 +49,7 @@ from shardmq.broker.amqp.states import (
 from shardmq.broker.amqp.unfinished import (
     FRAME_END,
     FRAME_HEAD,
+    SHOWN_BYTES,
     BodyPart,
     Room,
     UnfinishedPublish,
@@ -53,6 +60,16 @@ _CONTENT_HEAD = struct.Struct(">HHQ")
 _IDS = struct.Struct(">HH")  # class and method
 _IDS_AT, _IDS_END = FRAME_HEAD.size, FRAME_HEAD.size + _IDS.size
 _BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
+# Two methods are read by hand: some clients open a channel for each thing that they do.
+_OPEN_IDS: Final = struct.pack(">I", commands.Channel.Open.index)
+_CLOSE_IDS: Final = struct.pack(">I", commands.Channel.Close.index)
+_OPEN_CHANNEL, _CLOSE_CHANNEL = commands.Channel.Open(), commands.Channel.Close()
+_LENGTH_AT: Final = 3  # of the payload of a frame, in its head
+# Where the text of each of them has its length, from the beginning of the frame on, and how long a
+# payload without text is.
+_OPEN_TEXT_AT, _OPEN_BYTES_MIN = _IDS_END, 5
+_CLOSE_TEXT_AT, _CLOSE_BYTES_MIN = _IDS_END + 2, 11
+_START_OK_IDS: Final = struct.pack(">I", commands.Connection.StartOk.index)
 _FRAME_KINDS = frozenset(
     {spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME}
 )
@@ -61,8 +78,6 @@ _IMMEDIATE = 2
 # Frames without an event (heartbeats, parts of bodies, discarded frames) before next_event()
 # returns Nothing.
 EVENTLESS_FRAMES_MAX: Final = 64
-# Bytes of a broken frame that the text about it shows.
-SHOWN_BYTES: Final = 16
 # Body frames of at least this much are taken in parts, as their bytes come.
 PART_BYTES_MIN: Final = 8 << 10
 # A body of up to this much gets all its memory at its header, if no other message is unfinished.
@@ -84,6 +99,8 @@ _AWAITING_HEADER, _OPEN, _CLOSED = (
     ConnectionState.CLOSED,
 )
 _AWAITING_BODY: Final = int(ChannelState.AWAITING_BODY)
+_NEVER_OPENED: Final = int(ChannelState.CLOSED)
+_CLOSED_BY_CLIENT: Final = int(ChannelState.CLOSED_BY_CLIENT)
 _UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
 _CLOSES: Final = frozenset(
@@ -125,7 +142,7 @@ class Connection:
         self._close_sent = False
         # The state of each channel number up to the highest that was opened.
         self._channels = bytearray(1)
-        self._unfinished = UnfinishedPublishes(message_bytes_max)
+        self.unfinished = UnfinishedPublishes(message_bytes_max)
         self._out: list[bytes] = []
         # What is read: _buffer from _at on, then _next. At least _needed bytes are needed to see
         # more.
@@ -133,7 +150,8 @@ class Connection:
         self._at = 0
         self._next: memoryview | None = None
         self._needed = 0
-        self._part: BodyPart | None = None  # what is read begins within this frame
+        # What is read begins within this frame.
+        self.part: BodyPart | None = None
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
     # -- in ----------------------------------------------------------------------------------------
@@ -188,24 +206,6 @@ class Connection:
                 return event
         return Nothing()
 
-    def place(self) -> memoryview | None:
-        """Return where the next bytes from the client go, if these are a part of a large body.
-
-        The bytes may be written there, in place of a call of receive_data(). Their number goes to
-        filled(), and the bytes behind them to receive_data().
-        """
-        part = self._part
-        if part is None or part.left < PART_BYTES_MIN or len(self._buffer) != self._at:
-            return None
-        is_wanted = self._next is None and self._unfinished.get(part.channel) is part.content
-        return part.content.place(part.left) if is_wanted else None
-
-    def filled(self, size: int) -> None:
-        """Note that so many bytes from the client are in their place."""
-        assert self._part is not None
-        self._part.left -= size
-        self._part.content.filled(size)
-
     def _has(self, needed: int) -> bool:
         """Return whether `needed` bytes, and at least one, are there from _at on in one piece.
 
@@ -255,8 +255,8 @@ class Connection:
         With None either some bytes were taken that give no event, or _needed says how many bytes
         are needed.
         """
-        if self._part is not None:
-            return self._go_on_with_part(self._part)
+        if self.part is not None:
+            return self._go_on_with_part(self.part)
         if self._state is not _OPEN:
             if self._state is not _AWAITING_HEADER:
                 return self._read_frame()
@@ -282,12 +282,50 @@ class Connection:
             if ranges:
                 self._at = at
                 return Settles(channel, ranges)
-        if why == frames.OTHER and bytes(buffer[self._at + _IDS_AT : self._at + _IDS_END]) == _BIND:
-            at, channel, ends, nowait = frames.binds(buffer, self._at, len(buffer), self._channels)
-            if ends:
-                self._at = at
-                return Binds(channel, ends, nowait)
+        if why == frames.OTHER:
+            ids = bytes(buffer[self._at + _IDS_AT : self._at + _IDS_END])
+            if ids == _BIND:
+                at, channel, ends, nowait = frames.binds(
+                    buffer, self._at, len(buffer), self._channels
+                )
+                if ends:
+                    self._at = at
+                    return Binds(channel, ends, nowait)
+            elif ids in (_OPEN_IDS, _CLOSE_IDS):
+                event = self._open_or_close(buffer, ids)
+                if event is not None:
+                    return event
         return self._read_frame()
+
+    def _open_or_close(self, buffer: bytearray | memoryview, ids: bytes) -> Method | None:
+        """Take a channel.open or channel.close that is whole and in order; None for any other."""
+        at, channels = self._at, self._channels
+        channel = buffer[at + 1] << 8 | buffer[at + 2]
+        state = channels[channel] if channel < len(channels) else _NEVER_OPENED
+        opens = ids == _OPEN_IDS
+        text_at, bytes_min = (
+            (at + _OPEN_TEXT_AT, _OPEN_BYTES_MIN)
+            if opens
+            else (at + _CLOSE_TEXT_AT, _CLOSE_BYTES_MIN)
+        )
+        size = int.from_bytes(buffer[at + _LENGTH_AT : at + _IDS_AT], "big")
+        end = at + size + spec.FRAME_OVERHEAD_BYTES
+        if (
+            not channel
+            or state != (_NEVER_OPENED if opens else frames.CHANNEL_OPEN)
+            or buffer[at] != spec.METHOD_FRAME
+            or size < bytes_min
+            or end > len(buffer)
+            or buffer[end - 1] != spec.FRAME_END
+            or buffer[text_at] != size - bytes_min
+            or not bytes(buffer[text_at : text_at + 1 + size - bytes_min]).isascii()
+        ):
+            return None
+        self._at = end
+        if opens:
+            _make_room(channels, channel, self.channels_max)
+        channels[channel] = frames.CHANNEL_OPEN if opens else _CLOSED_BY_CLIENT
+        return Method(channel, _OPEN_CHANNEL if opens else _CLOSE_CHANNEL)
 
     def _read_protocol_header(self) -> None:
         if not self._has(len(spec.PROTOCOL_HEADER)):
@@ -299,10 +337,7 @@ class Connection:
             self._state = ConnectionState.CLOSED
             return
         self._state = next_of_connection(self._state, "protocol header")
-        mechanisms = self._mechanisms.decode()
-        self.send_method(
-            0, commands.Connection.Start(0, 9, self._server_properties, mechanisms, "en_US")
-        )
+        self._out.append(_start_frame(self._server_properties, self._mechanisms))
 
     def _read_frame(self) -> Event | None:
         """Take one frame of any kind."""
@@ -316,7 +351,7 @@ class Connection:
             payload_bytes_max = self._received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if kind == spec.BODY_FRAME and size >= PART_BYTES_MIN:
-            content = self._unfinished.get(channel)
+            content = self.unfinished.get(channel)
             if (
                 content is not None
                 and size <= content.left
@@ -342,17 +377,17 @@ class Connection:
         if not self._has(FRAME_HEAD.size + SHOWN_BYTES):
             return None
         self._at += FRAME_HEAD.size
-        self._part = BodyPart(
+        self.part = BodyPart(
             channel, content, size, bytes(self._buffer[self._at : self._at + SHOWN_BYTES])
         )
-        return self._go_on_with_part(self._part)
+        return self._go_on_with_part(self.part)
 
     def _go_on_with_part(self, part: BodyPart) -> Event | None:
         """Put what has come of the frame in its place, if its message is still wanted."""
         if not self._has(1):
             return None
         count = min(len(self._buffer) - self._at, part.left)
-        is_wanted = self._unfinished.get(part.channel) is part.content
+        is_wanted = self.unfinished.get(part.channel) is part.content
         if count:
             if is_wanted:
                 part.content.add(memoryview(self._buffer)[self._at : self._at + count])
@@ -360,7 +395,7 @@ class Connection:
             part.left -= count
         if part.left or not self._has(1):
             return None
-        self._part = None
+        self.part = None
         end = self._buffer[self._at]
         if end != spec.FRAME_END:
             raise self._broken_frame(
@@ -423,6 +458,11 @@ class Connection:
     # -- channel 0 ---------------------------------------------------------------------------------
 
     def _received_on_connection(self, payload: bytes) -> Event | None:
+        if self._state is ConnectionState.AWAITING_START_OK and payload[:4] == _START_OK_IDS:
+            said = decode_start_ok(payload)
+            self._state = next_of_connection(self._state, commands.Connection.StartOk.name)
+            self.client_properties = said.client_properties
+            return StartOk(said.mechanism, said.response, said.locale, said.client_properties)
         method = decode_method(payload)
         ids = _ids(payload)
         if ids[0] != spec.CONNECTION:
@@ -430,11 +470,6 @@ class Connection:
                 spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids
             )
         self._state = next_of_connection(self._state, method.name, ids)
-        if isinstance(method, commands.Connection.StartOk):
-            self.client_properties = dict(method.client_properties or {})
-            response: Any = method.response
-            data = response.encode() if isinstance(response, str) else bytes(response or b"")
-            return StartOk(method.mechanism, data, method.locale, self.client_properties)
         if isinstance(method, commands.Connection.TuneOk):
             self.channels_max = _agreed("channel_max", method.channel_max, 1, self.channels_max)
             self.frame_bytes_max = _agreed(
@@ -464,7 +499,7 @@ class Connection:
             if line[-1] & _IMMEDIATE:
                 raise ConnectionException(spec.NOT_IMPLEMENTED, "immediate=true", *ids)
             self._channels[channel] = following
-            self._unfinished.begin(channel, line)
+            self.unfinished.begin(channel, line)
             return None
         if isinstance(method, commands.Channel.Open):
             _make_room(self._channels, channel, self.channels_max)
@@ -499,16 +534,16 @@ class Connection:
             raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
         props = payload[_CONTENT_HEAD.size :]
         properties.check(props)
-        has_room = len(self._unfinished) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
-        content = self._unfinished.get(channel)
+        has_room = len(self.unfinished) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
+        content = self.unfinished.get(channel)
         assert content is not None  # content headers pass only in the state that has one
         content.begin_body(props, body_len, self._room if has_room else None)
-        self._unfinished.count(len(props))
-        return None if body_len else self._unfinished.finish(channel)
+        self.unfinished.count(len(props))
+        return None if body_len else self.unfinished.finish(channel)
 
     def _received_body(self, channel: int, payload: bytes) -> Event | None:
         state = _state_of(self._channels, channel)
-        content = self._unfinished.get(channel)
+        content = self.unfinished.get(channel)
         if content is None or len(payload) > content.left:
             if next_of_channel(state, "body") is None:
                 return None
@@ -527,9 +562,9 @@ class Connection:
         if following is None:
             return None
         self._channels[channel] = following
-        self._unfinished.count(size)
+        self.unfinished.count(size)
         content.left -= size
-        return self._unfinished.finish(channel) if is_last else None
+        return self.unfinished.finish(channel) if is_last else None
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -604,18 +639,17 @@ class Connection:
             return
         self._state = ConnectionState.CLOSING
         self._close_sent = True
-        self._unfinished.clear()
+        self.unfinished.clear()
         self._put(
             0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
         )
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
-        self._unfinished.drop(channel)
+        self.unfinished.drop(channel)
         self._channels[channel] = state
 
     def _put(self, channel: int, method: base.Frame, count: int = 1) -> None:
-        payload = encode_method(method)
-        frame = FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + FRAME_END
+        frame = _frame(channel, encode_method(method))
         self._out.append(frame if count == 1 else frame * count)
 
     # -- state ---------------------------------------------------------------------------
@@ -633,6 +667,24 @@ class Connection:
         return self._state is _CLOSED
 
 
+# The last connection.start for each list of mechanisms, of which there are two.
+_start_frames: dict[bytes, tuple[dict[str, Any], bytes]] = {}
+
+
+def _start_frame(server_properties: dict[str, Any], mechanisms: bytes) -> bytes:
+    """Return connection.start. All connections are given the same object, so it is encoded once."""
+    known = _start_frames.get(mechanisms)
+    if known is None or known[0] is not server_properties:
+        names = mechanisms.decode()
+        payload = encode_method(commands.Connection.Start(0, 9, server_properties, names, "en_US"))
+        known = _start_frames[mechanisms] = server_properties, _frame(0, payload)
+    return known[1]
+
+
+def _frame(channel: int, payload: bytes) -> bytes:
+    return FRAME_HEAD.pack(spec.METHOD_FRAME, channel, len(payload)) + payload + FRAME_END
+
+
 def _state_of(channels: bytearray, channel: int) -> ChannelState:
     return ChannelState(channels[channel]) if channel < len(channels) else ChannelState.CLOSED
 
@@ -642,7 +694,9 @@ def _make_room(channels: bytearray, channel: int, channels_max: int) -> None:
 
     RabbitMQ counts channels, whatever their numbers are. Raises ConnectionException.
     """
-    open_count = len(channels) - sum(map(channels.count, _NOT_OPEN))
+    # Number 0 is no channel, and this one is not open.
+    may_be_full = len(channels) > channels_max
+    open_count = len(channels) - sum(map(channels.count, _NOT_OPEN)) if may_be_full else 0
     if open_count >= channels_max:
         text = (
             f"number of channels opened ({open_count}) has reached "

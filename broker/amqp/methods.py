@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from decimal import Context, Decimal
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import pamqp.decode
 import pamqp.encode
@@ -93,8 +93,53 @@ def decode_method(payload: bytes) -> base.Frame:
         raise ConnectionException(error.code, error.text, index >> 16, index & 0xFFFF) from None
 
 
+class SaidAtStart(NamedTuple):
+    """The fields of connection.start-ok.
+
+    Connections of one kind of client share `client_properties`, which nobody may change.
+    """
+
+    client_properties: dict[str, Value]
+    mechanism: str
+    response: bytes
+    locale: str
+
+
+# Clients of one library say the same of themselves each time they connect. The bounds hold for what
+# anybody can send who has proved nothing yet.
+KNOWN_PROPERTIES_MAX: Final = 64
+KNOWN_PROPERTIES_BYTES_MAX: Final = 1024
+_known_properties: dict[bytes, dict[str, Value]] = {}
+
+
+def decode_start_ok(payload: bytes) -> SaidAtStart:
+    """Return what connection.start-ok says. Raises ConnectionException as decode_method does."""
+    reader = _Reader(payload, 4, FRAME_ERROR)
+    try:
+        table = payload[4 : 8 + reader.number(_U32)]
+        reader.at = 4
+        properties = _known_properties.get(table)
+        if properties is None:
+            properties = reader.table(0)
+            if len(_known_properties) >= KNOWN_PROPERTIES_MAX:
+                _known_properties.clear()
+            if len(table) <= KNOWN_PROPERTIES_BYTES_MAX:
+                _known_properties[table] = properties
+        reader.at = 4 + len(table)
+        mechanism, response = reader.short_string(), reader.take(reader.number(_U32))
+        said = SaidAtStart(properties, mechanism, response, reader.short_string())
+        reader.check_end()
+    except ConnectionException as error:
+        index = commands.Connection.StartOk.index
+        raise ConnectionException(error.code, error.text, index >> 16, index & 0xFFFF) from None
+    return said
+
+
 def encode_method(method: base.Frame) -> bytes:
     """Return the payload of a method frame."""
+    constant = _CONSTANT.get(type(method))
+    if constant is not None:
+        return constant
     out = bytearray(_INDEX.pack(method.index))
     bits = count = 0
     for name, kind in _fields(type(method)):
@@ -161,8 +206,7 @@ def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
             name,
             reader.short_string() if type_name == "shortstr" else reader.field(type_name),
         )
-    if reader.at != len(payload):
-        raise ConnectionException(FRAME_ERROR, "bytes behind the method's last field")
+    reader.check_end()
     return method
 
 
@@ -189,6 +233,11 @@ class _Reader:
         taken = self.data[self.at : end]
         self.at = end
         return taken
+
+    def check_end(self) -> None:
+        """Raise ConnectionException if anything is behind the last field of a method."""
+        if self.at != len(self.data):
+            raise ConnectionException(FRAME_ERROR, "bytes behind the method's last field")
 
     def _cut(self) -> ConnectionException:
         return ConnectionException(self.code, "a field ends behind its frame or table")
@@ -368,3 +417,14 @@ _FIELD_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "long": _U32.pack,
     "longlong": _U64.pack,
 }
+# The payloads of methods that are always alike.
+_CONSTANT: Final[dict[type[base.Frame], bytes]] = {}
+_CONSTANT.update(
+    (type(method), encode_method(method))
+    for method in (
+        ChannelOpenOk(),
+        commands.Channel.CloseOk(),
+        commands.Connection.CloseOk(),
+        commands.Queue.BindOk(),
+    )
+)

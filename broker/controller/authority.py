@@ -197,7 +197,8 @@ class Authority:
 
     def connection_gone(self, owner: str) -> None:
         """Delete the exclusive queues of a connection, after what it has asked for before."""
-        self.submit(OwnerGone(owner), owner, no_answer)
+        if self._inbox or self._orders.hold_of(owner) or self.catalog.queues_of(owner):
+            self.submit(OwnerGone(owner), owner, no_answer)
 
     def queue_gone(self, id: int, reason: str) -> None:
         """Delete a queue whose shard says so: its last consumer is gone, or it has expired."""

@@ -219,6 +219,9 @@ class Controller:
         self.presence.down(owner)
         self.authority.connection_gone(owner)
 
+    def connections_passed(self, count: int) -> None:
+        self.presence.opened += count
+
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
         if type(ask.what) not in NOT_OF_THE_CATALOG:
             self.authority.submit(ask.what, ask.owner, answer)

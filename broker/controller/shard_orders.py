@@ -65,6 +65,10 @@ class ShardOrders:
         self._held[pending.owner].append(pending)
         return True
 
+    def hold_of(self, owner: str) -> bool:
+        """Return whether requests of an owner are held back."""
+        return owner in self._held
+
     def plan(self, pending: Pending, creations: Creations) -> None:
         """Do what a decision asks of the shards at once; new queues are added to `creations`."""
         decision = pending.decision

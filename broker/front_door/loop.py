@@ -16,12 +16,13 @@ import logging
 import time
 from typing import Protocol
 
+from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
-from shardmq.shardd.wire.bodies import Run
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, Run
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
 
@@ -93,7 +94,8 @@ class PassLoop:
         """Begin a pass before its first read, after a distance if reads are small and frequent."""
         if self._in_pass:
             return
-        wait = self._pace.distance(time.perf_counter(), time.thread_time())
+        pace, now = self._pace, time.perf_counter()
+        wait = pace.distance(now, time.thread_time() if pace.is_near(now) else None)
         if wait > 0:
             self._links.hear_for(wait)
         self._in_pass = True
@@ -110,6 +112,12 @@ class PassLoop:
             return
         self._run = bodies.take(READ_BYTES)
         self.read_buffer = self._own_buffer if self._run is None else memoryview(self._run)
+
+    def room(self, size: int) -> bytearray | memoryview:
+        """Return memory for a large message, from which its body can be lent if there is room."""
+        bodies = self._links.bodies
+        run = None if bodies is None or size < BODY_BYTES_MIN else bodies.take(size)
+        return frames.room(size) if run is None else memoryview(run)
 
     def read_was_large(self, full: bool) -> None:
         """Note a read that is worth a pass; `full` says that there is more where it came from."""

@@ -29,22 +29,30 @@ class Pace:
     def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s
         self._last_pass = 0.0
-        self._busy_then = 0.0
+        self._busy_then: float | None = None
         self._small_reads = False
         self._waited = False
         self._came = 0  # things in this pass so far
         self._alone = 0  # passes in a row that waited for nothing
         self._at_once = 0  # how many of the next passes do not wait
 
-    def distance(self, now: float, busy: float) -> float:
-        """Return how long a pass should sleep before it begins, so that other reads join it."""
+    def is_near(self, now: float) -> bool:
+        """Return whether the pass before was so recent that this one may have to wait."""
+        return now - self._last_pass < self._tick_s
+
+    def distance(self, now: float, busy: float | None) -> float:
+        """Return how long a pass should sleep before it begins, so that other reads join it.
+
+        To ask the kernel for `busy` takes longer than the rest, so it may be None unless this pass
+        is near the one before. A pass does not wait behind a pass whose `busy` was None.
+        """
         wait = 0.0
         if self._waited:
             self._alone = self._alone + 1 if self._came <= 1 else 0
             self._at_once = AT_ONCE_PASSES if self._alone >= ALONE_PASSES else 0
         if self._at_once:
             self._at_once -= 1
-        elif self._small_reads:
+        elif self._small_reads and busy is not None and self._busy_then is not None:
             wait = (
                 self._last_pass + min(self._tick_s, TIMES_ITS_WORK * (busy - self._busy_then)) - now
             )

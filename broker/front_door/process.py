@@ -1,4 +1,4 @@
-"""The front door as a process: what it is made of, its start, reload and drain."""
+"""Run a front door as the whole of a process, with signals and the supervisor's lifeline."""
 
 from __future__ import annotations
 
@@ -6,147 +6,15 @@ import asyncio
 import logging
 import os
 import signal
-import time
 
 import uvloop
 
-from shardmq.broker.amqp import ConnectionException
-from shardmq.broker.front_door import login
-from shardmq.broker.front_door.alarms import Alarms
-from shardmq.broker.front_door.connections import Connections
-from shardmq.broker.front_door.consume.consuming import Consuming
-from shardmq.broker.front_door.counts import Counts
-from shardmq.broker.front_door.events import ControllerEvents, ShardEvents
-from shardmq.broker.front_door.links.catalog_link import CatalogLink
-from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.listeners import Listeners
-from shardmq.broker.front_door.loop import PassLoop
-from shardmq.broker.front_door.publish.dead_letters import DeadLettering
-from shardmq.broker.front_door.publish.dedup_service import DedupService
-from shardmq.broker.front_door.publish.publish import Publishing
-from shardmq.broker.front_door.publish.replies import Replies
-from shardmq.broker.front_door.publish.reservations import Reservations
-from shardmq.broker.front_door.publish.tracing import Tracing
-from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.topology.steps import StepRunner
-from shardmq.broker.shared.cluster_name import cluster_name
+from shardmq.broker.front_door.door import FrontDoor
 from shardmq.broker.shared.config import BrokerConfig, ConfigError, read_config
-from shardmq.broker.shared.logins import Logins
-from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.memory import AfterBursts, collect_seldom, give_back, keep_warm
+from shardmq.shardd.wire.memory import collect_seldom, give_back, keep_warm
 from shardmq.supervisor import notify
-from shardmq.supervisor.logs import set_level
 
 log = logging.getLogger("shardmq.broker.front_door.process")
-
-TICK_S = 1.0
-JOIN_S = 0.1
-DRAIN_S = 5.0
-
-
-class FrontDoor:
-    """The process of a front door: its services, connections and listeners."""
-
-    def __init__(self, config: BrokerConfig) -> None:
-        aio = asyncio.get_running_loop()
-        incarnation = wire.incarnation_at(time.monotonic_ns())
-        self._memory = AfterBursts()
-        shard_events, controller_events = ShardEvents(), ControllerEvents()
-        links = self._links = ShardLinks(config, incarnation, shard_events)
-        catalog_link = self._catalog_link = CatalogLink(
-            f"{config.runtime_dir}/control.sock",
-            door=config.door,
-            incarnation=incarnation,
-            pid=os.getpid(),
-            listener=controller_events,
-        )
-        counts = Counts()
-        replies = Replies(links, counts)
-        publishing = self._publishing = Publishing(
-            catalog_link,
-            links,
-            Reservations(links),
-            DedupService(links),
-            replies,
-            counts,
-            set_timestamp=config.set_timestamp,
-        )
-        self._loop = PassLoop(aio, links, publishing, shards=config.shards, tick_us=config.tick_us)
-        self._services = services = Services(
-            config=config,
-            incarnation=incarnation,
-            loop=self._loop,
-            shards=links,
-            catalog_link=catalog_link,
-            counts=counts,
-            logins=Logins(),
-            alarms=Alarms(),
-            publishing=publishing,
-            consuming=Consuming(links, catalog_link, self._loop, counts, replies),
-            steps=StepRunner(catalog_link, links),
-            server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
-        )
-        connections = self._connections = Connections(services)
-        self._listeners = Listeners(aio, config, connections)
-        dead_lettering = DeadLettering(catalog_link, links)
-        shard_events.attend(services, connections, dead_lettering)
-        controller_events.attend(
-            services, connections, dead_lettering, replies, Tracing(catalog_link, links)
-        )
-
-    async def start(self) -> None:
-        """Take connections, as soon as the catalog is here and the first shard is."""
-        self._linking = self._loop.aio.create_task(self._catalog_link.run())
-        await self._catalog_link.synced()
-        await self._links.start()
-        self._listeners.start()
-
-    def reload(self) -> None:
-        """Take new settings from the supervisor, and certificates as they are on disk now.
-
-        Both are for new connections.
-        """
-        services = self._services
-        if (section := notify.new_section()) is not None:
-            try:
-                services.config = read_config(["--config", section])
-            except ConfigError as error:
-                log.error("settings stay as they were: %s", error)
-            set_level(services.config.log_level)
-            self._connections.tell_channel_counts()
-        self._listeners.reload(services.config)
-
-    async def tick(self) -> None:
-        """Keep connections, the watchdog and memory in order, once a second."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = self._loop.now = self._loop.aio.time()
-            self._connections.tick(now)
-            notify.watchdog()
-            self._memory.give_back_if_over(self._services.catalog.version)
-
-    async def join(self) -> None:
-        """Keep telling the shards where this front door is."""
-        while True:
-            await asyncio.sleep(JOIN_S)
-            self._links.tick()
-            self._publishing.dedup.tick(self._loop.aio.time())
-
-    async def drain(self) -> None:
-        """Take no new clients and tell those that are there to go."""
-        self._listeners.close()
-        text = "broker forced connection closure with reason 'shutdown'"
-        for connection in self._connections.all():
-            connection.close(ConnectionException(320, text, 0, 0))
-        until = self._loop.aio.time() + DRAIN_S
-        while self._connections.by_number and self._loop.aio.time() < until:
-            await asyncio.sleep(0.01)
-        for connection in self._connections.all():
-            connection.disconnect()
-        self._loop.end_of_pass()
-        self._services.steps.close()
-        self._links.stop()
-        self._linking.cancel()
 
 
 async def serve(config: BrokerConfig) -> None:
@@ -159,7 +27,16 @@ async def serve(config: BrokerConfig) -> None:
     if lifeline is not None:
         loop.add_reader(lifeline, stopped.set)
     door = FrontDoor(config)
-    loop.add_signal_handler(signal.SIGHUP, door.reload)
+
+    def reload() -> None:
+        section, given = notify.new_section(), None
+        try:
+            given = None if section is None else read_config(["--config", section])
+        except ConfigError as error:
+            log.error("settings stay as they were: %s", error)
+        door.reload(given)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     joining = loop.create_task(door.join())
     starting = loop.create_task(door.start())
     stopping = loop.create_task(stopped.wait())

@@ -88,6 +88,12 @@ class ConnectionDown(ControlMessage, tag="down", frozen=True):
     owner: str
 
 
+class ConnectionsPassed(ControlMessage, tag="passed", frozen=True):
+    """So many connections came and went before there was anything else to say about them."""
+
+    count: int
+
+
 class Applied(ControlMessage, tag="applied", frozen=True):
     """All changes up to `version` are in force at this door."""
 
@@ -491,7 +497,7 @@ class Query(ControlMessage, tag="query", frozen=True):
 
 
 AnyControl = (
-    DoorHello | ConnectionUp | ConnectionDown | Applied | Ask | DoorReport
+    DoorHello | ConnectionUp | ConnectionDown | ConnectionsPassed | Applied | Ask | DoorReport
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
     | Outlived | OtherVersion | Query
     | ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed | AssignmentOrders

@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import TypeVar
 
 from shardmq.broker.model import passwords
@@ -25,6 +26,7 @@ from shardmq.broker.shared.failures import Failures, Unseen
 MECHANISMS = b"AMQPLAIN PLAIN"  # in RabbitMQ's order
 THREADS = 2  # each takes 16 MiB while it works
 PENDING_MAX = 10_000  # passwords that wait for a thread
+ADDRESSES_MAX = 1000  # remembered addresses, which take longer to read than to look up
 IPV6_PREFIX = 64  # bits of the network that one subscriber has
 
 WRONG = "unknown, or a wrong password"
@@ -166,6 +168,7 @@ def _lower(counts: Counter[T], key: T) -> None:
         del counts[key]
 
 
+@lru_cache(ADDRESSES_MAX)
 def source_of(address: str) -> str:
     """Return the key of the budget that guesses from this address use."""
     try:
@@ -179,6 +182,7 @@ def source_of(address: str) -> str:
     return str(found)
 
 
+@lru_cache(ADDRESSES_MAX)
 def is_loopback(host: str) -> bool:
     """Return whether the peer is on this machine. "" is the peer of a unix socket.
 

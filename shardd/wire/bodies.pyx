@@ -17,10 +17,6 @@ and the memory ends with the last process that has it mapped.
         (u32 run | u32 holds)*
 """
 
-import fcntl
-import mmap
-import os
-
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -36,6 +32,7 @@ cdef enum:
     FREED_ENTRY = 8
     PLACE = 16
     QUIET_CALLS = 50  # 5 s
+    MADV_REMOVE = 9  # <sys/mman.h>
 
 
 @cython.no_gc
@@ -59,16 +56,17 @@ cdef class Run:
 
 @cython.no_gc
 cdef class BodyMemory:
-    """The memory of lent bodies of one front door, which serves up to `shards` shards.
+    """The memory of lent bodies of one front door, for up to `shards` shards.
 
-    `fd` is a memfd for the shards, which nobody can make smaller. Raises OSError if there is none.
+    `memory` is a mapping of a file in memory, of which `fd` is a descriptor for the shards (lane.py).
     """
 
-    def __cinit__(self, size_t size, int shards):
-        cdef unsigned char[::1] view
-        self.fd = -1
+    def __cinit__(self, memory not None, int fd, int shards):
+        cdef unsigned char[::1] view = memory
+        cdef size_t size = view.shape[0]
+        self.fd = fd
         self.granules = <uint32_t> (size // GRANULE)
-        if not 0 < shards <= 64 or not 0 < size < <size_t> 1 << 40 or not self.granules:
+        if not 0 < shards <= 64 or size >= <size_t> 1 << 40 or not self.granules:
             raise ValueError(f"{size} bytes of bodies for {shards} shards")
         self._shards = shards
         self.size = <size_t> self.granules * GRANULE
@@ -78,17 +76,11 @@ cdef class BodyMemory:
         self._lent = <uint32_t *> calloc(<size_t> self.granules * shards, 4)
         if not (self._first and self._length and self._holds and self._lent):
             raise MemoryError()
-        self.fd = os.memfd_create("shardmq-bodies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.size)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._memory = mmap.mmap(self.fd, self.size)
-        view = self._memory
+        self._memory = memory
         self.data = &view[0]
         self._free = {}
 
     def __dealloc__(self):
-        if self.fd >= 0:
-            os.close(self.fd)
         free(self._first)
         free(self._length)
         free(self._holds)
@@ -96,6 +88,10 @@ cdef class BodyMemory:
 
     def __len__(self):
         return self.size
+
+    def mapped(self):
+        """Return the memory, as the shards see it."""
+        return self._memory
 
     # -- runs --------------------------------------------------------------------------------------
 
@@ -151,14 +147,17 @@ cdef class BodyMemory:
     cdef int _join_free(self) except -1:
         """Join free runs with their neighbours."""
         cdef list joined = []
-        cdef uint32_t run, length
-        for run, length in sorted([(run, length) for length, runs in self._free.items() for run in runs]):
-            if joined and joined[-1][0] + joined[-1][1] == run:
-                joined[-1] = (joined[-1][0], joined[-1][1] + length)
-            else:
-                joined.append((run, length))
-        if joined and joined[-1][0] + joined[-1][1] == self._top:
-            self._top = joined.pop()[0]
+        cdef uint32_t run, length, start = 0, stop = 0  # of the free granules found last
+        for run, length in sorted([(each, size) for size, runs in self._free.items() for each in runs]):
+            if run != stop:
+                if stop > start:
+                    joined.append((start, stop - start))
+                start = run
+            stop = run + length
+        if stop == self._top:
+            self._top = start
+        elif stop > start:
+            joined.append((start, stop - start))
         self._free.clear()
         for run, length in joined:
             self._make(run, length)
@@ -175,7 +174,7 @@ cdef class BodyMemory:
             self._touched = max(self._touched, self._top)
             self._make(run, length)
             return run
-        fitting = [found for found, runs in self._free.items() if found >= length and runs]
+        fitting = [size for size, runs in self._free.items() if size >= length and runs]
         if not fitting:
             return NO_RUN
         found = min(fitting)
@@ -195,10 +194,10 @@ cdef class BodyMemory:
         self._join_free()
         for length, runs in self._free.items():
             for run in runs:
-                self._memory.madvise(mmap.MADV_REMOVE, <size_t> run * GRANULE, <size_t> length * GRANULE)
+                self._memory.madvise(MADV_REMOVE, <size_t> run * GRANULE, <size_t> length * GRANULE)
         if self._touched > self._top:
             self._memory.madvise(
-                mmap.MADV_REMOVE, <size_t> self._top * GRANULE, <size_t> (self._touched - self._top) * GRANULE
+                MADV_REMOVE, <size_t> self._top * GRANULE, <size_t> (self._touched - self._top) * GRANULE
             )
         self._touched = self._top
 

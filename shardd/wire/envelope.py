@@ -188,9 +188,7 @@ def credit(
     return b"".join(parts)
 
 
-def freed(
-    peer: int, incarnation: int, epoch: int, shard: int, holds: Mapping[int, int]
-) -> bytes:
+def freed(peer: int, incarnation: int, epoch: int, shard: int, holds: Mapping[int, int]) -> bytes:
     """Return a FREED message. `holds` says how many of each run are given back."""
     parts = [header(FREED, peer, incarnation, epoch, shard)]
     parts += [_FREED.pack(run, count) for run, count in holds.items()]

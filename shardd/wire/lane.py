@@ -1,10 +1,10 @@
-"""Connect one front door and one shard by a lane: two rings in shared memory, and a socket.
+"""Connect one front door and one shard by a lane: two rings in shared memory, two bells, a socket.
 
 ZeroMQ connects the two processes first. It carries the first messages, and every message that a
 ring has no room for. The rings carry the other messages, without the four wake-ups and two copies
-that the threads of ZeroMQ cost for each message. The socket carries the bell, and its end says that
-the other process is gone. A lane that cannot be made is no error: then all messages go through
-ZeroMQ.
+that the threads of ZeroMQ cost for each message. Each process has a bell, an eventfd, which the
+other one rings. The socket carries the offer, and then nothing: its end says that the other process
+is gone. A lane that cannot be made is no error: then all messages go through ZeroMQ.
 
 Messages stay in order across both ways. A writer that finds no room writes a switch marker into the
 ring. From then on the writer sends by ZeroMQ, until the reader has taken all messages that were in
@@ -24,15 +24,18 @@ writer. The switch marker and the RING message are less than that.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import socket
 import struct
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import msgspec
 
 from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import RING
 from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
@@ -53,8 +56,10 @@ ALL = RING_BYTES
 TAIL, HEAD = 0, 64
 _POSITION = struct.Struct("=Q")
 
-# The first byte on the bell of a lane, if the shard can see the bodies that the front door lends.
-SEES_BODIES = b"\1"
+# The descriptors that come with an Offer: the memory, the shard's bell, the front door's bell.
+DESCRIPTORS = 3
+# There may be one more: the memory of the bodies that the front door lends (bodies.pyx).
+DESCRIPTORS_MAX = 4
 # The longest Offer, encoded.
 OFFER_BYTES_MAX = 4096
 # A shard waits at most this long for an Offer. The front door sends it right after connecting.
@@ -79,12 +84,42 @@ class NoLane(Exception):
     """A lane could not be made; all messages go through ZeroMQ."""
 
 
+class Shared(NamedTuple):
+    """The things that the two processes of a lane share.
+
+    Both have the same files under descriptors of their own. `close` closes those of this process.
+    `bodies` is the memory of the bodies that the front door lends, as the shard sees it.
+    """
+
+    end: socket.socket
+    memory: mmap.mmap
+    shard_bell: int
+    door_bell: int
+    bodies: mmap.mmap | None = None
+
+    @classmethod
+    def make(cls, end: socket.socket, memory: mmap.mmap) -> Self:
+        """Add two new bells. Raises OSError if there is no descriptor for them."""
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        shard_bell = os.eventfd(0, flags)
+        try:
+            return cls(end, memory, shard_bell, os.eventfd(0, flags))
+        except OSError:
+            os.close(shard_bell)
+            raise
+
+    def close(self) -> None:
+        self.end.close()
+        os.close(self.shard_bell)
+        os.close(self.door_bell)
+
+
 class Lane:
     """One end of a lane.
 
-    `who` is what the header of the RING messages says. `send_by_zmq` sends a message by ZeroMQ.
+    `fd` is readable when the other process is gone, `bell` when the other process has rung.
 
-    `sees_bodies` says that the shard has the memory of the bodies that the front door lends.
+    `who` is what the header of the RING messages says. `send_by_zmq` sends a message by ZeroMQ.
 
     A front door uses the ring only after the shard has rung the bell, because the shard may be
     unable to take the offer. The reader looks at large messages where they lie in the ring: it must
@@ -93,35 +128,49 @@ class Lane:
 
     def __init__(
         self,
-        bell: socket.socket,
-        memory: mmap.mmap,
+        shared: Shared,
         who: tuple[int, int, int, int],
         send_by_zmq: Callable[[bytes], object],
         *,
         at_shard: bool,
-        sees_bodies: bool = False,
         ring_bytes: int = RING_BYTES,
     ) -> None:
         to_shard = (_CONTROL_TO_SHARD, _RINGS_AT, ring_bytes)
         to_door = (_CONTROL_TO_DOOR, _RINGS_AT + ring_bytes, ring_bytes)
         out, in_ = (to_door, to_shard) if at_shard else (to_shard, to_door)
         self.times_full = 0  # how often the ring had no room
-        self._memory = memory
+        self._shared = shared
         self._out_at = out[0]
-        self.fd = bell.fileno()
-        self._bell = bell
+        self.fd = shared.end.fileno()
+        self.bell, other_bell = shared.shard_bell, shared.door_bell
+        if not at_shard:
+            self.bell, other_bell = other_bell, self.bell
         self._send_by_zmq = send_by_zmq
         self._goes_on = envelope.header(RING, *who)
-        self._writer = Writer(memory, *out, self.fd)
-        self._reader = Reader(memory, *in_, True)
+        self._writer = Writer(shared.memory, *out, other_bell)
+        self._reader = Reader(shared.memory, *in_, True)
         self._is_accepted = at_shard  # the shard has taken the offer
         self._writes_ring = False
         self._reads_ring = False
-        self.sees_bodies = sees_bodies
         if at_shard:
-            bell.send(SEES_BODIES if sees_bodies else b"\0")
+            os.eventfd_write(other_bell, 1)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Return whether the shard has taken the offer, and sees the memory of lent bodies."""
+        return self._is_accepted
 
     def send(self, message: Parts) -> None:
+        """Put a message on its way, and ring."""
+        self.put(message)
+        self._writer.ring()
+
+    def ring(self) -> None:
+        """Wake the other process if it sleeps: there are messages that were put."""
+        self._writer.ring()
+
+    def put(self, message: Parts) -> None:
+        """Put a message on its way. The caller calls `ring` behind the last one."""
         if self._writes_ring:
             writer = self._writer
             if writer.put(message) if isinstance(message, bytes) else writer.put_parts(message):
@@ -132,7 +181,7 @@ class Lane:
         elif self._is_accepted and self._writer.empty():
             self._send_by_zmq(self._goes_on)
             self._writes_ring = True
-            self.send(message)
+            self.put(message)
             return
         self._send_by_zmq(joined(message))
 
@@ -142,7 +191,7 @@ class Lane:
         The number is for metrics, and a moment old.
         """
         tail, head = (
-            _POSITION.unpack_from(self._memory, self._out_at + at)[0] for at in (TAIL, HEAD)
+            _POSITION.unpack_from(self._shared.memory, self._out_at + at)[0] for at in (TAIL, HEAD)
         )
         return max(0, int(tail - head))
 
@@ -177,23 +226,28 @@ class Lane:
         """Return whether there is nothing to take; if so, the bell rings when there is."""
         return not self._reads_ring or self._reader.sleep()
 
-    def hear(self) -> bool:
-        """Take in the bell; return False if the other process is gone.
+    def hear(self) -> None:
+        """Take in the bell, so that `bell` is not readable any more."""
+        try:
+            os.eventfd_read(self.bell)
+        except BlockingIOError:
+            return
+        self._is_accepted = True
+
+    def is_over(self) -> bool:
+        """Return whether the other process is gone.
 
         The messages that the other process has written can still be taken.
         """
         try:
-            said = self._bell.recv(1)
-            self._is_accepted = bool(said)
-            self.sees_bodies = self.sees_bodies or said == SEES_BODIES
+            return not self._shared.end.recv(1)
         except BlockingIOError:
-            return True
-        except OSError:
             return False
-        return self._is_accepted
+        except OSError:
+            return True
 
     def close(self) -> None:
-        self._bell.close()
+        self._shared.close()
 
 
 def joined(message: Parts) -> bytes:
@@ -225,57 +279,77 @@ def offer(
 ) -> Lane:
     """Offer a lane to a shard, and return the end of the front door.
 
-    `bodies` is the descriptor of the memory of lent bodies (bodies.pyx), None if none are lent.
+    `bodies` is the descriptor of the memory of lent bodies. A shard that takes the offer sees it.
     Raises NoLane if nobody listens there, or if there is no memory or descriptor for the lane.
     """
-    bell = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        bell.setblocking(False)
-        bell.connect(path_of(runtime_dir, shard))
+        end.setblocking(False)
+        end.connect(path_of(runtime_dir, shard))
         fd = os.memfd_create("shardmq-lane", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, MEMORY_BYTES)
-            memory = mmap.mmap(fd, MEMORY_BYTES)
-            fds = [fd] if bodies is None else [fd, bodies]
-            socket.send_fds(bell, [msgspec.msgpack.encode(what)], fds)
+            shared = Shared.make(end, mmap.mmap(fd, MEMORY_BYTES))
+            try:
+                fds = [fd, shared.shard_bell, shared.door_bell]
+                fds += [] if bodies is None else [bodies]
+                socket.send_fds(end, [msgspec.msgpack.encode(what)], fds)
+            except OSError:
+                shared.close()
+                raise
         finally:
             os.close(fd)
     except OSError as error:
-        bell.close()
+        end.close()
         raise NoLane(str(error)) from error
     who = (what.peer, what.incarnation, what.epoch, shard)
-    return Lane(bell, memory, who, send_by_zmq, at_shard=False)
+    return Lane(shared, who, send_by_zmq, at_shard=False)
 
 
-def accept(
-    listener: socket.socket,
-) -> tuple[Offer, socket.socket, mmap.mmap, mmap.mmap | None] | None:
-    """Return the next offer with its socket and its memory, or None if there is none.
+def body_memory(size: int, shards: int) -> BodyMemory:
+    """Return memory from which a front door can lend bodies to shards.
 
-    Behind them is the memory of the bodies that the front door lends, or None.
-    Raises NoLane if the other side did not offer a lane that this process knows.
+    Raises OSError if there is none. Nobody can make the memory smaller under its readers.
+    """
+    fd = os.memfd_create("shardmq-bodies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return BodyMemory(mmap.mmap(fd, size), fd, shards)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def accept(listener: socket.socket) -> tuple[Offer, Shared] | None:
+    """Return the next offer with what the two processes share, or None if there is none.
+
+    Raises NoLane if the other side did not offer a lane that this process knows, and OSError if
+    this process cannot accept anything now, because it has no descriptor left. Then the offer
+    stays where it is.
     """
     try:
-        bell, _ = listener.accept()
-    except BlockingIOError:
+        end, _ = listener.accept()
+    except (BlockingIOError, ConnectionAbortedError):
         return None
-    except OSError as error:
-        raise NoLane(str(error)) from error
     fds: list[int] = []
     try:
-        bell.settimeout(OFFER_S_MAX)
-        data, fds, _flags, _address = socket.recv_fds(bell, OFFER_BYTES_MAX, 2)
-        bell.setblocking(False)
-        if not fds or os.fstat(fds[0]).st_size != MEMORY_BYTES:
+        end.settimeout(OFFER_S_MAX)
+        data, fds, _flags, _address = socket.recv_fds(end, OFFER_BYTES_MAX, DESCRIPTORS_MAX)
+        end.setblocking(False)
+        if len(fds) < DESCRIPTORS or os.fstat(fds[0]).st_size != MEMORY_BYTES:
             raise NoLane("no memory came with an offer")
         offered = msgspec.msgpack.decode(data, type=Offer)
-        bodies = mmap.mmap(fds[1], 0, prot=mmap.PROT_READ) if len(fds) > 1 else None
-        return offered, bell, mmap.mmap(fds[0], MEMORY_BYTES), bodies
+        bodies = mmap.mmap(fds[3], 0, prot=mmap.PROT_READ) if len(fds) > DESCRIPTORS else None
+        shared = Shared(end, mmap.mmap(fds[0], MEMORY_BYTES), fds[1], fds[2], bodies)
+        del fds[1:DESCRIPTORS]
+        return offered, shared
     except (OSError, msgspec.MsgspecError) as error:
-        bell.close()
+        end.close()
         raise NoLane(str(error)) from error
     except NoLane:
-        bell.close()
+        end.close()
         raise
     finally:
         for fd in fds:

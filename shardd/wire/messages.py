@@ -90,14 +90,16 @@ def incarnation_at(monotonic_ns: int) -> int:
     return monotonic_ns // INCARNATION_STEP_NS + 1
 
 
-class Lent(NamedTuple):
-    """The messages of a section of a DELIVER, with the places of their bodies instead of the bodies.
+class Weighed(NamedTuple):
+    """The messages of a section of a DELIVER that weigh something else than their bytes.
 
-    `size` is their bytes with the bodies.
+    `weight` is what they take of the window of the connection. `is_lent`: `blob` has the places of
+    the bodies instead of the bodies (bodies.pyx).
     """
 
-    places: memoryview
-    size: int
+    blob: memoryview
+    weight: int
+    is_lent: bool
 
 
 class Publish(NamedTuple):

@@ -744,9 +744,10 @@ cdef class Packer:
                 run += RUN
             was += length
             if w.records.data[at + 27] & LENT:
-                parts.append(owned_record(w.records.data + at, self.bodies))
+                record = owned_record(w.records.data + at, self.bodies)
+                parts.append(record)
                 at += length
-                comes += <size_t> len(parts[-1])
+                comes += <size_t> len(record)
                 continue
             comes += length
             if left < <size_t> len(larges) and <size_t> larges[left][0] < at + length:

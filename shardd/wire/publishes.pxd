@@ -73,7 +73,7 @@ cdef struct Writer:  # the next PUBLISH of one shard
     size_t elsewhere  # bytes of large bodies that belong between the records and are not copied
     size_t weight  # of references, of the records that are sealed
     Bytes lent  # the run (u32) of each body that is lent
-    size_t lent_bytes  # of these bodies
+    size_t lent_bytes  # what these bodies weigh
 
 cdef inline size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
     """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes

@@ -9,8 +9,8 @@
 Tail and head only rise. An entry lies at its position modulo `size`, in one piece. If an entry would
 not fit before the end of the ring, a SKIP leads to the start. A SKIP also leads to the start when
 the reader has taken everything, so that a ring that never fills touches only its first pages, which
-stay in the caches. A SWITCH says that the next messages come by ZeroMQ (lane.py). The bell is one
-byte into a socket, sent only to a reader that sleeps.
+stay in the caches. A SWITCH says that the next messages come by ZeroMQ (lane.py). The bell is an
+eventfd. It is rung only for a reader that sleeps, and once for all messages that were put together.
 
 The writer can gather a large message from several buffers, and the reader can look at it where it
 lies in the ring. So its bytes are copied once.
@@ -18,19 +18,29 @@ lies in the ring. So its bytes are copied once.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 cdef extern from *:
     """
     #include <stdint.h>
-    #include <sys/socket.h>
+    #include <errno.h>
+    #include <poll.h>
+    #include <unistd.h>
     static inline uint64_t seen(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void show(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     static inline uint32_t swap(uint32_t *p, uint32_t v) { return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST); }
     static inline uint32_t peek(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-    static inline void ring_bell(int fd) { char byte = 0; (void) !send(fd, &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL); }
+    #if defined(__x86_64__) || defined(__i386__)
+    static inline void rest(void) { __builtin_ia32_pause(); }
+    #elif defined(__aarch64__)
+    static inline void rest(void) { __asm__ __volatile__("yield"); }
+    #else
+    static inline void rest(void) { }
+    #endif
+    static inline void ring_bell(int fd) { uint64_t one = 1; (void) !write(fd, &one, sizeof one); }
     """
     uint64_t seen(const uint64_t *p) nogil
     void show(uint64_t *p, uint64_t v) nogil
@@ -38,6 +48,23 @@ cdef extern from *:
     uint32_t swap(uint32_t *p, uint32_t v) nogil
     uint32_t peek(const uint32_t *p) nogil
     void ring_bell(int fd) nogil
+    void rest() nogil
+
+cdef extern from "<time.h>" nogil:
+    cdef struct timespec:
+        long tv_sec
+        long tv_nsec
+    int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now)
+
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+        short revents
+    int POLLIN
+    int poll(pollfd *fds, unsigned long count, int timeout_ms)
+    int ppoll(pollfd *fds, unsigned long count, const timespec *timeout, const void *mask)
 
 cdef enum:
     HEAD = 64
@@ -81,14 +108,15 @@ cdef class _End:
 
 
 cdef class Writer(_End):
-    """The end that writes. `bell` is the socket whose other end the reader listens to."""
+    """The end that writes. `bell` is the eventfd that the reader listens to."""
 
     cdef uint64_t _at
+    cdef uint64_t _rung_at  # the bell was rung, if need be, for all entries before
     cdef uint64_t _largest
     cdef int _bell
 
     def __init__(self, memory, size_t place, size_t start, size_t size, int bell):
-        self._at = self._tail[0]
+        self._at = self._rung_at = self._tail[0]
         self._bell = bell
 
     cdef inline void _entry(self, uint64_t at, uint32_t length, uint32_t kind) noexcept:
@@ -96,21 +124,27 @@ cdef class Writer(_End):
         entry[0] = length
         entry[1] = kind
 
-    cdef inline void _publish(self) noexcept:
-        show(self._tail, self._at)
+    def ring(self):
+        """Ring the bell if the reader sleeps and something was put. Called behind what was put."""
+        if self._rung_at == self._at:
+            return
+        self._rung_at = self._at
         fence()
         if peek(self._asleep) and swap(self._asleep, 0):
             ring_bell(self._bell)
 
     def put(self, bytes message not None):
-        """Put a message into the ring; return False if there is no room beside that for a SWITCH."""
+        """Put a message into the ring; return False if there is no room beside that for a SWITCH.
+
+        A reader that sleeps does not hear of the message before `ring`.
+        """
         cdef uint64_t length = PyBytes_GET_SIZE(message)
         cdef uint8_t *to = self._room_for(length)
         if to == NULL:
             return False
         memcpy(to, PyBytes_AS_STRING(message), length)
         self._at += ENTRY + (length + 7) // 8 * 8
-        self._publish()
+        show(self._tail, self._at)
         return True
 
     def put_parts(self, list parts not None):
@@ -135,7 +169,7 @@ cdef class Writer(_End):
             finally:
                 PyBuffer_Release(&view)
         self._at += ENTRY + (length + 7) // 8 * 8
-        self._publish()
+        show(self._tail, self._at)
         return True
 
     cdef inline uint8_t *_room_for(self, uint64_t length) noexcept:
@@ -165,7 +199,7 @@ cdef class Writer(_End):
         """Tell the reader that the next messages come by ZeroMQ, until it has taken all that is in the ring."""
         self._entry(self._at, 0, SWITCH)
         self._at += ENTRY
-        self._publish()
+        show(self._tail, self._at)
 
     def empty(self):
         """Return whether the reader has taken everything."""
@@ -204,6 +238,8 @@ cdef class Reader(_End):
         cdef uint64_t offset, left
         cdef uint32_t length, kind
         cdef bint switched = False
+        if peek(self._asleep):  # awake: something else has woken the reader
+            swap(self._asleep, 0)
         self.let_go()
         while self._at != tail and most and not switched:
             offset = self._at % self._size
@@ -238,3 +274,83 @@ cdef class Reader(_End):
             swap(self._asleep, 0)
             return False
         return True
+
+
+def wait_for_any(list fds not None, double seconds):
+    """Sleep until one of the descriptors is readable, or for so long; return those that are.
+
+    The time is kept to microseconds. A signal ends the wait.
+    """
+    cdef Py_ssize_t count = len(fds), i
+    cdef timespec left
+    cdef int found
+    left.tv_sec = <long> seconds
+    left.tv_nsec = <long> ((seconds - <double> left.tv_sec) * 1e9)
+    cdef pollfd *watched = <pollfd *> PyMem_Malloc(max(count, 1) * sizeof(pollfd))
+    if watched == NULL:
+        raise MemoryError()
+    try:
+        for i in range(count):
+            watched[i].fd = fds[i]
+            watched[i].events = POLLIN
+            watched[i].revents = 0
+        with nogil:
+            found = ppoll(watched, count, &left, NULL)
+        return [watched[i].fd for i in range(count) if watched[i].revents] if found > 0 else []
+    finally:
+        PyMem_Free(watched)
+
+
+cdef enum:
+    RINGS_MAX = 128
+    # Looks at the rings between two looks at the clock, and between two looks at a descriptor, which
+    # are system calls.
+    CLOCK_EACH = 8
+    DESCRIPTOR_EACH = 64
+
+
+cdef inline int64_t _now_ns() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_MONOTONIC, &now)
+    return <int64_t> now.tv_sec * 1000000000 + now.tv_nsec
+
+
+def look_again(list readers not None, int fd, int64_t most_ns):
+    """Look at rings and a descriptor until there is something; return (whether, nanoseconds taken).
+
+    This ends after `most_ns`. Other threads go on meanwhile. The caller must not sleep behind it
+    before it has asked each reader, with sleep().
+    """
+    cdef const uint64_t *tails[RINGS_MAX]
+    cdef uint64_t at[RINGS_MAX]
+    cdef Py_ssize_t count = min(len(readers), RINGS_MAX), i
+    cdef Reader reader
+    cdef pollfd watched
+    cdef int64_t began, now
+    cdef unsigned int looks = 0
+    cdef bint found = False
+    for i in range(count):
+        reader = readers[i]
+        tails[i] = reader._tail
+        at[i] = reader._at
+    watched.fd = fd
+    watched.events = POLLIN
+    with nogil:
+        began = now = _now_ns()
+        while not found:
+            for i in range(count):
+                if seen(tails[i]) != at[i]:
+                    found = True
+                    break
+            looks += 1
+            if looks % CLOCK_EACH == 0:
+                now = _now_ns()
+                if now - began >= most_ns:
+                    break
+            if looks % DESCRIPTOR_EACH == 0:
+                watched.revents = 0
+                found = found or poll(&watched, 1, 0) > 0
+            rest()
+        if found:
+            now = _now_ns()
+    return found, now - began

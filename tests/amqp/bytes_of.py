@@ -40,12 +40,14 @@ def publish(
     ]
 
 
-def shake_hands(connection: Connection, channels: int = 0, frame_max: int = 131072) -> None:
+def shake_hands(
+    connection: Connection, channels: int = 0, frame_max: int = 131072, channels_max: int = 2047
+) -> None:
     """Open a connection as a client that is accepted, with the channels 1 to `channels`."""
     said = [
         HEADER,
         method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
-        method(0, commands.Connection.TuneOk(2047, frame_max, 60))
+        method(0, commands.Connection.TuneOk(channels_max, frame_max, 60))
         + method(0, commands.Connection.Open("/")),
     ]
     for data in said + [method(n, commands.Channel.Open()) for n in range(1, channels + 1)]:

@@ -17,6 +17,7 @@ from shardmq.broker.amqp import (
     Publishes,
     Settles,
     contents,
+    methods,
 )
 from tests.amqp.bytes_of import HEADER, facts, method, publish, received, shake_hands
 
@@ -29,6 +30,13 @@ def connection(channels: int = 0, **kwargs: int) -> Connection:
         shake_hands(made, channels)
         made.data_to_send()
     return made
+
+
+class Plain(Connection):
+    """A connection that reads no method by hand."""
+
+    def _open_or_close(self, buffer: bytearray | memoryview, ids: bytes) -> Method | None:
+        return None
 
 
 def failure(data: bytes, channels: int = 1, **kwargs: int) -> Failed:
@@ -389,3 +397,91 @@ def test_byte_by_byte_gives_the_same_events(data: bytes) -> None:
     made = connection(3)
     events = [event for at in range(len(data)) for event in received(made, data[at : at + 1])]
     assert facts(events) == facts(received(connection(3), data))
+
+
+@st.composite
+def channel_methods(draw: st.DrawFn) -> bytes:
+    """Return channel.open and channel.close frames in any order, some of them broken."""
+    out = []
+    for _ in range(draw(st.integers(1, 12))):
+        text = draw(st.sampled_from([b"", b"0", b"done", b"x" * 255, "\u00e9".encode(), b"\xff"]))
+        said = bytes([draw(st.sampled_from([len(text), len(text), len(text), 0, 255]))]) + text
+        payload = (
+            b"\0\x14\0\x0a" + said
+            if draw(st.booleans())
+            else b"\0\x14\0\x28" + b"\0\xc8" + said + bytes(draw(st.sampled_from([4, 4, 4, 3, 5])))
+        )
+        head = bytes([draw(st.sampled_from([1, 1, 1, 1, 2]))])
+        head += draw(st.integers(0, 5)).to_bytes(2, "big") + len(payload).to_bytes(4, "big")
+        out.append(head + payload + draw(st.sampled_from([b"\xce", b"\xce", b"\xce", b"\0"])))
+    return b"".join(out)
+
+
+@settings(max_examples=300, deadline=None)
+@given(channel_methods(), st.integers(2, 4), st.lists(st.integers(0, 400), max_size=4))
+def test_channels_opened_and_closed_by_hand_are_as_if_every_field_were_read(
+    data: bytes, channels_max: int, cuts: list[int]
+) -> None:
+    seen = []
+    for kind in (Connection, Plain):
+        made = kind(server_properties={}, channels_max=channels_max)
+        shake_hands(made, 1, channels_max=channels_max)
+        made.data_to_send()
+        events, at = [], 0
+        for cut in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+            events += received(made, data[at:cut])
+            at = cut
+        said = [
+            (each.channel, each.method.name)
+            if isinstance(each, Method)
+            else (type(each), str(getattr(each, "exception", "")))
+            for each in events
+        ]
+        states = [made.channel_is_open(number) for number in range(6)]
+        seen.append((said, states, made.data_to_send(), made.closed))
+    assert seen[0] == seen[1]
+
+
+PROPERTIES = st.dictionaries(
+    st.sampled_from(["product", "version", "capabilities"]),
+    st.sampled_from(["x", 3, {"basic.nack": True}, [1, "a"], None]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PROPERTIES, st.binary(max_size=20), st.sampled_from(["PLAIN", ""]), st.integers(-3, 3))
+def test_what_is_said_at_the_start_is_read_as_any_method(
+    properties: dict[str, object], response: bytes, mechanism: str, cut: int
+) -> None:
+    """The second time the properties are known."""
+    payload = b"\0\x0a\0\x0b" + methods.encode_table(properties)
+    payload += bytes([len(mechanism)]) + mechanism.encode()
+    payload += len(response).to_bytes(4, "big") + response + b"\x05en_US"
+    payload = payload + bytes(cut) if cut >= 0 else payload[:cut]
+    for _ in range(2):
+        try:
+            as_any = methods.decode_method(payload)
+        except ConnectionException as error:
+            with pytest.raises(ConnectionException) as other:
+                methods.decode_start_ok(payload)
+            assert other.value.args == error.args
+            continue
+        said = methods.decode_start_ok(payload)
+        any_response = as_any.response
+        assert isinstance(as_any, commands.Connection.StartOk)
+        assert said.client_properties == as_any.client_properties
+        assert (said.mechanism, said.locale) == (as_any.mechanism, as_any.locale)
+        assert said.response == (
+            any_response.encode() if isinstance(any_response, str) else any_response
+        )
+
+
+def test_no_more_properties_are_remembered_than_bounded() -> None:
+    for number in range(3 * methods.KNOWN_PROPERTIES_MAX):
+        for size in (1, methods.KNOWN_PROPERTIES_BYTES_MAX):
+            table = methods.encode_table({"n": number, "filler": "x" * size})
+            said = methods.decode_start_ok(b"\0\x0a\0\x0b" + table + b"\0\0\0\0\0\0")
+            assert said.client_properties == {"n": number, "filler": "x" * size}
+    known = methods._known_properties
+    assert len(known) <= methods.KNOWN_PROPERTIES_MAX
+    assert all(len(table) <= methods.KNOWN_PROPERTIES_BYTES_MAX for table in known)

@@ -43,8 +43,37 @@ def test_a_ratio_above_one_says_that_this_broker_is_ahead_whatever_is_better() -
     lines = report.table(outcome()).splitlines()
     assert lines[0] == "| scenario | figure | shardmq | other | ratio to other | bar |  |"
     assert "| small | messages/s | 3,000,000 | 100,000 | 30 | >= 2,500,000 | ok |" in lines
-    assert "| latency-1k | latency p50, us | 300 | 75 | 0.25 | < 250 | short |" in lines
+    assert "| latency-1k | latency p50, us | 300 | 75 | 0.25 | < 110 | short |" in lines
     assert "| body-1k | messages/s | 300,000 | - |  |  |  |" in lines
+
+
+def test_a_bar_beside_a_peer_is_judged_by_what_the_peer_did_in_the_same_run() -> None:
+    found = outcome()
+    found["scenarios"] = {
+        name: {"shardmq": broker(rate=3e3), "rabbitmq": broker(rate=2e3), "lavinmq": lavinmq}
+        for name, lavinmq in (
+            ("declare", broker(rate=3.1e3)),
+            ("bind", broker(rate=2.9e3)),
+            ("confirms-1-only", broker()),
+        )
+    }
+    lines = [line.split(" | ") for line in report.table(found).splitlines()]
+    said = {line[0].strip("| "): line[-2:] for line in lines if line[1] == "messages/s"}
+    assert said == {
+        "declare": [">= 1 x rabbitmq or lavinmq", "short |"],
+        "bind": [">= 1 x rabbitmq or lavinmq", "ok |"],
+        "confirms-1-only": [">= 1 x lavinmq", "- |"],
+    }
+    assert report.bars_line(found) == (
+        "bars: 1 ok, 1 short (declare messages/s >= 1 x rabbitmq or lavinmq),"
+        " 1 - (confirms-1-only messages/s >= 1 x lavinmq)"
+    )
+
+
+def test_a_figure_of_several_runs_has_its_range() -> None:
+    several = broker(rate=20.0)
+    several["runs"] = [{"rate": 10.0}, {"rate": 20.0}, {"rate": 40.0}]
+    assert report.figure(several, "rate") == "20 (10 to 40)"
 
 
 def test_the_page_shows_the_charts_that_were_written_and_says_what_was_done(tmp_path: Path) -> None:

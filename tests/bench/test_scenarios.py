@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 from load.families import BY_NAME, FAMILIES
-from load.scenarios import SMOKE, Scenario
+from load.scenarios import SMOKE, Bar, Scenario, at_least, below
 
 LOAD = Path(__file__).parents[2] / "bench" / "load"
-TRANSFERS = ("rate", "per_cpu_s", "cores", "mb_per_s", "published_per_s", "consumed_per_s")
+TRANSFERS = (
+    "rate",
+    "per_cpu_s",
+    "cpu_us",
+    "cores",
+    "mb_per_s",
+    "published_per_s",
+    "consumed_per_s",
+)
 MEMORY = ("rss_added_mb", "pss_added_mb", "rss_max_mb", "rss_each_bytes")
 TIMES = tuple(
     f"{what}_{percentile}_us"
@@ -64,6 +72,30 @@ def test_a_quick_run_counts_a_tenth_and_peers_their_own_number() -> None:
         100_000,
     ]
     assert "1000000" in fill.words(fill.count_of(True))
+
+
+def test_every_bar_beside_a_peer_is_in_the_group_of_bars() -> None:
+    beside = {each for each in BY_NAME.values() if any(bar.peers for bar in each.bars)}
+    assert beside <= set(FAMILIES["bars"])
+    assert all(each.peers for each in FAMILIES["bars"])
+
+
+@pytest.mark.parametrize(
+    ("bar", "limit"),
+    [
+        (at_least("rate", 1.5, "one", "two"), 300.0),
+        (at_least("rate", 2, "one"), 200.0),
+        (below("cpu_us", 1.5, "one", "two"), 15.0),
+        (below("cpu_us", 80), 80.0),
+        (at_least("rate", 1, "three"), None),
+        (at_least("mb_per_s", 1, "one"), None),
+    ],
+)
+def test_a_bar_beside_peers_is_a_multiple_of_the_best_of_them(
+    bar: Bar, limit: float | None
+) -> None:
+    medians = {"one": {"rate": 100.0, "cpu_us": 10.0}, "two": {"rate": 200.0, "cpu_us": 20.0}}
+    assert bar.limit_beside({"shardmq": {"rate": 1.0}, **medians}) == limit
 
 
 @pytest.mark.parametrize(

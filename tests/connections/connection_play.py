@@ -13,7 +13,7 @@ from typing import Any
 
 from pamqp import base, commands, frame
 
-from shardmq.broker.amqp import Publishes, frames
+from shardmq.broker.amqp import Publishes
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.consume.consuming import Consuming
@@ -174,7 +174,6 @@ class Shards:
         self.forgotten: list[int] = []
         self.ready: dict[int, int] = {}  # messages by queue id
         self.bodies: BodyMemory | None = None
-        self.room: Callable[[int], bytearray | memoryview] = frames.room
 
     def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -18,7 +18,14 @@ import pytest
 from shardmq.broker.front_door.links import catalog_link, catalog_requests
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.catalog_requests import Reply
-from shardmq.broker.model.changes import AnyChange, ExchangePut, QueueDelete, QueuePut, VhostPut
+from shardmq.broker.model.changes import (
+    AnyChange,
+    ExchangePut,
+    QueueDelete,
+    QueuePut,
+    UserDelete,
+    VhostPut,
+)
 from shardmq.broker.shared.control import (
     Alarmed,
     Answer,
@@ -31,6 +38,7 @@ from shardmq.broker.shared.control import (
     CloseConnection,
     ConnectionDown,
     ConnectionInfo,
+    ConnectionsPassed,
     ConnectionUp,
     ConsumerHere,
     ConsumersHere,
@@ -501,7 +509,7 @@ def test_connections_are_made_known_once_whether_they_came_before_or_after_the_h
         s.link.connection_up(info("0.1.1"))
         assert await stream.hear() == ConnectionUp(info("0.1.1"))
         s.link.connection_up(info("0.1.2"))
-        await stream.hear()
+        assert await stream.hear() == ConnectionUp(info("0.1.2"))
         stream.close()
         stream = await s.controller.door()
         hello = await stream.hear()
@@ -515,6 +523,45 @@ def test_connections_are_made_known_once_whether_they_came_before_or_after_the_h
         assert await stream.hear() == ConnectionUp(info("0.1.3"))
         s.link.connection_down("0.1.3")
         assert await stream.hear() == ConnectionDown("0.1.3")
+
+    run(tmp_path, play)
+
+
+def test_connections_that_end_before_anything_else_is_said_are_only_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_link, "UP_WAITS_S", 60.0)
+
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        for number in range(5):
+            s.link.connection_up(info(f"0.1.{number}"))
+        for number in (0, 3):
+            s.link.connection_down(f"0.1.{number}")
+        asking = s.link.ask(declare("q"), "0.1.4", "guest")
+        for number in (1, 2, 4):
+            assert await stream.hear() == ConnectionUp(info(f"0.1.{number}"))
+        assert await stream.hear() == ConnectionsPassed(2)
+        assert isinstance(await stream.hear(), Ask)
+        s.link.connection_down("0.1.4")
+        assert await stream.hear() == ConnectionDown("0.1.4")
+        asking.cancel()
+
+    run(tmp_path, play)
+
+
+def test_connections_come_before_the_word_that_a_change_is_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who is let in by a user that is deleted at this moment would stay."""
+    monkeypatch.setattr(catalog_link, "UP_WAITS_S", 60.0)
+
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        s.link.connection_up(info("0.1.1"))
+        stream.say(Changes(2, [UserDelete("u")]))
+        assert await stream.hear() == ConnectionUp(info("0.1.1"))
+        assert await stream.hear() == Applied(2)
 
     run(tmp_path, play)
 

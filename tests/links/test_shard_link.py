@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ from shardmq.shardd.wire import codec, envelope, lane, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.routes import TARGETS, Routes
 from tests.reference import wire as reference
+from tests.support.lanes import shared_by_two
 
 LINE = b"\0\x01q\0"
 PEER, INCARNATION, SHARD = 1, 99, 0
@@ -354,18 +354,18 @@ def test_what_a_shard_that_is_gone_wrote_into_the_ring_is_read_when_the_word_for
     scene: Scene,
 ) -> None:
     inbox = ShardInbox(SimpleNamespace(), [scene.link], INCARNATION, "nowhere", scene)  # type: ignore[arg-type]
-    bell, others_bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    bell.setblocking(False)
-    memory, by_zmq = mmap.mmap(-1, lane.MEMORY_BYTES), list[bytes]()
-    ours = scene.link.lane = lane.Lane(bell, memory, scene.who(), by_zmq.append, at_shard=False)
-    inbox._bells.register(ours.fd)
-    shards = lane.Lane(others_bell, memory, scene.who(), by_zmq.append, at_shard=True)
+    shared, others = shared_by_two(mmap.mmap(-1, lane.MEMORY_BYTES))
+    by_zmq = list[bytes]()
+    ours = scene.link.lane = lane.Lane(shared, scene.who(), by_zmq.append, at_shard=False)
+    inbox._lanes[ours.bell] = scene.link
+    shards = lane.Lane(others, scene.who(), by_zmq.append, at_shard=True)
     shards.send(envelope.control(*scene.who(), wire.Cancelled(1)))
     large = wire.Cancelled(2)
     shards.send(envelope.control(*scene.who(), large) + bytes(lane.RING_BYTES))
     shards.close()
-    while scene.link.lane is not None:
-        inbox._heard(scene.link, ours)
+    inbox._rung(scene.link, ours)
+    inbox._end(scene.link, ours)
+    assert scene.link.lane is None
     assert scene.controls == []
     resumed, last = by_zmq
     inbox.take_by_zmq(resumed)

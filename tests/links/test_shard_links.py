@@ -221,9 +221,9 @@ async def test_what_a_shard_says_is_heard_while_passes_keep_their_distance(
         await pair.restart()
         accepted = lane.accept(listener)
     assert accepted is not None
-    _, bell, memory, _ = accepted
+    _, shared = accepted
     by_zmq: list[bytes] = []
-    shard = lane.Lane(bell, memory, pair.shards[0].who, by_zmq.append, at_shard=True)
+    shard = lane.Lane(shared, pair.shards[0].who, by_zmq.append, at_shard=True)
     pair.links.hear_for(0.001)  # that it is there
     waits = pair.publish()
     messages: list[envelope.Message] = []

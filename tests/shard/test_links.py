@@ -1,4 +1,4 @@
-"""The links of a shard: what processes of another wire version say is dropped, whatever it is."""
+"""The links of a shard: messages of another wire version are dropped, and lanes are no must."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from shardmq.shardd.links import Links
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.lane import Offer, offer
+from shardmq.shardd.wire.ring import wait_for_any
 from tests.support.dict_store import DictHome
+from tests.support.lanes import no_descriptor_left
 
 NEXT_VERSION = wire.WIRE_VERSION + 1
 DOOR = (3, 5, 0, 0)  # number and incarnation of a front door, no epoch, shard 0
@@ -54,3 +57,28 @@ def test_a_message_of_another_version_that_nobody_can_read_is_dropped_and_logged
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert len(said) == 1
     assert f"is of wire version {NEXT_VERSION}" in said[0]
+
+
+def hear(links: Links, wait_ms: int) -> int:
+    events = links.wait(wait_ms)
+    for fd, _ in events:
+        assert links.hear(fd, 0)
+    return len(events)
+
+
+def test_a_shard_that_can_open_nothing_goes_on_and_makes_the_lane_later(
+    links: Links, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    what = Offer(peer=3, incarnation=5, epoch=7, endpoint=f"ipc://{tmp_path}/door.sock")
+    door = offer(tmp_path, 0, what, print)
+    with no_descriptor_left():
+        assert hear(links, 10_000)
+        assert not hear(links, 1), "the offer that waits wakes the loop again"
+    assert "Too many open files" in caplog.text
+    links.listen()
+    links.listen()
+    assert hear(links, 10_000)
+    assert wait_for_any([door.bell], 10) == [door.bell]
+    door.close()
+    assert hear(links, 10_000)
+    assert not hear(links, 1)

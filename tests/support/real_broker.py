@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,11 @@ class RealBroker:
         front_doors: int = 1,
         more: tuple[str, ...] = (),
         command: tuple[str, ...] = ("shardmq.supervisor.cli.app", "start"),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Start a broker; `environment` is added to the environment of this process."""
         self.data_dir = data_dir
+        self._environment = {**os.environ, **(environment or {})}
         self._command = command
         self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
         self._port = 0  # the same after a restart, so that clients may come back
@@ -60,6 +63,7 @@ class RealBroker:
             self.process = subprocess.Popen(
                 [*command, *ports, *self._arguments],
                 cwd=SOURCE,
+                env=self._environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

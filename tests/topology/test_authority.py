@@ -379,6 +379,31 @@ async def test_exclusive_queues_are_locked_and_go_with_their_connection(world: W
     assert [spec.name for spec in world.shards.queues.values()] == ["other"]
 
 
+async def test_the_queues_of_a_connection_go_also_if_their_declares_are_not_decided_yet(
+    world: World,
+) -> None:
+    answers: list[int] = []
+
+    def answered(code: int, text: str, result: dict[str, Any]) -> None:
+        answers.append(code)
+
+    world.authority.connection_gone(YOU)  # had none
+    world.authority.submit(declare("mine", exclusive=True), ME, answered)
+    world.authority.connection_gone(ME)
+    await world.ask(declare("other"), YOU)
+    assert answers == [0] and world.catalog.queue("/", "mine") is None
+    # Also behind a conditional delete that its shard has not answered.
+    world.shards.hold = True
+    world.authority.submit(QueueRemove("/", "other", True, False), ME, answered)
+    world.authority.submit(declare("mine", exclusive=True), ME, answered)
+    await asyncio.sleep(0.01)
+    world.authority.connection_gone(ME)
+    world.shards.hold = False
+    world.shards.release()
+    await world.ask(declare("another"), YOU)
+    assert answers == [0, 0, 0] and world.catalog.queue("/", "mine") is None
+
+
 async def test_an_expired_queue_leaves_the_catalog_before_its_shard_deletes_it(
     world: World,
 ) -> None:

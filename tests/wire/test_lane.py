@@ -16,6 +16,8 @@ import pytest
 
 from shardmq.shardd.wire import envelope, lane
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.ring import wait_for_any
+from tests.support.lanes import no_descriptor_left, shared_by_two
 
 SMALL = 256
 SEEDS = range(60)
@@ -29,11 +31,10 @@ class End:
 
     kind: type[lane.Lane] = lane.Lane
 
-    def __init__(self, bell: socket.socket, memory: mmap.mmap, *, at_shard: bool) -> None:
-        bell.setblocking(False)
+    def __init__(self, shared: lane.Shared, *, at_shard: bool) -> None:
         self.by_zmq: deque[bytes] = deque()  # sent, not arrived
         self.lane = self.kind(
-            bell, memory, (1, 2, 3, 4), self.by_zmq.append, at_shard=at_shard, ring_bytes=SMALL
+            shared, (1, 2, 3, 4), self.by_zmq.append, at_shard=at_shard, ring_bytes=SMALL
         )
         self.got: list[bytes] = []
         self.alone = False  # the other process is gone, and this one knows it
@@ -49,16 +50,18 @@ class End:
             self.got.append(message)
 
     def hear(self) -> None:
-        if not self.alone and not self.lane.hear():
+        if self.alone:
+            return
+        self.lane.hear()
+        if self.lane.is_over():
             self.take(lane.ALL)
             self.lane.close()
             self.alone = True
 
 
 def ends(kind: type[End] = End) -> tuple[End, End]:
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    memory = mmap.mmap(-1, mmap.PAGESIZE + 2 * SMALL)
-    return kind(one, memory, at_shard=False), kind(other, memory, at_shard=True)
+    one, other = shared_by_two(mmap.mmap(-1, mmap.PAGESIZE + 2 * SMALL))
+    return kind(one, at_shard=False), kind(other, at_shard=True)
 
 
 def _message(number: int, size: int) -> bytes:
@@ -148,9 +151,9 @@ def test_nothing_arrives_behind_what_was_lost_with_a_process_that_died(
 class ForgetsMarker(lane.Lane):
     """Sends by ZeroMQ what the ring has no room for, and the next message through the ring."""
 
-    def send(self, message: envelope.Parts) -> None:
+    def put(self, message: envelope.Parts) -> None:
         if not self._writes_ring:
-            super().send(message)
+            super().put(message)
         elif not self._writer.put(lane.joined(message)):
             self._send_by_zmq(lane.joined(message))
 
@@ -158,11 +161,11 @@ class ForgetsMarker(lane.Lane):
 class ComesBackEarly(lane.Lane):
     """Goes on with the ring while the reader has not taken all of it."""
 
-    def send(self, message: envelope.Parts) -> None:
+    def put(self, message: envelope.Parts) -> None:
         if not self._writes_ring and self._is_accepted:
             self._send_by_zmq(self._goes_on)
             self._writes_ring = True
-        super().send(message)
+        super().put(message)
 
 
 class TakesZmqFirst(lane.Lane):
@@ -210,13 +213,12 @@ def test_a_broken_lane_is_caught(broken: type[End], dies: str) -> None:
 
 
 def test_a_door_waits_for_the_shard_before_it_uses_the_ring() -> None:
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    memory = mmap.mmap(-1, mmap.PAGESIZE + 2 * SMALL)
-    door = End(one, memory, at_shard=False)
+    one, other = shared_by_two(mmap.mmap(-1, mmap.PAGESIZE + 2 * SMALL))
+    door = End(one, at_shard=False)
     door.lane.send(_message(1, 1))
     assert list(door.by_zmq) == [_message(1, 1)]
-    End(other, memory, at_shard=True)
-    assert door.lane.hear()
+    End(other, at_shard=True)
+    door.lane.hear()
     door.lane.send(_message(2, 1))
     assert len(door.by_zmq) == 2
     assert envelope.read(door.by_zmq[1]).kind == wire.RING
@@ -224,7 +226,7 @@ def test_a_door_waits_for_the_shard_before_it_uses_the_ring() -> None:
 
 def test_what_waits_in_a_ring_and_how_often_it_was_full_is_told() -> None:
     door, shard = ends()
-    assert door.lane.hear()
+    door.lane.hear()
     door.lane.send(b"")  # empty, behind the word that the ring goes on
     assert (door.lane.waiting_bytes(), shard.lane.waiting_bytes(), door.lane.times_full) == (
         8,
@@ -241,12 +243,12 @@ def test_what_waits_in_a_ring_and_how_often_it_was_full_is_told() -> None:
 
 def test_the_end_of_one_process_shows_and_what_it_said_is_still_there() -> None:
     door, shard = ends()
-    assert door.lane.hear()
+    door.lane.hear()
+    assert not door.lane.is_over()
     shard.lane.send(_message(1, 1))
     shard.lane.close()
     door.hear_zmq(shard)
-    while door.lane.hear():
-        pass
+    assert door.lane.is_over()
     door.take(lane.ALL)
     assert door.got == [_message(1, 1)]
 
@@ -259,16 +261,25 @@ def test_an_offer_arrives_with_its_memory(tmp_path: Path) -> None:
     door = lane.offer(tmp_path, 3, what, by_zmq.append)
     accepted = lane.accept(listener)
     assert accepted is not None
-    offered, bell, memory, bodies = accepted
-    assert bodies is None
+    offered, shared = accepted
     assert offered == what
-    shard = lane.Lane(bell, memory, (1, 2, 3, 3), by_zmq.append, at_shard=True)
-    assert door.hear()
+    shard = lane.Lane(shared, (1, 2, 3, 3), by_zmq.append, at_shard=True)
+    assert wait_for_any([door.bell], 0) == [door.bell]
+    door.hear()
     door.send(_message(1, 100))
     assert envelope.read(by_zmq.pop()).kind == wire.RING
     assert shard.came_by_zmq(wire.RING) == [_message(1, 100)]
+    assert wait_for_any([shard.bell], 0) == [] and not shard.is_over()
+    assert shard.sleep()
+    door.put(_message(2, 1))
+    door.put(_message(3, 1))
+    assert wait_for_any([shard.bell], 0) == []
+    door.ring()
+    assert wait_for_any([shard.bell], 0) == [shard.bell]
+    assert shard.take(lane.ALL) == [_message(2, 1), _message(3, 1)]
     door.close()
-    assert not shard.hear()
+    assert shard.is_over()
+    shard.close()
     listener.close()
 
 
@@ -284,4 +295,17 @@ def test_an_offer_without_memory_is_refused(tmp_path: Path) -> None:
         client.send(b"what")
         with pytest.raises(lane.NoLane):
             lane.accept(listener)
+    listener.close()
+
+
+def test_an_offer_that_finds_no_descriptor_waits_until_there_is_one(tmp_path: Path) -> None:
+    listener = lane.listen(tmp_path, 3)
+    what = lane.Offer(peer=1, incarnation=2, epoch=3, endpoint="ipc://x")
+    door = lane.offer(tmp_path, 3, what, print)
+    with no_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        lane.accept(listener)
+    accepted = lane.accept(listener)
+    assert accepted is not None and accepted[0] == what
+    accepted[1].close()
+    door.close()
     listener.close()

@@ -36,6 +36,7 @@ from shardmq.broker.shared.control import (
     CloseConnection,
     ConnectionDown,
     ConnectionInfo,
+    ConnectionsPassed,
     ConnectionUp,
     ConsumerLeave,
     ConsumersHere,
@@ -86,6 +87,9 @@ class Handler(Protocol):
     def connection_up(self, info: ConnectionInfo) -> None: ...
 
     def connection_down(self, owner: str) -> None: ...
+
+    def connections_passed(self, count: int) -> None:
+        """Count connections that came and went before they were told of."""
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
 
@@ -512,6 +516,8 @@ class DoorLinks:
                 self.handler.connection_up(message.info)
             case ConnectionDown():
                 self.handler.connection_down(message.owner)
+            case ConnectionsPassed():
+                self.handler.connections_passed(message.count)
             case ConsumersHere() | ConsumerLeave() | AssignmentGivenUp() | MarkPassed():
                 self.handler.consuming(door.number, door.incarnation, message)
             case Fenced():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
+from typing import Final
 
 from pamqp import base
 
@@ -22,9 +23,19 @@ Reply = base.Frame | bytes | None
 Outcome = Coroutine[None, None, Reply] | Reply
 Work = base.Frame | Binds | Callable[[], Outcome]
 
+NO_WORK: Final[deque[Work]] = deque()  # of channels that have never had to wait
+
 
 class Channel:
-    """A channel of a connection. Publishing and topology use it, consuming has `consuming`."""
+    """A channel of a connection. Publishing and topology use it, consuming has `consuming`.
+
+    Some clients open a channel for each thing they do, so what few channels need is made late.
+    """
+
+    __slots__ = (
+        "_client", "_consuming", "confirms", "is_open", "last_queue", "number", "pipeline",
+        "published", "running", "transaction", "work",
+    )  # fmt: skip
 
     def __init__(self, client: Receiver, number: int) -> None:
         self.number = number
@@ -33,10 +44,32 @@ class Channel:
         self.last_queue = ""  # the queue declared last: what an empty queue name means
         self.confirms: Confirms | None = None
         self.transaction: Transaction[Decided, Settle] | None = None
-        self.consuming = ConsumingChannel(client, number)
-        self.work: deque[Work] = deque()
+        self._client = client
+        self._consuming: ConsumingChannel | None = None
+        self.work = NO_WORK
         self.running = False  # some of its work waits for an answer
         self.pipeline: Pipeline | None = None  # of its declares, binds and deletes
+
+    @property
+    def consuming(self) -> ConsumingChannel:
+        if self._consuming is None:
+            self._consuming = ConsumingChannel(self._client, self.number)
+            self._consuming.is_open = self.is_open
+        return self._consuming
+
+    @property
+    def has_consumed(self) -> bool:
+        """Return whether there may be consumers, deliveries or settles to release."""
+        return self._consuming is not None
+
+    def queue_work(self, work: Work, *, first: bool = False) -> None:
+        """Put work behind all that waits, or before it."""
+        if self.work is NO_WORK:
+            self.work = deque()
+        if first:
+            self.work.appendleft(work)
+        else:
+            self.work.append(work)
 
     def select_transaction(self) -> None:
         """Make the channel transactional (tx.select). Raises if it is in confirm mode."""
@@ -48,7 +81,7 @@ class Channel:
     @property
     def reply_to(self) -> str:
         """Return the queue for direct replies to this channel, "" while nobody waits for them."""
-        replies = self.consuming.replies
+        replies = self._consuming.replies if self._consuming is not None else None
         return replies.queue_name if replies is not None else ""
 
     @property

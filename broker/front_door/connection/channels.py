@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from pamqp import commands
 
@@ -15,6 +16,9 @@ from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.shared.control import ChannelClose, ChannelOpen
 from shardmq.shardd.wire import messages as wire
+
+OPEN_OK: Final = ChannelOpenOk()
+CLOSE_OK: Final = commands.Channel.CloseOk()
 
 Releases = list[asyncio.Future[wire.Control]]
 
@@ -36,17 +40,13 @@ class Channels:
         return channel if channel is not None and channel.is_open else None
 
     def open(self, client: Receiver, number: int) -> Channel:
-        """Open a channel for channel.open; admit() has the answer."""
+        """Open a channel for channel.open. The answer is OPEN_OK, or that of admit()."""
         channel = self.by_number[number] = Channel(client, number)
         self._services.counts.channels_opened += 1
         return channel
 
-    def admit(self, channel: Channel) -> Outcome:
-        """Return the answer to channel.open, which the controller gives if there is a limit."""
-        return self._open_within_limits(channel) if self._are_counted else ChannelOpenOk()
-
     @property
-    def _are_counted(self) -> bool:
+    def are_counted(self) -> bool:
         """Return whether a limit asks how many channels there are.
 
         The controller knows how many there are at all front doors.
@@ -57,17 +57,18 @@ class Channels:
             self._services.catalog, self._session.user
         )
 
-    async def _open_within_limits(self, channel: Channel) -> Reply:
+    async def admit(self, channel: Channel) -> Reply:
+        """Return the answer to channel.open where there is a limit: the controller knows."""
         session = self._session
         ask = ChannelOpen(session.vhost, session.user, len(self.by_number))
         answer = await self._services.catalog_link.ask(ask, session.owner, session.user)
         if answer.code:
             raise ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN)
-        return ChannelOpenOk() if channel.is_open else None
+        return OPEN_OK if channel.is_open else None
 
     def tell_count(self) -> None:
         """Tell the controller how many there are: a limit is new, or there is a channel less."""
-        if self._session.is_open and self._are_counted:
+        if self._session.is_open and self.are_counted:
             self._services.catalog_link.connection_up(self._session.info(len(self.by_number)))
 
     def close(self, channel: Channel) -> Outcome:
@@ -77,19 +78,19 @@ class Channels:
         it asks next.
         """
         released = self.end(channel)
-        if released or self._are_counted:
+        if released or self.are_counted:
             return self._close_behind(channel, released)
         self.drop(channel)
-        return commands.Channel.CloseOk()
+        return CLOSE_OK
 
     async def _close_behind(self, channel: Channel, released: Releases) -> Reply:
         session = self._session
         await self._services.catalog_link.removed(await closed_by(released))
-        if self._are_counted:
+        if self.are_counted:
             ask = ChannelClose(session.vhost, len(self.by_number) - 1)
             await self._services.catalog_link.ask(ask, session.owner, session.user)
         self.drop(channel)
-        return commands.Channel.CloseOk()
+        return CLOSE_OK
 
     def drop(self, channel: Channel) -> None:
         """Forget a channel that both sides have closed."""
@@ -106,6 +107,8 @@ class Channels:
             channel.pipeline.close()
         if channel.confirms is not None:
             channel.confirms.closed = True
+        if not channel.has_consumed:
+            return []
         return self._services.consuming.release(channel.consuming)
 
     def end_all(self) -> Releases:

@@ -37,7 +37,13 @@ from shardmq.broker.amqp import (
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.channel_methods import HANDLERS
-from shardmq.broker.front_door.connection.channels import Channels, closed_by
+from shardmq.broker.front_door.connection.channels import (
+    CLOSE_OK,
+    OPEN_OK,
+    Channels,
+    Releases,
+    closed_by,
+)
 from shardmq.broker.front_door.connection.opening import Greeted, Greeting, Handshake, Opening
 from shardmq.broker.front_door.connection.output import Output, Stream
 from shardmq.broker.front_door.connection.socket import (
@@ -120,7 +126,7 @@ class ClientConnection:
             mechanisms=login.mechanisms(tls),
             server_properties=services.server_properties,
             message_bytes_max=config.message_bytes_max,
-            room=links.room,
+            room=loop.room,
         )
         socket = self.socket = ClientSocket(
             loop,
@@ -321,7 +327,10 @@ class ClientConnection:
     def _on_channel_method(self, number: int, method: base.Frame) -> None:
         if isinstance(method, commands.Channel.Open):
             opened = self.channels.open(self, number)
-            self.work.do(opened, partial(self.channels.admit, opened))
+            if self.channels.are_counted:
+                self.work.do(opened, partial(self.channels.admit, opened))
+            else:
+                self.send(number, OPEN_OK)
             return
         channel = self.channels.by_number.get(number)
         if channel is None:
@@ -329,11 +338,11 @@ class ClientConnection:
         if isinstance(method, commands.Channel.CloseOk):
             self.channels.drop(channel)
         elif isinstance(method, commands.Channel.Close):
-            if channel.is_open:
-                self.work.do(channel, partial(self.channels.close, channel))
-            else:  # both sides closed it
-                self.send(number, commands.Channel.CloseOk())
+            if not channel.is_open:  # both sides closed it
+                self.send(number, CLOSE_OK)
                 self.channels.drop(channel)
+            else:
+                self.work.do(channel, partial(self.channels.close, channel))
         elif not channel.is_open:
             return
         elif type(method) in methods.METHODS:
@@ -344,7 +353,7 @@ class ClientConnection:
     def _on_connection_method(self, method: base.Frame) -> None:
         if isinstance(method, commands.Connection.Close):
             self.socket.closing = True
-            self.work.start_when_idle(self._close_politely())
+            self.work.when_idle(self._close_politely)
         elif isinstance(method, commands.Connection.CloseOk):
             self.disconnect()
         elif isinstance(method, commands.Connection.UpdateSecret):
@@ -426,15 +435,26 @@ class ClientConnection:
         socket.gather()
         socket.close_later()
 
-    async def _close_politely(self) -> None:
+    def _close_politely(self) -> None:
         """Answer connection.close of the client, when all that is the connection's has gone.
 
         Who declares queues of the same names behind the answer gets other queues.
         """
-        closed = await closed_by(self.channels.end_all())
+        released = self.channels.end_all()
+        if released or self.services.catalog.queues_of(self.session.owner):
+            self.work.start(self._close_behind(released))
+        else:
+            self._say_closed()
+
+    async def _close_behind(self, released: Releases) -> None:
+        closed = await closed_by(released)
         self._say_down()
         owned = (queue.id for queue in self.services.catalog.queues_of(self.session.owner))
         await self.services.catalog_link.removed([*closed, *owned])
+        self._say_closed()
+
+    def _say_closed(self) -> None:
+        self._say_down()
         self.send(0, commands.Connection.CloseOk())
         self.socket.flush_then_close()
 

@@ -124,8 +124,8 @@ class Opening:
         """Check what connection.open says. Raises ConnectionException when the user may not."""
         services, session, amqp = self._services, self._session, self._amqp
         vhost = vhost or "/"
-        connected = 0 if session.trusted else self._connected()
-        connections_max = services.config.connections_max
+        connections_max = 0 if session.trusted else services.config.connections_max
+        connected = self._connected() if connections_max else 0
         login.check_open(services.catalog, session.user, vhost, connected, connections_max)
         session.vhost = vhost
         session.frame_bytes_max = amqp.frame_bytes_max

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pamqp import base
 
 from shardmq.broker.amqp import Connection
+from shardmq.broker.amqp.unfinished import BodyPart
 from shardmq.broker.front_door.connection.output import (
     OUT_BYTES_MAX,
     Output,
@@ -33,8 +34,6 @@ FULL_READ_BYTES = 64 << 10
 # When a read filled the buffer and left part of a message, the next read goes behind that part, up
 # to this size. In one piece of bytes the messages are one event; the parts apart would be two.
 AGAIN_BYTES_MAX = 64 << 10
-# A pass takes about this much of a large body.
-BODY_READ_BYTES_MAX = 1 << 20
 # So much is read behind a part of a body. What is there of the next body is copied.
 BEHIND_BODY_BYTES = 4 << 10
 # How long a client may take to answer our connection.close.
@@ -110,8 +109,9 @@ class ClientSocket:
         loop.begin_pass()
         if self.lost or self.paused:  # since the loop has seen it readable
             return
-        if (place := self.amqp.place()) is not None and isinstance(self.sock, socket.socket):
-            self._read_body(self.sock, place)
+        part = self.amqp.part
+        if part is not None and isinstance(self.sock, socket.socket) and (places := part.places()):
+            self._read_body(self.sock, part, places)
             return
         buffer, begun = loop.read_buffer, 0
         if self._more_comes and (unread := self.amqp.unread):
@@ -140,36 +140,29 @@ class ClientSocket:
             if begun + count >= BODY_BYTES_MIN:
                 loop.next_read_buffer()
 
-    def _read_body(self, sock: socket.socket, place: memoryview | None) -> None:
-        """Read a part of a large body straight to its place, and a little of what comes behind it.
-
-        Go on with the next part while the kernel has all that is asked for.
-        """
-        loop, amqp, left = self._loop, self.amqp, BODY_READ_BYTES_MAX
-        while place is not None:
-            behind = loop.read_buffer[:BEHIND_BODY_BYTES]
-            try:
-                count = sock.recvmsg_into((place, behind))[0]
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                count = 0
-            if count == 0:
-                self._on_end()
-                return
-            loop.read_was_large(False)
-            self._more_comes = False
-            self.received_bytes += count
-            self.last_received = loop.now
-            left -= count
-            rest = count - len(place)
-            amqp.filled(min(count, len(place)))
-            if rest > 0:
-                amqp.receive_data(behind[:rest])
-                self._on_data()
-            if rest < BEHIND_BODY_BYTES or left < 0 or self.lost or self.paused:
-                return
-            place = amqp.place()
+    def _read_body(
+        self, sock: socket.socket, part: BodyPart, places: list[memoryview]
+    ) -> None:
+        """Read a part of a large body straight to its place, and a little behind it."""
+        loop = self._loop
+        places.append(loop.read_buffer[:BEHIND_BODY_BYTES])
+        try:
+            count = sock.recvmsg_into(places)[0]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self._on_end()
+            return
+        loop.read_was_large(False)
+        self._more_comes = False
+        self.received_bytes += count
+        self.last_received = loop.now
+        rest = self.amqp.unfinished.body_came(part, places, count)
+        if rest:
+            self.amqp.receive_data(rest)
+            self._on_data()
 
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pamqp import base
 
 from shardmq.broker.amqp import Binds, ChannelException, ConnectionException
-from shardmq.broker.front_door.connection.channel import Channel, Reply, Work
+from shardmq.broker.front_door.connection.channel import NO_WORK, Channel, Outcome, Reply, Work
 from shardmq.broker.front_door.connection.socket import PAUSE_WORK, ClientSocket
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
@@ -72,7 +72,7 @@ class WorkQueue:
         self._socket = socket
         self._carrier = carrier
         self.waiting: set[Channel] = set()  # channels with work that is not done
-        self._when_idle: Coroutine[Any, Any, None] | None = None
+        self._when_idle: Callable[[], None] | None = None
         self._queued_bytes = 0
         self._queued_work = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,19 +89,21 @@ class WorkQueue:
             if pipeline.full:
                 self._socket.pause(PAUSE_WORK)
             return
-        channel.work.append(work)
-        self.waiting.add(channel)
         self._queued_bytes += size
-        if channel.busy or len(channel.work) > 1:
+        if channel.busy or channel.work:
+            channel.queue_work(work)
+            self.waiting.add(channel)
             self._queued_work += 1
             if self._queued_work > WORK_MAX or self._queued_bytes > WORK_BYTES_MAX:
                 self._socket.pause(PAUSE_WORK)
             return
-        self.go_on(channel)
+        if not self._socket.lost and not isinstance(work, METHODS):
+            self._do(channel, work)
+        self._rest(channel)
 
     def do_next(self, channel: Channel, work: Callable[[], None]) -> None:
         """Do work before all that is queued, behind what the channel waits for."""
-        channel.work.appendleft(work)
+        channel.queue_work(work, first=True)
         self.waiting.add(channel)
 
     def go_on(self, channel: Channel) -> None:
@@ -119,17 +121,23 @@ class WorkQueue:
             if channel.busy:
                 return
             channel.work.popleft()
-            try:
-                outcome = work()
-                if outcome is None:
-                    continue
-                if isinstance(outcome, Coroutine):
-                    channel.running = True
-                    self.start(self._finish(channel, outcome))
-                else:
-                    self._carrier.answer(channel.number, outcome)
-            except Exception as error:
-                self._failed(channel, error)
+            self._do(channel, work)
+        self._rest(channel)
+
+    def _do(self, channel: Channel, work: Callable[[], Outcome]) -> None:
+        try:
+            outcome = work()
+            if isinstance(outcome, Coroutine):
+                channel.running = True
+                self.waiting.add(channel)
+                self.start(self._finish(channel, outcome))
+            elif outcome is not None:
+                self._carrier.answer(channel.number, outcome)
+        except Exception as error:
+            self._failed(channel, error)
+
+    def _rest(self, channel: Channel) -> None:
+        """Go on with what waits for the work of this channel, or of all channels, to be done."""
         self._loop.schedule_end_of_pass()
         if not channel.work and not channel.busy:
             self.waiting.discard(channel)
@@ -138,7 +146,7 @@ class WorkQueue:
             self._socket.resume(PAUSE_WORK)
             if self._when_idle is not None:
                 idle, self._when_idle = self._when_idle, None
-                self.start(idle)
+                idle()
 
     def _failed(self, channel: Channel, error: Exception) -> None:
         """Answer what the client did wrong. What we did wrong ends the connection."""
@@ -185,12 +193,12 @@ class WorkQueue:
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
 
-    def start_when_idle(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task when all that was said before is done."""
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Call when all that was said before is done."""
         if self.waiting:
-            self._when_idle = work
+            self._when_idle = call
         else:
-            self.start(work)
+            call()
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -210,7 +218,7 @@ class WorkQueue:
         What is queued refers to the connection and the channel. Left there, both would live until
         the garbage collector finds them, which looks seldom.
         """
-        channel.work.clear()
+        channel.work = NO_WORK
         if channel.pipeline is not None:
             channel.pipeline.close()
             channel.pipeline = None
@@ -220,7 +228,5 @@ class WorkQueue:
         """Cancel all tasks of a connection that has ended."""
         for task in self._tasks:
             task.cancel()
-        if self._when_idle is not None:
-            self._when_idle.close()
-            self._when_idle = None
+        self._when_idle = None
         self._carrier = _NOBODY

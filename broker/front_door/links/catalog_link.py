@@ -31,6 +31,7 @@ from shardmq.broker.shared.control import (
     CloseConnection,
     ConnectionDown,
     ConnectionInfo,
+    ConnectionsPassed,
     ConnectionUp,
     ConsumerHere,
     ConsumersHere,
@@ -54,6 +55,9 @@ MESSAGES_MAX = 100
 # How long the controller may have to wait until it learns that changes are in force here, if nobody
 # waits for them.
 APPLIED_WAITS_S = 0.005
+# How long the controller may have to wait until it learns of a connection, if there is nothing else
+# to say. Connections that end sooner are only counted: some clients connect for each thing they do.
+UP_WAITS_S = 0.002
 # Changes applied between two looks at the sockets: a listing of 100,000 queues delays no message.
 SLICE = 500
 BACKOFF_FIRST_S = 0.02
@@ -134,6 +138,10 @@ class CatalogLink:
         self._leaving: dict[asyncio.Future[None], set[int]] = {}
         self._connections: dict[str, ConnectionInfo] = {}
         self._told: set[str] = set()  # connections that the last hello named
+        # Connections that the controller was not told of yet, and how many of these are gone.
+        self._unsaid: dict[str, None] = {}
+        self._passed = 0
+        self._ups_planned = False
         self._requests = CatalogRequests(self._send)
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
@@ -162,10 +170,21 @@ class CatalogLink:
         return answer
 
     def connection_up(self, info: ConnectionInfo) -> None:
-        """Tell the controller of a connection, or of what is new about it."""
+        """Tell the controller of a connection, or of what is new about it.
+
+        A new connection is told before anything else is said, or UP_WAITS_S later.
+        """
+        is_new = info.owner not in self._connections
         self._connections[info.owner] = info
-        if self.up:
+        if not self.up:
+            return
+        if not is_new:
             self._send(ConnectionUp(info))
+            return
+        self._unsaid[info.owner] = None
+        if not self._ups_planned:
+            self._ups_planned = True
+            asyncio.get_running_loop().call_later(UP_WAITS_S, self._say_planned_ups)
 
     def connection_down(self, owner: str) -> None:
         """Tell the controller that a connection is gone, and with it its exclusive queues.
@@ -173,7 +192,12 @@ class CatalogLink:
         The caller has cancelled what the connection still asked: nothing may be declared after
         this.
         """
-        if self._connections.pop(owner, None) is not None and self.up:
+        if self._connections.pop(owner, None) is None or not self.up:
+            return
+        if owner in self._unsaid:
+            del self._unsaid[owner]
+            self._passed += 1
+        else:
             self._send(ConnectionDown(owner))
 
     def say(self, message: ControlMessage) -> None:
@@ -242,6 +266,8 @@ class CatalogLink:
             useful = self.up
             self._requests.up = False
             self._stream = None
+            self._unsaid.clear()
+            self._passed = 0
             stream.close()
         return useful
 
@@ -344,9 +370,24 @@ class CatalogLink:
     def _send(self, message: ControlMessage) -> None:
         """Send a message. Without a stream it is dropped: the next hello makes up for it."""
         if self._stream is not None:
+            if self._unsaid or self._passed:
+                self._say_ups(self._stream)
             if type(message) is Applied:
                 self._applied_unsaid = False
             self._stream.send(message)
+
+    def _say_ups(self, stream: ControlStream) -> None:
+        for owner in self._unsaid:
+            stream.send(ConnectionUp(self._connections[owner]))
+        if self._passed:
+            stream.send(ConnectionsPassed(self._passed))
+        self._unsaid.clear()
+        self._passed = 0
+
+    def _say_planned_ups(self) -> None:
+        self._ups_planned = False
+        if self._stream is not None and (self._unsaid or self._passed):
+            self._say_ups(self._stream)
 
     # -- the catalog ------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import time
 
 import zmq
@@ -19,6 +18,7 @@ from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 from shardmq.shardd.wire.recent import RecentKeys
+from shardmq.shardd.wire.ring import wait_for_any
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 
@@ -50,8 +50,7 @@ class ShardInbox:
         # By shard, the lane of a process that is gone: messages of it may still come by ZeroMQ.
         self._ended: dict[int, Lane] = {}
         self._refused = RecentKeys()  # number and epoch of shards of another wire version
-        self._bells = select.epoll()  # of all lanes
-        self._bells_fd = self._bells.fileno()
+        self._lanes: dict[int, ShardLink] = {}  # those with a lane, by its bell
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
@@ -62,7 +61,6 @@ class ShardInbox:
     def close(self) -> None:
         for link in self._links:
             self.close_lane(link)
-        self._bells.close()
         self._socket.close(0)
 
     # -- ZeroMQ -----------------------------------------------------------------------------------
@@ -102,6 +100,8 @@ class ShardInbox:
                 self._let_go(lane)
                 if head.kind == wire.RING:
                     self._hear(link, lane)
+                elif link.lane is lane:
+                    self._sleep_or_come_back(link, lane)
         except envelope.OtherVersion as error:
             if self._refused.add((error.head.shard, error.head.epoch)):
                 log.error("from a shard: %s", error)
@@ -139,8 +139,9 @@ class ShardInbox:
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
-        self.loop.add_reader(link.lane.fd, self._heard, link, link.lane)
-        self._bells.register(link.lane.fd, select.EPOLLIN)
+        self.loop.add_reader(link.lane.bell, self._rung, link, link.lane)
+        self.loop.add_reader(link.lane.fd, self._end, link, link.lane)
+        self._lanes[link.lane.bell] = link
 
     def close_lane(self, link: ShardLink) -> None:
         self._ended.pop(link.shard, None)
@@ -149,8 +150,9 @@ class ShardInbox:
             link.may_lend(False)
             link.rings_full += lane.times_full
             if self.loop is not None:
+                self.loop.remove_reader(lane.bell)
                 self.loop.remove_reader(lane.fd)
-            self._bells.unregister(lane.fd)
+            del self._lanes[lane.bell]
             lane.close()
 
     def hear_for(self, seconds: float) -> None:
@@ -159,23 +161,23 @@ class ShardInbox:
         An answer that one client waits for does not wait for what others publish.
         """
         until = time.perf_counter() + seconds
-        # select() counts in microseconds, unlike epoll; it watches the one descriptor that has all
-        # bells.
-        while seconds > 0 and select.select((self._bells_fd,), (), (), seconds)[0]:
-            rung = {fd for fd, _ in self._bells.poll(0)}
-            for link in self._links:
-                if link.lane is not None and link.lane.fd in rung:
-                    self._heard(link, link.lane)
+        while seconds > 0 and (rung := wait_for_any(list(self._lanes), seconds)):
+            for bell in rung:
+                link = self._lanes.get(bell)
+                if link is not None and link.lane is not None:
+                    self._rung(link, link.lane)
             seconds = until - time.perf_counter()
 
-    def _heard(self, link: ShardLink, lane: Lane) -> None:
-        """Handle a bell. At the end of the other process take all it said and close the lane."""
-        saw = lane.sees_bodies
-        alive = lane.hear()
-        if lane.sees_bodies is not saw and link.lane is lane:
+    def _rung(self, link: ShardLink, lane: Lane) -> None:
+        lane.hear()
+        if lane.is_accepted and not link.lends and link.lane is lane:
             link.may_lend(True)
         self._hear(link, lane)
-        if not alive and link.lane is lane:
+
+    def _end(self, link: ShardLink, lane: Lane) -> None:
+        """At the end of the other process, take all that it has said, and close the lane."""
+        if lane.is_over() and link.lane is lane:
+            self._hear(link, lane)
             self._take_all(link, lane.take(ALL))
             self._let_go(lane)
             self.close_lane(link)
@@ -189,13 +191,17 @@ class ShardInbox:
         try:
             self._take_all(link, lane.take(RECEIVE_BURST))
         finally:
-            if not lane.sleep():
-                assert self.loop is not None
-                self.loop.call_soon(self._hear, link, lane)
+            self._sleep_or_come_back(link, lane)
             try:
                 self._events.received()
             finally:
                 self._let_go(lane)
+
+    def _sleep_or_come_back(self, link: ShardLink, lane: Lane) -> None:
+        """Have the bell rung for the next message of a ring, or come back for one that is there."""
+        if not lane.sleep():
+            assert self.loop is not None
+            self.loop.call_soon(self._hear, link, lane)
 
     def _let_go(self, lane: Lane) -> None:
         """Give the memory of what was taken back to the ring."""

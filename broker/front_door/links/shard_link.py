@@ -133,6 +133,7 @@ class ShardLink:
         self._peer, self._incarnation = peer, incarnation
         self._packer, self._sizes, self._events = packer, sizes, events
         self._bodies = bodies
+        self.lends = False  # the shard sees the memory of `bodies`
         self._batch = 0  # number of the batch that was sent last
         self._sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
         # Batches made while the shard was away, and what each weighs.
@@ -170,8 +171,14 @@ class ShardLink:
 
     def send(self, message: envelope.Parts) -> None:
         """Send by the lane if there is one, else by ZeroMQ."""
+        self._put(message)
         if self.lane is not None:
-            self.lane.send(message)
+            self.lane.ring()
+
+    def _put(self, message: envelope.Parts) -> None:
+        """Do the same as `send`, but a shard that sleeps is not woken: the caller rings."""
+        if self.lane is not None:
+            self.lane.put(message)
         else:
             self.send_by_zmq(joined(message))
 
@@ -205,7 +212,7 @@ class ShardLink:
         shard, epoch, packer = self.shard, self.epoch, self._packer
         peer, incarnation = self._peer, self._incarnation
         if self.settles:
-            self.send(envelope.settles(peer, incarnation, epoch, shard, self.settles.take()))
+            self._put(envelope.settles(peer, incarnation, epoch, shard, self.settles.take()))
         messages, weight = packer.messages(shard), packer.weight(shard)
         batch = packer.take_parts(
             shard, peer, incarnation, epoch, self._batch + 1, bool(self.packing)
@@ -217,11 +224,14 @@ class ShardLink:
             self.packing = []
         if self.credit_due:
             self.credit_due = False
-            self.send(envelope.credit(peer, incarnation, epoch, shard, self.credits.items()))
+            self._put(envelope.credit(peer, incarnation, epoch, shard, self.credits.items()))
             self.credits.clear()
+        if self.lane is not None:
+            self.lane.ring()
 
     def may_lend(self, may: bool) -> None:
         """Note whether the shard can see the bodies that this front door lends."""
+        self.lends = may
         self._packer.may_lend(self.shard, may)
 
     def _send_batch(self, batch: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
@@ -229,7 +239,7 @@ class ShardLink:
         self.in_flight += weight
         if waiting:
             self._sent.append((self._batch, waiting))
-        self.send(batch)
+        self._put(batch)
 
     def end_batch(self) -> None:
         """End the batch that is being packed: send it, or set it aside while the shard is away."""
@@ -271,6 +281,8 @@ class ShardLink:
         for batch, weight, waiting in aside:
             readdressed = envelope.readdressed(batch, self.epoch, self._batch + 1)
             self._send_batch(readdressed, weight, waiting)
+        if aside and self.lane is not None:
+            self.lane.ring()
 
     def ended(self, epoch: int) -> None:
         """Note that the process of this epoch is gone and has nothing more to say."""

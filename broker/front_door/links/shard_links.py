@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
 import zmq
 
-from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.consume.settling import ACKS_WAIT_S, Due
 from shardmq.broker.front_door.links.shard_inbox import ShardInbox
 from shardmq.broker.front_door.links.shard_link import (
@@ -34,8 +34,8 @@ from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import envelope, packer
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, BodyMemory
-from shardmq.shardd.wire.lane import Offer
+from shardmq.shardd.wire.bodies import BodyMemory
+from shardmq.shardd.wire.lane import Offer, body_memory
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
@@ -46,6 +46,8 @@ DELIVERY_CREDIT_BYTES = 128 << 10
 # connections that left meanwhile would stay for ever.
 CREDITS_MAX = 4096
 RECONNECT_MS = 10
+# How often a Join goes to shards that are there.
+JOIN_ALL_S = 2.0
 FENCE_LOOK_S = 0.05
 # What is unsent when the process ends may take this long.
 LINGER_MS = 500
@@ -53,7 +55,7 @@ LINGER_MS = 500
 
 def _bodies(size: int, shards: int) -> BodyMemory | None:
     try:
-        return BodyMemory(size, shards) if size else None
+        return body_memory(size, shards) if size else None
     except OSError as error:
         log.warning("no memory for large bodies, they are copied: %s", error)
         return None
@@ -106,6 +108,7 @@ class ShardLinks:
         self._requests = ShardRequests(self.links)
         self._acks_wait = False  # some do, and a timer runs
         self.on_acks_waited: Callable[[], None] = lambda: None
+        self._joined_all = 0.0  # loop time
         self._one_up: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -147,16 +150,25 @@ class ShardLinks:
         for link in self.links:
             link.close(self._loop)
         self._context.term()
+        if self.bodies is not None:
+            os.close(self.bodies.fd)
 
     def tick(self) -> None:
-        """Say Join again: a shard that restarted does not know where its front doors are."""
+        """Say Join again: a shard that restarted does not know where its front doors are.
+
+        The end of a shard shows, so those that are there hear it seldom: it wakes four threads.
+        """
         if self._loop is None:
             return  # not started: the catalog is waited for
         now = self._loop.time()
         if self.bodies is not None:
             self.bodies.trim()
+        is_for_all = now - self._joined_all >= JOIN_ALL_S
+        if is_for_all:
+            self._joined_all = now
         for link in self.links:
-            link.join(self._endpoint)
+            if is_for_all or not link.up:
+                link.join(self._endpoint)
             link.tick(now)
 
     # -- questions and answers --------------------------------------------------------------------
@@ -269,20 +281,6 @@ class ShardLinks:
         """Forget the credit of a client that is gone."""
         for link in self.links:
             link.credits.pop(connection, None)
-
-    def room(self, size: int) -> bytearray | memoryview:
-        """Return memory for a large message of a client, if there is some from which it can be lent."""
-        run = None if self.bodies is None or size < BODY_BYTES_MIN else self.bodies.take(size)
-        return frames.room(size) if run is None else memoryview(run)
-
-    def lent_messages(self, shard: int, lent: wire.Lent, count: int) -> list[tuple[bytes, memoryview]]:
-        """Return each message of a section that a shard has sent: without its body, and its body.
-
-        The views hold the bodies. Raises ValueError if the shard was lent no such bodies.
-        """
-        if self.bodies is None:
-            raise ValueError(f"shard {shard} delivers bodies that nobody has lent")
-        return self.bodies.messages(shard, lent.places, count)
 
     # -- publishes --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardmq.shardd.lending import LentBody, Lender
+from shardmq.shardd.lending import Lender, LentBody
 from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.record import Arrival, Batch
 from shardmq.shardd.store.format.segment_file import (

@@ -18,7 +18,7 @@ import contextlib
 from array import array
 from collections.abc import Collection, Mapping
 
-from shardmq.shardd.lending import LentBody, Lender, LentMessages
+from shardmq.shardd.lending import Lender, LentBody, LentMessages
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Closed, DiskFull
 from shardmq.shardd.store.files import Files, OsFiles, sync_file
@@ -333,44 +333,12 @@ class SegmentStore:
             and self._state.stage == "open"
         ):
             if segment.lent:
-                return self._look_at_lent(segment, entries, bytes_max)
+                return self._retrieval.look_at_lent(segment, entries, bytes_max)
             return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
         segment = self._by_number.get(entries[0] >> 32) if entries else None
         if segment is not None and segment.lent and self._state.stage == "open":
-            return self._look_at_lent(segment, entries, bytes_max)
+            return self._retrieval.look_at_lent(segment, entries, bytes_max)
         return self._retrieval.read(entries, bytes_max, whole)
-
-    def _look_at_lent(
-        self, segment: Segment, entries: array[int], bytes_max: int
-    ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
-        """Return the first messages of a segment that has lent bodies: all lent, or all not."""
-        assert segment.buffer is not None
-        sizes, heads, bodies = array("I"), [], []
-        first: LentBody | None = None
-        for at, entry in enumerate(entries):
-            body = segment.lent.get((entry & 0xFFFFFFFF) >> 4)
-            if entry >> 32 != segment.number:
-                break
-            if body is None or (first is not None and body.lender is not first.lender):
-                break
-            size = body.body - body.message + body.size
-            if at and size > bytes_max:
-                break
-            bytes_max -= size
-            first = first or body
-            heads.append(
-                lent.place(segment.buffer, body.message, body.body, body.offset, body.run)
-            )
-            bodies.append(body)
-            sizes.append(body.size)
-        if first is not None:
-            return LentMessages(first.lender, heads, bodies), sizes
-        stop = 1
-        while stop < len(entries) and entries[stop] >> 32 == segment.number:
-            if (entries[stop] & 0xFFFFFFFF) >> 4 in segment.lent:
-                break
-            stop += 1
-        return look_at(segment.buffer, segment.used, entries, 0, stop, bytes_max)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         """Note that the queue needs these messages no more.
