@@ -4,6 +4,7 @@
 # bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel  dist/*.whl
 # test-spark  all of the tests of the data pipeline: minutes of Spark, with kills
 # test-asan  the compiled modules under an address sanitizer     clean  away with the environment and what was compiled
+# fuzz   ten million inputs for each compiled loop over what clients send, under the sanitizer: ARGS='scan --inputs 1000'
 # arguments  write the files that are made of the table of arguments
 # rows   which rows of the feature table have a test: ARGS='A1 B' for some sections
 # torture  thousands of random lives of a store, 100 rounds of kills; ARGS='--seed N --histories N --rounds N'
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
+.PHONY: setup run test test-asan fuzz test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
 
 setup: $(VENV)/.dev
 
@@ -45,6 +46,9 @@ test: $(VENV)/.dev
 
 test-asan: $(VENV)/.dev
 	.ci/asan $(BIN)/python
+
+fuzz: $(VENV)/.dev
+	.ci/asan $(BIN)/python fuzz $(ARGS)
 
 crash: $(VENV)/.dev
 	$(BIN)/python -m pytest -m crash

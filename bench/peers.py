@@ -27,6 +27,7 @@ from generator import RunFailed, Target
 # The script of this name in /usr/sbin changes to another user.
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 READY_S_MAX = 60.0
+LINES_SHOWN = 20
 WATCH_S = 0.05  # a killed server is noticed after this time
 
 
@@ -43,7 +44,7 @@ def rabbitmq(port: int) -> Iterator[Target]:
         peer = Peer(Path(directory) / "out", environment)
         try:
             peer.start()
-            wait_for_port(peer.process, port)
+            peer.wait_for_port(port)
             peer.watch()
             yield Target("rabbitmq", f"amqp://guest:guest@127.0.0.1:{port}/", peer.process.pid)
         finally:
@@ -72,6 +73,21 @@ class Peer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def wait_for_port(self, port: int) -> None:
+        """Wait until the server listens.
+
+        Raises RunFailed, with the end of the server's output, if it ends or is not ready in time.
+        """
+        give_up = time.monotonic() + READY_S_MAX
+        while self.process.poll() is None and time.monotonic() < give_up:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        tail = "\n".join(self._out.read_text(errors="replace").splitlines()[-LINES_SHOWN:])
+        raise RunFailed(f"rabbitmq did not listen on port {port}; it said:\n{tail}")
 
     def watch(self) -> None:
         self._watcher.start()
@@ -104,17 +120,6 @@ def settings(directory: Path, port: int) -> dict[str, str]:
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "ERL_CRASH_DUMP": str(directory / "erl_crash.dump"),
     }
-
-
-def wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
-    give_up = time.monotonic() + READY_S_MAX
-    while process.poll() is None and time.monotonic() < give_up:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise RunFailed(f"rabbitmq did not listen on port {port} within {READY_S_MAX:.0f} s")
 
 
 def main() -> int:

@@ -32,6 +32,7 @@ from load.scenarios import SCENARIOS, SMOKE, Scenario
 from recovery import anew, recovered, recovered_own
 
 RESULTS = Path(__file__).parent / "results"
+WARMUP_S_MAX = 0.5
 COUNTED_S_MAX = 900.0  # the limit of a run that ends when its work is done; peers may be slow
 
 
@@ -252,7 +253,9 @@ def run_once(
 ) -> None:
     count = scenario.count_of(target.name != OWN_NAME, arguments.quick)
     seconds = arguments.seconds
-    options = [*scenario.words(count), *(("--seconds", str(seconds)) if scenario.timed else ())]
+    timed = ["--seconds", str(seconds), "--warmup", str(min(WARMUP_S_MAX, seconds / 4))]
+    # The scenario's own words come last, so that they prevail.
+    options = [*(timed if scenario.timed else ()), *scenario.words(count)]
 
     def act() -> Figures:
         figures = measure(

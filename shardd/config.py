@@ -23,6 +23,7 @@ class ShardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_stall_s: Annotated[float, Meta(gt=0)] = 10.0
     consumer_timeout_ms: Annotated[int, Meta(ge=0)] = 0
     consumer_timeout_action: Literal["requeue", "close"] = "requeue"
+    spin_us: Annotated[int, Meta(ge=0, le=1000)] = 0
     producer_idle_s: Annotated[float, Meta(gt=0)] = 604800.0
     log_level: str = "info"
     log_format: str = "auto"

@@ -1,8 +1,9 @@
 """Receive and send the messages of a shard, through ZeroMQ and through lanes.
 
-A lane (wire/lane.py) connects the shard with one front door. ZeroMQ connects it with the controller
-and with front doors that have no lane yet, and carries what a lane has no room for. The loop of the
-shard waits here, for messages and for the other descriptors that it registers in `poll`.
+A lane (wire/lane.py) connects the shard with one front door, a local lane (wire/local_lane.py) with
+the front door of the same process. ZeroMQ connects it with the controller and with front doors that
+have no lane yet, and carries what a lane has no room for. The loop of the shard waits here, for
+messages and for the other descriptors that it registers in `poll`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import time
 
 import zmq
 
@@ -19,20 +21,27 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, accept, joined, listen
+from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
+from shardmq.shardd.wire.ring import Reader, look_again
+from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger(__name__)
 
 RECONNECT_MS = 10
 # Messages that are unsent at the end may take this long.
 LINGER_MS = 500
+# What ring.look_again returns when a ring has something.
+RING = 1
+# Passes that a look at the rings may begin before the other descriptors are asked again.
+UNPOLLED_MAX = 4
 # The constants of zmq are enums: each `&` with one of them costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 class Links:
-    def __init__(self, runtime_dir: str, shard: Shard) -> None:
-        """Accept messages and lanes from now on."""
+    def __init__(self, runtime_dir: str, shard: Shard, spin: Spin) -> None:
+        """Accept messages and lanes from now on. `spin` says how long `wait` looks again."""
         self._shard = shard
         self.controller = f"ipc://{runtime_dir}/controller.sock"
         self.poll = select.epoll()
@@ -42,11 +51,16 @@ class Links:
         self._inbox_fd = self._inbox.fileno()
         self._inbox_told = True  # the inbox may have messages
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
-        self._lanes: dict[str, Lane] = {}  # by the endpoint of the front door
+        self._lanes: dict[str, AnyLane] = {}  # by the endpoint of the front door
         # By the number and incarnation of the front door; also lanes that have ended.
         self._lanes_of: dict[tuple[int, int], Lane] = {}
         self._heard: dict[int, Lane] = {}  # by the descriptor of the bell
+        self._readers: list[Reader] = []  # of the lanes in `_heard`
+        self._spin = spin
+        self._came = False  # the pass before has taken something in
+        self._unpolled = 0  # passes in a row that did not poll
         self._ends: dict[int, Lane] = {}  # by the descriptor whose end is the end of the lane
+        self._local: LocalLane | None = None
         # The number and incarnation of processes of another wire version.
         self._refused, self._refused_joins = RecentKeys(), RecentKeys()
         self._rings_full = 0  # counted by lanes that are closed
@@ -74,19 +88,40 @@ class Links:
     # -- in ----------------------------------------------------------------------------------------
 
     def wait(self, wait_ms: int) -> list[tuple[int, int]]:
-        """Wait for events, unless there is something to take in.
+        """Wait for events, unless there is something to take in."""
+        if wait_ms and self._inbox_told and self._inbox_speaks():
+            wait_ms = 0
+        may_look = wait_ms and self._came and self._spin.is_on and self._readers
+        if may_look and self._look_again() == RING and self._unpolled < UNPOLLED_MAX:
+            self._unpolled += 1
+            return []
+        self._unpolled = 0
+        if wait_ms and not self.may_wait():
+            wait_ms = 0
+        return self.poll.poll(wait_ms / 1000)
+
+    def may_wait(self) -> bool:
+        """Return whether there is nothing to take in; if so, `poll` reports when there is.
 
         The descriptor of the inbox reports changes only: a message that is there already does not
         wake the poll. An inbox that was found empty stays empty until the descriptor reports a
-        change.
+        change. A local lane does not wake the poll, but calls its owner.
         """
-        if wait_ms and self._inbox_told and self._inbox_speaks():
-            wait_ms = 0
-        for lane in self._heard.values() if wait_ms else ():
+        if self._inbox_told and self._inbox_speaks():
+            return False
+        for lane in self._heard.values():
             if not lane.sleep():
-                wait_ms = 0
-                break
-        return self.poll.poll(wait_ms / 1000)
+                return False
+        return self._local is None or self._local.sleep()
+
+    def _look_again(self) -> int:
+        """Look at the rings and at `poll` before the sleep; return which of them has something."""
+        most_ns = self._spin.most_ns(time.perf_counter_ns())
+        if not most_ns:
+            return 0
+        found, took_ns = look_again(self._readers, self.poll.fileno(), most_ns)
+        self._spin.looked(took_ns, found != 0)
+        return found
 
     def hear(self, fd: int, now: int) -> bool:
         """Note that a descriptor is readable; return False if it is none of the links.
@@ -115,6 +150,8 @@ class Links:
     def receive(self, now: int, most: int) -> int:
         """Take in up to `most` messages of each link; return how many were taken in."""
         taken = 0
+        if self._local is not None:
+            taken = self._receive_by_ring(self._local, now, most)
         for lane in self._heard.values():
             taken += self._receive_by_ring(lane, now, most)
         by_zmq = 0
@@ -122,7 +159,9 @@ class Links:
         while self._inbox_told and by_zmq < most and self._inbox_speaks():
             self._receive_by_zmq(self._inbox.recv(AT_ONCE), now)
             by_zmq += 1
-        return taken + by_zmq
+        taken += by_zmq
+        self._came = taken > 0
+        return taken
 
     def receive_last(self, now: int, most: int) -> None:
         """Take in messages that have arrived, whether the inbox has reported them or not."""
@@ -166,7 +205,7 @@ class Links:
             who = (peer, incarnation, self._shard.epoch, self._shard.number)
             self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))
 
-    def _receive_by_ring(self, lane: Lane, now: int, most: int) -> int:
+    def _receive_by_ring(self, lane: AnyLane, now: int, most: int) -> int:
         messages = lane.take(most)
         for message in messages:
             try:
@@ -183,6 +222,15 @@ class Links:
         if self._listener is not None and not self._listens:
             self._listens = True
             self.poll.register(self._listener.fileno(), select.EPOLLIN)
+
+    def add_local(self, endpoint: str, lane: LocalLane) -> None:
+        """Connect the front door of this process, which has this endpoint."""
+        self._local = self._lanes[endpoint] = lane
+
+    @property
+    def has_other_doors(self) -> bool:
+        """Return whether a front door of another process is connected by a lane."""
+        return bool(self._heard)
 
     def _accept_lanes(self, listener: socket.socket) -> None:
         while True:
@@ -214,6 +262,7 @@ class Links:
             self._lanes[offer.endpoint] = self._lanes_of[
                 offer.peer, offer.incarnation
             ] = self._heard[lane.bell] = self._ends[lane.fd] = lane
+            self._readers.append(lane.reader)
             self.poll.register(lane.bell, select.EPOLLIN | select.EPOLLET)
             self.poll.register(lane.fd, select.EPOLLIN)
 
@@ -227,6 +276,7 @@ class Links:
         self.poll.unregister(lane.bell)
         self.poll.unregister(lane.fd)
         del self._heard[lane.bell], self._ends[lane.fd]
+        self._readers.remove(lane.reader)
         self._rings_full += lane.times_full
         for endpoint in [key for key, value in self._lanes.items() if value is lane]:
             del self._lanes[endpoint]
@@ -236,7 +286,7 @@ class Links:
 
     def send(self, outgoing: list[Outgoing]) -> None:
         """Send messages. Those of one peer are neighbours, and its bell rings behind the last."""
-        to_ring: Lane | None = None
+        to_ring: AnyLane | None = None
         for endpoint, message in outgoing:
             lane = self._lanes.get(endpoint)
             if to_ring is not None and lane is not to_ring:
@@ -292,7 +342,7 @@ class Links:
     def stats(self) -> dict[str, float]:
         lanes = self._heard.values()
         return {
-            "ring_bytes": sum(lane.waiting_bytes() for lane in lanes),
+            "ring_bytes": sum(lane.waiting_bytes() for lane in self._lanes.values()),
             "ring_full": self._rings_full + sum(lane.times_full for lane in lanes),
         }
 

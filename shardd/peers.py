@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from shardmq.shardd.lending import Lender
 from shardmq.shardd.queues import Allotment, Consumer, Getter, Window
+from shardmq.shardd.short_way import HeldState, PeerState
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 
@@ -63,16 +64,18 @@ class BatchMissing(Exception):
     """
 
 
-class HeldBatch:
-    """A batch that wants a confirm and has none yet."""
+class HeldBatch(HeldState):
+    """A batch that wants a confirm and has none yet.
 
-    __slots__ = ("batch", "refused", "state", "sync")
+    `sync` is the number of the sync that the batch waits for in the state WAITING.
+    """
+
+    __slots__ = ()
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
-        self.state = APPENDING
+        self.state: BatchState = APPENDING
         self.refused: Sequence[Refused] = ()
-        self.sync: int  # the number of the sync that a batch waits for, set in the state WAITING
 
     def wait_for(self, sync: int) -> None:
         """Note that the append has ended, and which sync makes the messages durable."""
@@ -96,7 +99,7 @@ class HeldBatch:
             self.state = FAILED
 
 
-class Peer:
+class Peer(PeerState):
     """A front door, or the controller."""
 
     def __init__(
@@ -109,6 +112,7 @@ class Peer:
         self.next_batch: int | None = None  # None: the first batch may have any number
         self.taken = 0  # the weight of publishes since the last credit
         self.lender: Lender | None = None  # of the bodies that this front door lends
+        self.has_freed = False  # holds of lent bodies are to be given back
         self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}
@@ -116,15 +120,15 @@ class Peer:
         self._who = (number, incarnation, epoch, shard)
         self.sender = envelope.sender(*self._who)
         self.writer = codec.DeliveryWriter(*self._who)
-        self._before_deliveries: list[envelope.Parts] = []
-        self._after_deliveries: list[envelope.Parts] = []
+        self.before_deliveries: list[envelope.Parts] = []
+        self.after_deliveries: list[envelope.Parts] = []
 
     def sees(self, memory: memoryview) -> None:
         """Let the front door lend bodies from this memory."""
         self.lender = Lender(memory, self._has_freed)
 
     def _has_freed(self) -> None:
-        self.has_news = True
+        self.has_news = self.has_freed = True
 
     def window(self, connection: int) -> Window:
         found = self.windows.get(connection)
@@ -158,7 +162,7 @@ class Peer:
 
     def tell(self, what: m.Control, *, after_deliveries: bool = False) -> None:
         message = envelope.control(*self._who, what)
-        (self._after_deliveries if after_deliveries else self._before_deliveries).append(message)
+        (self.after_deliveries if after_deliveries else self.before_deliveries).append(message)
         self.has_news = True
 
     def confirm(self, syncs_ended: int) -> None:
@@ -180,7 +184,7 @@ class Peer:
         if last is not None:
             # A client that publishes to itself gets its message before the confirm, as from
             # RabbitMQ.
-            self._after_deliveries.append(envelope.confirmed(*self._who, last.batch, refused))
+            self.after_deliveries.append(envelope.confirmed(*self._who, last.batch, refused))
             self.has_news = True
 
     def take(self, outgoing: list[Outgoing]) -> None:
@@ -188,22 +192,23 @@ class Peer:
         self.has_news = False
         endpoint = self.endpoint
         if self.taken >= PUBLISH_CREDIT_BYTES:
-            self._before_deliveries.append(envelope.credit(*self._who, [(0, self.taken)]))
+            self.before_deliveries.append(envelope.credit(*self._who, [(0, self.taken)]))
             self.taken = 0
-        if self._before_deliveries:
-            outgoing += [Outgoing(endpoint, message) for message in self._before_deliveries]
-            self._before_deliveries.clear()
+        if self.before_deliveries:
+            outgoing += [Outgoing(endpoint, message) for message in self.before_deliveries]
+            self.before_deliveries.clear()
         deliveries = self.writer.take_parts()
         if deliveries is not None:
             outgoing.append(_new_tuple(Outgoing, (endpoint, deliveries)))
         # Behind the deliveries: until then these bodies are the shard's.
-        if self.lender is not None and (freed := self.lender.take_freed()):
-            self._after_deliveries.append(envelope.freed(*self._who, freed))
-        if self._after_deliveries:
+        if self.has_freed and self.lender is not None:
+            self.has_freed = False
+            self.after_deliveries.append(envelope.freed(*self._who, self.lender.take_freed()))
+        if self.after_deliveries:
             outgoing += [
-                _new_tuple(Outgoing, (endpoint, message)) for message in self._after_deliveries
+                _new_tuple(Outgoing, (endpoint, message)) for message in self.after_deliveries
             ]
-            self._after_deliveries.clear()
+            self.after_deliveries.clear()
 
 
 def refused_runs(

@@ -1,7 +1,7 @@
 """Run a shard as the whole of a process: a plain blocking loop around a Server.
 
-Without work the process sleeps in poll until a message, the end of a sync, a signal, the end of the
-supervisor, or the next timer.
+Without work the process sleeps in epoll until a message, the end of a sync, a signal, the end of
+the supervisor, or the next timer.
 """
 
 from __future__ import annotations

@@ -25,10 +25,12 @@ from shardmq.shardd.store.errors import DiskFull, FormatTooNew, StoreError
 from shardmq.shardd.store.files import is_full
 from shardmq.shardd.sync_threads import QUICK_SYNC_S, SyncThreads
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.board import Board, path_of
 from shardmq.shardd.wire.gaps import Gaps
 from shardmq.shardd.wire.gaps import path_of as gaps_path
 from shardmq.shardd.wire.memory import give_back
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -58,11 +60,15 @@ class Server:
     The owner calls `begin`, then `turn` again and again, at the latest `wait_ms` after the last
     one. In the end it calls `drain`, or `break_off` if some call raised, and `close`.
 
-    `on_ready` is called when all queues are known, with the messages that they still have.
+    `on_ready` is called when all queues are known, with the messages that they still have. `alone`
+    says that nobody else uses the thread of the loop, so that it may wait for a quick disk.
     """
 
-    def __init__(self, config: ShardConfig, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: ShardConfig, on_ready: Callable[[], None], *, alone: bool = True
+    ) -> None:
         self.config = config
+        self._alone = alone
         self._on_ready = on_ready
         self._is_ready = False
         self._directory = shard_directory(config.data_dir, config.shard)
@@ -86,9 +92,11 @@ class Server:
             process_stats=self._process_stats,
             consumer_timeout=config.consumer_timeout_ms or None,
             timeout_closes=config.consumer_timeout_action == "close",
+            short_way=short_ways.are_on(),
         )
         self._threads = SyncThreads(self.shard.syncs)
-        self.links = Links(config.runtime_dir, self.shard)
+        self._spin = Spin(config.spin_us)
+        self.links = Links(config.runtime_dir, self.shard, self._spin)
         self._others: dict[int, Callable[[], None]] = {}  # descriptors of the owner
 
     # -- start -------------------------------------------------------------------------------------
@@ -129,9 +137,10 @@ class Server:
         log.info("ready: %d queues", len(self.shard.queues))
 
     def take_settings(self, config: ShardConfig) -> None:
-        """Take in new settings: the limits of the disk, and the log level."""
+        """Take in new settings: the limits of the disk, the log level, and how long to spin."""
         self.config = config
         set_level(config.log_level)
+        self._spin.change(config.spin_us)
 
     # -- passes ------------------------------------------------------------------------------------
 
@@ -146,7 +155,11 @@ class Server:
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)
         self._threads.begin_settled_sync()
-        if 0 < taken <= FEW_MESSAGES and self._threads.messages.usual_s < QUICK_SYNC_S:
+        if (
+            0 < taken <= FEW_MESSAGES
+            and self._alone
+            and self._threads.messages.usual_s < QUICK_SYNC_S
+        ):
             self.links.send(self.shard.turn_end(now))
             if self.shard.syncs.may_begin:
                 self._threads.sync_here()
@@ -187,6 +200,7 @@ class Server:
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
+        self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
         self.shard.own_lent()

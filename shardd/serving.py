@@ -12,6 +12,7 @@ from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Allotment, Consumer, Queue
 from shardmq.shardd.registry import Registry
+from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.wire import messages as m
 
 # The bytes that one queue hands out before the next queue, and that all queues hand out before
@@ -28,8 +29,9 @@ class Serving:
     It also decides which queue is served next.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, short_way: ShortWay) -> None:
         self._registry = registry
+        self._short_way = short_way
         self._dirty = registry.dirty
         self._timer_of = registry.timer_of
         self._timers: list[tuple[int, int]] = []  # (due, queue id)
@@ -64,6 +66,9 @@ class Serving:
         dirty = self._dirty
         self._given = before = 0
         while dirty and before < DELIVERY_TURN_BYTES:
+            before = self._given = self._short_way.serve(before, DELIVERY_TURN_BYTES)
+            if not dirty or before >= DELIVERY_TURN_BYTES:
+                break
             queue = next(iter(dirty))
             del dirty[queue]
             if queue.deleted:

@@ -20,6 +20,8 @@ from shardmq.shardd.lending import Lender
 from shardmq.shardd.membership import Membership
 from shardmq.shardd.peers import (
     PUBLISH_CREDIT_BYTES,
+    BatchState,
+    HeldBatch,
     Outgoing,
     Peer,
     Refused,
@@ -27,9 +29,10 @@ from shardmq.shardd.peers import (
     refused_runs,
 )
 from shardmq.shardd.queue_requests import QueueRequests
-from shardmq.shardd.queues import Arrival, Queue
+from shardmq.shardd.queues import Arrival, Consumer, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import Serving
+from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.store.format import lent
 from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome
 from shardmq.shardd.streams import Fates
@@ -48,7 +51,8 @@ class Shard:
     """One shard: a loop of passes, each of which takes messages in and returns messages to send.
 
     `no_room` is what a store raises when its disk is full. `consumer_timeout` is in ms, for queues
-    that set none. `process_stats` returns numbers of the process by name.
+    that set none. `process_stats` returns numbers of the process by name. With `short_way`, what is
+    plain goes the short way (short_way.pyx).
     """
 
     def __init__(
@@ -62,16 +66,32 @@ class Shard:
         process_stats: Callable[[], dict[str, float]] = dict,
         consumer_timeout: int | None = None,
         timeout_closes: bool = False,
+        short_way: bool = True,
     ) -> None:
         self.registry = registry = Registry(number, epoch, home, consumer_timeout, timeout_closes)
-        self._serving = Serving(registry)
+        self.syncs = Syncs(registry, no_room)
+        self.batch_messages, self.batch_bytes = Histogram(), Histogram()
+        self.short_way = ShortWay(
+            senders=registry.senders,
+            queues=registry.queues.by_id,
+            dirty=registry.dirty,
+            dirty_stores=registry.dirty_stores,
+            peers=registry.peers,
+            redeeming=registry.reservations.redeeming,
+            syncs=self.syncs,
+            batch_messages=self.batch_messages,
+            batch_bytes=self.batch_bytes,
+            kinds=(Queue, Consumer, HeldBatch, Outgoing),
+            states=tuple(BatchState),
+            credit_bytes=PUBLISH_CREDIT_BYTES,
+            is_on=short_way,
+        )
+        self._serving = Serving(registry, self.short_way)
         self._consumers = ConsumerRequests(registry, self._serving)
         self.membership = Membership(registry, self._consumers, pid)
         self._queue_requests = QueueRequests(registry, self._serving, self._numbers)
-        self.syncs = Syncs(registry, no_room)
         self._no_room = no_room
         self._process_stats = process_stats
-        self.batch_messages, self.batch_bytes = Histogram(), Histogram()
         # The loop uses these without a step through the registry.
         self.number = number
         self.epoch = epoch
@@ -151,6 +171,8 @@ class Shard:
 
         All other messages are stale, and are dropped. No part of the message is kept.
         """
+        if self.short_way.receive(message):
+            return
         peer = self._senders.get(message[1 : m.HEADER_BYTES])
         if peer is not None:
             self._handlers[message[0]](peer, message, now)
@@ -350,6 +372,8 @@ class Shard:
 
         This touches no store.
         """
+        if self.short_way.is_on:
+            return self.short_way.answers()
         outgoing: list[Outgoing] = []
         for peer in self.peers.values():
             if peer.held:

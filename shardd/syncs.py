@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from shardmq.shardd.queues import Stream, StreamQueue
 from shardmq.shardd.registry import Registry
+from shardmq.shardd.short_way import SyncsState
 from shardmq.shardd.stores import Store, Sync, SyncJob
 from shardmq.shardd.upkeep import Step
 from shardmq.shardd.wire import messages as m
 
 
-class Syncs:
+class Syncs(SyncsState):
     """The syncs of one shard.
 
     `no_room` is what a store raises when its disk is full.

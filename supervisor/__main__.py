@@ -118,7 +118,7 @@ async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
         "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,
         sum(slot.plan.kind == "shard" for slot in supervisor.slots),
-        settings.front_doors.count,
+        len(supervisor.sockets.amqp),
         supervisor.boot,
     )
     return await supervisor.run(lambda line: print(line, flush=True))

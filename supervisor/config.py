@@ -34,7 +34,11 @@ FLAGS: Final[dict[str, tuple[str, type[int | str], str]]] = {
     "--tls-ca": ("tls.ca", str, "Certificates that may sign those of clients, PEM."),
     "--tls-verify": ("tls.verify", str, "none or peer: ask clients for certificates."),
     "--shards": ("shards.count", str, "A number, or auto: one for each core."),
-    "--front-doors": ("front_doors.count", int, "Number of processes that speak AMQP."),
+    "--front-doors": (
+        "front_doors.count",
+        int,
+        "Processes that speak AMQP; 0: those of the shards.",
+    ),
     "--durability": ("shards.durability", str, "fsync or page-cache."),
     "--load-definitions": ("load_definitions", str, "JSON file, loaded at each start."),
     "--log-level": ("log_level", str, "debug, info, warning or error."),
@@ -145,7 +149,8 @@ class Http(Struct, frozen=True, forbid_unknown_fields=True):
 class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     """The number of front doors and the limits of connections, channels and messages."""
 
-    count: Annotated[int, Meta(ge=1, le=FRONT_DOORS_MAX)] = 1
+    # 0: the process of each shard is a front door, too.
+    count: Annotated[int, Meta(ge=0, le=FRONT_DOORS_MAX)] = 1
     heartbeat_s: Annotated[int, Meta(ge=0, le=65535)] = 60
     frame_bytes_max: Annotated[int, Meta(ge=8192, le=16 << 20)] = 131072
     channels_max: Annotated[int, Meta(ge=1, le=65535)] = 2047
@@ -155,6 +160,7 @@ class FrontDoors(Struct, frozen=True, forbid_unknown_fields=True):
     set_timestamp: bool = False
     handshake_timeout_s: Seconds = 10
     tick_us: Annotated[int, Meta(ge=0, le=100_000)] = 300
+    spin_us: Annotated[int, Meta(ge=0, le=1000)] = 0
     connections_max: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -169,6 +175,7 @@ class Shards(Struct, frozen=True, forbid_unknown_fields=True):
     disk_stall_s: Seconds = 10
     consumer_timeout_ms: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     consumer_timeout_action: Literal["requeue", "close"] = "requeue"
+    spin_us: Annotated[int, Meta(ge=0, le=1000)] = 0
     producer_idle_s: Annotated[float, Meta(gt=0, le=365 * 86400)] = 604800
 
 

@@ -14,6 +14,8 @@ import msgspec
 from shardmq.supervisor import modules
 from shardmq.supervisor.config import SHARDS_MAX, Settings
 
+# Connections that may wait at a listening socket until they are accepted.
+BACKLOG = 4096
 # Stages are started in this order and drained in the reverse order.
 STAGES = ("controller", "shard", "front-door", "reader")
 
@@ -47,6 +49,8 @@ class ChildPlan:
     needed: bool = True  # The broker is not ready, and does not go on, without this child.
     # A listening socket: the child is started when somebody connects there. -1: it starts at once.
     called_at: int = -1
+    # The number of the front door in this process, which may be a shard, too. None: there is none.
+    front_door: int | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +66,11 @@ def shard_count(settings: Settings, cores: int) -> int:
     """Return the number of shards: the configured one or, for `auto`, one for each core."""
     count = settings.shards.count
     return min(max(1, cores), SHARDS_MAX) if count == "auto" else count
+
+
+def front_door_count(settings: Settings, cores: int) -> int:
+    """Return the number of front doors, in processes of their own or in those of the shards."""
+    return settings.front_doors.count or shard_count(settings, cores)
 
 
 def children(
@@ -109,14 +118,7 @@ def children(
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
     plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
-    for index in range(shards):
-        section = {
-            **for_all,
-            **_without(settings.shards, "count"),
-            "data_dir": settings.data_dir,
-            "shard": index,
-        }
-        plans.append(ChildPlan("shard", index, "shardmq.shardd", section))
+    front_doors = []
     for index, plain in enumerate(listening.amqp_fds):
         secure = listening.amqps_fds[index] if listening.amqps_fds else ()
         section = {
@@ -127,14 +129,31 @@ def children(
             "shards": shards,
             "listen_fds": list(plain),
             "tls_listen_fds": list(secure),
+            "backlog": BACKLOG,
             "proxy_protocol_from": settings.listen.proxy_protocol_from,
             "bodies_bytes": settings.memory.bodies_bytes,
             "tls": tls,
             "boot": boot,
             "connections_are_limited": settings.front_doors.connections_max > 0,
         }
-        module = "shardmq.broker.front_door"
-        plans.append(ChildPlan("front-door", index, module, section, plain + secure))
+        module, fds = "shardmq.broker.front_door", plain + secure
+        plan = ChildPlan("front-door", index, module, section, fds, front_door=index)
+        front_doors.append(plan)
+    for index in range(shards):
+        section = {
+            **for_all,
+            **_without(settings.shards, "count"),
+            "data_dir": settings.data_dir,
+            "shard": index,
+        }
+        plan = ChildPlan("shard", index, "shardmq.shardd", section)
+        if settings.front_doors.count == 0:
+            door = front_doors[index]
+            both = {"shard": section, "front_door": door.section}
+            plan = ChildPlan("shard", index, "shardmq.combined", both, door.fds, front_door=index)
+        plans.append(plan)
+    if settings.front_doors.count:
+        plans += front_doors
     if (fd := listening.reader_fd) >= 0:
         section = {
             **for_all,

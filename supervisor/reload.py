@@ -19,7 +19,7 @@ RUN_TIME = frozenset({
     "front_doors.heartbeat_s", "front_doors.frame_bytes_max", "front_doors.channels_max",
     "front_doors.channel_consumers_max", "front_doors.message_bytes_max",
     "front_doors.handshake_timeout_s", "front_doors.connections_max",
-    "front_doors.channel_max_per_node",
+    "front_doors.channel_max_per_node", "front_doors.spin_us", "shards.spin_us",
     "shards.disk_free_min_bytes", "shards.disk_free_warn_bytes",
     "memory.high_watermark", "memory.high_watermark_bytes",
     "supervision.drain_timeout_s", "supervision.start_timeout_s", "supervision.watchdog_s",

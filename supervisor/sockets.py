@@ -7,6 +7,7 @@ and metrics) are used as they are. This module binds the others.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardmq.supervisor.config import ConfigError, Settings
-from shardmq.supervisor.plan import Listening
+from shardmq.supervisor.plan import BACKLOG, Listening, front_door_count
 
-BACKLOG = 4096
 EVERYWHERE = "*"  # Every address of this host, IPv4 and IPv6, as far as the host has them.
 ANY_V4, ANY_V6 = "0.0.0.0", "::"
 FREE_PORT_TRIES = 10  # How often a port is looked for that is free at all addresses.
@@ -48,6 +48,8 @@ class Sockets:
     # The lists for TLS are empty if no certificate is set.
     amqps: list[list[socket.socket]] = field(default_factory=list)
     https: list[socket.socket] = field(default_factory=list)
+    # Sockets of systemd, which all front doors share.
+    given: list[socket.socket] = field(default_factory=list)
 
     def listening(self) -> Listening:
         """Return the descriptors of the sockets, as the plan of the children needs them."""
@@ -75,6 +77,18 @@ class Sockets:
         """Return the first address of each protocol, as the line `ready:` shows them."""
         return {name: found[0] for name, found in self.listeners().items()}
 
+    def stop_listening(self, door: int) -> None:
+        """Let connections come to other front doors until the next process of this one listens.
+
+        Connections that wait at its sockets are reset, and the kernel gives it no new ones. The
+        sockets stay bound. Those that systemd has opened go on listening, because all front doors
+        share them.
+        """
+        for sock in (*self.amqp[door], *(self.amqps[door] if self.amqps else ())):
+            if sock not in self.given:
+                with contextlib.suppress(OSError):  # Its process died before it could listen.
+                    sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close all sockets."""
         for group in (*self.amqp, *self.amqps, self.http, self.https, self.metrics):
@@ -82,18 +96,19 @@ class Sockets:
                 sock.close()
 
 
-def listen(settings: Settings, given: Given | None = None) -> Sockets:
+def listen(settings: Settings, given: Given | None = None, cores: int = 1) -> Sockets:
     """Open the listening sockets.
 
     Args:
         settings: The settings of the broker.
         given: The sockets that systemd has opened, by name.
+        cores: The number of cores that the broker may use.
 
     Raises:
         ConfigError: A socket cannot be opened. The text names the key of the port. All sockets have
             been closed, those of systemd too.
     """
-    opening, doors = _Opening(settings, given or {}), settings.front_doors.count
+    opening, doors = _Opening(settings, given or {}), front_door_count(settings, cores)
     try:
         opening.check_given()
         sockets = Sockets(
@@ -102,6 +117,7 @@ def listen(settings: Settings, given: Given | None = None) -> Sockets:
             metrics=opening.sockets_of("metrics")[0],
             amqps=opening.sockets_of("amqps", doors) if settings.tls.cert else [],
             https=opening.sockets_of("https")[0] if settings.tls.cert else [],
+            given=[sock for sockets in (given or {}).values() for sock in sockets],
         )
     except ConfigError:
         opening.close()
@@ -200,8 +216,9 @@ class _Opening:
             except Unavailable as error:
                 for sock in found:
                     sock.close()
-                # The port that was free at the first address is in use at another one.
-                if error.number == errno.EADDRINUSE and found and last:
+                # The port that was free at the first address is in use at another one, or has just
+                # been taken.
+                if error.number == errno.EADDRINUSE and last:
                     continue
                 raise ConfigError(f"listen.{name}_port: {error}") from None
             except ConfigError:
@@ -238,10 +255,12 @@ def _bound(host: str, port: int, shared: bool, first: bool, only_v6: bool) -> so
         Unavailable: The address cannot be bound.
         ConfigError: The host does not exist.
     """
-    if shared and first and port:
+    if shared and first:
         # SO_REUSEPORT would bind a port that another broker of the same user listens at. So the
-        # port is tried without it first.
-        _bound(host, port, shared=False, first=True, only_v6=only_v6).close()
+        # port is tried without it first. A free port is chosen at the same time: a socket that has
+        # not been told its port loses it when it stops to listen.
+        with _bound(host, port, shared=False, first=True, only_v6=only_v6) as tried:
+            port = int(tried.getsockname()[1])
     try:
         (family, kind, protocol, _, target), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

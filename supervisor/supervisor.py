@@ -82,6 +82,7 @@ class Slot:
             "name": self.plan.name,
             "kind": self.plan.kind,
             "index": self.plan.index,
+            "front_door": self.plan.front_door,
             "pid": child.pid if child else 0,
             "state": child.state if child else self.state_without_child,
             "status": child.status if child else "",
@@ -148,7 +149,7 @@ class Supervisor:
                     f" but {self._data.path} holds the queues of {held} shards"
                 )
             self._cores = max(self._cores, held)
-            self.sockets: Sockets = listen(self.settings, systemd.sockets())
+            self.sockets: Sockets = listen(self.settings, systemd.sockets(), self._cores)
         except Exception:
             self._data.undo()
             raise
@@ -394,7 +395,21 @@ class Supervisor:
         why = f": {child.info['failure']}" if "failure" in child.info else ""
         slot.last_end = f"{describe_exit(status)}{why}"
         log.log(level, "%s (pid %d) ended: %s", slot.plan.name, child.pid, slot.last_end)
+        self._send_clients_elsewhere(slot)
         return status
+
+    def _send_clients_elsewhere(self, dead: Slot) -> None:
+        """Stop listening for a shard that has ended and was a front door, if another one is ready.
+
+        The next process of the shard listens when it has recovered. A front door alone is back
+        before that, so its connections wait.
+        """
+        door = dead.plan.front_door
+        if door is None or dead.plan.kind != "shard" or self._stopping:
+            return
+        for slot in self.slots:
+            if slot.plan.front_door is not None and slot.child and slot.child.state == READY:
+                return self.sockets.stop_listening(door)
 
     def _changed(self, slot: Slot) -> None:
         child = slot.child

@@ -70,6 +70,8 @@ _LENGTH_AT: Final = 3  # of the payload of a frame, in its head
 _OPEN_TEXT_AT, _OPEN_BYTES_MIN = _IDS_END, 5
 _CLOSE_TEXT_AT, _CLOSE_BYTES_MIN = _IDS_END + 2, 11
 _START_OK_IDS: Final = struct.pack(">I", commands.Connection.StartOk.index)
+_TUNE_OK: Final = struct.Struct(">IHIH")
+_TUNE_OK_IDS: Final = struct.pack(">I", commands.Connection.TuneOk.index)
 _FRAME_KINDS = frozenset(
     {spec.METHOD_FRAME, spec.HEADER_FRAME, spec.BODY_FRAME, spec.HEARTBEAT_FRAME}
 )
@@ -463,6 +465,16 @@ class Connection:
             self._state = next_of_connection(self._state, commands.Connection.StartOk.name)
             self.client_properties = said.client_properties
             return StartOk(said.mechanism, said.response, said.locale, said.client_properties)
+        if len(payload) == _TUNE_OK.size and payload[:4] == _TUNE_OK_IDS:
+            name = commands.Connection.TuneOk.name
+            self._state = next_of_connection(self._state, name, _ids(payload))
+            _, channels_max, frame_bytes_max, self.heartbeat_s = _TUNE_OK.unpack(payload)
+            self.channels_max = _agreed("channel_max", channels_max, 1, self.channels_max)
+            self.frame_bytes_max = _agreed(
+                "frame_max", frame_bytes_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
+            )
+            self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
+            return None
         method = decode_method(payload)
         ids = _ids(payload)
         if ids[0] != spec.CONNECTION:
@@ -470,14 +482,6 @@ class Connection:
                 spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids
             )
         self._state = next_of_connection(self._state, method.name, ids)
-        if isinstance(method, commands.Connection.TuneOk):
-            self.channels_max = _agreed("channel_max", method.channel_max, 1, self.channels_max)
-            self.frame_bytes_max = _agreed(
-                "frame_max", method.frame_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
-            )
-            self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
-            self.heartbeat_s = method.heartbeat
-            return None
         if isinstance(method, commands.Connection.Open):
             return Open(method.virtual_host)
         return Method(0, method)
@@ -593,7 +597,8 @@ class Connection:
             ChannelState.CLOSING,
         ):
             return
-        self._put(channel, method, count)
+        frame = _frame(channel, encode_method(method))
+        self._out.append(frame if count == 1 else frame * count)
 
     def send_bytes(self, data: bytes) -> None:
         """Send ready-made frames."""
@@ -620,9 +625,8 @@ class Connection:
         ):
             return
         self._set_channel(channel, ChannelState.CLOSING)
-        self._put(
-            channel, commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
-        )
+        close = commands.Channel.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
+        self._out.append(_frame(channel, encode_method(close)))
 
     def close(self, exc: ConnectionException) -> None:
         """Send connection.close.
@@ -640,17 +644,12 @@ class Connection:
         self._state = ConnectionState.CLOSING
         self._close_sent = True
         self.unfinished.clear()
-        self._put(
-            0, commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
-        )
+        close = commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
+        self._out.append(_frame(0, encode_method(close)))
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
         self.unfinished.drop(channel)
         self._channels[channel] = state
-
-    def _put(self, channel: int, method: base.Frame, count: int = 1) -> None:
-        frame = _frame(channel, encode_method(method))
-        self._out.append(frame if count == 1 else frame * count)
 
     # -- state ---------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ _METHODS: Final[dict[int, type[base.Frame]]] = {
     AccessRequest.index: AccessRequest,
 }
 _FIELDS: Final[dict[type[base.Frame], list[tuple[str, str]]]] = {}
+_PLANS: Final[dict[type[base.Frame], list[tuple[str, Callable[[_Reader], Value] | None]]]] = {}
 
 
 def decode_method(payload: bytes) -> base.Frame:
@@ -191,21 +192,20 @@ def _decode_fields(kind: type[base.Frame], payload: bytes) -> base.Frame:
     # Every field is set below, so defaults are not needed; and pamqp's checks are not ours.
     method = kind.__new__(kind)
     reader = _Reader(payload, 4, FRAME_ERROR)
+    plan = _PLANS.get(kind)
+    if plan is None:
+        plan = _PLANS[kind] = [(name, _FIELD_READERS[of]) for name, of in _fields(kind)]
     bit = 8
     bits = 0
-    for name, type_name in _fields(kind):
-        if type_name == "bit":
-            if bit == 8:
-                bits, bit = reader.u8(), 0
-            setattr(method, name, bool(bits >> bit & 1))
-            bit += 1
+    for name, read in plan:
+        if read is not None:
+            bit = 8
+            setattr(method, name, read(reader))
             continue
-        bit = 8
-        setattr(
-            method,
-            name,
-            reader.short_string() if type_name == "shortstr" else reader.field(type_name),
-        )
+        if bit == 8:
+            bits, bit = reader.u8(), 0
+        setattr(method, name, bool(bits >> bit & 1))
+        bit += 1
     reader.check_end()
     return method
 
@@ -243,10 +243,27 @@ class _Reader:
         return ConnectionException(self.code, "a field ends behind its frame or table")
 
     def number(self, form: struct.Struct) -> Any:
-        return form.unpack(self.take(form.size))[0]
+        at = self.at
+        self.at = at + form.size
+        if self.at > len(self.data):
+            raise self._cut()
+        return form.unpack_from(self.data, at)[0]
 
     def u8(self) -> int:
-        return self.take(1)[0]
+        at = self.at
+        if at >= len(self.data):
+            raise self._cut()
+        self.at = at + 1
+        return self.data[at]
+
+    def u16(self) -> Value:
+        return self.number(_U16)
+
+    def u32(self) -> Value:
+        return self.number(_U32)
+
+    def u64(self) -> Value:
+        return self.number(_U64)
 
     def short_string(self) -> str:
         start = self.at + 1
@@ -266,17 +283,7 @@ class _Reader:
         except UnicodeDecodeError:
             return data
 
-    def field(self, kind: str) -> Value:
-        """Return a field of a method."""
-        if kind == "shortstr":
-            return self.short_string()
-        if kind == "longstr":
-            return self.long_string()
-        if kind == "table":
-            return self.table(0)
-        return self.number(_FIELD_NUMBERS[kind])
-
-    def table(self, depth: int) -> dict[str, Value]:
+    def table(self, depth: int = 0) -> dict[str, Value]:
         if self.data[self.at : self.at + 4] == _EMPTY:
             self.at += 4
             return {}
@@ -407,7 +414,17 @@ _NUMBERS: Final = {
     b"f": struct.Struct(">f"),
     b"d": _F64,
 }
-_FIELD_NUMBERS: Final = {"octet": _U8, "short": _U16, "long": _U32, "longlong": _U64}
+# How each type of field is read; bits come several to an octet.
+_FIELD_READERS: Final[dict[str, Callable[[_Reader], Value] | None]] = {
+    "shortstr": _Reader.short_string,
+    "longstr": _Reader.long_string,
+    "table": _Reader.table,
+    "octet": _Reader.u8,
+    "short": _Reader.u16,
+    "long": _Reader.u32,
+    "longlong": _Reader.u64,
+    "bit": None,
+}
 _FIELD_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "shortstr": _short_string,
     "longstr": _long_string,

@@ -33,7 +33,9 @@ from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import AfterBursts
+from shardmq.shardd.wire.spin import Spin
 from shardmq.supervisor import notify
 from shardmq.supervisor.logs import set_level
 
@@ -46,14 +48,15 @@ class FrontDoor:
     """A front door: its services, connections and listeners.
 
     The owner awaits `start`, lets `join` and `tick` run beside it, and awaits `drain` in the end.
+    `local` is the lane to the shard of the same process, if there is one.
     """
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, local: LocalLane | None = None) -> None:
         aio = asyncio.get_running_loop()
         incarnation = wire.incarnation_at(time.monotonic_ns())
         self._memory = AfterBursts()
         shard_events, controller_events = ShardEvents(), ControllerEvents()
-        links = self._links = ShardLinks(config, incarnation, shard_events)
+        links = self._links = ShardLinks(config, incarnation, shard_events, local)
         catalog_link = self._catalog_link = CatalogLink(
             f"{config.runtime_dir}/control.sock",
             door=config.door,
@@ -72,7 +75,15 @@ class FrontDoor:
             counts,
             set_timestamp=config.set_timestamp,
         )
-        self._loop = PassLoop(aio, links, publishing, shards=config.shards, tick_us=config.tick_us)
+        self._spin = Spin(config.spin_us)
+        self._loop = PassLoop(
+            aio,
+            links,
+            publishing,
+            shards=config.shards,
+            tick_us=config.tick_us,
+            spin=self._spin,
+        )
         self._services = services = Services(
             config=config,
             incarnation=incarnation,
@@ -89,11 +100,17 @@ class FrontDoor:
         )
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
+        self._linking: asyncio.Task[None] | None = None  # None: not started
         dead_lettering = DeadLettering(catalog_link, links)
         shard_events.attend(services, connections, dead_lettering)
         controller_events.attend(
             services, connections, dead_lettering, replies, Tracing(catalog_link, links)
         )
+
+    @property
+    def endpoint(self) -> str:
+        """Return the address at which the shards reach this front door."""
+        return self._links.endpoint
 
     async def start(self) -> None:
         """Take connections, as soon as the catalog is here and the first shard is."""
@@ -105,12 +122,13 @@ class FrontDoor:
     def reload(self, config: BrokerConfig | None) -> None:
         """Take new settings, if there are any, and certificates as they are on disk now.
 
-        Both are for new connections.
+        Both are for new connections, but for the log level and `spin_us`.
         """
         services = self._services
         if config is not None:
             services.config = config
             set_level(config.log_level)
+            self._spin.change(config.spin_us)
             self._connections.tell_channel_counts()
         self._listeners.reload(services.config)
 
@@ -121,6 +139,7 @@ class FrontDoor:
             now = self._loop.now = self._loop.aio.time()
             self._connections.tick(now)
             notify.watchdog()
+            self._spin.tick()
             self._memory.give_back_if_over(self._services.catalog.version)
 
     async def join(self) -> None:
@@ -130,13 +149,13 @@ class FrontDoor:
             self._links.tick()
             self._publishing.dedup.tick(self._loop.aio.time())
 
-    async def drain(self) -> None:
-        """Take no new clients and tell those that are there to go."""
+    async def drain(self, wait_s: float = DRAIN_S) -> None:
+        """Take no new clients, tell those that are there to go, and wait for them."""
         self._listeners.close()
         text = "broker forced connection closure with reason 'shutdown'"
         for connection in self._connections.all():
             connection.close(ConnectionException(320, text, 0, 0))
-        until = self._loop.aio.time() + DRAIN_S
+        until = self._loop.aio.time() + wait_s
         while self._connections.by_number and self._loop.aio.time() < until:
             await asyncio.sleep(0.01)
         for connection in self._connections.all():
@@ -144,4 +163,5 @@ class FrontDoor:
         self._loop.end_of_pass()
         self._services.steps.close()
         self._links.stop()
-        self._linking.cancel()
+        if self._linking is not None:
+            self._linking.cancel()

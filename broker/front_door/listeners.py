@@ -54,6 +54,7 @@ class Listeners:
     def _listen(self, fd: int, *, secure: bool) -> None:
         listener = socket.socket(fileno=fd)
         listener.setblocking(False)
+        listener.listen(self._config.backlog)
         self._listeners.append(listener)
         self._aio.add_reader(fd, self._accept, listener, secure)
 

@@ -23,6 +23,7 @@ from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
 from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, Run
+from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
 
@@ -52,8 +53,8 @@ class PassLoop:
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links",
-        "_own_buffer", "_pace", "_publishing", "_run", "aio", "borrowers", "dirty", "now",
+        "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks",
+        "_own_buffer", "_pace", "_publishing", "_run", "_spin", "aio", "borrowers", "dirty", "now",
         "read_buffer", "reads", "slices",
     )  # fmt: skip
 
@@ -65,6 +66,7 @@ class PassLoop:
         *,
         shards: int,
         tick_us: int,
+        spin: Spin | None = None,
     ) -> None:
         self.aio = aio
         self.now = aio.time()
@@ -80,6 +82,8 @@ class PassLoop:
         self._publishing = publishing
         self.next_read_buffer()
         self._pace = Pace(tick_us / 1e6)
+        self._spin = spin or Spin(0)
+        self._looks = False  # a look before the loop sleeps is scheduled
         self._in_pass = False
         self._end_scheduled = False
         # Who published in this pass, and to which shards: bit masks.
@@ -159,6 +163,16 @@ class PassLoop:
         else:
             self.reads.held = 0
             self._links.flush()
+        if self._spin.is_on and not self._looks:
+            most_ns = self._spin.most_ns(time.perf_counter_ns())
+            if most_ns:
+                self._looks = True
+                self.aio.call_soon(self._look_again, most_ns)
+
+    def _look_again(self, most_ns: int) -> None:
+        """Look at rings and sockets for a while before the loop sleeps."""
+        self._looks = False
+        self._spin.looked(*self._links.look_again(most_ns))
 
     def _answer_publishers(self) -> None:
         """Write acks and nacks that are due, and end channels that lost a publish in sequence."""

@@ -84,7 +84,7 @@ class Session:
         capabilities = self.client_properties.get("capabilities")
         return isinstance(capabilities, dict) and capabilities.get(capability) is True
 
-    def info(self, channels: int) -> ConnectionInfo:
+    def info(self, channels: int = 0) -> ConnectionInfo:
         """Return what operators see of a connection that has so many channels."""
         return ConnectionInfo(
             owner=self.owner,

@@ -70,7 +70,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     - `door` is its number and `doors` how many there are.
     - `boot` names one life of the broker.
-    - `listen_fds` and `tls_listen_fds` are listening sockets that the supervisor has bound.
+    - `listen_fds` and `tls_listen_fds` are sockets that the supervisor has bound. `backlog` is how
+      many connections may wait at each until they are accepted.
     - `channel_consumers_max`, `channel_max_per_node` and `connections_max`: 0 means no limit. The
       second one counts the channels of all front doors, which the controller knows.
     - `set_timestamp`: a message without a timestamp gets the time when it came.
@@ -78,6 +79,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     - `bodies_bytes`: the memory from which large bodies are lent to the shards; 0: they are copied.
     - `proxy_protocol_from`: networks whose connections may begin with a PROXY header.
     - `tick_us`: how long small reads may pile up while there are many of them; not used when idle.
+    - `spin_us`: how long to look at rings and sockets again before sleeping.
     - `loopback_users` may log in from this host only: their password is known to everybody.
     """
 
@@ -88,6 +90,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     listen_fds: list[Count]
     boot: Annotated[str, msgspec.Meta(min_length=1)]
     tls_listen_fds: list[Count] = []
+    backlog: Count = 4096
     tls: Tls | None = None
 
     heartbeat_s: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 60
@@ -106,6 +109,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     bodies_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 36)] = 0
 
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 300
+    spin_us: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
 
     loopback_users: frozenset[str] = frozenset({"guest"})
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = (

@@ -7,12 +7,12 @@ of the place where messages lie; shardd.store implements it.
 from __future__ import annotations
 
 from shardmq.shardd.queues.allotment import Allotment
-from shardmq.shardd.queues.backlog import Counters
-from shardmq.shardd.queues.consumers import Consumer, Reader, Window
+from shardmq.shardd.queues.consumers import Consumer, Reader
 from shardmq.shardd.queues.limits import Limits, limits_of
 from shardmq.shardd.queues.log_order import LogOrder
 from shardmq.shardd.queues.queue import Queue
 from shardmq.shardd.queues.roster import Kind, Roster
+from shardmq.shardd.queues.state import Counters, Window
 from shardmq.shardd.queues.store import Arrival, Store
 from shardmq.shardd.queues.stream import Log, Stream, StreamQueue, is_stream, retention_of
 from shardmq.shardd.queues.unacked import Getter

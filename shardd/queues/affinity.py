@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from shardmq.shardd.queues.consumers import Consumer, Window
+from shardmq.shardd.queues.consumers import Consumer
 from shardmq.shardd.queues.entry import PLACE
+from shardmq.shardd.queues.state import Window
 from shardmq.shardd.queues.store import Store
 
 # How many messages and bytes, from the head of the queue, are searched for a message that may go.

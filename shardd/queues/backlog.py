@@ -22,59 +22,19 @@ from shardmq.shardd.queues.limits import EXPIRED, MAXLEN, REFUSED, Limits
 from shardmq.shardd.queues.order import Ready, judge, marked, merged
 from shardmq.shardd.queues.resting import Resting
 from shardmq.shardd.queues.rules import rules_of
+from shardmq.shardd.queues.state import BacklogState, Counters
 from shardmq.shardd.queues.store import SIZES_BYTES, STEP_MESSAGES, Arrival, Store, bytes_of
 
 ALL = 1 << 62
 
 
-class Counters:
-    """The counters of a queue since the start of the process."""
-
-    __slots__ = (
-        "acked", "delivered", "delivered_auto", "got", "got_auto", "got_empty", "let_go",
-        "published", "redelivered", "repeated",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.published = self.delivered = self.acked = self.redelivered = self.got = self.let_go = 0
-        # `delivered_auto` and `got_auto` are the parts of `delivered` and `got` that need no ack.
-        # `got_empty` counts the gets that found no message.
-        self.delivered_auto = self.got_auto = self.got_empty = 0
-        # publishes that a producer had sent before
-        self.repeated = 0
-
-    def add(self, other: Counters) -> None:
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-class Backlog:
+class Backlog(BacklogState):
     """The messages of one queue.
 
     `durable` says that a recovery of the store must know which messages were settled.
     """
 
-    __slots__ = (
-        "counters",
-        "departures",
-        "durable",
-        "facts",
-        "held_back",
-        "hides",
-        "id",
-        "is_watched",
-        "levels",
-        "limits",
-        "marks",
-        "ready_bytes",
-        "ready_count",
-        "resting",
-        "rules",
-        "store",
-        "takes_all",
-        "unacked_bytes",
-        "unacked_count",
-    )
+    __slots__ = ("limits", "rules", "takes_all")
 
     def __init__(self, queue_id: int, store: Store, limits: Limits, durable: bool) -> None:
         self.id = queue_id
@@ -130,6 +90,7 @@ class Backlog:
         # An arrival without facts is taken in as one piece if no rule needs to look at its
         # messages.
         self.takes_all = self.rules.takes_all and self.held_back is None
+        self.has_no_rule = self.rules.is_empty
         self._decide_who_watches()
 
     def _decide_who_watches(self) -> None:

@@ -13,65 +13,20 @@ from typing import Any, Final
 
 from shardmq.shardd.queues.allotment import Allotment
 from shardmq.shardd.queues.handed import Handed
-from shardmq.shardd.queues.log_order import OrderedQueue
-from shardmq.shardd.queues.unacked import Unacked
+from shardmq.shardd.queues.state import ConsumersState, ConsumerState, Unacked, Window
 
 NO_LIMIT = 1 << 30
 NO_STOP: Final = 1 << 63  # above any offset
 
 
-class Window:
-    """The bytes that may still be on their way to the client of one connection.
-
-    `blocked` are the queues that wait for room, in the order in which they looked for it. `served`
-    is the queue that got room last.
-    """
-
-    __slots__ = ("blocked", "consumers", "full", "room", "served")
-
-    def __init__(self, room: int) -> None:
-        self.full = room
-        self.room = room
-        self.consumers = 0
-        self.blocked: dict[OrderedQueue, None] = {}
-        self.served: OrderedQueue | None = None
-
-    def unblocked(self) -> list[Any]:
-        """Return the queues that waited for room, and let none of them wait any more.
-
-        The queue that got room last comes last, together with the queues that looked before it.
-        Otherwise one queue would take all the room again and again.
-        """
-        waiting = list(self.blocked)
-        self.blocked.clear()
-        if self.served in waiting[:-1]:
-            behind = waiting.index(self.served) + 1
-            return waiting[behind:] + waiting[:behind]
-        return waiting
-
-    def forget(self, queue: OrderedQueue) -> None:
-        self.blocked.pop(queue, None)
-        if self.served is queue:
-            self.served = None
-
-    def free(self, count: int) -> None:
-        # The window of a connection that came back starts full, while bytes that were sent before
-        # are still credited. So the room is limited to the full window.
-        self.room = min(self.full, self.room + count)
-
-
-class Consumer:
+class Consumer(ConsumerState):
     """One consumer of one queue.
 
     `peer` is the object that the caller sends deliveries with. `allotment` is None while no limit
     holds that consumers at other shards share.
     """
 
-    __slots__ = (
-        "affinity", "allotment", "channel", "connection", "detached", "exclusive", "handed",
-        "no_ack", "number", "peer", "prefetch", "priority", "queue", "tag", "told_late", "unacked",
-        "window",
-    )  # fmt: skip
+    __slots__ = ("affinity", "exclusive", "handed", "tag", "told_late")
 
     def __init__(
         self,
@@ -90,7 +45,6 @@ class Consumer:
         allotment: Allotment | None = None,
         affinity: bool = False,
     ) -> None:
-        # A queue.Queue. The type is not named here because queue.py imports this file.
         self.queue = queue
         self.peer = peer
         self.number = number
@@ -102,7 +56,7 @@ class Consumer:
         self.exclusive = exclusive
         self.priority = priority
         self.prefetch = 0 if no_ack else prefetch
-        self.allotment = allotment
+        self.allotment: Allotment | None = allotment
         self.affinity = affinity  # it gets all messages of a key while it holds one of them
         self.detached = False
         # The channel must be closed, because the consumer held a message for too long.
@@ -190,19 +144,10 @@ class Reader(Consumer):
         self.stop, self.mark = NO_STOP if stop is None else stop, mark
 
 
-class Consumers:
+class Consumers(ConsumersState):
     """The attached consumers of one queue."""
 
-    __slots__ = (
-        "_levels",
-        "_only",
-        "affinity",
-        "all",
-        "has_allotments",
-        "paused",
-        "room",
-        "single_active",
-    )
+    __slots__ = ("affinity", "paused", "single_active")
 
     def __init__(self, single_active: bool = False, paused: bool = False) -> None:
         self.affinity = False  # some consumer asked for key affinity
@@ -211,10 +156,10 @@ class Consumers:
         self.paused = paused
         self.all: list[Consumer] = []  # in the order of arrival
         # By priority, highest first. Each list begins with the consumer whose turn it is.
-        self._levels: list[list[Consumer]] = []
+        self.levels: list[list[Consumer]] = []
         # The list of the only consumer that may be given messages; None if there are several or
         # none.
-        self._only: list[Consumer] | None = None
+        self.only: list[Consumer] | None = None
         self.room = 0  # how many messages the taker found last may take, if it is the only taker
 
     def __len__(self) -> int:
@@ -262,8 +207,8 @@ class Consumers:
         allowed = [] if self.paused else self.all[:1] if self.single_active else self.all
         for consumer in allowed:
             levels.setdefault(consumer.priority, []).append(consumer)
-        self._levels = [levels[priority] for priority in sorted(levels, reverse=True)]
-        self._only = self._levels[0] if len(allowed) == 1 else None
+        self.levels = [levels[priority] for priority in sorted(levels, reverse=True)]
+        self.only = self.levels[0] if len(allowed) == 1 else None
 
     def takers(self) -> list[Consumer]:
         """Return the consumers that may take messages now, the next in turn first.
@@ -271,11 +216,11 @@ class Consumers:
         All of them have the highest priority at which a consumer has room. The list is good until a
         consumer is added, is removed, or takes messages.
         """
-        only = self._only
+        only = self.only
         if only is not None:
             self.room = only[0].room()
             return only if self.room > 0 else []
-        for level in self._levels:
+        for level in self.levels:
             if len(level) == 1:
                 self.room = level[0].room()
                 if self.room > 0:
@@ -290,11 +235,11 @@ class Consumers:
 
     def took(self, last: Consumer) -> None:
         """Note that `last` got the last message. The consumer behind it is next."""
-        for level in self._levels:
+        for level in self.levels:
             if len(level) > 1 and level[0].priority == last.priority:
                 at = level.index(last) + 1
                 level[:] = level[at:] + level[:at]
 
     def capacity(self) -> int:
         """Return how many messages all consumers together could take now."""
-        return sum(max(0, consumer.room_now()) for level in self._levels for consumer in level)
+        return sum(max(0, consumer.room_now()) for level in self.levels for consumer in level)

@@ -21,6 +21,7 @@ from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.entry import ENDLESS, REDELIVERED
 from shardmq.shardd.queues.log_order import LEEWAY, TURN_BYTES, LogOrder, OrderedQueue
 from shardmq.shardd.queues.order import Ready, same_mark, total
+from shardmq.shardd.queues.state import DispatchState
 from shardmq.shardd.queues.store import STEP_MESSAGES
 from shardmq.shardd.queues.unacked import Getter
 
@@ -54,7 +55,7 @@ class Outlet(Protocol):
         """
 
 
-class Dispatch:
+class Dispatch(DispatchState):
     """The consumers of one backlog, and what each of them holds.
 
     `holders` are all attached consumers, and all consumers and getters that hold unsettled
@@ -62,7 +63,10 @@ class Dispatch:
     with other queues of a group consumer.
     """
 
-    __slots__ = ("backlog", "consumers", "holders", "keys", "order")
+    __slots__ = ()
+
+    backlog: Backlog
+    consumers: Consumers
 
     def __init__(self, backlog: Backlog) -> None:
         limits = backlog.limits

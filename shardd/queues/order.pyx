@@ -28,16 +28,6 @@ cdef uint64_t EXPIRY = (<uint64_t> 1 << 56) - 1  # see entry.py
 cdef uint64_t PLACE_BITS = (<uint64_t> 1 << 60) - 1
 cdef array ENTRIES = array("Q")
 
-cdef struct Chunk:
-    Chunk *next
-    uint8_t *data  # u64s, or `packed` bytes
-    uint64_t last  # entry of a packed one
-    uint32_t start
-    uint32_t end
-    uint32_t room
-    uint32_t packed
-
-
 cdef uint8_t[CHUNK_ENTRIES * PACKED_BYTES_MAX] scratch
 
 
@@ -181,11 +171,6 @@ cdef class Ready:
                         if REPEATED
     """
 
-    cdef Chunk *head
-    cdef Chunk *tail
-    cdef Chunk *done  # the next search for chunks to pack begins here, NULL: at the head
-    cdef Py_ssize_t count
-
     def __cinit__(self):
         self.head = self.tail = self.done = NULL
         self.count = 0
@@ -216,9 +201,21 @@ cdef class Ready:
 
     def push_many(self, array entries not None):
         """Append entries at the end."""
-        cdef Py_ssize_t count = len(entries)
-        cdef uint32_t room = SMALL_ENTRIES if self.tail == NULL and count <= SMALL_ENTRIES else CHUNK_ENTRIES
-        self.push(<uint64_t *> entries.data.as_ulonglongs, count, room)
+        self.push_all(<uint64_t *> entries.data.as_ulonglongs, len(entries))
+
+    cdef int push_all(self, uint64_t *data, Py_ssize_t count) except -1:
+        return self.push(data, count, SMALL_ENTRIES if self.tail == NULL and count <= SMALL_ENTRIES else CHUNK_ENTRIES)
+
+    cdef const uint64_t *plain_head(self, Py_ssize_t *count) noexcept:
+        """Return the first entries, as far as they lie together and are not packed.
+
+        `count` is set to their number, which is 0 if there are none.
+        """
+        count[0] = 0
+        if self.head == NULL or self.head.packed:
+            return NULL
+        count[0] = self.head.end - self.head.start
+        return entries_of(self.head)
 
     cdef int push(self, uint64_t *data, Py_ssize_t left, uint32_t room) except -1:
         cdef Py_ssize_t some
@@ -272,6 +269,9 @@ cdef class Ready:
 
     def drop(self, Py_ssize_t most):
         """Forget the first `most` entries."""
+        self.drop_first(most)
+
+    cdef int drop_first(self, Py_ssize_t most) except -1:
         cdef Py_ssize_t left = max(0, min(most, self.count))
         cdef Py_ssize_t some
         cdef Chunk *chunk
@@ -291,6 +291,7 @@ cdef class Ready:
                 self.drop_chunk()
         if self.head != NULL:
             unpack(self.head)
+        return 0
 
     cdef void drop_chunk(self) noexcept:
         cdef Chunk *chunk = self.head

@@ -19,17 +19,18 @@ from itertools import chain
 
 from shardmq.shardd.queues import overdue
 from shardmq.shardd.queues.admission import Admission
-from shardmq.shardd.queues.backlog import Backlog, Counters
+from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.dispatch import Dispatch, Outlet
 from shardmq.shardd.queues.entry import PLACE, REDELIVERED
 from shardmq.shardd.queues.limits import MAXLEN, REFUSED, REJECTED, Limits
 from shardmq.shardd.queues.order import marked, merged
+from shardmq.shardd.queues.state import Counters, QueueState
 from shardmq.shardd.queues.store import STEP_MESSAGES, Arrival, Store, bytes_of
 from shardmq.shardd.queues.unacked import Getter
 
 
-class Queue:
+class Queue(QueueState):
     """One queue of a shard.
 
     A shard may have 100,000 queues, most of them idle. So an idle queue does not create parts that
@@ -39,13 +40,9 @@ class Queue:
     __slots__ = (
         "_admission",
         "auto_delete",
-        "backlog",
         "closed",
         "consumers",
         "counters",
-        "deleted",
-        "dispatch",
-        "id",
         "last_used",
         "store",
     )

@@ -25,16 +25,18 @@ class Kind(NamedTuple):
 
 
 class Roster:
+    """The queues of a shard. `by_id` has those that were used."""
+
     def __init__(self) -> None:
-        self._used: dict[int, Queue] = {}
+        self.by_id: dict[int, Queue] = {}
         self._unused: dict[int, Kind] = {}
         self._kinds: dict[Kind, Kind] = {}
 
     def __len__(self) -> int:
-        return len(self._used) + len(self._unused)
+        return len(self.by_id) + len(self._unused)
 
     def __contains__(self, id: int) -> bool:
-        return id in self._used or id in self._unused
+        return id in self.by_id or id in self._unused
 
     def __getitem__(self, id: int) -> Queue:
         queue = self.get(id)
@@ -43,7 +45,7 @@ class Roster:
         return queue
 
     def get(self, id: int) -> Queue | None:
-        queue = self._used.get(id)
+        queue = self.by_id.get(id)
         if queue is not None:
             return queue
         if (kind := self._unused.pop(id, None)) is not None:
@@ -54,16 +56,16 @@ class Roster:
 
     def _make(self, id: int, kind: Kind, now: int) -> Queue:
         make = DelayQueue if kind.limits.delays else Queue
-        queue = self._used[id] = make(
+        queue = self.by_id[id] = make(
             id, kind.store, kind.limits, durable=kind.durable, auto_delete=kind.auto_delete, now=now
         )
         return queue
 
     def named(self, ids: Sequence[int]) -> list[Queue]:
         """Return the queues with these ids that exist."""
-        if len(ids) == 1 and (alone := self._used.get(ids[0])) is not None:
+        if len(ids) == 1 and (alone := self.by_id.get(ids[0])) is not None:
             return [alone]
-        found = list(map(self._used.get, ids))
+        found = list(map(self.by_id.get, ids))
         if None not in found:
             return found  # type: ignore[return-value] # just checked
         return [queue for queue in map(self.get, ids) if queue is not None]
@@ -73,7 +75,7 @@ class Roster:
 
         Return the queue, or None if it is stored as its kind.
         """
-        queue = self._used.get(id)
+        queue = self.by_id.get(id)
         if queue is not None:
             queue.change(kind.limits, now)
         elif kind.limits.expires is not None:
@@ -85,36 +87,36 @@ class Roster:
 
     def adopt(self, queue: Queue) -> None:
         """Add a queue that was made elsewhere."""
-        self._used[queue.id] = queue
+        self.by_id[queue.id] = queue
 
     def pop(self, id: int) -> Queue | None:
         """Remove a queue; return it, or None if it was never used."""
         self._unused.pop(id, None)
         if not self._unused:
             self._kinds.clear()
-        return self._used.pop(id, None)
+        return self.by_id.pop(id, None)
 
     def clear(self) -> None:
         """Forget all queues."""
-        self._used.clear()
+        self.by_id.clear()
         self._unused.clear()
         self._kinds.clear()
 
     def used(self) -> Iterator[Queue]:
-        return iter(self._used.values())
+        return iter(self.by_id.values())
 
     def used_ids(self) -> list[int]:
         """Return the ids of used queues, as one copy.
 
         A copy is quick to make: there may be 100,000 queues, and messages wait meanwhile.
         """
-        return [*self._used]
+        return [*self.by_id]
 
     def used_among(self, ids: Iterable[int]) -> Iterator[Queue]:
-        return (queue for id in ids if (queue := self._used.get(id)) is not None)
+        return (queue for id in ids if (queue := self.by_id.get(id)) is not None)
 
     def ids(self) -> list[int]:
-        return [*self._used, *self._unused]
+        return [*self.by_id, *self._unused]
 
     def lasting(self, store: Store) -> dict[int, Limits]:
         """Return the limits of the durable queues that keep their messages in `store`, by id."""
@@ -123,12 +125,12 @@ class Roster:
             for id, kind in self._unused.items()
             if kind.store is store and kind.durable
         }
-        for id, queue in self._used.items():
+        for id, queue in self.by_id.items():
             if queue.store is store and queue.backlog.durable and queue.keeps_in_store:
                 found[id] = queue.backlog.limits
         return found
 
     def of(self, store: Store) -> list[int]:
         """Return the ids of all queues of `store`."""
-        used = [id for id, queue in self._used.items() if queue.store is store]
+        used = [id for id, queue in self.by_id.items() if queue.store is store]
         return used + [id for id, kind in self._unused.items() if kind.store is store]

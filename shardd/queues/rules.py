@@ -61,6 +61,7 @@ class Rules:
         "acts_alone",
         "counts_returns",
         "excess",
+        "is_empty",
         "looks_at_each",
         "may_refuse",
         "refuse",
@@ -70,6 +71,8 @@ class Rules:
     )
 
     def __init__(self, rules: Sequence[Rule]) -> None:
+        # Messages only arrive, are handed out in order, and are settled.
+        self.is_empty = not rules
         self.refuse = [rule.refuse for rule in rules if rule.refuse is not None]
         self.excess = [rule.excess for rule in rules if rule.excess is not None]
         self.too_often = [rule.too_often for rule in rules if rule.too_often is not None]

@@ -11,17 +11,18 @@ from typing import Any, Generic
 
 from shardmq.shardd.store.errors import Closed, DiskFull, StoreError, StoreFailed
 from shardmq.shardd.store.files import Files, is_full, is_missing
+from shardmq.shardd.store.open_segment import StageState
 from shardmq.shardd.store.sync import Noted, SyncJob
 
 
-class StoreState(Generic[Noted]):
+class StoreState(StageState, Generic[Noted]):
     """The state of one store or stream, shared by the objects it is made of.
 
     `what` names the store or stream in errors. `stage` is "new" before the recovery, then "open",
     then "closed". `job` is the sync of messages under way.
     """
 
-    __slots__ = ("directory", "failure", "files", "has_directory", "job", "stage", "what")
+    __slots__ = ("directory", "files", "has_directory", "what")
 
     def __init__(self, what: str, directory: str, files: Files) -> None:
         self.what = what

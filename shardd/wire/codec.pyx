@@ -167,13 +167,6 @@ cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
 cdef class DeliveryWriter:
     """Sections for one peer until taken as one DELIVER message. Large ones stay where they are until then."""
 
-    cdef Bytes out
-    cdef list large  # (how much of `out` is before it, its messages), ...
-    cdef size_t large_bytes
-    cdef uint32_t sections
-    cdef uint16_t peer
-    cdef uint32_t incarnation, epoch, shard
-
     def __cinit__(self, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint32_t shard):
         self.peer = peer
         self.incarnation = incarnation
@@ -214,7 +207,7 @@ cdef class DeliveryWriter:
         return 0
 
     cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
-                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight) except -1:
+                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=0) except -1:
         """`blob` NULL: they stay where they are, see leave()."""
         cdef size_t here = 0 if blob == NULL else blob_bytes
         cdef uint8_t *p
@@ -258,7 +251,7 @@ cdef class DeliveryWriter:
         message = self.take_parts()
         return b"".join(message) if type(message) is list else message
 
-    def take_parts(self):
+    cpdef object take_parts(self):
         """As take(), in parts when some are large."""
         if not self.sections:
             return None
@@ -337,23 +330,16 @@ cdef list deliveries(const uint8_t *message, size_t end, object view):
 
 # -- histograms ----------------------------------------------------------------------------------------
 
-cdef enum:
-    TALLY_CLASSES = 65  # 0 and 1; then up to 2^k, for k from 1 to 64
-
-
 cdef class Tally:
     """Counts integers from 0 on, below 2^64, by classes of powers of two (histogram.py).
 
     Each batch is counted. In Python this costs 5 % of the instructions of a batch of one message.
     """
 
-    cdef uint64_t[TALLY_CLASSES] classes
-    cdef readonly object sum
+    def add(self, uint64_t value):
+        self.count(value)
 
-    def __cinit__(self):
-        self.sum = 0
-
-    def add(self, value):
+    cdef void count(self, uint64_t value) noexcept:
         cdef uint64_t left = value, k = 0
         left -= left > 0
         while left:

@@ -148,7 +148,7 @@ class Lane:
         self._send_by_zmq = send_by_zmq
         self._goes_on = envelope.header(RING, *who)
         self._writer = Writer(shared.memory, *out, other_bell)
-        self._reader = Reader(shared.memory, *in_, True)
+        self.reader = Reader(shared.memory, *in_, True)
         self._is_accepted = at_shard  # the shard has taken the offer
         self._writes_ring = False
         self._reads_ring = False
@@ -214,17 +214,17 @@ class Lane:
         """
         if not self._reads_ring:
             return []
-        messages, switched = self._reader.take(most)
+        messages, switched = self.reader.take(most)
         self._reads_ring = not switched
         return messages
 
     def let_go(self) -> None:
         """Give the memory of the messages that were taken last back to the writer."""
-        self._reader.let_go()
+        self.reader.let_go()
 
     def sleep(self) -> bool:
         """Return whether there is nothing to take; if so, the bell rings when there is."""
-        return not self._reads_ring or self._reader.sleep()
+        return not self._reads_ring or self.reader.sleep()
 
     def hear(self) -> None:
         """Take in the bell, so that `bell` is not readable any more."""

@@ -316,10 +316,11 @@ cdef inline int64_t _now_ns() noexcept nogil:
 
 
 def look_again(list readers not None, int fd, int64_t most_ns):
-    """Look at rings and a descriptor until there is something; return (whether, nanoseconds taken).
+    """Look at rings and a descriptor until there is something, or for `most_ns`.
 
-    This ends after `most_ns`. Other threads go on meanwhile. The caller must not sleep behind it
-    before it has asked each reader, with sleep().
+    Returns (what has something, the nanoseconds it took): 0 nothing, 1 a ring, 2 the descriptor.
+    The bells of the rings do not ring meanwhile, nor behind it: the caller asks each reader with
+    sleep() before it sleeps. Other threads go on.
     """
     cdef const uint64_t *tails[RINGS_MAX]
     cdef uint64_t at[RINGS_MAX]
@@ -328,9 +329,11 @@ def look_again(list readers not None, int fd, int64_t most_ns):
     cdef pollfd watched
     cdef int64_t began, now
     cdef unsigned int looks = 0
-    cdef bint found = False
+    cdef int found = 0
     for i in range(count):
         reader = readers[i]
+        if peek(reader._asleep):
+            swap(reader._asleep, 0)
         tails[i] = reader._tail
         at[i] = reader._at
     watched.fd = fd
@@ -340,7 +343,7 @@ def look_again(list readers not None, int fd, int64_t most_ns):
         while not found:
             for i in range(count):
                 if seen(tails[i]) != at[i]:
-                    found = True
+                    found = 1
                     break
             looks += 1
             if looks % CLOCK_EACH == 0:
@@ -349,7 +352,8 @@ def look_again(list readers not None, int fd, int64_t most_ns):
                     break
             if looks % DESCRIPTOR_EACH == 0:
                 watched.revents = 0
-                found = found or poll(&watched, 1, 0) > 0
+                if not found and poll(&watched, 1, 0) > 0:
+                    found = 2
             rest()
         if found:
             now = _now_ns()

@@ -106,7 +106,10 @@ def status(api: Api, formatter: Formatter = "table") -> None:
         return
     if formatter == "table":  # The output is for people, even if it goes to a pipe.
         formatter = "pretty_table"
-    show(Rows(processes, PROCESS_COLUMNS), formatter)
+    columns = PROCESS_COLUMNS
+    if any(row["kind"] == "shard" and row.get("front_door") is not None for row in processes):
+        columns = [*PROCESS_COLUMNS, "front_door"]
+    show(Rows(processes, columns), formatter)
     typer.echo("")
     show(Rows(shards, SHARD_COLUMNS), formatter)
 

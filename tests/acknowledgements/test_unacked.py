@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.shardd.queues.unacked import Unacked
+from shardmq.shardd.queues.state import Unacked
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 80), st.integers(0, 30)), max_size=60))

@@ -254,8 +254,8 @@ class Line:
         self.asked: list[tuple[Any, asyncio.Future[Answer]]] = []
         self.said: list[Any] = []
 
-    def connection_up(self, info: Any) -> None:
-        self.up.append(info)
+    def connection_up(self, owner: str, info: Callable[[], Any]) -> None:
+        self.up.append(info())
 
     def connection_down(self, owner: str) -> None:
         self.down.append(owner)

@@ -147,6 +147,9 @@ class Scene:
     def __init__(self, controller: FakeController, link: CatalogLink, heard: Heard) -> None:
         self.controller, self.link, self.heard = controller, link, heard
 
+    def up(self, owner: str) -> None:
+        self.link.connection_up(owner, lambda: info(owner))
+
     async def in_step(self, *changes: AnyChange) -> Stream:
         """Return a stream whose hello was answered by a snapshot of `changes`."""
         stream = await self.controller.door()
@@ -506,16 +509,16 @@ def test_connections_are_made_known_once_whether_they_came_before_or_after_the_h
 ) -> None:
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
-        s.link.connection_up(info("0.1.1"))
+        s.up("0.1.1")
         assert await stream.hear() == ConnectionUp(info("0.1.1"))
-        s.link.connection_up(info("0.1.2"))
+        s.up("0.1.2")
         assert await stream.hear() == ConnectionUp(info("0.1.2"))
         stream.close()
         stream = await s.controller.door()
         hello = await stream.hear()
         assert isinstance(hello, DoorHello)
         assert [c.owner for c in hello.connections] == ["0.1.1", "0.1.2"]
-        s.link.connection_up(info("0.1.3"))
+        s.up("0.1.3")
         s.link.connection_down("0.1.2")
         stream.say(Changes(1, []))
         assert await stream.hear() == Applied(1)
@@ -535,7 +538,7 @@ def test_connections_that_end_before_anything_else_is_said_are_only_counted(
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
         for number in range(5):
-            s.link.connection_up(info(f"0.1.{number}"))
+            s.up(f"0.1.{number}")
         for number in (0, 3):
             s.link.connection_down(f"0.1.{number}")
         asking = s.link.ask(declare("q"), "0.1.4", "guest")
@@ -558,7 +561,7 @@ def test_connections_come_before_the_word_that_a_change_is_in_force(
 
     async def play(s: Scene) -> None:
         stream = await s.in_step(VhostPut("/"))
-        s.link.connection_up(info("0.1.1"))
+        s.up("0.1.1")
         stream.say(Changes(2, [UserDelete("u")]))
         assert await stream.hear() == ConnectionUp(info("0.1.1"))
         assert await stream.hear() == Applied(2)

@@ -16,6 +16,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.lane import Offer, offer
 from shardmq.shardd.wire.ring import wait_for_any
+from shardmq.shardd.wire.spin import Spin
 from tests.support.dict_store import DictHome
 from tests.support.lanes import no_descriptor_left
 
@@ -26,7 +27,7 @@ NOBODY_KNOWS = bytes([*b"\x92", 0xA0 | 7, *b"strange", 1])  # a tag that this ve
 
 @pytest.fixture
 def links(tmp_path: Path) -> Iterator[Links]:
-    made = Links(str(tmp_path), Shard(0, 7, 1, DictHome()))
+    made = Links(str(tmp_path), Shard(0, 7, 1, DictHome()), Spin(0))
     try:
         yield made
     finally:
@@ -57,6 +58,32 @@ def test_a_message_of_another_version_that_nobody_can_read_is_dropped_and_logged
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert len(said) == 1
     assert f"is of wire version {NEXT_VERSION}" in said[0]
+
+
+def test_a_shard_that_looks_again_takes_a_message_without_a_bell(
+    links: Links, tmp_path: Path
+) -> None:
+    who = 3, 5, 7, 0
+    what = Offer(peer=3, incarnation=5, epoch=7, endpoint=f"ipc://{tmp_path}/door.sock")
+    by_zmq: list[bytes] = []
+    door = offer(tmp_path, 0, what, by_zmq.append)
+    assert hear(links, 10_000)
+    door.hear()
+    links._spin.change(1000)
+    message = envelope.control(*who, wire.Join(what.endpoint))
+    door.send(message)
+    (lane,) = links._heard.values()
+    assert lane.came_by_zmq(envelope.read(by_zmq.pop()).kind) == [message]
+    links._came = True  # as behind that message
+    for _ in range(20):
+        door.send(message)
+        hear(links, 10_000)
+        assert links.receive(0, 32) == 1
+    assert wait_for_any([lane.bell], 0) == []
+    assert not hear(links, 1)
+    door.send(message)
+    assert hear(links, 10_000), "who sleeps is rung for"
+    door.close()
 
 
 def hear(links: Links, wait_ms: int) -> int:

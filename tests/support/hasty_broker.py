@@ -9,8 +9,11 @@ FLAGS`. If the crash tests do not catch it, they are no crash tests.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import sys
 
+from shardmq.combined.__main__ import main as combined_main
 from shardmq.shardd import server
 from shardmq.shardd.__main__ import main as shard_main
 from shardmq.shardd.peers import Peer
@@ -33,7 +36,7 @@ def plan(
 ) -> list[ChildPlan]:
     made = children(settings, cores, runtime_dir, boot, listening)
     return [
-        dataclasses.replace(each, module=__spec__.name) if each.module == "shardmq.shardd" else each
+        dataclasses.replace(each, module=__spec__.name) if each.kind == "shard" else each
         for each in made
     ]
 
@@ -41,5 +44,6 @@ def plan(
 if __name__ == "__main__":
     if sys.argv[-1].startswith("fd:"):  # settings come by a descriptor: this is a child
         server.Shard = HastyShard  # type: ignore[misc]
-        sys.exit(shard_main())
+        section = json.loads(os.pread(int(sys.argv[-1].removeprefix("fd:")), 1 << 20, 0))
+        sys.exit(combined_main() if "front_door" in section else shard_main())
     sys.exit(supervisor_main(planner=plan))

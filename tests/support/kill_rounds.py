@@ -307,8 +307,10 @@ class Rounds:
 
     def _kill_one(self, kind: str, index: int) -> int:
         pid = self.broker.pid(kind, index)
-        self.ledger.was_killed(time.monotonic(), shards=kind == "shard")
-        os.kill(pid, signal.SIGKILL)
+        with_shard = kind == "shard" or (kind == "front-door" and self.broker.combined)
+        self.ledger.was_killed(time.monotonic(), shards=with_shard)
+        with contextlib.suppress(ProcessLookupError):  # killed as something else
+            os.kill(pid, signal.SIGKILL)
         return pid
 
     def _kill_again(self, shard: int) -> None:

@@ -24,12 +24,15 @@ STOP_TIMEOUT_S = 90.0
 PATIENCE_S = 60.0  # with what happens soon, on a crowded machine
 LOG_LINES_SHOWN = 60
 SOURCE = Path(__file__).resolve().parents[2]
+# With this variable set, each broker has its front doors in the processes of the shards.
+COMBINED = "SHARDMQ_TEST_COMBINED"
 
 
 class RealBroker:
     """A broker that starts at once.
 
-    `stop` asserts a clean end. The kinds of processes are controller, shard and front-door.
+    `stop` asserts a clean end. The kinds of processes are controller, shard and front-door. With
+    `front_doors` 0 a front door and the shard of the same number are one process.
     """
 
     may_start = True  # false while a test runs that is not marked `broker`
@@ -48,6 +51,9 @@ class RealBroker:
         self.data_dir = data_dir
         self._environment = {**os.environ, **(environment or {})}
         self._command = command
+        if os.environ.get(COMBINED):
+            front_doors = 0
+        self.combined = front_doors == 0  # with a front door, its shard dies, too
         self._arguments = ["--shards", str(shards), "--front-doors", str(front_doors), *more]
         self._port = 0  # the same after a restart, so that clients may come back
         self.amqp = self.http = self.metrics = ""
@@ -114,9 +120,13 @@ class RealBroker:
         return status
 
     def pid(self, kind: str, index: int = 0) -> int:
+        return int(self._child(kind, index)["pid"])
+
+    def _child(self, kind: str, index: int) -> dict[str, Any]:
         for child in self.status()["children"]:
-            if child["kind"] == kind and child["index"] == index:
-                return int(child["pid"])
+            number = child["front_door"] if kind == "front-door" else child["index"]
+            if number == index and kind in (child["kind"], "front-door"):
+                return dict(child)
         raise AssertionError(f"no {kind} {index}")
 
     def log_tail(self) -> str:
@@ -136,10 +146,8 @@ class RealBroker:
         )
 
     def is_replaced(self, kind: str, index: int, old: int) -> bool:
-        for child in self.status()["children"]:
-            if child["kind"] == kind and child["index"] == index:
-                return child["pid"] not in (0, old) and child["state"] == "ready"
-        return False
+        child = self._child(kind, index)
+        return child["pid"] not in (0, old) and child["state"] == "ready"
 
     def kill_all(self) -> None:
         """Kill all processes as a power cut does, as nearly at one moment as signals allow."""

@@ -10,7 +10,7 @@ heads, for each life of a channel (from channel.open-ok to the next one):
 - *returns*: the messages that came back, in their order;
 - *confirms*: each confirmed publish once, by its number;
 - *cancels*: the consumers that the broker cancelled;
-- *end*: whether the broker hung up without connection.close.
+- *end*: whether the broker hung up without connection.close and without the name of its protocol.
 
 A message is there with everything: the fields of its method, the bytes of its properties, its body,
 and the sizes of the body's frames. What is left out may legally differ between two runs:
@@ -290,6 +290,7 @@ def seen(server: bytes, ended_by: str, names: Names) -> NormalForm:
                 raise Broken("a heartbeat of a channel, or with a payload")
             continue
         if frame.kind == 0:
+            closing = True
             lives[0][0].lists.setdefault("replies", []).append(frame.payload)
             continue
         kind = kind_of(frame.payload) if frame.kind == METHOD else None

@@ -351,9 +351,10 @@ class Life:
 
     def publish_unreadable(self) -> None:
         """One that the store cannot make sense of: it is dropped, and the shard goes on."""
-        self.home.unreadable = True
+        # The short way does not ask `ReadingStore.append`.
+        self.home.unreadable, self.shard.short_way.is_on = True, False
         self.publish()
-        self.home.unreadable = False
+        self.home.unreadable, self.shard.short_way.is_on = False, True
 
     def settle(self) -> None:
         queue = self.random.choice(list(VHOST_OF))

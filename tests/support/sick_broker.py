@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from shardmq.combined.__main__ import main as combined_main
 from shardmq.shardd import disk_home
 from shardmq.shardd.__main__ import main as shard_main
 from shardmq.shardd.store.files import OsFiles
@@ -93,7 +94,7 @@ def plan(
 ) -> list[ChildPlan]:
     made = children(settings, cores, runtime_dir, boot, listening)
     return [
-        dataclasses.replace(each, module=__spec__.name) if each.module == "shardmq.shardd" else each
+        dataclasses.replace(each, module=__spec__.name) if each.kind == "shard" else each
         for each in made
     ]
 
@@ -101,7 +102,9 @@ def plan(
 if __name__ == "__main__":
     if sys.argv[-1].startswith("fd:"):  # settings come by a descriptor: this is a child
         at = int(sys.argv[-1].removeprefix("fd:"))
-        SickFiles.shard = json.loads(os.pread(at, 1 << 20, 0))["shard"]
+        section = json.loads(os.pread(at, 1 << 20, 0))
+        combined = "front_door" in section
+        SickFiles.shard = section["shard"]["shard"] if combined else section["shard"]
         disk_home.OsFiles = SickFiles  # type: ignore[misc]
-        sys.exit(shard_main())
+        sys.exit(combined_main() if combined else shard_main())
     sys.exit(supervisor_main(planner=plan))

@@ -36,7 +36,10 @@ class Caller(SlicedTask, Answered, Protocol):
 
     session: Session
     services: Services
-    gets: asyncio.Semaphore  # messages that the client is being got (basic.get) at once
+
+    @property
+    def gets(self) -> asyncio.Semaphore:
+        """Return the bound of messages that the client is being got (basic.get) at once."""
 
     @property
     def output(self) -> Output: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from pamqp import commands
@@ -69,7 +70,8 @@ class Channels:
     def tell_count(self) -> None:
         """Tell the controller how many there are: a limit is new, or there is a channel less."""
         if self._session.is_open and self.are_counted:
-            self._services.catalog_link.connection_up(self._session.info(len(self.by_number)))
+            count, session = len(self.by_number), self._session
+            self._services.catalog_link.connection_up(session.owner, partial(session.info, count))
 
     def close(self, channel: Channel) -> Outcome:
         """Close a channel for channel.close, and return the answer.
@@ -80,7 +82,7 @@ class Channels:
         released = self.end(channel)
         if released or self.are_counted:
             return self._close_behind(channel, released)
-        self.drop(channel)
+        self._forget(channel)
         return CLOSE_OK
 
     async def _close_behind(self, channel: Channel, released: Releases) -> Reply:
@@ -94,11 +96,16 @@ class Channels:
 
     def drop(self, channel: Channel) -> None:
         """Forget a channel that both sides have closed."""
+        if self._forget(channel):
+            self.tell_count()
+
+    def _forget(self, channel: Channel) -> bool:
         channel.is_open = False
         self._work.forget(channel)
-        if self.by_number.get(channel.number) is channel:
+        is_known = self.by_number.get(channel.number) is channel
+        if is_known:
             del self.by_number[channel.number]
-            self.tell_count()
+        return is_known
 
     def end(self, channel: Channel) -> Releases:
         """End what a channel does; the futures end when the shards have requeued its messages."""

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from pamqp import base, commands
 
@@ -71,6 +71,9 @@ BIND_BYTES = 320
 # messages may be.
 GETS_MAX = 16
 
+CONNECTION_OPEN_OK: Final = commands.Connection.OpenOk()
+CONNECTION_CLOSE_OK: Final = commands.Connection.CloseOk()
+
 
 class Registry(Protocol):
     """All connections of this front door."""
@@ -90,7 +93,7 @@ class ClientConnection:
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_begun", "_opening", "_registry", "begin_slice", "blocked", "channels", "feeds", "gets",
+        "_begun", "_gets", "_opening", "_registry", "begin_slice", "blocked", "channels", "feeds",
         "id", "next_slice", "published", "route_cache", "send", "services",
         "session", "slice_is_over", "socket", "work", "write", "write_delivery",
     )  # fmt: skip
@@ -145,7 +148,7 @@ class ClientConnection:
         self.published = False
         self.blocked = False  # was told of an alarm
         self._begun: Publishes | None = None  # some of its messages are still to be published
-        self.gets = asyncio.Semaphore(GETS_MAX)
+        self._gets: asyncio.Semaphore | None = None
         # What publishing and consuming use as if it were ours, without a call between.
         self.send, self.write, self.feeds = socket.send, socket.write, socket.feeds
         self.write_delivery = socket.write_delivery
@@ -165,6 +168,12 @@ class ClientConnection:
     @property
     def output(self) -> Output:
         return self.socket.output
+
+    @property
+    def gets(self) -> asyncio.Semaphore:
+        if self._gets is None:
+            self._gets = asyncio.Semaphore(GETS_MAX)
+        return self._gets
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -380,22 +389,22 @@ class ClientConnection:
 
     def _go_on_with(self, handshake: Handshake) -> None:
         """Do what the handshake asks for."""
-        if isinstance(handshake, Coroutine):
-            self.socket.pause(PAUSE_LOGIN)
-            self.work.start(self._wait_for(handshake))
-        elif isinstance(handshake, ConnectionException):
-            self.close(handshake)
+        if handshake is Greeting.TUNE:
+            self.socket.amqp.tune()
         elif handshake is Greeting.HANG_UP:
             self.disconnect()
-        elif handshake is Greeting.TUNE:
-            self.socket.amqp.tune()
+        elif isinstance(handshake, ConnectionException):
+            self.close(handshake)
+        elif handshake is not Greeting.OPEN_OK:
+            self.socket.pause(PAUSE_LOGIN)
+            self.work.start(self._wait_for(handshake))
         elif self._opening is not None:
             self._opening.close()
             self._opening = None
             session = self.session
             session.is_open = True
             self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
-            self.send(0, commands.Connection.OpenOk())
+            self.send(0, CONNECTION_OPEN_OK)
 
     async def _wait_for(self, handshake: Coroutine[None, None, Greeted]) -> None:
         try:
@@ -455,8 +464,7 @@ class ClientConnection:
 
     def _say_closed(self) -> None:
         self._say_down()
-        self.send(0, commands.Connection.CloseOk())
-        self.socket.flush_then_close()
+        self.send(0, CONNECTION_CLOSE_OK)
 
     def disconnect(self) -> None:
         """End the connection and close its socket, for whatever reason."""

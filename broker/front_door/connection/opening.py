@@ -131,7 +131,7 @@ class Opening:
         session.frame_bytes_max = amqp.frame_bytes_max
         session.channels_max, session.heartbeat_s = amqp.channels_max, amqp.heartbeat_s
         if not session.trusted:
-            services.catalog_link.connection_up(session.info(channels=0))
+            services.catalog_link.connection_up(session.owner, session.info)
             if services.config.connections_are_limited or login.has_limits(
                 services.catalog, session.user, vhost
             ):

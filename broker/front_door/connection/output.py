@@ -136,16 +136,17 @@ def close_behind_output(loop: asyncio.AbstractEventLoop, sock: Stream, shut: boo
     If bytes of the client were unread at the close, the kernel would send a reset, which takes from
     the client what it has not read yet: our close-ok, or the reason why we close.
     """
-    try:
-        if shut:
-            sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        sock.close()
-        return
 
     def end() -> None:
         loop.remove_reader(sock.fileno())
         sock.close()
+
+    try:
+        if shut:
+            sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        end()
+        return
 
     def discard() -> None:
         try:

@@ -360,7 +360,6 @@ class ClientSocket:
         self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
         self.resume(PAUSE_SHARDS)  # a commit that waits for room goes on to its end
         aio = self._loop.aio
-        aio.remove_reader(self.fd)
         if self._writing:
             aio.remove_writer(self.fd)
         if self.closing_after_flush and not self.output.pending:
@@ -368,4 +367,5 @@ class ClientSocket:
             # broken connection.
             close_behind_output(aio, self.sock, shut)
         else:
+            aio.remove_reader(self.fd)
             self.sock.close()

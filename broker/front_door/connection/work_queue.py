@@ -127,12 +127,12 @@ class WorkQueue:
     def _do(self, channel: Channel, work: Callable[[], Outcome]) -> None:
         try:
             outcome = work()
-            if isinstance(outcome, Coroutine):
+            if outcome is None or isinstance(outcome, (bytes, base.Frame)):
+                self._carrier.answer(channel.number, outcome)
+            else:
                 channel.running = True
                 self.waiting.add(channel)
                 self.start(self._finish(channel, outcome))
-            elif outcome is not None:
-                self._carrier.answer(channel.number, outcome)
         except Exception as error:
             self._failed(channel, error)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -136,7 +136,7 @@ class CatalogLink:
         self._synced = asyncio.Event()
         # Ids of queues that somebody waits for to go.
         self._leaving: dict[asyncio.Future[None], set[int]] = {}
-        self._connections: dict[str, ConnectionInfo] = {}
+        self._connections: dict[str, Callable[[], ConnectionInfo]] = {}
         self._told: set[str] = set()  # connections that the last hello named
         # Connections that the controller was not told of yet, and how many of these are gone.
         self._unsaid: dict[str, None] = {}
@@ -169,19 +169,20 @@ class CatalogLink:
         self._requests.add(request, owner, user, answer)
         return answer
 
-    def connection_up(self, info: ConnectionInfo) -> None:
+    def connection_up(self, owner: str, info: Callable[[], ConnectionInfo]) -> None:
         """Tell the controller of a connection, or of what is new about it.
 
-        A new connection is told before anything else is said, or UP_WAITS_S later.
+        `info` is called when the controller is told: before anything else is said, or UP_WAITS_S
+        later.
         """
-        is_new = info.owner not in self._connections
-        self._connections[info.owner] = info
+        is_new = owner not in self._connections
+        self._connections[owner] = info
         if not self.up:
             return
         if not is_new:
-            self._send(ConnectionUp(info))
+            self._send(ConnectionUp(info()))
             return
-        self._unsaid[info.owner] = None
+        self._unsaid[owner] = None
         if not self._ups_planned:
             self._ups_planned = True
             asyncio.get_running_loop().call_later(UP_WAITS_S, self._say_planned_ups)
@@ -281,7 +282,7 @@ class CatalogLink:
             self._pid,
             self._boot,
             self._version,
-            list(self._connections.values()),
+            [info() for info in self._connections.values()],
         )
         # The hello is a picture of now; _in_step tells of connections that come while it is
         # answered.
@@ -378,7 +379,7 @@ class CatalogLink:
 
     def _say_ups(self, stream: ControlStream) -> None:
         for owner in self._unsaid:
-            stream.send(ConnectionUp(self._connections[owner]))
+            stream.send(ConnectionUp(self._connections[owner]()))
         if self._passed:
             stream.send(ConnectionsPassed(self._passed))
         self._unsaid.clear()
@@ -452,6 +453,6 @@ class CatalogLink:
         for owner in self._told - self._connections.keys():
             self._send(ConnectionDown(owner))
         for owner in self._connections.keys() - self._told:
-            self._send(ConnectionUp(self._connections[owner]))
+            self._send(ConnectionUp(self._connections[owner]()))
         self._send(ConsumersHere(self._listener.consumers_here()))
         self._requests.ask_again()

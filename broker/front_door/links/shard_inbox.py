@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 
 import zmq
 
@@ -17,8 +18,9 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
+from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
-from shardmq.shardd.wire.ring import wait_for_any
+from shardmq.shardd.wire.ring import look_again, wait_for_any
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 
@@ -51,10 +53,16 @@ class ShardInbox:
         self._ended: dict[int, Lane] = {}
         self._refused = RecentKeys()  # number and epoch of shards of another wire version
         self._lanes: dict[int, ShardLink] = {}  # those with a lane, by its bell
+        self._loop_fd = -1  # is readable when the loop has something to do
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
+        for link in self._links:
+            if isinstance(link.lane, LocalLane):
+                link.lane.wake = partial(self.loop.call_soon, self._hear, link, link.lane)
         self._socket.bind(endpoint)
+        # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
+        self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
         self.loop.add_reader(self._socket.fileno(), self._receive)
         self.loop.call_soon(self._receive)
 
@@ -135,19 +143,23 @@ class ShardInbox:
         assert self.loop is not None
         try:
             bodies = self._bodies.fd if self._bodies is not None else None
-            link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq, bodies)
+            lane = link.lane = offer(
+                self._runtime_dir, link.shard, what, link.send_by_zmq, bodies
+            )
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
-        self.loop.add_reader(link.lane.bell, self._rung, link, link.lane)
-        self.loop.add_reader(link.lane.fd, self._end, link, link.lane)
-        self._lanes[link.lane.bell] = link
+        self.loop.add_reader(lane.bell, self._rung, link, lane)
+        self.loop.add_reader(lane.fd, self._end, link, lane)
+        self._lanes[lane.bell] = link
 
     def close_lane(self, link: ShardLink) -> None:
         self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
             link.may_lend(False)
+            if isinstance(lane, LocalLane):
+                return
             link.rings_full += lane.times_full
             if self.loop is not None:
                 self.loop.remove_reader(lane.bell)
@@ -164,9 +176,25 @@ class ShardInbox:
         while seconds > 0 and (rung := wait_for_any(list(self._lanes), seconds)):
             for bell in rung:
                 link = self._lanes.get(bell)
-                if link is not None and link.lane is not None:
+                if link is not None and isinstance(link.lane, Lane):
                     self._rung(link, link.lane)
             seconds = until - time.perf_counter()
+
+    def look_again(self, most_ns: int) -> tuple[int, bool]:
+        """Look at the rings and at all that the loop waits for, until there is something.
+
+        Messages in a ring are handled. Returns the nanoseconds that the look took, at most about
+        `most_ns`, and whether there was something.
+        """
+        pairs = [(link, link.lane) for link in self._lanes.values() if link.lane is not None]
+        readers = [lane.reader for _, lane in pairs]
+        found, took_ns = look_again(readers, self._loop_fd, most_ns)
+        for link, lane in pairs:
+            if found and not lane.sleep():
+                self._hear(link, lane)
+            else:
+                self._sleep_or_come_back(link, lane)
+        return took_ns, found != 0
 
     def _rung(self, link: ShardLink, lane: Lane) -> None:
         lane.hear()
@@ -183,7 +211,7 @@ class ShardInbox:
             self.close_lane(link)
             self._ended[link.shard] = lane
 
-    def _hear(self, link: ShardLink, lane: Lane) -> None:
+    def _hear(self, link: ShardLink, lane: AnyLane) -> None:
         """Take some messages of the ring and come back for the rest."""
         if link.lane is not lane:
             return
@@ -197,13 +225,13 @@ class ShardInbox:
             finally:
                 self._let_go(lane)
 
-    def _sleep_or_come_back(self, link: ShardLink, lane: Lane) -> None:
+    def _sleep_or_come_back(self, link: ShardLink, lane: AnyLane) -> None:
         """Have the bell rung for the next message of a ring, or come back for one that is there."""
         if not lane.sleep():
             assert self.loop is not None
             self.loop.call_soon(self._hear, link, lane)
 
-    def _let_go(self, lane: Lane) -> None:
+    def _let_go(self, lane: AnyLane) -> None:
         """Give the memory of what was taken back to the ring."""
         self._events.own_deliveries()
         lane.let_go()

@@ -19,7 +19,8 @@ from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.histogram import Histogram
-from shardmq.shardd.wire.lane import Lane, joined
+from shardmq.shardd.wire.lane import joined
+from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_link")
 
@@ -91,6 +92,7 @@ class BatchSizes:
 class ShardLink:
     """The link to a shard: batches sent and waiting, and what the shard has answered.
 
+    `way` is the socket to the processes of the shard, or the lane to the shard of this process.
     `epoch` counts the processes of the shard, 0 before the first. `settles` holds the settles to
     tell. The packer, the sizes and `due` are shared by all links.
     """
@@ -98,7 +100,7 @@ class ShardLink:
     def __init__(
         self,
         shard: int,
-        socket: zmq.Socket[bytes],
+        way: zmq.Socket[bytes] | LocalLane,
         *,
         peer: int,
         incarnation: int,
@@ -110,8 +112,13 @@ class ShardLink:
         bodies: BodyMemory | None = None,
     ) -> None:
         self.shard = shard
-        self.socket = socket
-        self.lane: Lane | None = None
+        self.lane: AnyLane | None = None
+        # None: the shard is one of this process, with a lane from its start to its end.
+        self.socket: zmq.Socket[bytes] | None = None
+        if isinstance(way, LocalLane):
+            self.lane = way
+        else:
+            self.socket = way
         self.epoch = 0
         self.away_since: float | None = None  # loop time
         self.stalled = False  # the disk of the shard does not answer
@@ -141,12 +148,23 @@ class ShardLink:
         self._nacking = False  # the shard has been away for too long
 
     @property
+    def is_local(self) -> bool:
+        """Return whether the shard is one of this process."""
+        return self.socket is None
+
+    @property
     def up(self) -> bool:
         """Return whether the shard's process is there."""
         return self.epoch != 0 and self.away_since is None
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Notice the end of the connection: on one host, it is the end of the shard's process."""
+    def connect(self, loop: asyncio.AbstractEventLoop, address: str) -> None:
+        """Connect to the processes of the shard, now and later.
+
+        The end of the connection is noticed: on one host, it is the end of the shard's process.
+        """
+        self.away_since = loop.time()
+        if self.socket is None:
+            return
         monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
         def heard() -> None:
@@ -158,8 +176,11 @@ class ShardLink:
 
         loop.add_reader(monitor.fileno(), heard)
         heard()  # the descriptor becomes readable only after the events before were looked at
+        self.socket.connect(address)
 
     def close(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        if self.socket is None:
+            return
         monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         if loop is not None:
             loop.remove_reader(monitor.fileno())
@@ -183,8 +204,11 @@ class ShardLink:
             self.send_by_zmq(joined(message))
 
     def send_by_zmq(self, message: bytes) -> None:
-        """Send by ZeroMQ."""
-        self.socket.send(message, AT_ONCE)
+        """Send by ZeroMQ, if the shard is one of another process."""
+        if self.socket is not None:
+            self.socket.send(message, AT_ONCE)
+        elif self.lane is not None:
+            self.lane.send(message)
 
     def control(self, what: wire.Message) -> bytes:
         """Return a control message to the process of this epoch."""

@@ -36,6 +36,7 @@ from shardmq.shardd.wire import envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import Offer, body_memory
+from shardmq.shardd.wire.local_lane import LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
@@ -65,10 +66,17 @@ class ShardLinks:
     """The links to all shards of this host.
 
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
-    the virtual host `vhost`. `links` is indexed by shard.
+    the virtual host `vhost`. `links` is indexed by shard. `local` is the lane to the shard of this
+    process, which has the number of the front door.
     """
 
-    def __init__(self, config: BrokerConfig, incarnation: int, events: Events) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        incarnation: int,
+        events: Events,
+        local: LocalLane | None = None,
+    ) -> None:
         self.incarnation = incarnation
         self.packer = packer.Packer(config.shards)
         self.bodies = _bodies(config.bodies_bytes, config.shards)
@@ -78,14 +86,14 @@ class ShardLinks:
         self._peer = config.door
         self._events = events
         self._runtime_dir = config.runtime_dir
-        self._endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
+        self.endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._context = zmq.Context()
         self._sizes = BatchSizes()
         self._due = Due()
         self.links = [
             ShardLink(
                 shard,
-                self._socket(zmq.PUSH),
+                self._socket(zmq.PUSH) if local is None or shard != config.door else local,
                 peer=config.door,
                 incarnation=incarnation,
                 packer=self.packer,
@@ -135,12 +143,10 @@ class ShardLinks:
         loop = asyncio.get_running_loop()
         self.use_loop(loop)
         self._one_up = loop.create_future()
-        self.inbox.bind(self._endpoint)
+        self.inbox.bind(self.endpoint)
         for link in self.links:
-            link.watch(loop)
-            link.socket.connect(f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
-            link.join(self._endpoint)
-            link.away_since = loop.time()
+            link.connect(loop, f"ipc://{self._runtime_dir}/shard-{link.shard}.sock")
+            link.join(self.endpoint)
         await self._one_up
 
     def stop(self) -> None:
@@ -168,7 +174,7 @@ class ShardLinks:
             self._joined_all = now
         for link in self.links:
             if is_for_all or not link.up:
-                link.join(self._endpoint)
+                link.join(self.endpoint)
             link.tick(now)
 
     # -- questions and answers --------------------------------------------------------------------
@@ -188,6 +194,10 @@ class ShardLinks:
     def hear_for(self, seconds: float) -> None:
         """Sleep that long and handle meanwhile what shards ring about."""
         self.inbox.hear_for(seconds)
+
+    def look_again(self, most_ns: int) -> tuple[int, bool]:
+        """Look at rings and sockets for a while, and handle what the rings have."""
+        return self.inbox.look_again(most_ns)
 
     def is_up(self, shard: int) -> bool:
         return self.links[shard].up
@@ -385,9 +395,10 @@ class ShardLinks:
     def _begin(self, link: ShardLink, epoch: int, pid: int) -> None:
         """Start with a new process of a shard."""
         link.begin(epoch, pid)
-        link.join(self._endpoint)
-        self.inbox.close_lane(link)
-        self.inbox.open_lane(link, Offer(self._peer, self.incarnation, epoch, self._endpoint))
+        link.join(self.endpoint)
+        if not link.is_local:
+            self.inbox.close_lane(link)
+            self.inbox.open_lane(link, Offer(self._peer, self.incarnation, epoch, self.endpoint))
         link.send_aside()
         self._requests.ask_again(link)
         self._events.restarted(link.shard)

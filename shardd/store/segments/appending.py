@@ -17,14 +17,11 @@ from shardmq.shardd.store.format.segment_file import (
     encode_header,
     file_name,
 )
+from shardmq.shardd.store.open_segment import RENEW_BYTES
 from shardmq.shardd.store.segments.reclaim import Reclaimer
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments
 from shardmq.shardd.store.segments.syncs import Flusher
-
-# An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
-# anew while its pages are in the CPU cache.
-RENEW_BYTES = 256 << 10
 
 
 @dataclass(slots=True)

@@ -16,28 +16,25 @@ from itertools import islice
 from shardmq.shardd.store.files import Files, is_full
 from shardmq.shardd.store.format import acks
 from shardmq.shardd.store.format.segment_file import file_name
+from shardmq.shardd.store.open_segment import FORGOTTEN_BYTES_MAX, PendingState
 from shardmq.shardd.store.segments.segment import Segment
 
-# Bytes of settled pairs in memory of segments that are on disk. Beyond this each settle writes some
-# of them.
-SETTLED_BYTES_MAX = 1 << 20
 # Acks files written at once while messages wait. A purge may leave pairs in thousands of segments,
 # but most of these segments are merged before their acks are written.
 ACKS_FILES_AT_ONCE = 8
 # Acks files that one sync writes and syncs. Writing them takes the loop some milliseconds.
 ACKS_FILES_SYNCED_AT_ONCE = 256
-FORGOTTEN_BYTES_MAX = 4 << 20
 
 
-class Settled:
+class Settled(PendingState):
     def __init__(self, files: Files, directory: str, written: Callable[[Segment], None]) -> None:
         self._files = files
         self._directory = directory
         self._written = written  # called with a segment whose acks file has grown
-        self._with_settled: dict[int, Segment] = {}
-        self._with_forgotten: dict[int, Segment] = {}
+        self.with_settled: dict[int, Segment] = {}
+        self.with_forgotten: dict[int, Segment] = {}
         self.settled_bytes = 0  # pairs are written when this exceeds SETTLED_BYTES_MAX
-        self._forgotten_bytes = 0
+        self.forgotten_bytes = 0
         # Segments whose acks files may not be on stable storage.
         self._unsynced: dict[int, Segment] = {}
         self.names_changed = False  # names in the directory changed and were not synced
@@ -45,37 +42,37 @@ class Settled:
     def note(self, segment: Segment, pairs: bytes) -> None:
         """Remember pairs that recovery needs."""
         segment.settled += pairs
-        self._with_settled[segment.number] = segment
+        self.with_settled[segment.number] = segment
         if segment.flushed:
             self.settled_bytes += len(pairs)
 
     def note_forgotten(self, segment: Segment, pairs: bytes) -> None:
         """Remember pairs that only merging needs."""
         segment.forgotten += pairs
-        self._with_forgotten[segment.number] = segment
-        self._forgotten_bytes += len(pairs)
-        if self._forgotten_bytes > FORGOTTEN_BYTES_MAX:
+        self.with_forgotten[segment.number] = segment
+        self.forgotten_bytes += len(pairs)
+        if self.forgotten_bytes > FORGOTTEN_BYTES_MAX:
             self.settle_forgotten()
 
     def settle_forgotten(self) -> None:
         """Let the next flush write the forgotten pairs of segments that are on disk, too."""
         for segment in [
-            one for one in self._with_forgotten.values() if one.flushed and not one.merging
+            one for one in self.with_forgotten.values() if one.flushed and not one.merging
         ]:
             segment.settled += segment.forgotten
             self.settled_bytes += len(segment.forgotten)
-            self._with_settled[segment.number] = segment
+            self.with_settled[segment.number] = segment
             self.drop_forgotten(segment)
 
     def drop_forgotten(self, segment: Segment) -> None:
         if segment.forgotten:
-            self._forgotten_bytes -= len(segment.forgotten)
+            self.forgotten_bytes -= len(segment.forgotten)
             segment.forgotten = bytearray()
-            del self._with_forgotten[segment.number]
+            del self.with_forgotten[segment.number]
 
     def drop(self, segment: Segment) -> None:
         """Drop the pairs of a segment that is gone or starts anew."""
-        self._with_settled.pop(segment.number, None)
+        self.with_settled.pop(segment.number, None)
         self._unsynced.pop(segment.number, None)
         self.drop_forgotten(segment)
         self._drop_settled(segment)
@@ -91,7 +88,7 @@ class Settled:
         On a full disk the pairs wait. The pairs of segments that are being merged wait as well,
         because the job would not see them.
         """
-        waiting = (one for one in self._with_settled.values() if one.flushed and not one.merging)
+        waiting = (one for one in self.with_settled.values() if one.flushed and not one.merging)
         for segment in list(islice(waiting, files_max)):
             try:
                 self._write(segment)
@@ -99,15 +96,15 @@ class Settled:
                 if is_full(error):
                     break
                 raise
-            del self._with_settled[segment.number]
+            del self.with_settled[segment.number]
             self._written(segment)
-        if not self._with_settled:
+        if not self.with_settled:
             # Pairs that came before their segment was on disk were not counted.
             self.settled_bytes = 0
 
     def holds_back(self) -> bool:
         """Return whether pairs wait for the end of a merge."""
-        return any(one.merging and one.flushed for one in self._with_settled.values())
+        return any(one.merging and one.flushed for one in self.with_settled.values())
 
     def written_before(self, segment: Segment) -> None:
         """Note the acks file of a process that ended without a clean stop."""

@@ -7,6 +7,7 @@ are drawn in format/segment_file.py.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardmq.shardd.lending import LentBody
@@ -21,6 +22,7 @@ from shardmq.shardd.store.format.segment_file import (
     encode_header,
     encode_index,
 )
+from shardmq.shardd.store.open_segment import SegmentState
 
 
 @dataclass(slots=True)
@@ -41,60 +43,86 @@ class Moves:
         self.placed += placed
 
 
-@dataclass(slots=True, eq=False)
-class Segment:
+class Segment(SegmentState):
     """One segment of a store.
 
     `used` is the position of the next record. `flushed` is the position up to which the file has
     the records. `references` counts the (message, queue) pairs ever appended, `live` those that a
-    queue still needs.
+    queue still needs. `dead_until` is a position below which no message is needed.
     """
 
-    number: int
-    salt: int
-    capacity: int
-    path: str  # path of the file, which has the name of a spare until its first flush
-    handle: int | None
-    buffer: bytearray | None = None
-    used: int = HEADER_BYTES
-    flushed: int = 0
-    unnamed: bool = False  # the file has records, but still has the name of a spare
-    records: int = 0
-    messages: int = 0
-    references: int = 0
-    live: int = 0
-    sealed: bool = False
-    settled: bytearray = field(default_factory=bytearray)  # pairs not written yet
-    acks_end: int = 0  # size of the acks file, 0: there is none
-    index: bytes | None = None  # made, and waits for the sync of the segment
-    has_index: bool = False
-    first: int = 0  # the first number that this segment replaces, 0: it replaces none
-    # The number and the end of the segment before it with records IN_SEQUENCE, as in the header.
-    chain: tuple[int, int] = NO_CHAIN
-    in_sequence: bool = False  # it has records IN_SEQUENCE that are not covered yet
-    # From the entries that queues keep to those on disk, if this process merged the segment.
-    moves: Moves | None = None
-    # The segment numbers in the entries that queues keep, if the segment has moves.
-    numbers: list[int] = field(default_factory=list)
-    # Position up to which the records of the file were checked when they were read back.
-    checked: int = HEADER_BYTES
-    # Settled pairs that no recovery asks for, but that merging needs.
-    forgotten: bytearray = field(default_factory=bytearray)
-    dead_until: int = 0  # no message below this position is needed
-    recovered: bool = False  # some references may belong to queues that are long gone
-    merging: bool = False  # a ReclaimJob uses the segment
-    stays: bool = False  # it cannot be read, or is not as expected: it is not merged
-    # This many live references took `measured_bytes` when the segment was read.
-    measured_live: int = 0
-    measured_bytes: int = 0
-    before: Segment | None = None  # the neighbours in publish order
-    after: Segment | None = None
-    # Abstracts of the records in the buffer, as long as there is a buffer.
-    abstracts: record.Abstracts | None = None
-    # Bodies that front doors have lent and that the buffer does not have, by the positions of their
-    # messages. They are held until the buffer gets them or has other bytes in their place: bytes of
-    # settled messages are written, too.
-    lent: dict[int, LentBody] = field(default_factory=dict)
+    __slots__ = (
+        "acks_end", "after", "before", "chain", "checked", "first", "handle", "has_index", "index",
+        "lent", "measured_bytes", "measured_live", "numbers", "path", "recovered", "stays", "unnamed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        salt: int,
+        capacity: int,
+        path: str,
+        handle: int | None,
+        buffer: bytearray | None = None,
+        *,
+        used: int = HEADER_BYTES,
+        flushed: int = 0,
+        records: int = 0,
+        messages: int = 0,
+        references: int = 0,
+        live: int = 0,
+        sealed: bool = False,
+        first: int = 0,
+        chain: tuple[int, int] = NO_CHAIN,
+        moves: Moves | None = None,
+        numbers: Sequence[int] = (),
+    ) -> None:
+        self.number = number
+        self.salt = salt
+        self.capacity = capacity
+        self.path = path  # path of the file, which has the name of a spare until its first flush
+        self.handle = handle
+        self.buffer = buffer
+        # Abstracts of the records in the buffer, as long as there is a buffer.
+        self.abstracts = None
+        self.used = used
+        self.flushed = flushed
+        self.unnamed = False  # the file has records, but still has the name of a spare
+        self.records = records
+        self.messages = messages
+        self.references = references
+        self.live = live
+        self.sealed = sealed
+        self.settled = bytearray()  # pairs not written yet
+        # Settled pairs that no recovery asks for, but that merging needs.
+        self.forgotten = bytearray()
+        self.dead_until = 0
+        self.acks_end = 0  # size of the acks file, 0: there is none
+        self.index: bytes | None = None  # made, and waits for the sync of the segment
+        self.has_index = False
+        self.first = first  # the first number that this segment replaces, 0: it replaces none
+        # The number and the end of the segment before it with records IN_SEQUENCE, as in the
+        # header.
+        self.chain = chain
+        self.in_sequence = False  # it has records IN_SEQUENCE that are not covered yet
+        # From the entries that queues keep to those on disk, if this process merged the segment.
+        self.moves = moves
+        # The segment numbers in the entries that queues keep, if the segment has moves.
+        self.numbers = list(numbers)
+        # Position up to which the records of the file were checked when they were read back.
+        self.checked = HEADER_BYTES
+        self.recovered = False  # some references may belong to queues that are long gone
+        self.merging = False  # a ReclaimJob uses the segment
+        self.stays = False  # it cannot be read, or is not as expected: it is not merged
+        # This many live references took `measured_bytes` when the segment was read.
+        self.measured_live = 0
+        self.measured_bytes = 0
+        # Bodies that front doors have lent and that the buffer does not have, by the positions of
+        # their messages. They are held until the buffer gets them or has other bytes in their
+        # place: bytes of settled messages are written, too.
+        self.lent: dict[int, LentBody] = {}
+        self.before: Segment | None = None  # the neighbours in publish order
+        self.after: Segment | None = None
 
     def room(self) -> int:
         return self.capacity - self.used - END_BYTES

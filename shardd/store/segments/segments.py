@@ -8,13 +8,14 @@ of a store share: its files, spares, producers and settled messages.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shardmq.shardd.store.damage import LOSSES, Damage
 from shardmq.shardd.store.format.manifest import ManifestSync
 from shardmq.shardd.store.format.producers_file import Cover
 from shardmq.shardd.store.format.record import segment_runs
 from shardmq.shardd.store.format.segment_file import HEADER_BYTES
+from shardmq.shardd.store.open_segment import AppendCounters, SegmentsState
 from shardmq.shardd.store.segments.compaction import Candidates
 from shardmq.shardd.store.segments.pending_acks import Settled
 from shardmq.shardd.store.segments.producers import Producers
@@ -25,15 +26,17 @@ from shardmq.shardd.store.segments.windows import Handles, Windows
 from shardmq.shardd.store.state import StoreState
 
 
-@dataclass(slots=True)
-class Counters:
-    appended_messages: int = 0
-    appended_bytes: int = 0
-    written_bytes: int = 0
-    syncs: int = 0
-    merged_segments: int = 0
-    merge_bytes: int = 0
-    damage: list[Damage] = field(default_factory=list)
+class Counters(AppendCounters):
+    """The counters of a store."""
+
+    __slots__ = ("damage", "merge_bytes", "merged_segments", "syncs", "written_bytes")
+
+    def __init__(self) -> None:
+        self.written_bytes = 0
+        self.syncs = 0
+        self.merged_segments = 0
+        self.merge_bytes = 0
+        self.damage: list[Damage] = []
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class UnderSync:
     manifest: ManifestSync | None  # syncs the manifest without the spares
 
 
-class Segments:
+class Segments(SegmentsState):
     """The segments of one store.
 
     `spare_segments` is how many files of dead segments are kept for new segments.

@@ -33,11 +33,12 @@ from shardmq.shardd.store.format.record import (
 )
 from shardmq.shardd.store.format.segment_file import END_BYTES, HEADER_BYTES, file_name
 from shardmq.shardd.store.format.sequences import Screened
+from shardmq.shardd.store.open_segment import RENEW_BYTES, SETTLED_BYTES_MAX, SegmentStoreState
 from shardmq.shardd.store.segments import producers, recovery, returns
-from shardmq.shardd.store.segments.appending import RENEW_BYTES, Appender
+from shardmq.shardd.store.segments.appending import Appender
 from shardmq.shardd.store.segments.compaction import ReclaimJob
 from shardmq.shardd.store.segments.merging import Merging
-from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE, SETTLED_BYTES_MAX
+from shardmq.shardd.store.segments.pending_acks import ACKS_FILES_AT_ONCE
 from shardmq.shardd.store.segments.recovery import Progress
 from shardmq.shardd.store.segments.retrieval import Retrieval
 from shardmq.shardd.store.segments.segment import Segment
@@ -50,7 +51,7 @@ POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
 
 
-class SegmentStore:
+class SegmentStore(SegmentStoreState):
     """The messages of the queues of one vhost at one shard, in one directory."""
 
     def __init__(

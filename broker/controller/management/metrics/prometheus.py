@@ -5,6 +5,7 @@ Only /metrics/per-object and /metrics/detailed have a series for each queue (`ob
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from importlib.metadata import version
@@ -26,6 +27,7 @@ from shardmq.broker.controller.management.metrics.stats import Stats, behind, la
 from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.overview import product_version
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.peers.presence import door_of
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.cluster_name import RABBITMQ_VERSION, cluster_name
 from shardmq.shardd.wire.messages import LOW_ON_DISK
@@ -316,6 +318,7 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
             index = str(row["index"]) if row["kind"] == "shard" else ""
             family.add_metric([str(row["name"]), index], row.get(field) or 0)
         yield family
+    yield _connections_of_front_doors(context, found)
     node = node_metrics.values(context, stats, found)
     for texts in node_metrics.FAMILIES.values():
         for name in [name for name in texts if name in node]:
@@ -329,6 +332,20 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
             if name in process:
                 of_shard.add_metric([f"shard-{shard}", str(shard)], process[name])
         yield of_shard
+
+
+def _connections_of_front_doors(context: Context, found: Rows) -> Metric:
+    """Return how many connections each front door has, and which process each front door is."""
+    here = Counter(door_of(info.owner) for info in context.presence.connections())
+    family = GaugeMetricFamily(
+        "shardmq_front_door_connections",
+        "Connections open at a front door, and its process",
+        labels=["process", "front_door"],
+    )
+    for row in found:
+        if (door := row["front_door"]) is not None:
+            family.add_metric([str(row["name"]), str(door)], here[door])
+    return family
 
 
 def _streams(stats: Stats) -> Iterator[Metric]:

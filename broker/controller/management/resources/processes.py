@@ -20,7 +20,11 @@ from shardmq.shardd.wire.messages import LOW_ON_DISK
 from shardmq.supervisor.logs import KEPT
 
 # Fields that the supervisor writes. `status` and `last_end` are texts for people.
-SHOWN = ("name", "kind", "index", "pid", "state", "status", "restarts", "last_end", "started_at")
+# `front_door` is the number of the front door in the process, which may be a shard, too.
+SHOWN = (
+    "name", "kind", "index", "front_door", "pid", "state", "status", "restarts", "last_end",
+    "started_at",
+)  # fmt: skip
 DISK_KEYS = {"disk_free_bytes", "disk_free_min_bytes"}
 FEW_FILES = "file_descriptor_limit"
 FILES_PART_MAX = 0.9
@@ -146,7 +150,7 @@ def node_uptime_s(found: Iterable[dict[str, Any]]) -> float:
 
 def tcp_sockets_max(context: Context, found: Iterable[dict[str, Any]]) -> int:
     """Return how many connections are admitted: the limit, or the file limit of all front doors."""
-    doors = sum(row.get("fd_total") or 0 for row in found if row["kind"] == "front-door")
+    doors = sum(row.get("fd_total") or 0 for row in found if row["front_door"] is not None)
     return min(context.presence.connections_max or doors, doors)
 
 

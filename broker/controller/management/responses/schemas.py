@@ -80,7 +80,7 @@ ROWS: Final[dict[str, str]] = {
     "Definitions": (
         "rabbit_version:str queues:list exchanges:list bindings:list policies:list parameters:list"
     ),
-    "Process": "name:str kind:str index:int state:str restarts:int",
+    "Process": "name:str kind:str index:int front_door:int? state:str restarts:int",
     "Shard": "shard:int pid:int ready:bool alarm:str queues:int warnings:strs",
     "StreamGroup": "name:str lag:int shards:list",
     "Load": "shard:int ready:bool alarm:str queues:int",

@@ -86,9 +86,13 @@ function room(node) {
   ];
 }
 
+/** Whether a process is a front door and a shard. */
+const isBoth = (row) => row.kind === "shard" && row.front_door !== null;
+
 function processTable(rows) {
   return plainTable("Processes", [
     { label: "Process", cell: (row) => (row.kind === "shard" ? h("a", { href: to("shards", row.index) }, row.name) : row.name) },
+    rows.some(isBoth) && { label: "Front door", cell: (row) => row.front_door ?? "–", number: true },
     { label: "State", cell: (row) => state(row.state) },
     { label: "Up", cell: (row) => format.duration(row.uptime), number: true },
     { label: "Memory", cell: (row) => format.bytes(row.rss_bytes), number: true },
@@ -96,7 +100,7 @@ function processTable(rows) {
     { label: "Restarts", cell: (row) => format.count(row.restarts), number: true },
     { label: "PID", cell: (row) => row.pid ?? "–", number: true },
     { label: "Last end", cell: (row) => row.last_end || "–" },
-  ], rows, (row) => row.name);
+  ].filter(Boolean), rows, (row) => row.name);
 }
 
 function aboutOf(said) {

@@ -1,0 +1,71 @@
+# cython: language_level=3
+"""The numbers and parts of a queue, its consumers and their windows, as compiled code reads them."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+
+cdef class Counters:
+    cdef public unsigned long long acked, delivered, delivered_auto, got, got_auto, got_empty, let_go
+    cdef public unsigned long long published, redelivered, repeated
+
+
+cdef class Window:
+    cdef public long long full, room, consumers
+    cdef public dict blocked
+    cdef public object served
+
+
+cdef class Unacked:
+    cdef uint64_t *entries
+    cdef uint32_t *sizes
+    cdef Py_ssize_t start  # all items before it are settled
+    cdef Py_ssize_t stop  # behind the last item
+    cdef Py_ssize_t places
+    cdef uint64_t first  # the delivery number of entries[0]
+    cdef Py_ssize_t holes  # how many zeros there are from `start` on
+    cdef public Py_ssize_t count
+
+    cdef int resize(self, Py_ssize_t places) except -1
+    cdef int append(self, const uint64_t *entries, const uint32_t *sizes, Py_ssize_t count) except -1
+    cdef bint range_of(self, uint64_t first, uint64_t last, Py_ssize_t *start, Py_ssize_t *stop) noexcept
+    cdef uint64_t remove(self, Py_ssize_t start, Py_ssize_t stop) noexcept
+    cdef void cut(self) noexcept
+
+
+cdef class ConsumerState:
+    cdef public object queue, peer, allotment
+    cdef public Window window
+    cdef public Unacked unacked
+    cdef public long long number, connection, channel, prefetch, priority
+    cdef public bint no_ack, detached
+
+
+cdef class ConsumersState:
+    cdef public list all, levels, only
+    cdef public long long room
+    cdef public bint has_allotments
+
+
+cdef class BacklogState:
+    cdef public long long ready_count, ready_bytes, unacked_count, unacked_bytes
+    cdef public int marks
+    cdef public list levels
+    cdef public object id, store, facts, resting, departures, held_back
+    cdef public Counters counters
+    cdef public bint durable, hides, is_watched, has_no_rule
+
+    cdef bint is_plain(self) noexcept
+
+
+cdef class DispatchState:
+    cdef public BacklogState backlog
+    cdef public ConsumersState consumers
+    cdef public dict holders
+    cdef public object order, keys
+
+
+cdef class QueueState:
+    cdef public object id
+    cdef public BacklogState backlog
+    cdef public DispatchState dispatch
+    cdef public bint deleted

@@ -1,0 +1,635 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Take in and hand out what is plain, one message at a time, without Python: the short way.
+
+A batch of one message costs the Python way about 75,000 instructions, nearly all of them the
+interpreter's. Here it costs a few thousand. The short way decides nothing. It does what the Python
+way does, in the same order, with the same numbers, for these cases:
+
+    PUBLISH   of a known peer, with the next batch number, all records for one plain queue, and the
+              open segment of its store has room
+    deliver   a plain queue with few ready messages, all in the open segment, and either one
+              consumer that may be given messages, or one message
+    SETTLE    acks of attached consumers of plain queues
+    CREDIT    any
+    answers   confirms of batches of which nothing was refused, deliveries, other messages
+
+Each function first looks whether its case is one of these, without a change. If not, it returns
+False and the caller goes the Python way with the same bytes. So a malformed message, a full
+segment, a queue that is gone and all else that is rare has one implementation, in Python
+(shard.py, consumer_requests.py, serving.py, queues/).
+
+A queue is *plain* while `BacklogState.is_plain` (queues/state.pyx) says so: no rule of rules.py
+applies to it, and no message brought a fact with it. A new rule makes its queues go the Python way
+with no change here, because `Rules.is_empty` counts the rules. State of a queue, of its consumers or
+of its peer that the Python way newly looks at on these ways must be looked at here too:
+tests/shard/test_short_way.py plays random histories on both ways and compares all that can be seen.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.dict cimport PyDict_Next
+from cpython.object cimport PyObject
+from cpython.array cimport array, clone
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+
+from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.queues.order cimport Ready
+from shardmq.shardd.queues.state cimport (
+    BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
+)
+from shardmq.shardd.store.format.layout cimport NO_TTL, RECORD_HEADER, u16, u32, u64
+from shardmq.shardd.store.format.record cimport Batch, Slot
+from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
+from shardmq.shardd.wire.buffer cimport write_header
+from shardmq.shardd.wire.codec cimport DeliveryWriter, Tally
+
+cdef enum:
+    HEADER = 16
+    PUBLISH_HEADER = 40
+    RUN = 24
+    SETTLE_ITEM = 24
+    CREDIT_ITEM = 8
+    CONFIRMED_BYTES = 24
+    # Kinds of messages and of settles, as in wire/messages.py.
+    PUBLISH = 1
+    SETTLE = 3
+    CONFIRMED = 4
+    CREDIT = 5
+    ACK = 0
+    # Flags in the head of a PUBLISH.
+    IS_SYNCED = 1
+    IS_WANTED = 2
+    IS_IN_SEQUENCE = 4
+    # The only flag of a plain record.
+    PERSISTENT = 1
+    NO_PRIORITY = 255
+    REDELIVERED = 1
+    # A queue with more ready messages, or with more bytes of them, is served by the Python way,
+    # which costs next to nothing for each of many messages.
+    FEW = 64
+    FEW_BYTES = 16 << 10
+
+cdef array ENTRIES = array("Q")
+cdef object new_tuple = tuple.__new__
+
+
+cdef class HeldState:
+    """What is kept of a batch that wants a confirm."""
+
+    cdef public uint64_t batch
+    cdef public long long sync
+    cdef public object state, refused
+
+
+cdef class PeerState:
+    """What is kept of a peer."""
+
+    cdef public object number, endpoint, held, next_batch
+    cdef public uint64_t taken
+    cdef public bint has_news, has_freed
+    cdef public dict holders, windows
+    cdef public DeliveryWriter writer
+    cdef public list before_deliveries, after_deliveries
+
+
+cdef class SyncsState:
+    """What is kept of syncs: the numbers of the last begun and the last ended, and if one is wanted."""
+
+    cdef public long long begun, ended
+    cdef public bint wanted
+
+
+cdef class ShortWay:
+    """The short way of one shard.
+
+    The collections are those of its registry. `kinds` are the classes of queues, consumers, held
+    batches and outgoing messages; objects of other classes go the Python way. `states` are the
+    states of held batches. A peer is told of credit for publishes from `credit_bytes` on.
+    """
+
+    cdef public bint is_on
+    cdef dict senders, queues, dirty, peers, redeeming
+    cdef set dirty_stores
+    cdef SyncsState syncs
+    cdef Tally batch_messages, batch_bytes
+    cdef object queue_kind, consumer_kind, held_kind, outgoing_kind
+    cdef object appending, waiting, confirmable, failed
+    cdef uint64_t credit_bytes
+    cdef Grown gathered
+
+    def __init__(
+        self,
+        *,
+        dict senders not None,
+        dict queues not None,
+        dict dirty not None,
+        set dirty_stores not None,
+        dict peers not None,
+        dict redeeming not None,
+        SyncsState syncs not None,
+        Tally batch_messages not None,
+        Tally batch_bytes not None,
+        tuple kinds not None,
+        tuple states not None,
+        uint64_t credit_bytes,
+        bint is_on=True,
+    ):
+        self.senders = senders
+        self.queues = queues
+        self.dirty = dirty
+        self.dirty_stores = dirty_stores
+        self.peers = peers
+        self.redeeming = redeeming
+        self.syncs = syncs
+        self.batch_messages = batch_messages
+        self.batch_bytes = batch_bytes
+        self.queue_kind, self.consumer_kind, self.held_kind, self.outgoing_kind = kinds
+        self.appending, self.waiting, self.confirmable, self.failed = states
+        self.credit_bytes = credit_bytes
+        self.is_on = is_on
+
+    def __dealloc__(self):
+        free(self.gathered.data)
+
+    # -- in ----------------------------------------------------------------------------------------
+
+    def receive(self, message):
+        """Take in a message; return False, with nothing changed, if it has to go the Python way."""
+        cdef Py_buffer view
+        if not self.is_on:
+            return False
+        if type(message) is bytes:
+            return self.take_in(<const uint8_t *> PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message))
+        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        try:
+            return self.take_in(<const uint8_t *> view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint take_in(self, const uint8_t *message, size_t size) except -1:
+        cdef PeerState peer
+        cdef uint8_t kind
+        if size < HEADER:
+            return False
+        kind = message[0]
+        if kind != PUBLISH and kind != SETTLE and kind != CREDIT:
+            return False
+        peer = self.senders.get(PyBytes_FromStringAndSize(<const char *> message + 1, HEADER - 1))
+        if peer is None:
+            return False
+        if kind == PUBLISH:
+            return self.publish(peer, message, size)
+        if kind == SETTLE:
+            return self.settle(peer, message, size)
+        return self.credit(peer, message, size)
+
+    cdef bint publish(self, PeerState peer, const uint8_t *message, size_t size) except -1:
+        cdef uint64_t batch_number = u64(message + 16) if size >= PUBLISH_HEADER else 0
+        cdef uint32_t flags
+        cdef size_t start, records_size
+        cdef uint32_t queue_id = 0
+        cdef const uint8_t *records
+        cdef QueueState queue
+        cdef BacklogState backlog
+        cdef SegmentStoreState store
+        cdef SegmentState segment
+        cdef Batch batch
+        cdef HeldState held = None
+        if size < PUBLISH_HEADER:
+            return False
+        flags = u32(message + 36)
+        records_size = u32(message + 28)
+        start = PUBLISH_HEADER + RUN * <size_t> u32(message + 24)
+        if size != start + records_size or flags & IS_IN_SEQUENCE or self.redeeming:
+            return False
+        if peer.next_batch is None or <uint64_t> peer.next_batch != batch_number:
+            return False
+        records = message + start
+        if not only_queue(records, records_size, &queue_id):
+            return False
+        found = self.queues.get(queue_id)
+        if type(found) is not self.queue_kind:
+            return False
+        queue = <QueueState> found
+        backlog = queue.backlog
+        if not backlog.is_plain() or not isinstance(backlog.store, SegmentStoreState):
+            return False
+        store = <SegmentStoreState> backlog.store
+        segment = store.room_for(records_size)
+        if segment is None:
+            return False
+        batch = store._batch
+        try:
+            batch.plan_bytes(records, records_size)
+        except ValueError:
+            return False
+        peer.next_batch = batch_number + 1
+        peer.taken += size
+        self.batch_messages.count(u32(message + 32))
+        self.batch_bytes.count(size)
+        if flags & IS_WANTED:
+            held = self.hold(peer, batch_number)
+        try:
+            store.append_bytes(records, records_size, segment)
+            self.dirty_stores.add(store)
+            backlog.counters.published += batch.messages
+            (<Ready> backlog.levels[0]).push_all(<uint64_t *> batch.offsets.data, batch.messages)
+        except BaseException:
+            if held is not None:
+                held.state = self.failed
+            raise
+        backlog.ready_count += batch.messages
+        backlog.ready_bytes += (<Slot *> batch.slots.data).body_bytes
+        if backlog.is_watched or queue.dispatch.consumers.all:
+            self.dirty[queue] = None
+        if flags & IS_SYNCED:
+            self.syncs.wanted = True
+            if held is not None:
+                held.sync = self.syncs.begun + 1
+                held.state = self.waiting
+        elif held is not None:
+            held.state = self.confirmable
+        return True
+
+    cdef HeldState hold(self, PeerState peer, uint64_t batch):
+        cdef HeldState held = <HeldState?> self.held_kind.__new__(self.held_kind)
+        held.batch = batch
+        held.state = self.appending
+        held.refused = ()
+        peer.held.append(held)
+        return held
+
+    cdef bint settle(self, PeerState peer, const uint8_t *message, size_t size) except -1:
+        cdef const uint8_t *item = message + HEADER
+        cdef const uint8_t *end = message + size
+        cdef ConsumerState consumer
+        cdef QueueState queue
+        cdef DispatchState dispatch
+        if (size - HEADER) % SETTLE_ITEM:
+            return False
+        while item < end:
+            holder = peer.holders.get(u32(item))
+            if u32(item + 4) != ACK:
+                return False
+            if holder is not None:
+                if type(holder) is not self.consumer_kind:
+                    return False
+                consumer = <ConsumerState> holder
+                if consumer.detached or type(consumer.queue) is not self.queue_kind:
+                    return False
+                queue = <QueueState> consumer.queue
+                dispatch = queue.dispatch
+                if dispatch.keys is not None or not queue.backlog.is_plain():
+                    return False
+                if not isinstance(queue.backlog.store, SegmentStoreState):
+                    return False
+            item += SETTLE_ITEM
+        item = message + HEADER
+        while item < end:
+            holder = peer.holders.get(u32(item))
+            if holder is not None:
+                self.ack(<ConsumerState> holder, u64(item + 8), u64(item + 16))
+            item += SETTLE_ITEM
+        return True
+
+    cdef int ack(self, ConsumerState consumer, uint64_t first, uint64_t last) except -1:
+        """Settle the deliveries first..last that the consumer still holds."""
+        cdef Unacked unacked = consumer.unacked
+        cdef QueueState queue = <QueueState> consumer.queue
+        cdef BacklogState backlog = queue.backlog
+        cdef Py_ssize_t start, stop, count = 0, i
+        cdef uint64_t *entries
+        cdef array taken
+        if not unacked.range_of(first, last, &start, &stop):
+            return 0
+        entries = unacked.entries
+        for i in range(start, stop):
+            count += entries[i] != 0
+        if not count:
+            return 0
+        if count == stop - start:
+            settle(<SegmentStoreState> backlog.store, backlog, entries + start, count)
+            backlog.unacked_bytes -= <long long> unacked.remove(start, stop)
+        else:
+            taken, size = unacked.settle(first, last)
+            settle(<SegmentStoreState> backlog.store, backlog, <uint64_t *> taken.data.as_ulonglongs, count)
+            backlog.unacked_bytes -= <long long> size
+        backlog.unacked_count -= count
+        backlog.counters.acked += count
+        self.dirty_stores.add(backlog.store)
+        if queue.dispatch.order is None:
+            self.dirty[queue] = None
+        return 0
+
+    cdef bint credit(self, PeerState peer, const uint8_t *message, size_t size) except -1:
+        cdef const uint8_t *item = message + HEADER
+        cdef const uint8_t *end = message + size
+        cdef Window window
+        if (size - HEADER) % CREDIT_ITEM:
+            return False
+        while item < end:
+            window = peer.windows.get(u32(item))
+            if window is not None:
+                window.room = min(window.full, window.room + u32(item + 4))
+                if window.blocked:
+                    for queue in window.unblocked():
+                        self.dirty[queue] = None
+            item += CREDIT_ITEM
+        return True
+
+    # -- out ---------------------------------------------------------------------------------------
+
+    def serve(self, long long given, long long bytes_max):
+        """Serve the queues that have changed, up to the first that has to go the Python way.
+
+        `given` are the bytes handed out in this pass so far. Queues are served until these are at
+        least `bytes_max`. Return how many they are then.
+        """
+        cdef PyObject *key
+        cdef Py_ssize_t at
+        cdef long long handed
+        while self.is_on and given < bytes_max:
+            at = 0
+            if not PyDict_Next(self.dirty, &at, &key, NULL):
+                break
+            found = <object> key
+            if type(found) is not self.queue_kind:
+                break
+            handed = 0 if (<QueueState> found).deleted else self.deliver(<QueueState> found)
+            if handed < 0:
+                break
+            del self.dirty[found]
+            given += handed
+        return given
+
+    cdef long long deliver(self, QueueState queue) except? -2:
+        """Hand out the ready messages of a queue; return their bytes, -1 if it has to go the Python way."""
+        cdef BacklogState backlog = queue.backlog
+        cdef DispatchState dispatch = queue.dispatch
+        cdef ConsumersState consumers = dispatch.consumers
+        cdef SegmentStoreState store
+        cdef uint64_t[FEW] entries
+        cdef uint64_t size
+        cdef uint64_t total = 0
+        cdef const uint64_t *head
+        cdef Py_ssize_t count, ready, i, at = 0
+        cdef long long given = 0, handed
+        cdef ConsumerState taker
+        if not backlog.is_plain() or dispatch.order is not None or dispatch.keys is not None or consumers.has_allotments:
+            return -1
+        ready = backlog.ready_count
+        if not ready or not consumers.all:
+            return 0
+        if ready > FEW or not isinstance(backlog.store, SegmentStoreState):
+            return -1
+        if consumers.only is None and ready > 1:
+            return -1
+        store = <SegmentStoreState> backlog.store
+        head = (<Ready> backlog.levels[0]).plain_head(&count)
+        if count < ready or not store.is_open():
+            return -1
+        memcpy(entries, head, ready * sizeof(uint64_t))
+        for i in range(ready):
+            if store.find(entries[i], &size) == NULL:
+                return -1
+            total += size
+        if total >= FEW_BYTES:
+            return -1
+        while at < ready:
+            taker = self.taker(queue, consumers)
+            if taker is None:
+                break
+            if not isinstance(taker.peer, PeerState) or (taker.no_ack and taker.unacked.stop):
+                return -1
+            handed = self.deal(queue, store, taker, consumers.room, entries, &at, ready)
+            given += handed
+            if len(consumers.all) > 1:
+                took(consumers.levels, taker)
+        return given
+
+    cdef ConsumerState taker(self, QueueState queue, ConsumersState consumers):
+        """Return the consumer whose turn it is, None if none has room: as Consumers.takers does."""
+        cdef ConsumerState taker, found
+        cdef long long room
+        if consumers.only is not None:
+            taker = <ConsumerState> consumers.only[0]
+            consumers.room = room_of(taker, queue)
+            return taker if consumers.room > 0 else None
+        for level in consumers.levels:
+            found = None
+            consumers.room = 0
+            for each in <list> level:
+                taker = <ConsumerState> each
+                room = room_of(taker, queue)
+                if room > consumers.room:
+                    consumers.room = room
+                if room > 0 and found is None:
+                    found = taker
+            if found is not None:
+                return found
+        return None
+
+    cdef long long deal(
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long room_messages,
+        const uint64_t *entries, Py_ssize_t *at, Py_ssize_t ready,
+    ) except -1:
+        """Give a consumer as many messages as it has room for; return their bytes."""
+        cdef BacklogState backlog = queue.backlog
+        cdef long long room = taker.window.room, average, given = 0
+        cdef Py_ssize_t most = 1, stop, end
+        cdef long long blob
+        if backlog.ready_count > 1:
+            average = backlog.ready_bytes // backlog.ready_count + 1
+            most = min(room_messages, room // average + 1)
+        end = min(ready, at[0] + most)
+        while at[0] < end and (room > 0 or not given):
+            stop = at[0] + 1
+            while stop < end and (entries[stop] ^ entries[at[0]]) & REDELIVERED == 0:
+                stop += 1
+            most = stop
+            blob = self.hand_over(queue, store, taker, entries, at, stop, max(room, 1))
+            given += blob
+            room -= blob
+            if at[0] < most:
+                break
+        return given
+
+    cdef long long hand_over(
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker, const uint64_t *entries, Py_ssize_t *at,
+        Py_ssize_t stop, long long bytes_max,
+    ) except -1:
+        """Give a consumer the messages [at, stop) as far as they fit, at least one; return their bytes."""
+        cdef BacklogState backlog = queue.backlog
+        cdef PeerState peer = <PeerState> taker.peer
+        cdef Unacked unacked = taker.unacked
+        cdef uint32_t[FEW] sizes
+        cdef const uint8_t *data
+        cdef const uint8_t *blob = NULL
+        cdef uint64_t size = 0, blob_bytes = 0, body_bytes = 0, number
+        cdef Py_ssize_t i = at[0], count = 0
+        cdef bint is_again = entries[i] & REDELIVERED
+        cdef bint is_whole = True
+        self.gathered.used = 0
+        while i < stop:
+            data = store.find(entries[i], &size)
+            if count and blob_bytes + size > <uint64_t> bytes_max:
+                break
+            if not count:
+                blob = data
+            elif is_whole and data != blob + blob_bytes:
+                is_whole = False
+                self.gather(blob, blob_bytes)
+            if not is_whole:
+                self.gather(data, size)
+            sizes[count] = u32(data)
+            body_bytes += sizes[count]
+            blob_bytes += size
+            count += 1
+            i += 1
+        (<Ready> backlog.levels[0]).drop_first(count)
+        backlog.ready_count -= count
+        if taker.no_ack:
+            number = unacked.first
+            unacked.first += count
+        else:
+            number = unacked.first + unacked.stop
+            unacked.append(entries + at[0], sizes, count)
+        if is_again:
+            backlog.counters.redelivered += count
+        peer.writer.section(
+            <uint32_t> taker.connection, <uint16_t> taker.channel, <uint32_t> taker.number, number,
+            1 if is_again else 0, <uint32_t> count, blob if is_whole else self.gathered.data, blob_bytes,
+        )
+        peer.has_news = True
+        taker.window.room -= blob_bytes
+        taker.window.served = queue
+        backlog.ready_bytes -= body_bytes
+        backlog.counters.delivered += count
+        if taker.no_ack:
+            backlog.counters.delivered_auto += count
+            settle(store, backlog, entries + at[0], count)
+        else:
+            backlog.unacked_count += count
+            backlog.unacked_bytes += body_bytes
+        at[0] = i
+        return blob_bytes
+
+    cdef int gather(self, const uint8_t *data, uint64_t size) except -1:
+        reserve(&self.gathered, size)
+        memcpy(self.gathered.data + self.gathered.used, data, size)
+        self.gathered.used += size
+        return 0
+
+    def answers(self):
+        """Return the messages to send: confirms, replies, and the deliveries that were put together."""
+        cdef list outgoing = []
+        cdef PeerState peer
+        for each in self.peers.values():
+            peer = <PeerState> each
+            if peer.held:
+                self.confirm(peer)
+            if peer.has_news or peer.taken >= self.credit_bytes:
+                self.take(peer, outgoing)
+        return outgoing
+
+    cdef int confirm(self, PeerState peer) except -1:
+        """Confirm batches in their order, up to the first that is not confirmable."""
+        cdef HeldState held = None
+        cdef Py_ssize_t count = 0
+        cdef bytes message
+        for each in peer.held:
+            held = <HeldState> each
+            if held.state is self.waiting and held.sync <= self.syncs.ended:
+                held.state = self.confirmable
+            if held.state is not self.confirmable:
+                break
+            if held.refused:
+                peer.confirm(self.syncs.ended)
+                return 0
+            count += 1
+        if not count:
+            return 0
+        while count:
+            held = <HeldState> peer.held.popleft()
+            count -= 1
+        message = PyBytes_FromStringAndSize(NULL, CONFIRMED_BYTES)
+        write_header(
+            <uint8_t *> PyBytes_AS_STRING(message), CONFIRMED, peer.writer.peer, peer.writer.incarnation,
+            peer.writer.epoch, peer.writer.shard,
+        )
+        memcpy(PyBytes_AS_STRING(message) + HEADER, &held.batch, 8)
+        peer.after_deliveries.append(message)
+        peer.has_news = True
+        return 0
+
+    cdef int take(self, PeerState peer, list outgoing) except -1:
+        """Move all messages that wait for this peer to `outgoing`."""
+        if peer.taken >= self.credit_bytes or peer.has_freed:
+            peer.take(outgoing)
+            return 0
+        peer.has_news = False
+        for message in peer.before_deliveries:
+            outgoing.append(new_tuple(self.outgoing_kind, (peer.endpoint, message)))
+        peer.before_deliveries.clear()
+        deliveries = peer.writer.take_parts()
+        if deliveries is not None:
+            outgoing.append(new_tuple(self.outgoing_kind, (peer.endpoint, deliveries)))
+        for message in peer.after_deliveries:
+            outgoing.append(new_tuple(self.outgoing_kind, (peer.endpoint, message)))
+        peer.after_deliveries.clear()
+        return 0
+
+
+cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id) noexcept:
+    """Find the queue of all records; return False if there are several, or if a record is not plain.
+
+    The records of a plain queue have no ttl, no priority and no flag but PERSISTENT.
+    """
+    cdef size_t at = 0, length
+    cdef const uint8_t *record
+    while at < size:
+        if size - at < RECORD_HEADER + 4:
+            return False
+        record = records + at
+        length = u32(record)
+        if length < RECORD_HEADER + 4 or length > size - at:
+            return False
+        if u16(record + 24) != 1 or u32(record + 16) != <uint32_t> NO_TTL or record[26] != NO_PRIORITY:
+            return False
+        if record[27] & ~PERSISTENT or (at and u32(record + RECORD_HEADER) != queue_id[0]):
+            return False
+        queue_id[0] = u32(record + RECORD_HEADER)
+        at += length
+    return size > 0
+
+
+cdef inline long long room_of(ConsumerState consumer, QueueState queue) except? -1:
+    """Return how many messages a consumer without an allotment may take, as Consumer.room does."""
+    if consumer.window.room <= 0:
+        consumer.window.blocked[queue] = None
+        return 0
+    return consumer.prefetch - consumer.unacked.count if consumer.prefetch else 1 << 30
+
+
+cdef int took(list levels, ConsumerState last) except -1:
+    """Note that `last` got the last message, as Consumers.took does."""
+    cdef list level
+    for each in levels:
+        level = <list> each
+        if len(level) > 1 and (<ConsumerState> level[0]).priority == last.priority:
+            at = level.index(last) + 1
+            level[:] = level[at:] + level[:at]
+    return 0
+
+
+cdef int settle(SegmentStoreState store, BacklogState backlog, const uint64_t *entries, Py_ssize_t count) except -1:
+    """Settle messages in the store of their queue."""
+    cdef array taken
+    if store.settle_here(backlog.id, entries, count, backlog.durable):
+        return 0
+    taken = clone(ENTRIES, count, False)
+    memcpy(taken.data.as_ulonglongs, entries, count * sizeof(uint64_t))
+    store.settle(backlog.id, taken, backlog.durable)
+    return 0

@@ -1,0 +1,48 @@
+# cython: language_level=3
+"""What a batch for the open segment of a store needs: the numbers of the segment and of the store."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardmq.shardd.store.format.record cimport Abstracts, Batch
+
+
+cdef class StageState:
+    cdef public object stage, failure, job
+
+
+cdef class SegmentState:
+    cdef public unsigned long long number
+    cdef public unsigned int salt
+    cdef public long long capacity, used, flushed, records, messages, references, live, dead_until
+    cdef public bytearray buffer, settled, forgotten
+    cdef public Abstracts abstracts
+    cdef public bint in_sequence, merging, sealed
+    cdef public object moves
+
+
+cdef class AppendCounters:
+    cdef public unsigned long long appended_messages, appended_bytes
+
+
+cdef class PendingState:
+    cdef public dict with_settled, with_forgotten
+    cdef public long long settled_bytes, forgotten_bytes
+
+
+cdef class SegmentsState:
+    cdef public StageState state
+    cdef public SegmentState open
+    cdef public AppendCounters counters
+    cdef public PendingState settled
+    cdef public object returns
+
+
+cdef class SegmentStoreState:
+    cdef public SegmentsState _segments
+    cdef public Batch _batch
+
+    cdef bint is_open(self)
+    cdef SegmentState room_for(self, size_t size)
+    cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1
+    cdef const uint8_t *find(self, uint64_t entry, uint64_t *size) noexcept
+    cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1

@@ -1,0 +1,165 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Append to the open segment of a store, find messages there, and settle them, without Python.
+
+This is the short way of a store. `SegmentStore` (segments/store.py) does the same in Python, and
+more: another segment, a store that is not usable, acks that have to be written. Each function here
+returns before it changes anything if the case is one of these, and the caller goes the long way.
+The other classes keep what both ways use: `Segment` derives from `SegmentState`, and so on.
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardmq.shardd.store.format.layout cimport message_bytes
+from shardmq.shardd.store.format.record cimport Seen
+
+# An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
+# anew while its pages are in the CPU cache.
+RENEW_BYTES = 256 << 10
+# Bytes of settled pairs in memory of segments that are on disk. Beyond this each settle writes some
+# of them.
+SETTLED_BYTES_MAX = 1 << 20
+# Bytes of forgotten pairs. Beyond this they are written with the others.
+FORGOTTEN_BYTES_MAX = 4 << 20
+# A segment ends with this many bytes of zeros (format/segment_file.py).
+END_BYTES = 8
+
+cdef long long RENEW = RENEW_BYTES
+cdef long long SETTLED_MAX = SETTLED_BYTES_MAX
+cdef long long FORGOTTEN_MAX = FORGOTTEN_BYTES_MAX
+cdef long long END = END_BYTES
+cdef str OPEN = "open"
+
+
+cdef class StageState:
+    """What is kept of the state of a store or stream."""
+
+
+cdef class SegmentState:
+    """What is kept of a segment."""
+
+
+cdef class AppendCounters:
+    """What is counted of appends."""
+
+
+cdef class PendingState:
+    """What is kept of the pairs of settled messages.
+
+    `with_settled` and `with_forgotten` have the segments with such pairs, by number.
+    """
+
+
+cdef class SegmentsState:
+    """What is kept of the segments of a store. `open` is the segment that is written to, or None."""
+
+
+cdef class SegmentStoreState:
+    """The short way of a store."""
+
+    cdef bint is_open(self):
+        """Return whether the store may be read and settled."""
+        return self._segments.state.stage is OPEN
+
+    cdef SegmentState room_for(self, size_t size):
+        """Return the open segment if a batch of `size` bytes can be put there at once, else None."""
+        cdef SegmentsState segments = self._segments
+        cdef StageState state = segments.state
+        cdef SegmentState segment = segments.open
+        if state.stage is not OPEN or state.failure or (state.job is not None and state.job.done):
+            return None
+        if segment is None or segment.buffer is None:
+            return None
+        if segment.used > RENEW and segment.live == 0 and segment.flushed == 0 and not segment.in_sequence:
+            return None
+        if <long long> size > segment.capacity - segment.used - END:
+            return None
+        if segment.used + <long long> size > PyByteArray_GET_SIZE(segment.buffer):
+            return None
+        return segment
+
+    cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1:
+        """Put the planned batch, whose records are all for one queue, into that segment.
+
+        The entries are then in the place of the offsets of the batch.
+        """
+        cdef Batch batch = self._batch
+        cdef uint64_t base = (<uint64_t> segment.number << 32) + (<uint64_t> segment.used << 4)
+        cdef uint64_t *offsets = <uint64_t *> batch.offsets.data
+        cdef uint64_t i, messages = batch.messages
+        cdef AppendCounters counters = self._segments.counters
+        batch.copy_bytes(
+            records, 0, size, <uint8_t *> PyByteArray_AS_STRING(segment.buffer), segment.used, segment.salt,
+            segment.abstracts,
+        )
+        for i in range(messages):
+            offsets[i] = base + (offsets[i] << 4)
+        segment.used += size
+        segment.records += batch.seen.used // sizeof(Seen)
+        segment.messages += messages
+        segment.references += messages
+        segment.live += messages
+        counters.appended_messages += messages
+        counters.appended_bytes += size
+        return 0
+
+    cdef const uint8_t *find(self, uint64_t entry, uint64_t *size) noexcept:
+        """Return where the message lies in the buffer of the open segment, and its bytes.
+
+        Returns NULL if the message is not there as a whole.
+        """
+        cdef SegmentState segment = self._segments.open
+        cdef uint64_t position = <uint32_t> entry >> 4
+        cdef const uint8_t *data
+        if segment is None or segment.number != entry >> 32 or segment.buffer is None or segment.moves is not None:
+            return NULL
+        if position >= <uint64_t> segment.used:
+            return NULL
+        data = <const uint8_t *> PyByteArray_AS_STRING(segment.buffer) + position
+        size[0] = message_bytes(data, segment.used - position)
+        return data if size[0] else NULL
+
+    cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1:
+        """Settle messages of the open segment; return False, with nothing done, if that is too much here."""
+        cdef SegmentsState segments = self._segments
+        cdef SegmentState segment = segments.open
+        cdef PendingState pending = segments.settled
+        cdef long long pairs_bytes = 8 * count
+        cdef Py_ssize_t i
+        if segments.state.stage is not OPEN or segment is None or segment.moves is not None or segments.returns.times:
+            return False
+        if segment.live < count or pending.settled_bytes + pairs_bytes > SETTLED_MAX:
+            return False
+        for i in range(count):
+            if entries[i] >> 32 != segment.number:
+                return False
+        if durable or segment.live > count or segment.merging:
+            if durable:
+                put_pairs(segment.settled, queue_id, entries, count)
+                pending.with_settled[segment.number] = segment
+                if segment.flushed:
+                    pending.settled_bytes += pairs_bytes
+            else:
+                if pending.forgotten_bytes + pairs_bytes > FORGOTTEN_MAX:
+                    return False
+                put_pairs(segment.forgotten, queue_id, entries, count)
+                pending.with_forgotten[segment.number] = segment
+                pending.forgotten_bytes += pairs_bytes
+            segment.live -= count
+            return True
+        if segment.forgotten:
+            return False
+        segment.live -= count
+        segment.dead_until = segment.used
+        return True
+
+
+cdef int put_pairs(bytearray pairs, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count) except -1:
+    """Append the pairs of settled messages, as drawn in format/record.pyx."""
+    cdef Py_ssize_t i, before = PyByteArray_GET_SIZE(pairs)
+    cdef uint64_t *out
+    PyByteArray_Resize(pairs, before + 8 * count)
+    out = <uint64_t *> (PyByteArray_AS_STRING(pairs) + before)
+    for i in range(count):
+        out[i] = <uint64_t> queue_id << 32 | <uint32_t> entries[i] >> 4
+    return 0

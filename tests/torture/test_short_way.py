@@ -1,0 +1,54 @@
+"""The short way of plain messages shows clients what the way of Python shows them, for longer.
+
+The client suites are in `shared/suites` of a folder above the project, or where SUITES says. They
+keep what they install in SUITES_CACHE.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_short_way import compare
+from tests.support.both_ways import OFF, ON, Way, both_ways
+from tests.support.random_conversation import random_conversation
+from tests.support.suite_runs import judge, run_suite
+
+pytestmark = [pytest.mark.torture, pytest.mark.broker, pytest.mark.timeout(7200)]
+
+SUITES = Path(os.environ.get("SUITES", Path(__file__).parents[3] / "shared" / "suites"))
+CACHE = Path(os.environ.get("SUITES_CACHE", Path(tempfile.gettempdir()) / "shardmq-suites"))
+OFF_RUNS = 2
+
+
+def test_random_conversations_are_the_same_both_ways(tmp_path: Path, seeds: range) -> None:
+    with both_ways(tmp_path) as ways:
+        for seed in seeds:
+            try:
+                compare(ways, random_conversation(seed))
+            except BaseException:
+                print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k ways'")
+                raise
+
+
+@pytest.mark.parametrize("suite", sorted(SUITES.glob("run-*.sh")), ids=lambda path: path.stem)
+def test_a_client_suite_sees_the_same_both_ways(suite: Path, tmp_path: Path) -> None:
+    if suite.stem == "run-all":
+        pytest.skip("runs the others")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    runs = []
+    for number, environment in enumerate([*[OFF] * OFF_RUNS, ON]):
+        way = Way(tmp_path / f"data-{number}", environment)
+        try:
+            runs.append(run_suite(suite, way, tmp_path / f"out-{number}", CACHE))
+        finally:
+            way.close()
+    *off, on = runs
+    assert on.answers, "the suite made no connection"
+    judgement = judge(off, on)
+    print(f"\n{suite.stem}: {len(on.passed)} tests passed; {judgement}")
+    assert not judgement.faults, "\n".join(judgement.faults)
+    assert judgement.steady > 0
