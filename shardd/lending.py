@@ -95,7 +95,8 @@ class LentMessages:
         """
         if lender is self.lender:
             return b"".join(self._heads), True
-        memory, parts = self.lender.memory, []
+        memory = self.lender.memory
+        parts: list[bytes | memoryview] = []
         for head, body in zip(self._heads, self._bodies, strict=True):
             parts += (head[: body.body - body.message], memory[body.offset :][: body.size])
         return b"".join(parts), False

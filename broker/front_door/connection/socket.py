@@ -140,9 +140,7 @@ class ClientSocket:
             if begun + count >= BODY_BYTES_MIN:
                 loop.next_read_buffer()
 
-    def _read_body(
-        self, sock: socket.socket, part: BodyPart, places: list[memoryview]
-    ) -> None:
+    def _read_body(self, sock: socket.socket, part: BodyPart, places: list[memoryview]) -> None:
         """Read a part of a large body straight to its place, and a little behind it."""
         loop = self._loop
         places.append(loop.read_buffer[:BEHIND_BODY_BYTES])

@@ -143,9 +143,7 @@ class ShardInbox:
         assert self.loop is not None
         try:
             bodies = self._bodies.fd if self._bodies is not None else None
-            lane = link.lane = offer(
-                self._runtime_dir, link.shard, what, link.send_by_zmq, bodies
-            )
+            lane = link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq, bodies)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return

@@ -55,7 +55,9 @@ class Events(Protocol):
     """The front door, which hears what the shards say."""
 
     def delivery(
-        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]
+        self,
+        shard: int,
+        section: tuple[int, int, int, int, bool, int, memoryview | wire.Weighed, int, bool],
     ) -> None: ...
     def away(self, shard: int) -> None:
         """Hear that the process of a shard is gone and has nothing more to say."""

@@ -53,7 +53,8 @@ class Segment(SegmentState):
 
     __slots__ = (
         "acks_end", "after", "before", "chain", "checked", "first", "handle", "has_index", "index",
-        "lent", "measured_bytes", "measured_live", "numbers", "path", "recovered", "stays", "unnamed",
+        "lent", "measured_bytes", "measured_live", "numbers", "path", "recovered", "stays",
+        "unnamed",
     )  # fmt: skip
 
     def __init__(

@@ -18,7 +18,7 @@ import contextlib
 from array import array
 from collections.abc import Collection, Mapping
 
-from shardmq.shardd.lending import Lender, LentBody, LentMessages
+from shardmq.shardd.lending import Lender, LentMessages
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Closed, DiskFull
 from shardmq.shardd.store.files import Files, OsFiles, sync_file
