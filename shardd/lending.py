@@ -8,11 +8,13 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import struct
+from collections.abc import Callable
+from typing import Final
 
-# A lent body weighs this part of its bytes in the window of deliveries.
-LENT_SHARE = 4
+PLACE_BYTES: Final = 16
+_SIZES = struct.Struct("<II")
+_OFFSET = struct.Struct("<Q")
 
 
 class Lender:
@@ -30,11 +32,11 @@ class Lender:
         self._on_freed = on_freed
         self._freed: dict[int, int] = {}  # holds to give back, by their run
 
-    def let_go(self, run: int) -> None:
-        """Give one hold of a run back."""
+    def let_go(self, run: int, holds: int = 1) -> None:
+        """Give holds of a run back."""
         if not self._freed:
             self._on_freed()
-        self._freed[run] = self._freed.get(run, 0) + 1
+        self._freed[run] = self._freed.get(run, 0) + holds
 
     def let_all_go(self, runs: list[int]) -> None:
         for run in runs:
@@ -46,44 +48,19 @@ class Lender:
         return freed
 
 
-class LentBody(NamedTuple):
-    """A body that lies in the memory of a front door, and the place that waits for it in a segment.
-
-    `record`, `message` and `body` are positions in the segment. `size` is in bytes. `offset` and
-    `run` say where the body lies in the memory of `lender`.
-    """
-
-    record: int
-    message: int
-    body: int
-    size: int
-    offset: int
-    run: int
-    lender: Lender
-
-    @property
-    def weight(self) -> int:
-        """Return what the message weighs in windows and passes.
-
-        A lent body weighs a part of its bytes: it takes no room in a ring, and no time to copy.
-        """
-        return self.body - self.message + self.size // LENT_SHARE
-
-
 class LentMessages:
     """Stored messages on their way to consumers, whose bodies stay where a front door has them.
 
-    The length is what the messages weigh in windows and passes.
+    `places` has each message with the place of its body instead of the body (wire/bodies.pyx). The
+    length is what the messages weigh in windows and passes.
     """
 
-    __slots__ = ("_bodies", "_heads", "_weight", "lender")
+    __slots__ = ("_places", "_weight", "lender")
 
-    def __init__(self, lender: Lender, heads: list[bytes], bodies: Sequence[LentBody]) -> None:
-        """`heads` are the messages with the places of their bodies in place of the bodies."""
+    def __init__(self, lender: Lender, places: bytes, weight: int) -> None:
         self.lender = lender
-        self._heads = heads
-        self._bodies = bodies
-        self._weight = sum([body.weight for body in bodies])
+        self._places = places
+        self._weight = weight
 
     def __len__(self) -> int:
         return self._weight
@@ -93,10 +70,17 @@ class LentMessages:
 
         A front door that did not lend these bodies gets copies of them.
         """
-        if lender is self.lender:
-            return b"".join(self._heads), True
-        memory = self.lender.memory
+        return (self._places, True) if lender is self.lender else (self._joined(), False)
+
+    def _joined(self) -> bytes:
+        places, memory, at = self._places, self.lender.memory, 0
         parts: list[bytes | memoryview] = []
-        for head, body in zip(self._heads, self._bodies, strict=True):
-            parts += (head[: body.body - body.message], memory[body.offset :][: body.size])
-        return b"".join(parts), False
+        while at < len(places):
+            body_bytes, props_bytes = _SIZES.unpack_from(places, at)
+            end = at + _SIZES.size
+            end += 1 + places[end]
+            end += 1 + places[end] + props_bytes
+            (offset,) = _OFFSET.unpack_from(places, end)
+            parts += (places[at:end], memory[offset : offset + body_bytes])
+            at = end + PLACE_BYTES
+        return b"".join(parts)

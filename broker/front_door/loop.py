@@ -29,6 +29,9 @@ log = logging.getLogger("shardmq.broker.front_door.loop")
 
 # One read takes at most this from a socket. One buffer serves all clients.
 READ_BYTES = 256 << 10
+# A client whose last read had bodies that were lent is read more at once: lent bodies take no time
+# to copy, so that the fixed cost of a pass would be most of it.
+LARGE_READ_BYTES = 1 << 20
 # While all reads are full, a shard's batch waits until it has this many bytes: the fixed cost of a
 # batch is then small beside the cost of its messages. Where a read has something for several
 # shards, each waits for more: half of it takes about as long as the smaller batch.
@@ -54,8 +57,8 @@ class PassLoop:
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
         "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks",
-        "_own_buffer", "_pace", "_publishing", "_run", "_spin", "aio", "borrowers", "dirty", "now",
-        "read_buffer", "reads", "slices",
+        "_own_buffer", "_pace", "_publishing", "_run", "_spin", "aio", "borrowers", "dirty",
+        "large_read_buffer", "now", "read_buffer", "reads", "slices",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +76,7 @@ class PassLoop:
         # Large bodies that were read are lent to shards from where they are (bodies.pyx). `_run` is
         # the memory that they lie in; None: the bytes of the last read are copied.
         self._own_buffer = self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.large_read_buffer = self.read_buffer  # the same memory, and more behind it
         self._run: Run | None = None
         self.reads = Reads()
         self.slices = TimeSlices(time.perf_counter, aio.call_soon)
@@ -106,16 +110,19 @@ class PassLoop:
         self.now = self.aio.time()
         self.schedule_end_of_pass()
 
-    def next_read_buffer(self) -> None:
-        """Read next into other memory if bodies were lent from this one.
+    def next_read_buffer(self) -> bool:
+        """Read next into other memory if bodies were lent from this one; return whether some were.
 
         The caller calls this behind each read that may have had such a body.
         """
         bodies = self._links.bodies
         if bodies is None or not (self._run is None or self._run.is_shared):
-            return
-        self._run = bodies.take(READ_BYTES)
-        self.read_buffer = self._own_buffer if self._run is None else memoryview(self._run)
+            return False
+        lent = self._run is not None
+        self._run = bodies.take(LARGE_READ_BYTES)
+        large = self._own_buffer if self._run is None else memoryview(self._run)
+        self.large_read_buffer, self.read_buffer = large, large[:READ_BYTES]
+        return lent
 
     def room(self, size: int) -> bytearray | memoryview:
         """Return memory for a large message, from which its body can be lent if there is room."""

@@ -56,7 +56,7 @@ class ClientSocket:
     """The socket of one connection, with its output and the AMQP library between them."""
 
     __slots__ = (
-        "_is_dirty", "_links", "_loop", "_more_comes", "_on_data", "_on_end", "_room",
+        "_is_dirty", "_lends", "_links", "_loop", "_more_comes", "_on_data", "_on_end", "_room",
         "_slice_scheduled", "_writing", "amqp", "closing", "closing_after_flush", "fd", "id",
         "last_received", "last_sent", "lost", "name", "output", "paused", "received_bytes", "sock",
     )  # fmt: skip
@@ -95,6 +95,7 @@ class ClientSocket:
         self.paused = 0  # reasons, a bit mask
         self.output = Output()
         self._more_comes = False  # the last read filled the buffer
+        self._lends = False  # bodies of the last read were lent
         self._room: asyncio.Event | None = None  # tasks of this client wait for its shards
         self._slice_scheduled = False
         self._is_dirty = False
@@ -113,7 +114,7 @@ class ClientSocket:
         if part is not None and isinstance(self.sock, socket.socket) and (places := part.places()):
             self._read_body(self.sock, part, places)
             return
-        buffer, begun = loop.read_buffer, 0
+        buffer, begun = loop.large_read_buffer if self._lends else loop.read_buffer, 0
         if self._more_comes and (unread := self.amqp.unread):
             begun = len(unread) if len(unread) <= AGAIN_BYTES_MAX else 0
             buffer[:begun] = unread[:begun]
@@ -137,8 +138,7 @@ class ClientSocket:
         try:
             self._on_data()
         finally:
-            if begun + count >= BODY_BYTES_MIN:
-                loop.next_read_buffer()
+            self._lends = begun + count >= BODY_BYTES_MIN and loop.next_read_buffer()
 
     def _read_body(self, sock: socket.socket, part: BodyPart, places: list[memoryview]) -> None:
         """Read a part of a large body straight to its place, and a little behind it."""

@@ -6,11 +6,14 @@ body. In a segment the record is as long as with its body, but the bytes of the 
 before somebody needs them there. Until then the record has no checksum.
 """
 
+from cpython cimport array
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
+from shardmq.shardd.grown cimport Grown, reserve
 from shardmq.shardd.store.format.layout cimport RECORD_HEADER, put32, record_bytes, u16, u32, u64
 
 cdef extern from "../../crc32c.h" nogil:
@@ -22,6 +25,11 @@ crc32c_start()
 cdef enum:
     LENT = 16
     PLACE_BYTES = 16
+    # A lent body weighs this part of its bytes in windows and passes: it takes no room in a ring,
+    # and no time to copy.
+    LENT_SHARE = 4
+
+cdef array.array _I = array.array("I")
 
 
 cdef struct Record:
@@ -127,58 +135,159 @@ def joined(const uint8_t[::1] records not None, const uint8_t[::1] memory not No
     return out
 
 
-def lay_out(const uint8_t[::1] records not None, bytearray target not None, unsigned long long position) -> list:
-    """Put records, which stored_bytes() has checked, into a segment at `position`, without the bodies that are lent.
+cdef struct Body:  # a lent body, and the place that waits for it in a segment
+    uint64_t record  # positions in the segment
+    uint64_t message
+    uint64_t body
+    uint64_t size
+    uint64_t offset  # in the memory of its lender
+    uint32_t run
+    uint32_t lender  # ordinal among the lenders
 
-    Return of each that is lent (position of the record, of its message, of its body, bytes of the body, offset of the
-    body in the memory, run).
+
+cdef class LentBodies:
+    """The bodies of one segment that the segment does not have, in the order of their messages.
+
+    Each is a hold of the memory of its lender (lending.py), until fill() or let_go().
     """
-    cdef uint64_t at = 0, total = records.shape[0], here = position
-    cdef const uint8_t *record
-    cdef Record found
-    cdef uint8_t *to
-    cdef uint8_t *body
-    cdef list lent = []
-    while at < total:
-        record = &records[0] + at
-        read_record(&records[0], at, total, <uint64_t> -1, True, &found)
-        if here + found.stored > <uint64_t> PyByteArray_GET_SIZE(target):
-            raise ValueError("no room for the batch")
-        to = <uint8_t *> PyByteArray_AS_STRING(target) + here
-        if found.lent:
-            body = put_head(to, record, &found)
-            memset(body + found.body_bytes, 0, found.stored - found.place - found.body_bytes)
-            lent.append((here, here + found.message, here + found.place, found.body_bytes,
-                         u64(record + found.place), u32(record + found.place + 8)))
-        else:
-            memcpy(to, record, found.length)
-        at += found.length
-        here += found.stored
-    return lent
 
+    cdef Grown bodies
+    cdef list lenders
 
-def fill(bytearray target not None, unsigned long long record, unsigned long long body,
-         const uint8_t[::1] memory not None, unsigned long long offset, unsigned long long size, uint32_t salt) -> None:
-    """Copy the body of a record that lay_out() has put into a segment, and give the record its checksum."""
-    cdef uint8_t *data = <uint8_t *> PyByteArray_AS_STRING(target)
-    cdef uint64_t room = PyByteArray_GET_SIZE(target)
-    if offset + size > <uint64_t> memory.shape[0] or body + size > room or record + u32(data + record) > room:
-        raise ValueError("no such body, or no such record")
-    memcpy(data + body, &memory[0] + offset, size)
-    seal(data + record, salt)
+    def __cinit__(self):
+        self.lenders = []
 
+    def __dealloc__(self):
+        free(self.bodies.data)
 
-def place(bytearray source not None, unsigned long long message, unsigned long long body,
-          unsigned long long offset, uint32_t run) -> bytes:
-    """Return a message of a segment with the place of its body instead of the body, as a DELIVER has it."""
-    cdef uint64_t head = body - message, zero = 0
-    if body > <uint64_t> PyByteArray_GET_SIZE(source) or message > body:
-        raise ValueError("no such message")
-    cdef bytes out = PyBytes_FromStringAndSize(NULL, head + PLACE_BYTES)
-    cdef uint8_t *to = <uint8_t *> PyBytes_AS_STRING(out)
-    cdef uint64_t at = offset
-    memcpy(to, PyByteArray_AS_STRING(source) + message, head)
-    memcpy(to + head, &at, 8)
-    memcpy(to + head + 8, &run, 4)
-    memcpy(to + head + 12, &zero, 4)
-    return out
+    def __len__(self):
+        return self.bodies.used // sizeof(Body)
+
+    def lay_out(self, const uint8_t[::1] records not None, bytearray target not None, unsigned long long position,
+                lender not None) -> None:
+        """Put records, which stored_bytes() has checked, into the segment at `position`, without their lent bodies."""
+        cdef uint64_t at = 0, total = records.shape[0], here = position
+        cdef const uint8_t *record
+        cdef Record found
+        cdef Body *body
+        cdef uint8_t *to
+        cdef uint8_t *gap
+        cdef uint32_t ordinal = self.ordinal(lender)
+        while at < total:
+            record = &records[0] + at
+            read_record(&records[0], at, total, <uint64_t> -1, True, &found)
+            if here + found.stored > <uint64_t> PyByteArray_GET_SIZE(target):
+                raise ValueError("no room for the batch")
+            to = <uint8_t *> PyByteArray_AS_STRING(target) + here
+            if found.lent:
+                reserve(&self.bodies, sizeof(Body))
+                gap = put_head(to, record, &found)
+                memset(gap + found.body_bytes, 0, found.stored - found.place - found.body_bytes)
+                body = <Body *> (self.bodies.data + self.bodies.used)
+                body.record, body.message, body.body = here, here + found.message, here + found.place
+                body.size, body.offset = found.body_bytes, u64(record + found.place)
+                body.run, body.lender = u32(record + found.place + 8), ordinal
+                self.bodies.used += sizeof(Body)
+            else:
+                memcpy(to, record, found.length)
+            at += found.length
+            here += found.stored
+
+    cdef uint32_t ordinal(self, lender) except? 0xffffffff:
+        for ordinal, each in enumerate(self.lenders):
+            if each is lender:
+                return ordinal
+        self.lenders.append(lender)
+        return <uint32_t> len(self.lenders) - 1
+
+    def fill(self, bytearray target not None, uint32_t salt) -> None:
+        """Copy the bodies into the segment, give their records checksums, and give the holds back."""
+        cdef const uint8_t[::1] memory
+        cdef Body *body = <Body *> self.bodies.data
+        cdef size_t i
+        cdef uint8_t *data = <uint8_t *> PyByteArray_AS_STRING(target)
+        cdef uint64_t room = PyByteArray_GET_SIZE(target)
+        for i in range(self.bodies.used // sizeof(Body)):
+            memory = self.lenders[body[i].lender].memory
+            if body[i].offset + body[i].size > <uint64_t> memory.shape[0] or body[i].body + body[i].size > room:
+                raise ValueError("no such body, or no such record")
+            memcpy(data + body[i].body, &memory[0] + body[i].offset, body[i].size)
+            seal(data + body[i].record, salt)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give all holds back."""
+        cdef Body *body = <Body *> self.bodies.data
+        cdef size_t i = 0, first, count = self.bodies.used // sizeof(Body)
+        while i < count:
+            first = i
+            while i < count and body[i].run == body[first].run and body[i].lender == body[first].lender:
+                i += 1
+            self.lenders[body[first].lender].let_go(body[first].run, i - first)
+        self.bodies.used = 0
+        self.lenders.clear()
+
+    def look(self, bytearray source not None, uint64_t segment, array.array entries not None,
+             Py_ssize_t bytes_max) -> tuple:
+        """Return (lender, messages, their weight, body bytes of each) of the first entries that are lent by one lender.
+
+        The messages have the places of their bodies. As many as weigh `bytes_max` are returned, but at least one. Without
+        a lender no message is returned: the first entry is not lent. Then the last item is how many entries of the segment
+        come before the first that is.
+        """
+        cdef const uint64_t *entry = <const uint64_t *> entries.data.as_ulonglongs
+        cdef Py_ssize_t i, n = 0, count = len(entries)
+        cdef const uint8_t *data = <const uint8_t *> PyByteArray_AS_STRING(source)
+        cdef Body *body
+        cdef Body *first = NULL
+        cdef uint64_t head, zero = 0, size = 0, weight = 0, own
+        cdef array.array sizes
+        cdef uint8_t *to
+        cdef bytes out
+        for i in range(count):
+            if entry[i] >> 32 != segment:
+                break
+            body = self.find(<uint32_t> entry[i] >> 4)
+            if first == NULL and body != NULL and i:
+                break  # some before it are not lent
+            if first != NULL and (body == NULL or body.lender != first.lender):
+                break
+            n = i + 1
+            if body == NULL:
+                continue
+            own = body.body - body.message + body.size // LENT_SHARE
+            if i and weight + own > <uint64_t> max(bytes_max, 0):
+                n = i
+                break
+            first = body if first == NULL else first
+            weight += own
+            size += body.body - body.message + PLACE_BYTES
+        if first == NULL:
+            return None, b"", 0, n
+        sizes = array.clone(_I, n, False)
+        out = PyBytes_FromStringAndSize(NULL, size)
+        to = <uint8_t *> PyBytes_AS_STRING(out)
+        for i in range(n):
+            body = self.find(<uint32_t> entry[i] >> 4)
+            head = body.body - body.message
+            memcpy(to, data + body.message, head)
+            memcpy(to + head, &body.offset, 8)
+            memcpy(to + head + 8, &body.run, 4)
+            memcpy(to + head + 12, &zero, 4)
+            to += head + PLACE_BYTES
+            sizes.data.as_uints[i] = <uint32_t> body.size
+        return self.lenders[first.lender], out, weight, sizes
+
+    cdef Body *find(self, uint64_t message) noexcept:
+        """Return the body of the message at this position, NULL if it is not lent."""
+        cdef Body *body = <Body *> self.bodies.data
+        cdef size_t low = 0, high = self.bodies.used // sizeof(Body), middle
+        while low < high:
+            middle = (low + high) // 2
+            if body[middle].message < message:
+                low = middle + 1
+            else:
+                high = middle
+        if low == self.bodies.used // sizeof(Body) or body[low].message != message:
+            return NULL
+        return &body[low]

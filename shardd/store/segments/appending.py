@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardmq.shardd.lending import Lender, LentBody
+from shardmq.shardd.lending import Lender
 from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.record import Arrival, Batch
 from shardmq.shardd.store.format.segment_file import (
@@ -79,7 +79,7 @@ class Appender:
             return None
         buffer, position = segment.buffer, segment.used
         assert buffer is not None
-        placed = lent.lay_out(records, buffer, position)
+        segment.lent.lay_out(records, buffer, position, lender)
         with memoryview(buffer) as whole, whole[position : position + size] as laid_out:
             batch.plan(laid_out, True)
             arrivals, counts = batch.put(
@@ -92,8 +92,6 @@ class Appender:
                 segment.abstracts,
             )
         segment.add(size, counts)
-        for each in placed:
-            segment.lent[each[1]] = LentBody(*each, lender)
         counters.appended_messages += batch.messages
         counters.appended_bytes += size
         return arrivals

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from shardmq.shardd.lending import LentBody, LentMessages
+from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.store.errors import Closed, Corrupt
-from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.record import copy_out, look_at, segment_runs
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments
@@ -58,29 +57,11 @@ class Retrieval:
     ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
         """Return the first messages of a segment that has lent bodies: all lent, or all not."""
         assert segment.buffer is not None
-        sizes, heads, bodies = array("I"), [], []
-        first: LentBody | None = None
-        for at, entry in enumerate(entries):
-            body = segment.lent.get((entry & 0xFFFFFFFF) >> 4)
-            if entry >> 32 != segment.number:
-                break
-            if body is None or (first is not None and body.lender is not first.lender):
-                break
-            if at and body.weight > bytes_max:
-                break
-            bytes_max -= body.weight
-            first = first or body
-            heads.append(lent.place(segment.buffer, body.message, body.body, body.offset, body.run))
-            bodies.append(body)
-            sizes.append(body.size)
-        if first is not None:
-            return LentMessages(first.lender, heads, bodies), sizes
-        stop = 1
-        while stop < len(entries) and entries[stop] >> 32 == segment.number:
-            if (entries[stop] & 0xFFFFFFFF) >> 4 in segment.lent:
-                break
-            stop += 1
-        return look_at(segment.buffer, segment.used, entries, 0, stop, bytes_max)
+        found = segment.lent.look(segment.buffer, segment.number, entries, bytes_max)
+        if found[0] is None:
+            return look_at(segment.buffer, segment.used, entries, 0, found[3], bytes_max)
+        lender, places, weight, sizes = found
+        return LentMessages(lender, places, weight), sizes
 
     def _read(
         self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int, whole: bool

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardmq.shardd.lending import LentBody
 from shardmq.shardd.store.files import Files
-from shardmq.shardd.store.format import lent, record, scanning
+from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format.lent import LentBodies
 from shardmq.shardd.store.format.scanning import moved_entries
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
@@ -118,10 +118,9 @@ class Segment(SegmentState):
         # This many live references took `measured_bytes` when the segment was read.
         self.measured_live = 0
         self.measured_bytes = 0
-        # Bodies that front doors have lent and that the buffer does not have, by the positions of
-        # their messages. They are held until the buffer gets them or has other bytes in their
-        # place: bytes of settled messages are written, too.
-        self.lent: dict[int, LentBody] = {}
+        # Bodies that front doors have lent are held until the buffer gets them or has other bytes
+        # in their place: bytes of settled messages are written, too.
+        self.lent = LentBodies()
         self.before: Segment | None = None  # the neighbours in publish order
         self.after: Segment | None = None
 
@@ -156,22 +155,13 @@ class Segment(SegmentState):
 
     def fill_lent(self) -> None:
         """Copy the bodies that are lent into the buffer."""
-        assert self.buffer is not None
-        for each in self.lent.values():
-            memory = each.lender.memory
-            lent.fill(
-                self.buffer, each.record, each.body, memory, each.offset, each.size, self.salt
-            )
-        self.let_lent_go()
-
-    def let_lent_go(self) -> None:
-        for each in self.lent.values():
-            each.lender.let_go(each.run)
-        self.lent.clear()
+        if self.lent:
+            assert self.buffer is not None
+            self.lent.fill(self.buffer, self.salt)
 
     def take_buffer(self) -> bytearray | None:
         """Return the buffer for use by another segment; this segment has none any more."""
-        self.let_lent_go()
+        self.lent.let_go()
         buffer, self.buffer, self.abstracts = self.buffer, None, None
         return buffer
 
