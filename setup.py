@@ -16,6 +16,7 @@ setup(
             source.removesuffix(".pyx").replace("/", "."),
             [source],
             depends=SHARED,
+            include_dirs=["shardmq/shardd/wire"],  # of headers that its declarations include
             extra_compile_args=["-O3"],
             libraries=["m"],
         )

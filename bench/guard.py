@@ -5,6 +5,8 @@ same each time. Valgrind's callgrind counts the instructions of each stage on a 
 through one process (micro/path.py). The count covers user space and includes what Python does
 around the loops.
 
+What the counting itself costs, in a stage that does nothing, is subtracted.
+
 If a stage takes more than `tolerance` above its baseline, the exit status is 1. If a stage takes as
 much less, the output says so, and `python bench/guard.py --update` writes the new baseline.
 
@@ -39,6 +41,11 @@ WAYS = {
     "1 KiB": (1024, 0, False),
     "one a read": (16, 1, False),
 }
+# The most instructions that some stages of a way may take together, whatever the baseline says.
+BARS: dict[tuple[str, tuple[str, ...]], float] = {
+    ("one a read", ("ring", "enqueue", "dequeue")): 6000,
+}
+NOTHING = "nothing"  # the stage that does nothing
 WARM_TURNS = 3  # turns in which buffers grow and caches fill
 TURNS = 8
 LIMIT_S = 300.0
@@ -110,12 +117,20 @@ def compare(baseline: dict[str, Any], counts: Counts) -> int:
             else ""
         )
         print(f"| {way} | {stage} | {now:,.1f} | {before:,.1f} | {verdict} |")
+    over = 0
+    for (way, stages), most in BARS.items():
+        if python_of(baseline["of"]) != python_of(surroundings()):
+            continue
+        now = sum(counts.get(way, {}).get(stage, 0.0) for stage in stages)
+        over += now > most
+        verdict = " TOO MANY" if now > most else ""
+        print(f"{way}: {' + '.join(stages)} take {now:,.0f} of at most {most:,.0f}{verdict}")
     if slower:
         print(
             f"{slower} stages take more than {tolerance:.0%} above their baseline;"
             " is it worth it? then --update"
         )
-    return 1 if slower else 0
+    return 1 if slower or over else 0
 
 
 def python_of(surroundings: dict[str, str]) -> str:
@@ -167,14 +182,22 @@ def counted() -> Counts:
         if done.returncode:
             sys.exit(f"the counted process failed:\n{done.stdout}\n{done.stderr}")
         messages: dict[str, int] = json.loads((directory / "messages").read_text())
-        found: Counts = {way: {} for way in WAYS}
+        times: dict[str, dict[str, int]] = json.loads((directory / "times").read_text())
+        totals: dict[str, dict[str, int]] = {way: {} for way in WAYS}
         for out in directory.glob("out.*"):
             text = out.read_text()
             said, total = SAID.search(text), COUNT.search(text)
             if said and total:
                 way, _, stage = said[1].partition("/")
-                found[way][stage] = round(int(total[1]) / messages[way], 2)
-        return {way: dict(sorted(stages.items())) for way, stages in found.items()}
+                totals[way][stage] = int(total[1])
+        found: Counts = {}
+        for way, counts in totals.items():
+            each = counts.pop(NOTHING) / times[way][NOTHING]
+            found[way] = {
+                stage: round((count - each * times[way][stage]) / messages[way], 2)
+                for stage, count in sorted(counts.items())
+            }
+        return found
 
 
 def fixed() -> dict[str, str]:
@@ -202,24 +225,40 @@ def play(directory: Path) -> None:
     marks = ctypes.CDLL(str(directory / "marks.so"))
     assert marks.watched()
     messages: dict[str, int] = {}
+    times: dict[str, dict[str, int]] = {}
     for name, (body_bytes, count, acks) in WAYS.items():
         turns = TURNS if not count else TURNS * 10
         way = Way(str(directory / f"store-{len(messages)}"), body_bytes, count, acks)
         for _ in range(WARM_TURNS):
             way.turn(lambda stage, act: act())
         marks.begin()
+        times[name] = {}
         for wanted in STAGES if acks else STAGES[:-1]:
-            around = watching(marks, wanted)
+            around = watching(marks, wanted, times[name])
             messages[name] = sum(way.turn(around) for _ in range(turns))
             marks.dump(f"{name}/{wanted}".encode())
+        around = watching(marks, NOTHING, times[name])
+        for _ in range(turns):
+            around(NOTHING, lambda: None)
+        marks.dump(f"{name}/{NOTHING}".encode())
         way.close()
+    (directory / "times").write_text(json.dumps(times))
     (directory / "messages").write_text(json.dumps(messages))
 
 
-def watching(marks: ctypes.CDLL, wanted: str) -> Callable[[str, Callable[[], Any]], Any]:
+def watching(
+    marks: ctypes.CDLL, wanted: str, times: dict[str, int]
+) -> Callable[[str, Callable[[], Any]], Any]:
+    """Return a function that runs a stage, with the collection on if the stage is `wanted`.
+
+    `times` counts how often it was.
+    """
+    times[wanted] = 0
+
     def around(stage: str, act: Callable[[], Any]) -> Any:
         if stage != wanted:
             return act()
+        times[wanted] += 1
         marks.toggle()
         result = act()
         marks.toggle()

@@ -16,15 +16,20 @@ class Passes:
     """The passes of one shard, each in a turn of the event loop of its process.
 
     A pass runs when a descriptor of the shard reports something, when `soon` was called, and when
-    the shard has a timer that is due. `failed` is called once if a pass raises; then no pass
-    follows.
+    the shard has a timer that is due. `then` is called behind each pass. `failed` is called once if
+    a pass raises; then no pass follows.
     """
 
     def __init__(
-        self, aio: asyncio.AbstractEventLoop, server: Server, failed: Callable[[Exception], None]
+        self,
+        aio: asyncio.AbstractEventLoop,
+        server: Server,
+        then: Callable[[], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self._aio = aio
         self._server = server
+        self._then = then
         self._failed = failed
         self._is_soon = self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -47,9 +52,10 @@ class Passes:
         """Run a pass before the event loop waits again."""
         if not self._is_soon:
             self._is_soon = True
-            self._aio.call_soon(self._run_if_due)
+            self._aio.call_soon(self.run_if_soon)
 
-    def _run_if_due(self) -> None:
+    def run_if_soon(self) -> None:
+        """Run the pass that is wanted soon, if there is one, at once."""
         if self._is_soon and not self._is_over:
             self._run([])
 
@@ -65,14 +71,16 @@ class Passes:
         server = self._server
         try:
             server.turn(events)
-            wait_ms = server.wait_ms()
-            if wait_ms and server.links.may_wait():
-                self._run_within(wait_ms / 1000)
-            else:
-                self.soon()
         except Exception as error:
             self.end()
             self._failed(error)
+            return
+        self._then()
+        wait_ms = server.wait_ms()
+        if wait_ms and server.links.may_wait():
+            self._run_within(wait_ms / 1000)
+        else:
+            self.soon()
 
     def _run_within(self, wait_s: float) -> None:
         """Set the timer, unless it is due earlier anyway: then it finds out what is due."""

@@ -43,11 +43,12 @@ class Combined:
         self._failure: Exception | None = None  # of the shard
         self._recovered = asyncio.Event()
         self._server = Server(config.shard, self._recovered.set, alone=False)
-        self._passes = Passes(aio, self._server, self._fail)
         door_end, shard_end = LocalLane.pair()
         self._door = FrontDoor(config.front_door, door_end)
+        self._passes = Passes(aio, self._server, self._door.hear_local, self._fail)
         self._server.links.add_local(self._door.endpoint, shard_end)
         shard_end.wake = self._passes.soon
+        self._door.run_beside(self._passes.run_if_soon)
 
     def stop(self) -> None:
         """Begin to drain."""

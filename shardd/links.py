@@ -206,14 +206,16 @@ class Links:
             self._send_apart(join.endpoint, who, wire.Hello(os.getpid(), ready=False))
 
     def _receive_by_ring(self, lane: AnyLane, now: int, most: int) -> int:
-        messages = lane.take(most)
+        taker = self._shard.short_way
+        taken_before = taker.taken
+        messages = lane.take(most, taker)
         for message in messages:
             try:
                 self._shard.receive(message, now)
             except envelope.WireError as error:
                 log.error("a message was dropped: %s", error)
         lane.let_go()
-        return len(messages)
+        return len(messages) + taker.taken - taken_before
 
     # -- lanes -------------------------------------------------------------------------------------
 

@@ -113,6 +113,7 @@ class Peer(PeerState):
         self.taken = 0  # the weight of publishes since the last credit
         self.lender: Lender | None = None  # of the bodies that this front door lends
         self.has_freed = False  # holds of lent bodies are to be given back
+        self.withheld = 0  # the weight of publishes taken in that are not to be credited now
         self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
         self.windows: dict[int, Window] = {}

@@ -70,6 +70,7 @@ class Registry:
         # Queues that may have something to hand out, in order.
         self.dirty: Final[dict[Queue, None]] = {}
         self.dirty_stores: Final[set[Store]] = set()
+        self.timers: Final[list[tuple[int, int]]] = []  # a heap of (due in ms, queue id)
         # By queue id, the time in ms when the queue must be served.
         self.timer_of: Final[dict[int, int]] = {}
         self.used: Final[set[int]] = set()  # auto-delete queues that have had a consumer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 
+from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES, Holding
 from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Allotment, Consumer, Queue
@@ -34,13 +35,16 @@ class Serving:
         self._short_way = short_way
         self._dirty = registry.dirty
         self._timer_of = registry.timer_of
-        self._timers: list[tuple[int, int]] = []  # (due, queue id)
+        self._timers = registry.timers
         self._given = 0  # bytes handed out in this pass
+        self.holding = Holding()
 
     @property
     def next_due(self) -> int | None:
-        """Return when the first timer is due, in ms since the epoch."""
-        return self._timers[0][0] if self._timers else None
+        """Return when the first timer is due, or held publishers are, in ms since the epoch."""
+        due = self._timers[0][0] if self._timers else None
+        held = self.holding.next_due
+        return due if held is None else held if due is None else min(due, held)
 
     def turn(self, now: int) -> None:
         """Serve queues until enough is handed out, or until none has more."""
@@ -64,9 +68,9 @@ class Serving:
 
     def _serve(self, now: int) -> None:
         dirty = self._dirty
-        self._given = before = 0
+        self._given = before = self._short_way.given
         while dirty and before < DELIVERY_TURN_BYTES:
-            before = self._given = self._short_way.serve(before, DELIVERY_TURN_BYTES)
+            before = self._given = self._short_way.serve(before)
             if not dirty or before >= DELIVERY_TURN_BYTES:
                 break
             queue = next(iter(dirty))
@@ -77,8 +81,11 @@ class Serving:
                 dirty[queue] = None
                 if self._given == before:  # to drop messages takes time, too
                     self._given += QUEUE_PASS_BYTES
-            if queue.backlog.is_watched:
+            backlog = queue.backlog
+            if backlog.is_watched:
                 self._watch(queue, now)
+            if backlog.ready_count > BEHIND_MESSAGES or backlog.ready_bytes > BEHIND_BYTES:
+                self.holding.look(queue, now)
             due = queue.next_due()
             if due is not None and due < self._timer_of.get(queue.id, due + 1):
                 self._timer_of[queue.id] = due

@@ -31,7 +31,7 @@ from shardmq.shardd.peers import (
 from shardmq.shardd.queue_requests import QueueRequests
 from shardmq.shardd.queues import Arrival, Consumer, Queue
 from shardmq.shardd.registry import Registry
-from shardmq.shardd.serving import Serving
+from shardmq.shardd.serving import DELIVERY_TURN_BYTES, QUEUE_PASS_BYTES, Serving
 from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.store.format import lent
 from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome
@@ -83,7 +83,11 @@ class Shard:
             batch_bytes=self.batch_bytes,
             kinds=(Queue, Consumer, HeldBatch, Outgoing),
             states=tuple(BatchState),
+            timers=registry.timers,
+            dead_letters=registry.dead_letters,
             credit_bytes=PUBLISH_CREDIT_BYTES,
+            turn_bytes=DELIVERY_TURN_BYTES,
+            queue_bytes=QUEUE_PASS_BYTES,
             is_on=short_way,
         )
         self._serving = Serving(registry, self.short_way)
@@ -361,10 +365,16 @@ class Shard:
 
     def turn_end(self, now: int) -> list[Outgoing]:
         """Return the messages to send, after all messages at hand were received."""
+        outgoing = self.short_way.turn_end(now)
+        if outgoing is not None:
+            return outgoing
         self._serving.turn(now)
         # Copies of dead letters take room on the disk.
         if not self.dead_letters.idle and not self.registry.alarm:
             self.dead_letters.hand_over(self.peers, now)
+        holding = self._serving.holding
+        if holding.is_on:
+            holding.pace(self.peers.values(), now)
         return self.answers()
 
     def answers(self) -> list[Outgoing]:

@@ -1,6 +1,7 @@
 from typing import Any
 
 from shardmq.shardd.wire.codec import DeliveryWriter, Tally
+from shardmq.shardd.wire.ring import Taker
 
 class HeldState:
     batch: int
@@ -17,8 +18,9 @@ class SyncsState:
     ended: int
     wanted: bool
 
-class ShortWay:
+class ShortWay(Taker):
     is_on: bool
+    given: int
     def __init__(
         self,
         *,
@@ -33,9 +35,14 @@ class ShortWay:
         batch_bytes: Tally,
         kinds: tuple[type, ...],
         states: tuple[Any, ...],
+        timers: list[tuple[int, int]],
+        dead_letters: Any,
         credit_bytes: int,
+        turn_bytes: int,
+        queue_bytes: int,
         is_on: bool = True,
     ) -> None: ...
     def receive(self, message: bytes | memoryview) -> bool: ...
-    def serve(self, given: int, bytes_max: int) -> int: ...
+    def turn_end(self, now: int) -> list[Any] | None: ...
+    def serve(self, given: int) -> int: ...
     def answers(self) -> list[Any]: ...

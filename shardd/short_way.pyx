@@ -7,8 +7,8 @@ way does, in the same order, with the same numbers, for these cases:
 
     PUBLISH   of a known peer, with the next batch number, all records for one plain queue, and the
               open segment of its store has room
-    deliver   a plain queue with few ready messages, all in the open segment, and either one
-              consumer that may be given messages, or one message
+    deliver   a plain queue whose next messages lie in the open segment, and either one consumer
+              that may be given messages, or one message
     SETTLE    acks of attached consumers of plain queues
     CREDIT    any
     answers   confirms of batches of which nothing was refused, deliveries, other messages
@@ -25,25 +25,29 @@ of its peer that the Python way newly looks at on these ways must be looked at h
 tests/shard/test_short_way.py plays random histories on both ways and compares all that can be seen.
 """
 
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_Next
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_SET_ITEM
 from cpython.array cimport array, clone
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from shardmq.shardd.grown cimport Grown, reserve
 from shardmq.shardd.queues.order cimport Ready
 from shardmq.shardd.queues.state cimport (
     BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
 )
-from shardmq.shardd.store.format.layout cimport NO_TTL, RECORD_HEADER, u16, u32, u64
+from shardmq.shardd.store.format.layout cimport NO_TTL, RECORD_HEADER, message_bytes, u16, u32, u64
 from shardmq.shardd.store.format.record cimport Batch, Slot
 from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
 from shardmq.shardd.wire.buffer cimport write_header
 from shardmq.shardd.wire.codec cimport DeliveryWriter, Tally
+from shardmq.shardd.wire.ring cimport Taker
 
 cdef enum:
     HEADER = 16
@@ -66,13 +70,15 @@ cdef enum:
     PERSISTENT = 1
     NO_PRIORITY = 255
     REDELIVERED = 1
-    # A queue with more ready messages, or with more bytes of them, is served by the Python way,
-    # which costs next to nothing for each of many messages.
-    FEW = 64
-    FEW_BYTES = 16 << 10
+    # The most messages that are handed out in one step, as in queues/store.py.
+    STEP_MESSAGES = 8192
+    # Messages of at least this many bytes are not copied into a DELIVER (wire/codec.pyx).
+    LARGE_BYTES = 16 << 10
 
 cdef array ENTRIES = array("Q")
-cdef object new_tuple = tuple.__new__
+
+cdef extern from "Python.h":
+    object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
 
 
 cdef class HeldState:
@@ -101,15 +107,21 @@ cdef class SyncsState:
     cdef public bint wanted
 
 
-cdef class ShortWay:
+cdef class ShortWay(Taker):
     """The short way of one shard.
 
     The collections are those of its registry. `kinds` are the classes of queues, consumers, held
     batches and outgoing messages; objects of other classes go the Python way. `states` are the
-    states of held batches. A peer is told of credit for publishes from `credit_bytes` on.
+    states of held batches. `timers` are those of `Serving`. A peer is told of credit for publishes
+    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`.
     """
 
     cdef public bint is_on
+    cdef public long long given  # bytes handed out in this pass
+    cdef bytes last_sender  # the key of the last message in `senders`
+    cdef list timers
+    cdef object dead_letters
+    cdef long long turn_bytes, queue_bytes
     cdef dict senders, queues, dirty, peers, redeeming
     cdef set dirty_stores
     cdef SyncsState syncs
@@ -117,7 +129,7 @@ cdef class ShortWay:
     cdef object queue_kind, consumer_kind, held_kind, outgoing_kind
     cdef object appending, waiting, confirmable, failed
     cdef uint64_t credit_bytes
-    cdef Grown gathered
+    cdef Grown gathered, bodies
 
     def __init__(
         self,
@@ -133,9 +145,18 @@ cdef class ShortWay:
         Tally batch_bytes not None,
         tuple kinds not None,
         tuple states not None,
+        list timers not None,
+        dead_letters not None,
         uint64_t credit_bytes,
+        long long turn_bytes,
+        long long queue_bytes,
         bint is_on=True,
     ):
+        self.last_sender = b""
+        self.timers = timers
+        self.dead_letters = dead_letters
+        self.turn_bytes = turn_bytes
+        self.queue_bytes = queue_bytes
         self.senders = senders
         self.queues = queues
         self.dirty = dirty
@@ -152,14 +173,13 @@ cdef class ShortWay:
 
     def __dealloc__(self):
         free(self.gathered.data)
+        free(self.bodies.data)
 
     # -- in ----------------------------------------------------------------------------------------
 
     def receive(self, message):
         """Take in a message; return False, with nothing changed, if it has to go the Python way."""
         cdef Py_buffer view
-        if not self.is_on:
-            return False
         if type(message) is bytes:
             return self.take_in(<const uint8_t *> PyBytes_AS_STRING(message), PyBytes_GET_SIZE(message))
         PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
@@ -171,12 +191,15 @@ cdef class ShortWay:
     cdef bint take_in(self, const uint8_t *message, size_t size) except -1:
         cdef PeerState peer
         cdef uint8_t kind
-        if size < HEADER:
+        if size < HEADER or not self.is_on:
             return False
         kind = message[0]
         if kind != PUBLISH and kind != SETTLE and kind != CREDIT:
             return False
-        peer = self.senders.get(PyBytes_FromStringAndSize(<const char *> message + 1, HEADER - 1))
+        if PyBytes_GET_SIZE(self.last_sender) != HEADER - 1 \
+                or memcmp(PyBytes_AS_STRING(self.last_sender), message + 1, HEADER - 1):
+            self.last_sender = PyBytes_FromStringAndSize(<const char *> message + 1, HEADER - 1)
+        peer = self.senders.get(self.last_sender)
         if peer is None:
             return False
         if kind == PUBLISH:
@@ -341,69 +364,75 @@ cdef class ShortWay:
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def serve(self, long long given, long long bytes_max):
+    def turn_end(self, uint64_t now):
+        """Return the messages to send after a pass, None if a part of the pass is left to the Python way.
+
+        `given` is then what was handed out so far.
+        """
+        self.given = 0
+        if not self.is_on or (self.timers and self.timers[0][0] <= now):
+            return None
+        self.given = self.serve_plain(0)
+        if (self.dirty and self.given < self.turn_bytes) or not self.dead_letters.idle:
+            return None
+        return self.answers()
+
+    def serve(self, long long given):
         """Serve the queues that have changed, up to the first that has to go the Python way.
 
-        `given` are the bytes handed out in this pass so far. Queues are served until these are at
-        least `bytes_max`. Return how many they are then.
+        `given` are the bytes handed out in this pass so far. Queues are served until these are
+        enough for a pass. Return how many they are then.
         """
+        return self.serve_plain(given)
+
+    cdef long long serve_plain(self, long long given) except -1:
         cdef PyObject *key
         cdef Py_ssize_t at
         cdef long long handed
-        while self.is_on and given < bytes_max:
+        cdef bint is_more
+        while self.is_on and given < self.turn_bytes:
             at = 0
             if not PyDict_Next(self.dirty, &at, &key, NULL):
                 break
             found = <object> key
             if type(found) is not self.queue_kind:
                 break
-            handed = 0 if (<QueueState> found).deleted else self.deliver(<QueueState> found)
+            is_more = False
+            handed = 0 if (<QueueState> found).deleted else self.deliver(<QueueState> found, &is_more)
             if handed < 0:
                 break
             del self.dirty[found]
             given += handed
+            if is_more:
+                self.dirty[found] = None
         return given
 
-    cdef long long deliver(self, QueueState queue) except? -2:
-        """Hand out the ready messages of a queue; return their bytes, -1 if it has to go the Python way."""
+    cdef long long deliver(self, QueueState queue, bint *is_more) except? -2:
+        """Hand out ready messages of a queue; return their bytes, -1 if it has to go the Python way.
+
+        `is_more` is set if the queue was stopped for the sake of other queues.
+        """
         cdef BacklogState backlog = queue.backlog
         cdef DispatchState dispatch = queue.dispatch
         cdef ConsumersState consumers = dispatch.consumers
-        cdef SegmentStoreState store
-        cdef uint64_t[FEW] entries
-        cdef uint64_t size
-        cdef uint64_t total = 0
-        cdef const uint64_t *head
-        cdef Py_ssize_t count, ready, i, at = 0
-        cdef long long given = 0, handed
         cdef ConsumerState taker
+        cdef long long given = 0, handed
         if not backlog.is_plain() or dispatch.order is not None or dispatch.keys is not None or consumers.has_allotments:
             return -1
-        ready = backlog.ready_count
-        if not ready or not consumers.all:
+        if not backlog.ready_count or not consumers.all:
             return 0
-        if ready > FEW or not isinstance(backlog.store, SegmentStoreState):
+        if not isinstance(backlog.store, SegmentStoreState) or (consumers.only is None and backlog.ready_count > 1):
             return -1
-        if consumers.only is None and ready > 1:
-            return -1
-        store = <SegmentStoreState> backlog.store
-        head = (<Ready> backlog.levels[0]).plain_head(&count)
-        if count < ready or not store.is_open():
-            return -1
-        memcpy(entries, head, ready * sizeof(uint64_t))
-        for i in range(ready):
-            if store.find(entries[i], &size) == NULL:
-                return -1
-            total += size
-        if total >= FEW_BYTES:
-            return -1
-        while at < ready:
+        while backlog.ready_count:
             taker = self.taker(queue, consumers)
             if taker is None:
                 break
-            if not isinstance(taker.peer, PeerState) or (taker.no_ack and taker.unacked.stop):
-                return -1
-            handed = self.deal(queue, store, taker, consumers.room, entries, &at, ready)
+            if given > self.queue_bytes - (self.queue_bytes >> 3):
+                is_more[0] = True
+                break
+            handed = self.deal(queue, <SegmentStoreState> backlog.store, taker, consumers.room, self.queue_bytes - given)
+            if handed < 0:
+                return given or -1
             given += handed
             if len(consumers.all) > 1:
                 took(consumers.levels, taker)
@@ -432,89 +461,110 @@ cdef class ShortWay:
         return None
 
     cdef long long deal(
-        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long room_messages,
-        const uint64_t *entries, Py_ssize_t *at, Py_ssize_t ready,
-    ) except -1:
-        """Give a consumer as many messages as it has room for; return their bytes."""
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker, long long most, long long bytes_max,
+    ) except? -2:
+        """Give a consumer as many messages as it has room for; return their bytes.
+
+        Returns -1, with nothing done, if a message does not lie in the open segment.
+        """
         cdef BacklogState backlog = queue.backlog
-        cdef long long room = taker.window.room, average, given = 0
-        cdef Py_ssize_t most = 1, stop, end
-        cdef long long blob
+        cdef Ready level = <Ready> backlog.levels[0]
+        cdef long long room = min(taker.window.room, bytes_max), given = 0, handed
+        cdef Py_ssize_t count, stop, left = 1
+        cdef const uint64_t *entries = level.plain_head(&count)
         if backlog.ready_count > 1:
-            average = backlog.ready_bytes // backlog.ready_count + 1
-            most = min(room_messages, room // average + 1)
-        end = min(ready, at[0] + most)
-        while at[0] < end and (room > 0 or not given):
-            stop = at[0] + 1
-            while stop < end and (entries[stop] ^ entries[at[0]]) & REDELIVERED == 0:
+            left = room // (backlog.ready_bytes // backlog.ready_count + 1) + 1
+            left = min(STEP_MESSAGES, min(most, min(left, <Py_ssize_t> backlog.ready_count)))
+        if count < left or not isinstance(taker.peer, PeerState) or (taker.no_ack and taker.unacked.stop):
+            return -1
+        if not store.is_open() or not store.holds(entries[0]) or not store.holds(entries[left - 1]):
+            return -1
+        while left and (room > 0 or not given):
+            entries = level.plain_head(&count)
+            stop = 1
+            while stop < left and (entries[stop] ^ entries[0]) & REDELIVERED == 0:
                 stop += 1
-            most = stop
-            blob = self.hand_over(queue, store, taker, entries, at, stop, max(room, 1))
-            given += blob
-            room -= blob
-            if at[0] < most:
+            count = self.hand_over(queue, store, taker, entries, stop, max(room, 1), &handed)
+            given += handed
+            room -= handed
+            left -= count
+            if count < stop:
                 break
         return given
 
-    cdef long long hand_over(
-        self, QueueState queue, SegmentStoreState store, ConsumerState taker, const uint64_t *entries, Py_ssize_t *at,
-        Py_ssize_t stop, long long bytes_max,
+    cdef Py_ssize_t hand_over(
+        self, QueueState queue, SegmentStoreState store, ConsumerState taker, const uint64_t *entries, Py_ssize_t stop,
+        long long bytes_max, long long *handed,
     ) except -1:
-        """Give a consumer the messages [at, stop) as far as they fit, at least one; return their bytes."""
+        """Give a consumer the first messages, up to `stop`, as far as they fit, at least one.
+
+        Return how many these are; `handed` is set to their bytes.
+        """
         cdef BacklogState backlog = queue.backlog
         cdef PeerState peer = <PeerState> taker.peer
         cdef Unacked unacked = taker.unacked
-        cdef uint32_t[FEW] sizes
-        cdef const uint8_t *data
-        cdef const uint8_t *blob = NULL
-        cdef uint64_t size = 0, blob_bytes = 0, body_bytes = 0, number
-        cdef Py_ssize_t i = at[0], count = 0
-        cdef bint is_again = entries[i] & REDELIVERED
+        cdef SegmentState segment = store._segments.open
+        cdef const uint8_t *data = <const uint8_t *> PyByteArray_AS_STRING(segment.buffer)
+        cdef const uint8_t *blob = data + position_of(entries[0])
+        cdef const uint8_t *message
+        cdef uint32_t *bodies
+        cdef uint64_t blob_bytes = 0, body_bytes = 0, size, number
+        cdef Py_ssize_t count = 0
+        cdef bint is_again = entries[0] & REDELIVERED
         cdef bint is_whole = True
-        self.gathered.used = 0
-        while i < stop:
-            data = store.find(entries[i], &size)
+        self.gathered.used = self.bodies.used = 0
+        reserve(&self.bodies, stop * sizeof(uint32_t))
+        bodies = <uint32_t *> self.bodies.data
+        while count < stop:
+            message = data + position_of(entries[count])
+            size = message_bytes(message, data + segment.used - message)
             if count and blob_bytes + size > <uint64_t> bytes_max:
                 break
-            if not count:
-                blob = data
-            elif is_whole and data != blob + blob_bytes:
+            if not size:
+                raise ValueError(f"no message at entry {entries[count]}")
+            if is_whole and message != blob + blob_bytes:
                 is_whole = False
                 self.gather(blob, blob_bytes)
             if not is_whole:
-                self.gather(data, size)
-            sizes[count] = u32(data)
-            body_bytes += sizes[count]
+                self.gather(message, size)
+            bodies[count] = u32(message)
+            body_bytes += bodies[count]
             blob_bytes += size
             count += 1
-            i += 1
-        (<Ready> backlog.levels[0]).drop_first(count)
-        backlog.ready_count -= count
+        number = unacked.first + unacked.stop
         if taker.no_ack:
-            number = unacked.first
             unacked.first += count
         else:
-            number = unacked.first + unacked.stop
-            unacked.append(entries + at[0], sizes, count)
+            unacked.append(entries, bodies, count)
         if is_again:
             backlog.counters.redelivered += count
-        peer.writer.section(
-            <uint32_t> taker.connection, <uint16_t> taker.channel, <uint32_t> taker.number, number,
-            1 if is_again else 0, <uint32_t> count, blob if is_whole else self.gathered.data, blob_bytes,
-        )
+        if blob_bytes < LARGE_BYTES:
+            peer.writer.section(
+                <uint32_t> taker.connection, <uint16_t> taker.channel, <uint32_t> taker.number, number,
+                1 if is_again else 0, <uint32_t> count, blob if is_whole else self.gathered.data, blob_bytes,
+            )
+        else:
+            # A view is good until the next append. Nothing is appended before the end of the pass.
+            large = (
+                memoryview(segment.buffer)[blob - data:blob - data + blob_bytes].toreadonly() if is_whole
+                else PyBytes_FromStringAndSize(<const char *> self.gathered.data, blob_bytes)
+            )
+            peer.writer.add(taker.connection, taker.channel, taker.number, number, is_again, count, large)
         peer.has_news = True
         taker.window.room -= blob_bytes
         taker.window.served = queue
+        backlog.ready_count -= count
         backlog.ready_bytes -= body_bytes
         backlog.counters.delivered += count
         if taker.no_ack:
             backlog.counters.delivered_auto += count
-            settle(store, backlog, entries + at[0], count)
+            settle(store, backlog, entries, count)
         else:
             backlog.unacked_count += count
             backlog.unacked_bytes += body_bytes
-        at[0] = i
-        return blob_bytes
+        (<Ready> backlog.levels[0]).drop_first(count)
+        handed[0] = blob_bytes
+        return count
 
     cdef int gather(self, const uint8_t *data, uint64_t size) except -1:
         reserve(&self.gathered, size)
@@ -522,7 +572,7 @@ cdef class ShortWay:
         self.gathered.used += size
         return 0
 
-    def answers(self):
+    cpdef list answers(self):
         """Return the messages to send: confirms, replies, and the deliveries that were put together."""
         cdef list outgoing = []
         cdef PeerState peer
@@ -570,16 +620,27 @@ cdef class ShortWay:
             peer.take(outgoing)
             return 0
         peer.has_news = False
-        for message in peer.before_deliveries:
-            outgoing.append(new_tuple(self.outgoing_kind, (peer.endpoint, message)))
-        peer.before_deliveries.clear()
+        if peer.before_deliveries:
+            for message in peer.before_deliveries:
+                outgoing.append(self.outgoing(peer.endpoint, message))
+            peer.before_deliveries.clear()
         deliveries = peer.writer.take_parts()
         if deliveries is not None:
-            outgoing.append(new_tuple(self.outgoing_kind, (peer.endpoint, deliveries)))
-        for message in peer.after_deliveries:
-            outgoing.append(new_tuple(self.outgoing_kind, (peer.endpoint, message)))
-        peer.after_deliveries.clear()
+            outgoing.append(self.outgoing(peer.endpoint, deliveries))
+        if peer.after_deliveries:
+            for message in peer.after_deliveries:
+                outgoing.append(self.outgoing(peer.endpoint, message))
+            peer.after_deliveries.clear()
         return 0
+
+    cdef object outgoing(self, object endpoint, object message):
+        """Return Outgoing(endpoint, message), made without a call."""
+        made = PyType_GenericAlloc(<PyTypeObject *> self.outgoing_kind, 2)
+        Py_INCREF(endpoint)
+        PyTuple_SET_ITEM(made, 0, endpoint)
+        Py_INCREF(message)
+        PyTuple_SET_ITEM(made, 1, message)
+        return made
 
 
 cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id) noexcept:
@@ -603,6 +664,10 @@ cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id) no
         queue_id[0] = u32(record + RECORD_HEADER)
         at += length
     return size > 0
+
+
+cdef inline uint64_t position_of(uint64_t entry) noexcept:
+    return <uint32_t> entry >> 4
 
 
 cdef inline long long room_of(ConsumerState consumer, QueueState queue) except? -1:

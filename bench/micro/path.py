@@ -9,8 +9,9 @@ cache.
 
     scan       frames.scan: find the publishes in the read
     pack       Packer.pack and take: route, copy onto the wire with a crc32c
-    ring       put into and taken out of shared memory: publishes one way, deliveries back
-    enqueue    Shard.receive: the batch into a segment of the store, entries into the queue
+    ring       put into shared memory: publishes one way, deliveries back, which are taken out too
+    enqueue    out of the ring, where plain batches are taken in as they lie; Shard.receive: the
+               batch into a segment of the store, entries into the queue
     dequeue    Shard.turn_end: the first of the queue into a batch of deliveries; without acks
                the deliveries are also settled
     frames     contents.deliveries: deliveries as AMQP frames
@@ -41,7 +42,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Taker, Writer
 from shardmq.shardd.wire.routes import TARGETS, Routes
 
 READ_BYTES = 64 << 10
@@ -112,15 +113,20 @@ class Ring:
         self._writer = Writer(memory, *place, self._bell)
         self._reader = Reader(memory, *place, views)
 
+    def put(self, message: envelope.Parts) -> None:
+        writer = self._writer
+        assert writer.put(message) if isinstance(message, bytes) else writer.put_parts(message)
+        writer.ring()
+
+    def take(self, taker: Taker | None = None) -> list[envelope.Message]:
+        return self._reader.take(1, taker)[0]
+
+    def let_go(self) -> None:
+        self._reader.let_go()
+
     def through(self, message: envelope.Parts) -> envelope.Message:
-        assert (
-            self._writer.put(message)
-            if isinstance(message, bytes)
-            else self._writer.put_parts(message)
-        )
-        self._writer.ring()
-        (taken,), _ = self._reader.take(1)
-        return taken
+        self.put(message)
+        return self._reader.take(1)[0][0]
 
 
 class Path:
@@ -174,9 +180,10 @@ class Path:
         """Return how many messages came out at the end."""
         found = around("scan", self._scan)
         batch = around("pack", lambda: self._pack(found))
-        batch = around("ring", lambda: self._out.through(batch))
-        around("enqueue", lambda: self._shard.receive(batch, self._now()))
-        messages = around("dequeue", lambda: self._shard.turn_end(self._now()))
+        around("ring", partial(self._out.put, batch))
+        now = self._now()  # a shard looks at its clock once in a pass
+        around("enqueue", partial(self._enqueue, now))
+        messages = around("dequeue", partial(self._shard.turn_end, now))
         came = 0
         for message in [each.message for each in messages if _is_deliver(each.message)]:
             arrived = around("ring", partial(self._back.through, message))
@@ -208,6 +215,11 @@ class Path:
         message = self._packer.take_parts(0, *WHO[:3], self._batch, False)
         assert message is not None
         return message
+
+    def _enqueue(self, now: int) -> None:
+        for message in self._out.take(self._shard.short_way):
+            self._shard.receive(message, now)
+        self._out.let_go()
 
     def _frames(self, message: envelope.Message) -> tuple[int, int]:
         """Return the messages and bytes of the frames."""

@@ -1,7 +1,9 @@
 """The server's side of one AMQP 0-9-1 connection: bytes in, events out; methods in, bytes out.
 
 There is no socket and no clock here. A connection keeps the order of the protocol (states.py) and
-answers only the protocol header and access.request by itself; every decision is the caller's. Bytes
+answers only the protocol header and access.request by itself, and, if the caller lets it
+(`answers_channels`), channel.open and channel.close of channels that are not used meanwhile; every
+decision is the caller's. Bytes
 are parsed where they lie and only as far as the next event: what the caller does about an event,
 say closing a channel, is in force for the bytes behind it.
 
@@ -26,6 +28,7 @@ from shardmq.broker.amqp.events import (
     Method,
     Nothing,
     Open,
+    Opened,
     Publishes,
     Settles,
     StartOk,
@@ -33,6 +36,7 @@ from shardmq.broker.amqp.events import (
 from shardmq.broker.amqp.methods import (
     AccessRequest,
     AccessRequestOk,
+    ChannelOpenOk,
     decode_method,
     decode_start_ok,
     encode_method,
@@ -69,6 +73,11 @@ _LENGTH_AT: Final = 3  # of the payload of a frame, in its head
 # payload without text is.
 _OPEN_TEXT_AT, _OPEN_BYTES_MIN = _IDS_END, 5
 _CLOSE_TEXT_AT, _CLOSE_BYTES_MIN = _IDS_END + 2, 11
+# The answers behind the number of the channel.
+_OPEN_OK, _CLOSE_OK = (
+    struct.pack(">I", len(payload)) + payload + FRAME_END
+    for payload in (encode_method(ChannelOpenOk()), encode_method(commands.Channel.CloseOk()))
+)
 _START_OK_IDS: Final = struct.pack(">I", commands.Connection.StartOk.index)
 _TUNE_OK: Final = struct.Struct(">IHIH")
 _TUNE_OK_IDS: Final = struct.pack(">I", commands.Connection.TuneOk.index)
@@ -102,6 +111,9 @@ _AWAITING_HEADER, _OPEN, _CLOSED = (
 )
 _AWAITING_BODY: Final = int(ChannelState.AWAITING_BODY)
 _NEVER_OPENED: Final = int(ChannelState.CLOSED)
+# An open channel of which the caller has not been told yet. For frames.pyx it is not open.
+_UNTOLD: Final = 128 | int(ChannelState.OPEN)
+_CAN_CLOSE: Final = (int(ChannelState.OPEN), _UNTOLD)
 _CLOSED_BY_CLIENT: Final = int(ChannelState.CLOSED_BY_CLIENT)
 _UNREAD: Final = memoryview(b"")  # nothing
 _NOT_OPEN: Final = (ChannelState.CLOSED, *CHANNEL_DISCARDS)
@@ -111,7 +123,7 @@ _CLOSES: Final = frozenset(
 )
 
 
-class Connection:
+class Connection(frames.Incoming):
     """The state of one AMQP connection.
 
     Call `receive_data`, then `next_event` until it returns None, then `data_to_send`.
@@ -132,28 +144,30 @@ class Connection:
         # First what we offer, from tune-ok on what was agreed.
         self.frame_bytes_max = frame_bytes_max
         # Frames are small until login and tune are done.
-        self._received_frame_bytes_max = _with_margin(spec.FRAME_BYTES_MIN)
+        self.received_frame_bytes_max = _with_margin(spec.FRAME_BYTES_MIN)
         self.channels_max = channels_max
         self.heartbeat_s = heartbeat_s
         self.client_properties: dict[str, Any] = {}
+        # Whether channels are opened here; `opened` counts them until the caller sets it to 0.
+        self.answers_channels = False
+        self.opened = 0
         self._server_properties = server_properties
         self._mechanisms = mechanisms
-        self._message_bytes_max = message_bytes_max
+        self.message_bytes_max = message_bytes_max
         self._room = room
-        self._state = ConnectionState.AWAITING_HEADER
+        self.state = ConnectionState.AWAITING_HEADER
         self._close_sent = False
         # The state of each channel number up to the highest that was opened.
-        self._channels = bytearray(1)
+        self.channels = bytearray(1)
         self.unfinished = UnfinishedPublishes(message_bytes_max)
         self._out: list[bytes] = []
-        # What is read: _buffer from _at on, then _next. At least _needed bytes are needed to see
+        # What is read: `buffer` from `at` on, then `next`. At least _needed bytes are needed to see
         # more.
-        self._buffer: bytearray | memoryview = memoryview(b"")
-        self._at = 0
-        self._next: memoryview | None = None
+        self.buffer: bytearray | memoryview = memoryview(b"")
+        self.at = 0
+        self.next: memoryview | None = None
         self._needed = 0
-        # What is read begins within this frame.
-        self.part: BodyPart | None = None
+        self.part: BodyPart | None = None  # what is read begins within this frame
         self._out_of_step = False  # after a broken frame nobody knows where the next one begins
 
     # -- in ----------------------------------------------------------------------------------------
@@ -161,7 +175,7 @@ class Connection:
     @property
     def unread(self) -> bytearray:
         """Return the bytes that next_event() kept when it returned None."""
-        return bytearray() if isinstance(self._buffer, memoryview) else self._buffer[self._at :]
+        return bytearray() if isinstance(self.buffer, memoryview) else self.buffer[self.at :]
 
     def receive_data(self, data: bytes | bytearray | memoryview, again: int = 0) -> None:
         """Take bytes from the client.
@@ -171,15 +185,15 @@ class Connection:
         parsed in one piece.
         """
         if again:
-            self._drop_read()
-        if self._state in CONNECTION_DISCARDS and (
-            self._next is not None or isinstance(self._buffer, memoryview)
+            self.drop_read()
+        if self.state in CONNECTION_DISCARDS and (
+            self.next is not None or isinstance(self.buffer, memoryview)
         ):
-            self._drop_read()  # the caller closed and left it unread
-        if self._at < len(self._buffer):
-            self._next = memoryview(data)
+            self.drop_read()  # the caller closed and left it unread
+        if self.at < len(self.buffer):
+            self.next = memoryview(data)
         else:
-            self._buffer, self._at = data if isinstance(data, memoryview) else memoryview(data), 0
+            self.buffer, self.at = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def next_event(self) -> Event | None:
         """Return the next event, or None when more bytes are needed.
@@ -187,12 +201,12 @@ class Connection:
         Nothing is returned behind many frames without an event.
         """
         for _ in range(EVENTLESS_FRAMES_MAX):
-            have = len(self._buffer) - self._at
-            if not have and self._next is None:
-                self._buffer, self._at, self._needed = _UNREAD, 0, 0
+            have = len(self.buffer) - self.at
+            if not have and self.next is None:
+                self.buffer, self.at, self._needed = _UNREAD, 0, 0
                 return None
-            if self._out_of_step or self._state is _CLOSED:
-                self._drop_read()
+            if self._out_of_step or self.state is _CLOSED:
+                self.drop_read()
                 return None
             if (not have or have < self._needed) and not self._has(self._needed):
                 return None
@@ -200,36 +214,36 @@ class Connection:
             try:
                 event = self._parse()
             except ConnectionException as error:
-                if self._state in CONNECTION_DISCARDS:
+                if self.state in CONNECTION_DISCARDS:
                     continue
-                self._state = ConnectionState.CLOSING
+                self.state = ConnectionState.CLOSING
                 return Failed(error.with_traceback(None))
             if event is not None:
                 return event
         return Nothing()
 
     def _has(self, needed: int) -> bool:
-        """Return whether `needed` bytes, and at least one, are there from _at on in one piece.
+        """Return whether `needed` bytes, and at least one, are there from `at` on in one piece.
 
         If not, there is nothing to do until more was received.
         """
-        have = len(self._buffer) - self._at
+        have = len(self.buffer) - self.at
         if have >= needed and have:
             return True
         if not have:
-            if self._next is None:
-                self._drop_read()
+            if self.next is None:
+                self.drop_read()
                 return False
-            self._buffer, self._at, self._next = self._next, 0, None
+            self.buffer, self.at, self.next = self.next, 0, None
             return self._has(needed)
-        if isinstance(self._buffer, memoryview) or self._at:
+        if isinstance(self.buffer, memoryview) or self.at:
             # A new buffer: the old one is the caller's, or belongs to an event.
-            self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
-        if self._next is not None:
+            self.buffer, self.at = bytearray(self.buffer[self.at :]), 0
+        if self.next is not None:
             missing = needed - have
-            self._buffer += self._next[:missing]
-            self._next = self._next[missing:] if len(self._next) > missing else None
-        if len(self._buffer) >= needed:
+            self.buffer += self.next[:missing]
+            self.next = self.next[missing:] if len(self.next) > missing else None
+        if len(self.buffer) >= needed:
             return True
         self._needed = needed
         return False
@@ -239,17 +253,18 @@ class Connection:
 
         The bytes given may then be changed before next_event() returns None.
         """
-        if self._next is not None:
-            self._buffer, self._at, self._next = (
-                bytearray(self._buffer[self._at :]) + self._next,
+        if self.next is not None:
+            self.buffer, self.at, self.next = (
+                bytearray(self.buffer[self.at :]) + self.next,
                 0,
                 None,
             )
-        elif isinstance(self._buffer, memoryview):
-            self._buffer, self._at = bytearray(self._buffer[self._at :]), 0
+        elif isinstance(self.buffer, memoryview):
+            self.buffer, self.at = bytearray(self.buffer[self.at :]), 0
 
-    def _drop_read(self) -> None:
-        self._buffer, self._at, self._next, self._needed = _UNREAD, 0, None, 0
+    def drop_read(self) -> None:
+        """Forget what was received and is not parsed."""
+        self.buffer, self.at, self.next, self._needed = _UNREAD, 0, None, 0
 
     def _parse(self) -> Event | None:
         """Return the next event, or None.
@@ -259,51 +274,57 @@ class Connection:
         """
         if self.part is not None:
             return self._go_on_with_part(self.part)
-        if self._state is not _OPEN:
-            if self._state is not _AWAITING_HEADER:
+        if self.state is not _OPEN:
+            if self.state is not _AWAITING_HEADER:
                 return self._read_frame()
             self._read_protocol_header()
             return None
-        buffer = self._buffer
+        buffer = self.buffer
         at, table, count, why, needed = frames.scan(
             buffer,
-            self._at,
+            self.at,
             len(buffer),
-            self._channels,
-            self._received_frame_bytes_max,
-            self._message_bytes_max,
+            self.channels,
+            self.received_frame_bytes_max,
+            self.message_bytes_max,
         )
         if count:
-            self._at = at
+            self.at = at
             return Publishes(buffer, table, count)
         if why == frames.INCOMPLETE:
             self._needed = needed
             return None
+        channel = buffer[self.at + 1] << 8 | buffer[self.at + 2]
+        state = self.channels[channel] if channel < len(self.channels) else _NEVER_OPENED
+        ids = bytes(buffer[self.at + _IDS_AT : self.at + _IDS_END])
+        if ids in (_OPEN_IDS, _CLOSE_IDS):
+            begun = self.at
+            event = self._open_or_close(buffer, ids, channel, state)
+            if event is not None or self.at != begun:
+                return event
+        if state == _UNTOLD:
+            self.channels[channel] = frames.CHANNEL_OPEN
+            return Opened(channel)
         if why == frames.SETTLE:
-            at, channel, ranges = frames.settles(buffer, self._at, len(buffer))
+            at, channel, ranges = frames.settles(buffer, self.at, len(buffer))
             if ranges:
-                self._at = at
+                self.at = at
                 return Settles(channel, ranges)
-        if why == frames.OTHER:
-            ids = bytes(buffer[self._at + _IDS_AT : self._at + _IDS_END])
-            if ids == _BIND:
-                at, channel, ends, nowait = frames.binds(
-                    buffer, self._at, len(buffer), self._channels
-                )
-                if ends:
-                    self._at = at
-                    return Binds(channel, ends, nowait)
-            elif ids in (_OPEN_IDS, _CLOSE_IDS):
-                event = self._open_or_close(buffer, ids)
-                if event is not None:
-                    return event
+        if why == frames.OTHER and ids == _BIND:
+            at, channel, ends, nowait = frames.binds(buffer, self.at, len(buffer), self.channels)
+            if ends:
+                self.at = at
+                return Binds(channel, ends, nowait)
         return self._read_frame()
 
-    def _open_or_close(self, buffer: bytearray | memoryview, ids: bytes) -> Method | None:
-        """Take a channel.open or channel.close that is whole and in order; None for any other."""
-        at, channels = self._at, self._channels
-        channel = buffer[at + 1] << 8 | buffer[at + 2]
-        state = channels[channel] if channel < len(channels) else _NEVER_OPENED
+    def _open_or_close(
+        self, buffer: bytearray | memoryview, ids: bytes, channel: int, state: int
+    ) -> Method | None:
+        """Take a channel.open or channel.close that is whole and in order, and no other frame.
+
+        There is no event if the frame is answered here. `state` is that of the channel.
+        """
+        at = self.at
         opens = ids == _OPEN_IDS
         text_at, bytes_min = (
             (at + _OPEN_TEXT_AT, _OPEN_BYTES_MIN)
@@ -313,8 +334,8 @@ class Connection:
         size = int.from_bytes(buffer[at + _LENGTH_AT : at + _IDS_AT], "big")
         end = at + size + spec.FRAME_OVERHEAD_BYTES
         if (
-            not channel
-            or state != (_NEVER_OPENED if opens else frames.CHANNEL_OPEN)
+            (state != _NEVER_OPENED if opens else state not in _CAN_CLOSE)
+            or not channel
             or buffer[at] != spec.METHOD_FRAME
             or size < bytes_min
             or end > len(buffer)
@@ -323,50 +344,61 @@ class Connection:
             or not bytes(buffer[text_at : text_at + 1 + size - bytes_min]).isascii()
         ):
             return None
-        self._at = end
+        self.at = end
         if opens:
-            _make_room(channels, channel, self.channels_max)
-        channels[channel] = frames.CHANNEL_OPEN if opens else _CLOSED_BY_CLIENT
-        return Method(channel, _OPEN_CHANNEL if opens else _CLOSE_CHANNEL)
+            _make_room(self.channels, channel, self.channels_max)
+            if not self.answers_channels:
+                self.channels[channel] = frames.CHANNEL_OPEN
+                return Method(channel, _OPEN_CHANNEL)
+            self.channels[channel] = _UNTOLD
+            self.opened += 1
+            self._out.append(b"\1" + buffer[at + 1 : at + _LENGTH_AT] + _OPEN_OK)
+        elif state == _UNTOLD:
+            self.channels[channel] = _NEVER_OPENED
+            self._out.append(b"\1" + buffer[at + 1 : at + _LENGTH_AT] + _CLOSE_OK)
+        else:
+            self.channels[channel] = _CLOSED_BY_CLIENT
+            return Method(channel, _CLOSE_CHANNEL)
+        return None
 
     def _read_protocol_header(self) -> None:
         if not self._has(len(spec.PROTOCOL_HEADER)):
             return
-        said = bytes(self._buffer[self._at : self._at + len(spec.PROTOCOL_HEADER)])
-        self._at += len(said)
+        said = bytes(self.buffer[self.at : self.at + len(spec.PROTOCOL_HEADER)])
+        self.at += len(said)
         if said not in (spec.PROTOCOL_HEADER, spec.PROTOCOL_HEADER_0_9):
             self._out.append(spec.PROTOCOL_HEADER)
-            self._state = ConnectionState.CLOSED
+            self.state = ConnectionState.CLOSED
             return
-        self._state = next_of_connection(self._state, "protocol header")
+        self.state = next_of_connection(self.state, "protocol header")
         self._out.append(_start_frame(self._server_properties, self._mechanisms))
 
     def _read_frame(self) -> Event | None:
         """Take one frame of any kind."""
         if not self._has(FRAME_HEAD.size):
             return None
-        kind, channel, size = FRAME_HEAD.unpack_from(self._buffer, self._at)
+        kind, channel, size = FRAME_HEAD.unpack_from(self.buffer, self.at)
         frame_bytes = size + spec.FRAME_OVERHEAD_BYTES
         if kind not in _FRAME_KINDS:
             raise self._broken_frame(kind, b"", "unknown_frame")
-        if frame_bytes > self._received_frame_bytes_max:
-            payload_bytes_max = self._received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
+        if frame_bytes > self.received_frame_bytes_max:
+            payload_bytes_max = self.received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if kind == spec.BODY_FRAME and size >= PART_BYTES_MIN:
             content = self.unfinished.get(channel)
             if (
                 content is not None
                 and size <= content.left
-                and self._channels[channel] == _AWAITING_BODY
+                and self.channels[channel] == _AWAITING_BODY
             ):
                 return self._read_part(channel, content, size)
         if not self._has(frame_bytes):
             return None
-        payload = bytes(self._buffer[self._at + FRAME_HEAD.size : self._at + frame_bytes - 1])
-        end = self._buffer[self._at + frame_bytes - 1]
+        payload = bytes(self.buffer[self.at + FRAME_HEAD.size : self.at + frame_bytes - 1])
+        end = self.buffer[self.at + frame_bytes - 1]
         if end != spec.FRAME_END:
             raise self._broken_frame(kind, payload, f"{{invalid_frame_end_marker,{end}}}")
-        self._at += frame_bytes
+        self.at += frame_bytes
         try:
             return self._received(kind, channel, payload)
         except ChannelException as error:
@@ -378,9 +410,9 @@ class Connection:
         """Begin a body frame that is put in its place from its head on."""
         if not self._has(FRAME_HEAD.size + SHOWN_BYTES):
             return None
-        self._at += FRAME_HEAD.size
+        self.at += FRAME_HEAD.size
         self.part = BodyPart(
-            channel, content, size, bytes(self._buffer[self._at : self._at + SHOWN_BYTES])
+            channel, content, size, bytes(self.buffer[self.at : self.at + SHOWN_BYTES])
         )
         return self._go_on_with_part(self.part)
 
@@ -388,24 +420,24 @@ class Connection:
         """Put what has come of the frame in its place, if its message is still wanted."""
         if not self._has(1):
             return None
-        count = min(len(self._buffer) - self._at, part.left)
+        count = min(len(self.buffer) - self.at, part.left)
         is_wanted = self.unfinished.get(part.channel) is part.content
         if count:
             if is_wanted:
-                part.content.add(memoryview(self._buffer)[self._at : self._at + count])
-            self._at += count
+                part.content.add(memoryview(self.buffer)[self.at : self.at + count])
+            self.at += count
             part.left -= count
         if part.left or not self._has(1):
             return None
         self.part = None
-        end = self._buffer[self._at]
+        end = self.buffer[self.at]
         if end != spec.FRAME_END:
             raise self._broken_frame(
                 spec.BODY_FRAME, part.shown, f"{{invalid_frame_end_marker,{end}}}", part.size
             )
-        self._at += 1
+        self.at += 1
         try:
-            if is_wanted and self._state is _OPEN:
+            if is_wanted and self.state is _OPEN:
                 return self._came_whole(part.channel, part.content, part.size)
             return self._received(spec.BODY_FRAME, part.channel, b"")
         except ChannelException as error:
@@ -423,13 +455,13 @@ class Connection:
         return ConnectionException(spec.FRAME_ERROR, f"{_shown(kind, payload, size)}: {what}")
 
     def _received(self, kind: int, channel: int, payload: bytes) -> Event | None:
-        if self._state in CONNECTION_DISCARDS:
+        if self.state in CONNECTION_DISCARDS:
             if kind == spec.METHOD_FRAME and channel == 0 and payload[:4] in _CLOSES:
                 method = decode_method(payload)
                 if (
-                    self._state is ConnectionState.CLOSING
+                    self.state is ConnectionState.CLOSING
                 ):  # a second close of the same side is forgotten
-                    self._state = next_of_connection(self._state, method.name)
+                    self.state = next_of_connection(self.state, method.name)
                     return Method(0, method)
             return None
         if kind == spec.HEARTBEAT_FRAME:
@@ -448,8 +480,8 @@ class Connection:
             if kind != spec.METHOD_FRAME:
                 raise ConnectionException(spec.UNEXPECTED_FRAME, _shown(kind, payload))
             return self._received_on_connection(payload)
-        if self._state is not ConnectionState.OPEN:
-            text = f"frame on channel {channel} in state {self._state.name}"
+        if self.state is not ConnectionState.OPEN:
+            text = f"frame on channel {channel} in state {self.state.name}"
             raise ConnectionException(spec.COMMAND_INVALID, text)
         if kind == spec.METHOD_FRAME:
             return self._received_method(channel, payload)
@@ -460,20 +492,20 @@ class Connection:
     # -- channel 0 ---------------------------------------------------------------------------------
 
     def _received_on_connection(self, payload: bytes) -> Event | None:
-        if self._state is ConnectionState.AWAITING_START_OK and payload[:4] == _START_OK_IDS:
+        if self.state is ConnectionState.AWAITING_START_OK and payload[:4] == _START_OK_IDS:
             said = decode_start_ok(payload)
-            self._state = next_of_connection(self._state, commands.Connection.StartOk.name)
+            self.state = next_of_connection(self.state, commands.Connection.StartOk.name)
             self.client_properties = said.client_properties
             return StartOk(said.mechanism, said.response, said.locale, said.client_properties)
         if len(payload) == _TUNE_OK.size and payload[:4] == _TUNE_OK_IDS:
             name = commands.Connection.TuneOk.name
-            self._state = next_of_connection(self._state, name, _ids(payload))
+            self.state = next_of_connection(self.state, name, _ids(payload))
             _, channels_max, frame_bytes_max, self.heartbeat_s = _TUNE_OK.unpack(payload)
             self.channels_max = _agreed("channel_max", channels_max, 1, self.channels_max)
             self.frame_bytes_max = _agreed(
                 "frame_max", frame_bytes_max, spec.FRAME_BYTES_MIN, self.frame_bytes_max
             )
-            self._received_frame_bytes_max = _with_margin(self.frame_bytes_max)
+            self.received_frame_bytes_max = _with_margin(self.frame_bytes_max)
             return None
         method = decode_method(payload)
         ids = _ids(payload)
@@ -481,7 +513,7 @@ class Connection:
             raise ConnectionException(
                 spec.COMMAND_INVALID, f"method {method.name} on channel 0", *ids
             )
-        self._state = next_of_connection(self._state, method.name, ids)
+        self.state = next_of_connection(self.state, method.name, ids)
         if isinstance(method, commands.Connection.Open):
             return Open(method.virtual_host)
         return Method(0, method)
@@ -489,7 +521,7 @@ class Connection:
     # -- channels ----------------------------------------------------------------------------------
 
     def _received_method(self, channel: int, payload: bytes) -> Event | None:
-        state = _state_of(self._channels, channel)
+        state = _state_of(self.channels, channel)
         name = _CHANNEL_NAMES.get(payload[:4], "method")
         ids = _ids(payload)
         following = next_of_channel(state, name, ids)
@@ -502,21 +534,21 @@ class Connection:
             line = payload[6:]
             if line[-1] & _IMMEDIATE:
                 raise ConnectionException(spec.NOT_IMPLEMENTED, "immediate=true", *ids)
-            self._channels[channel] = following
+            self.channels[channel] = following
             self.unfinished.begin(channel, line)
             return None
         if isinstance(method, commands.Channel.Open):
-            _make_room(self._channels, channel, self.channels_max)
+            _make_room(self.channels, channel, self.channels_max)
         if following is state and name == commands.Channel.CloseOk.name:
             return None  # a close-ok that answers nothing
-        self._channels[channel] = following
+        self.channels[channel] = following
         if isinstance(method, AccessRequest):
             self.send_method(channel, AccessRequestOk())
             return None
         return Method(channel, method)
 
     def _received_header(self, channel: int, payload: bytes) -> Event | None:
-        state = _state_of(self._channels, channel)
+        state = _state_of(self.channels, channel)
         if state in CHANNEL_DISCARDS:
             return None
         if state is ChannelState.AWAITING_CONTENT_HEADER and len(payload) < _CONTENT_HEAD.size:
@@ -524,16 +556,16 @@ class Connection:
                 spec.SYNTAX_ERROR, "a content header of fewer than 12 bytes", *spec.PUBLISH
             )
         class_id, _, body_len = _CONTENT_HEAD.unpack_from(payload.ljust(_CONTENT_HEAD.size))
-        self._channels[channel] = (
+        self.channels[channel] = (
             next_of_channel(state, "header" if body_len else "header of no body") or state
         )
         if class_id != spec.BASIC:
             text = f"expected content header for class 60, got one for class {class_id} instead"
             raise ConnectionException(spec.UNEXPECTED_FRAME, text, *spec.PUBLISH)
-        if body_len > self._message_bytes_max:
+        if body_len > self.message_bytes_max:
             text = (
                 f"message size {body_len} is larger than "
-                f"configured max size {self._message_bytes_max}"
+                f"configured max size {self.message_bytes_max}"
             )
             raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
         props = payload[_CONTENT_HEAD.size :]
@@ -546,7 +578,7 @@ class Connection:
         return None if body_len else self.unfinished.finish(channel)
 
     def _received_body(self, channel: int, payload: bytes) -> Event | None:
-        state = _state_of(self._channels, channel)
+        state = _state_of(self.channels, channel)
         content = self.unfinished.get(channel)
         if content is None or len(payload) > content.left:
             if next_of_channel(state, "body") is None:
@@ -561,11 +593,11 @@ class Connection:
         """Count a body frame whose bytes are in their place; return the publish it ends."""
         is_last = content.left == size
         following = next_of_channel(
-            _state_of(self._channels, channel), "last body" if is_last else "body"
+            _state_of(self.channels, channel), "last body" if is_last else "body"
         )
         if following is None:
             return None
-        self._channels[channel] = following
+        self.channels[channel] = following
         self.unfinished.count(size)
         content.left -= size
         return self.unfinished.finish(channel) if is_last else None
@@ -584,25 +616,21 @@ class Connection:
         On a channel or connection that we have closed, only close-ok is sent.
         """
         if channel == 0:
-            if self._state in CONNECTION_DISCARDS and not isinstance(
+            if self.state in CONNECTION_DISCARDS and not isinstance(
                 method, commands.Connection.CloseOk
             ):
                 return
-            self._state = CONNECTION_SENT.get((self._state, method.name), self._state)
+            self.state = CONNECTION_SENT.get((self.state, method.name), self.state)
         elif isinstance(method, commands.Channel.CloseOk):
-            if _state_of(self._channels, channel) is not ChannelState.CLOSED:
+            if _state_of(self.channels, channel) is not ChannelState.CLOSED:
                 self._set_channel(channel, ChannelState.CLOSED)
-        elif self._close_sent or _state_of(self._channels, channel) in (
+        elif self._close_sent or _state_of(self.channels, channel) in (
             ChannelState.CLOSED,
             ChannelState.CLOSING,
         ):
             return
         frame = _frame(channel, encode_method(method))
         self._out.append(frame if count == 1 else frame * count)
-
-    def send_bytes(self, data: bytes) -> None:
-        """Send ready-made frames."""
-        self._out.append(data)
 
     def send_heartbeat(self) -> None:
         self._out.append(_HEARTBEAT)
@@ -619,7 +647,7 @@ class Connection:
 
         What else comes on the channel is discarded until the client's close-ok.
         """
-        if self._close_sent or _state_of(self._channels, channel) in (
+        if self._close_sent or _state_of(self.channels, channel) in (
             ChannelState.CLOSED,
             ChannelState.CLOSED_BY_CLIENT,
         ):
@@ -633,15 +661,15 @@ class Connection:
 
         What else comes is discarded until the client's close-ok.
         """
-        if self._close_sent or self._state in (
+        if self._close_sent or self.state in (
             ConnectionState.CLOSED,
             ConnectionState.CLOSED_BY_CLIENT,
         ):
             return
-        if self._state is ConnectionState.AWAITING_HEADER:  # the client does not speak AMQP yet
-            self._state = ConnectionState.CLOSED
+        if self.state is ConnectionState.AWAITING_HEADER:  # the client does not speak AMQP yet
+            self.state = ConnectionState.CLOSED
             return
-        self._state = ConnectionState.CLOSING
+        self.state = ConnectionState.CLOSING
         self._close_sent = True
         self.unfinished.clear()
         close = commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
@@ -649,12 +677,23 @@ class Connection:
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
         self.unfinished.drop(channel)
-        self._channels[channel] = state
+        self.channels[channel] = state
 
     # -- state ---------------------------------------------------------------------------
 
+    def untold(self, tell: bool = False) -> list[int]:
+        """Return the open channels of which the caller has not been told by Opened.
+
+        With `tell` the caller takes note of these channels now.
+        """
+        found = [number for number, state in enumerate(self.channels) if state == _UNTOLD]
+        if tell:
+            for number in found:
+                self.channels[number] = frames.CHANNEL_OPEN
+        return found
+
     def channel_is_open(self, channel: int) -> bool:
-        state = _state_of(self._channels, channel)
+        state = _state_of(self.channels, channel)
         return state is not ChannelState.CLOSED and state not in CHANNEL_DISCARDS
 
     @property
@@ -663,7 +702,7 @@ class Connection:
 
         data_to_send() may still return bytes.
         """
-        return self._state is _CLOSED
+        return self.state is _CLOSED
 
 
 # The last connection.start for each list of mechanisms, of which there are two.
@@ -685,7 +724,7 @@ def _frame(channel: int, payload: bytes) -> bytes:
 
 
 def _state_of(channels: bytearray, channel: int) -> ChannelState:
-    return ChannelState(channels[channel]) if channel < len(channels) else ChannelState.CLOSED
+    return ChannelState(channels[channel] & 127) if channel < len(channels) else ChannelState.CLOSED
 
 
 def _make_room(channels: bytearray, channel: int, channels_max: int) -> None:

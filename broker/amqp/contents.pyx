@@ -113,9 +113,14 @@ def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channe
 
     The tags count up from `first_tag`.
     """
+    return deliveries_of(&blob[0] if blob.shape[0] else NULL, blob.shape[0], count, channel, consumer_tag, first_tag,
+                         redelivered, frame_bytes_max)
+
+cdef bytes deliveries_of(const uint8_t *start, size_t size, uint32_t count, uint16_t channel, bytes consumer_tag,
+                         uint64_t first_tag, bint redelivered, uint32_t frame_bytes_max):
+    """Do the same as deliveries(), of `size` bytes in memory."""
     cdef uint32_t part_max = body_part_max(frame_bytes_max), i
-    cdef size_t ctag_len = len(consumer_tag), total = 0, left = blob.shape[0]
-    cdef const uint8_t *start = &blob[0] if left else NULL
+    cdef size_t ctag_len = len(consumer_tag), total = 0, left = size
     cdef const uint8_t *at = start
     cdef const uint8_t *ctag = <const uint8_t *>PyBytes_AS_STRING(consumer_tag)
     cdef uint8_t *p
@@ -131,7 +136,7 @@ def deliveries(const uint8_t[::1] blob not None, uint32_t count, uint16_t channe
     out = PyBytes_FromStringAndSize(NULL, total)
     p = <uint8_t *>PyBytes_AS_STRING(out)
     at = start
-    left = blob.shape[0]
+    left = size
     with nogil:
         for i in range(count):
             read_message(at, left, &s)

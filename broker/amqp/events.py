@@ -39,6 +39,13 @@ class Open:
 
 
 @dataclass(slots=True)
+class Opened:
+    """A channel is used for the first time: its channel.open was answered without an event."""
+
+    channel: int
+
+
+@dataclass(slots=True)
 class Method:
     """Any other method.
 
@@ -158,7 +165,7 @@ def copies_by_channel(
     }
 
 
-Event = StartOk | Open | Method | Publishes | Settles | Binds | Failed | Nothing
+Event = StartOk | Open | Opened | Method | Publishes | Settles | Binds | Failed | Nothing
 
 
 def things_in(event: Event) -> int:

@@ -1,3 +1,5 @@
+from typing import Any
+
 INCOMPLETE: int
 OTHER: int
 SETTLE: int
@@ -32,6 +34,16 @@ def row(
     body_len: int,
     found: Facts,
 ) -> bytes: ...
+
+class Incoming:
+    state: Any
+    channels: bytearray
+    received_frame_bytes_max: int
+    message_bytes_max: int
+    buffer: Any
+    next: Any
+    part: Any
+    at: int
 
 class Sizes:
     classes: list[int]

@@ -290,6 +290,27 @@ cdef int read_publish(const uint8_t *base, size_t *position, size_t end, const u
     position[0] = at
     return -1
 
+cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const uint8_t *states, size_t states_len,
+                             uint32_t frame_max, uint64_t message_max, Row **found, int *why,
+                             size_t *needed) noexcept nogil:
+    """Find publishes from `at` on, which moves behind them. Return how many there are; `found` are their rows.
+
+    The rows are valid until the next call. `why` and `needed` are set as scan() returns them.
+    """
+    cdef uint32_t count = 0
+    cdef Memo memo
+    memo.row = NULL
+    found[0] = rows
+    why[0] = C_FULL
+    needed[0] = 7
+    while count < ROWS_MAX:
+        why[0] = read_publish(base, at, end, states, states_len, frame_max, message_max, &memo, &rows[count], needed)
+        if why[0] >= 0:
+            break
+        count += 1
+        why[0] = C_FULL
+    return count
+
 def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[::1] states not None,
          uint32_t frame_bytes_max, uint64_t message_bytes_max):
     """Return (position, rows as bytes, their count, why it stopped, bytes needed from position on to see more).
@@ -300,20 +321,14 @@ def scan(const uint8_t[::1] data not None, size_t at, size_t end, const uint8_t[
     cdef const uint8_t *base = &data[0] if data.shape[0] else NULL
     cdef const uint8_t *open_states = &states[0] if states.shape[0] else NULL
     cdef size_t states_len = states.shape[0], needed = 7
-    cdef uint32_t count = 0
+    cdef uint32_t count
     cdef int why = C_FULL
-    cdef Memo memo
+    cdef Row *found
     if end > <size_t>data.shape[0] or at > end:
         raise ValueError("outside of the buffer")
-    memo.row = NULL
     with nogil:
-        while count < ROWS_MAX:
-            why = read_publish(base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max,
-                               &memo, &rows[count], &needed)
-            if why >= 0:
-                break
-            count += 1
-            why = C_FULL
+        count = find_publishes(base, &at, end, open_states, states_len, frame_bytes_max, message_bytes_max, &found,
+                               &why, &needed)
     return at, PyBytes_FromStringAndSize(<char *>rows, count * sizeof(Row)), count, why, needed
 
 def room(size_t size):
@@ -341,8 +356,6 @@ def row(uint32_t line_off, uint16_t line_len, uint16_t channel, uint32_t props_o
 
 cdef class Sizes:
     """How large bodies are: `classes` as those of shardd.wire.histogram, and all their bytes."""
-    cdef uint64_t counts[65]
-    cdef uint64_t total
 
     def __cinit__(self):
         memset(self.counts, 0, sizeof(self.counts))
@@ -350,8 +363,10 @@ cdef class Sizes:
 
     def add(self, bytes table not None):
         """Add the body sizes of an event's rows."""
-        cdef size_t at = 0, begun, count = len(table) // sizeof(Row)
-        cdef const Row *row = <const Row *>PyBytes_AS_STRING(table)
+        self.count(<const Row *>PyBytes_AS_STRING(table), len(table) // sizeof(Row))
+
+    cdef void count(self, const Row *row, size_t count) noexcept:
+        cdef size_t at = 0, begun
         cdef uint64_t size
         while at < count:
             size = row[at].body_len
@@ -368,6 +383,19 @@ cdef class Sizes:
     @property
     def sum(self):
         return self.total
+
+
+cdef class Incoming:
+    """What a connection knows of the bytes that it reads.
+
+    `state` is that of the connection. `channels` has a byte for each channel number (scan). What is
+    read and not parsed is `buffer` from `at` on, then `next`; with `part` the buffer begins within a
+    frame.
+    """
+
+    cdef bint has_unread(self):
+        """Return whether something was read before and is not parsed."""
+        return self.part is not None or self.next is not None or self.at < <size_t>len(self.buffer)
 
 
 # -- settles ------------------------------------------------------------------------------------------------------------

@@ -58,13 +58,13 @@ class Connections:
         for each in self._shown():
             connections.append(each.report())
             owner = each.session.owner
-            channels += [one.report(owner) for one in each.channels.by_number.values()]
+            channels += [one.report(owner) for one in each.channels.all(each)]
         return connections, channels
 
     def counters(self) -> dict[str, float]:
         """Return how many connections, channels and publishing channels there are."""
         shown = list(self._shown())
-        channels = [one for each in shown for one in each.channels.by_number.values()]
+        channels = [one for each in shown for one in each.channels.all(each)]
         return {
             "connections": len(shown),
             "channels": len(channels),
@@ -74,7 +74,7 @@ class Connections:
     def tell_channel_counts(self) -> None:
         """Tell the controller of channels, where a limit asks how many there are."""
         for each in self.by_number.values():
-            each.channels.tell_count()
+            each.channels.limits_changed(each)
 
     def alarm_changed(self) -> None:
         for each in self.all():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 
 from shardmq.broker.amqp import ConnectionException
 from shardmq.broker.front_door import login
@@ -33,6 +34,7 @@ from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.logins import Logins
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire import short_ways
 from shardmq.shardd.wire.local_lane import LocalLane
 from shardmq.shardd.wire.memory import AfterBursts
 from shardmq.shardd.wire.spin import Spin
@@ -98,6 +100,8 @@ class FrontDoor:
             steps=StepRunner(catalog_link, links),
             server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
         )
+        if short_ways.are_on():
+            services.use_short_way()
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
         self._linking: asyncio.Task[None] | None = None  # None: not started
@@ -111,6 +115,14 @@ class FrontDoor:
     def endpoint(self) -> str:
         """Return the address at which the shards reach this front door."""
         return self._links.endpoint
+
+    def run_beside(self, passes: Callable[[], None]) -> None:
+        """Call `passes` behind each pass, for what the shard of this process has to do."""
+        self._loop.beside = passes
+
+    def hear_local(self) -> None:
+        """Handle messages of the shard of this process. Its owner calls, as it does not ring."""
+        self._links.inbox.hear_local()
 
     async def start(self) -> None:
         """Take connections, as soon as the catalog is here and the first shard is."""

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.connection.output import Output
+from shardmq.broker.front_door.hot_state import PassState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.broker.front_door.publish.publish import Publishing
@@ -51,14 +53,14 @@ class Client(Protocol):
     def resume(self, reasons: int) -> None: ...
 
 
-class PassLoop:
+class PassLoop(PassState):
     """The passes of one front door. `now` is the loop time at which the current pass began."""
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_end_scheduled", "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks",
-        "_own_buffer", "_pace", "_publishing", "_run", "_spin", "aio", "borrowers", "dirty",
-        "large_read_buffer", "now", "read_buffer", "reads", "slices",
+        "_fed", "_feeders", "_held", "_held_back", "_in_pass", "_links", "_looks", "_own_buffer",
+        "_pace", "_publishing", "_run", "_spin", "aio", "beside", "borrowers", "large_read_buffer",
+        "read_buffer", "reads", "slices",
     )  # fmt: skip
 
     def __init__(
@@ -88,8 +90,10 @@ class PassLoop:
         self._pace = Pace(tick_us / 1e6)
         self._spin = spin or Spin(0)
         self._looks = False  # a look before the loop sleeps is scheduled
+        # Does what the shard of this process has to do, if there is one.
+        self.beside: Callable[[], None] | None = None
         self._in_pass = False
-        self._end_scheduled = False
+        self.end_scheduled = False
         # Who published in this pass, and to which shards: bit masks.
         self._feeders: dict[Client, int] = {}
         self._fed = 0  # the union of them
@@ -105,6 +109,8 @@ class PassLoop:
         pace, now = self._pace, time.perf_counter()
         wait = pace.distance(now, time.thread_time() if pace.is_near(now) else None)
         if wait > 0:
+            if self.beside is not None:
+                self.beside()
             self._links.hear_for(wait)
         self._in_pass = True
         self.now = self.aio.time()
@@ -147,17 +153,19 @@ class PassLoop:
         self._pace.came(things)
 
     def schedule_end_of_pass(self) -> None:
-        if not self._end_scheduled:
-            self._end_scheduled = True
+        if not self.end_scheduled:
+            self.end_scheduled = True
             self.aio.call_soon(self._scheduled_end)
 
     def _scheduled_end(self) -> None:
-        if self._end_scheduled:
+        if self.end_scheduled:
             self.end_of_pass()
+            if self.beside is not None:
+                self.beside()
 
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
-        self._in_pass = self._end_scheduled = False
+        self._in_pass = self.end_scheduled = False
         if self._publishing.confirms_due:
             self._answer_publishers()
         if self._fed:
@@ -179,7 +187,7 @@ class PassLoop:
     def _look_again(self, most_ns: int) -> None:
         """Look at rings and sockets for a while before the loop sleeps."""
         self._looks = False
-        self._spin.looked(*self._links.look_again(most_ns))
+        self._spin.looked(*self._links.inbox.look_again(most_ns))
 
     def _answer_publishers(self) -> None:
         """Write acks and nacks that are due, and end channels that lost a publish in sequence."""
@@ -207,7 +215,7 @@ class PassLoop:
 
     def receiving(self) -> None:
         """Begin to handle messages of shards or the controller; received() ends this pass."""
-        self._end_scheduled = True
+        self.end_scheduled = True
 
     received = end_of_pass
 

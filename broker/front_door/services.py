@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shardmq.broker.amqp.states import ConnectionState
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.counts import Counts
@@ -12,11 +13,15 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.logins import Logins
+from shardmq.shardd.wire import codec
+from shardmq.shardd.wire import messages as wire
 
 
 @dataclass(slots=True)
@@ -35,6 +40,24 @@ class Services:
     consuming: Consuming
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
+    short_way: ShortWay | None = None  # None: all goes by Python
+
+    def use_short_way(self) -> None:
+        """Let what is plain go the short way from now on. No shard has said Hello yet."""
+        self.short_way = ShortWay(
+            self.shards,
+            self.counts,
+            self.alarms,
+            self.consuming,
+            self.loop,
+            open_state=ConnectionState.OPEN,
+            reply_queues=checks.REPLY_TO,
+            set_timestamp=self.config.set_timestamp,
+        )
+        deliver = self.consuming.deliveries.deliver
+        for link in self.shards.links:
+            outlet = self.short_way.outlet(link, codec.read_deliveries, deliver)
+            link.by_kind[wire.DELIVER] = outlet
 
     @property
     def catalog(self) -> Catalog:

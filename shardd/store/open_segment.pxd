@@ -16,7 +16,7 @@ cdef class SegmentState:
     cdef public long long capacity, used, flushed, records, messages, references, live, dead_until
     cdef public bytearray buffer, settled, forgotten
     cdef public Abstracts abstracts
-    cdef public bint in_sequence, merging, sealed
+    cdef public bint in_sequence, merging, sealed, lends
     cdef public object moves
 
 
@@ -34,7 +34,7 @@ cdef class SegmentsState:
     cdef public SegmentState open
     cdef public AppendCounters counters
     cdef public PendingState settled
-    cdef public object returns
+    cdef public dict returned
 
 
 cdef class SegmentStoreState:
@@ -44,5 +44,5 @@ cdef class SegmentStoreState:
     cdef bint is_open(self)
     cdef SegmentState room_for(self, size_t size)
     cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1
-    cdef const uint8_t *find(self, uint64_t entry, uint64_t *size) noexcept
+    cdef bint holds(self, uint64_t entry) noexcept
     cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1

@@ -10,7 +10,6 @@ The other classes keep what both ways use: `Segment` derives from `SegmentState`
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from shardmq.shardd.store.format.layout cimport message_bytes
 from shardmq.shardd.store.format.record cimport Seen
 
 # An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
@@ -51,7 +50,11 @@ cdef class PendingState:
 
 
 cdef class SegmentsState:
-    """What is kept of the segments of a store. `open` is the segment that is written to, or None."""
+    """What is kept of the segments of a store.
+
+    `open` is the segment that is written to, or None. `returned` is not empty while some message
+    has a count of its returns.
+    """
 
 
 cdef class SegmentStoreState:
@@ -103,21 +106,14 @@ cdef class SegmentStoreState:
         counters.appended_bytes += size
         return 0
 
-    cdef const uint8_t *find(self, uint64_t entry, uint64_t *size) noexcept:
-        """Return where the message lies in the buffer of the open segment, and its bytes.
-
-        Returns NULL if the message is not there as a whole.
-        """
+    cdef bint holds(self, uint64_t entry) noexcept:
+        """Return whether the message is in the buffer of the open segment, and its body, too."""
         cdef SegmentState segment = self._segments.open
-        cdef uint64_t position = <uint32_t> entry >> 4
-        cdef const uint8_t *data
         if segment is None or segment.number != entry >> 32 or segment.buffer is None or segment.moves is not None:
-            return NULL
-        if position >= <uint64_t> segment.used:
-            return NULL
-        data = <const uint8_t *> PyByteArray_AS_STRING(segment.buffer) + position
-        size[0] = message_bytes(data, segment.used - position)
-        return data if size[0] else NULL
+            return False
+        if segment.lends:
+            return False
+        return (<uint32_t> entry >> 4) < segment.used
 
     cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1:
         """Settle messages of the open segment; return False, with nothing done, if that is too much here."""
@@ -126,24 +122,27 @@ cdef class SegmentStoreState:
         cdef PendingState pending = segments.settled
         cdef long long pairs_bytes = 8 * count
         cdef Py_ssize_t i
-        if segments.state.stage is not OPEN or segment is None or segment.moves is not None or segments.returns.times:
+        if segments.state.stage is not OPEN or segment is None or segment.moves is not None or segments.returned:
             return False
         if segment.live < count or pending.settled_bytes + pairs_bytes > SETTLED_MAX:
             return False
+        # Entries that were handed out ascend, except where messages came back before.
         for i in range(count):
             if entries[i] >> 32 != segment.number:
                 return False
         if durable or segment.live > count or segment.merging:
             if durable:
+                if not segment.settled:
+                    pending.with_settled[segment.number] = segment
                 put_pairs(segment.settled, queue_id, entries, count)
-                pending.with_settled[segment.number] = segment
                 if segment.flushed:
                     pending.settled_bytes += pairs_bytes
             else:
                 if pending.forgotten_bytes + pairs_bytes > FORGOTTEN_MAX:
                     return False
+                if not segment.forgotten:
+                    pending.with_forgotten[segment.number] = segment
                 put_pairs(segment.forgotten, queue_id, entries, count)
-                pending.with_forgotten[segment.number] = segment
                 pending.forgotten_bytes += pairs_bytes
             segment.live -= count
             return True

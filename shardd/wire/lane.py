@@ -38,7 +38,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import RING
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Taker, Writer
 
 # Bytes of messages under way in one direction. Memory that is never used is never touched. The ring
 # has room for twice the window of publishes (shard_link.py), or twice the window of deliveries to
@@ -206,15 +206,15 @@ class Lane:
             self._reads_ring = True
         return self.take(ALL)
 
-    def take(self, most: int) -> list[Message]:
+    def take(self, most: int, taker: Taker | None = None) -> list[Message]:
         """Return the next messages of the ring, at most `most`.
 
-        The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
+        A `taker` takes the first of them in where they lie. The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
         damaged.
         """
         if not self._reads_ring:
             return []
-        messages, switched = self.reader.take(most)
+        messages, switched = self.reader.take(most, taker)
         self._reads_ring = not switched
         return messages
 

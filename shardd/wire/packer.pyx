@@ -81,9 +81,6 @@ cdef enum:
 cdef class Records:
     """The memory of a writer whose records were taken; read-only."""
 
-    cdef uint8_t *_data
-    cdef Py_ssize_t _used
-
     def __dealloc__(self):
         free(self._data)
 
@@ -162,25 +159,6 @@ cdef class Packer:
     `routes` belong to a scope (vhost and user): give each scope its own Routes.
     """
 
-    cdef Writer *writers
-    cdef readonly int shards
-    cdef uint64_t touched
-    cdef readonly bint in_sequence
-    cdef readonly uint32_t near_queue  # when pack() stopped with NEAR: the queue
-    cdef readonly uint64_t unroutable  # messages that had no queue to go to and were dropped, since the start
-    cdef readonly size_t near_count  # and how many messages from there on go to it; 0: the first must go to its shard
-    cdef uint32_t far_queue
-    # Of the rows of the table that is packed, as far as a spread chooses:
-    cdef uint64_t *hashes
-    cdef uint32_t *chosen
-    cdef uint32_t *sharers  # queues that are chosen for some of them
-    cdef uint32_t *order  # of the rows by queue, where each is put by itself
-    cdef bint alike  # they belong into the same record, but for the queue
-    cdef size_t spread_room
-    cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
-    cdef BodyMemory bodies  # that bodies are lent from, or None
-    cdef uint64_t borrowers  # bit mask of the shards that see this memory
-
     def __cinit__(self, int shards):
         if not 0 < shards <= 64:
             raise ValueError(f"{shards} shards, 1 to 64 can be served")
@@ -230,6 +208,18 @@ cdef class Packer:
         self.far_queue = far_queue
         if start >= rows:
             return start, W_DONE
+        row = <Row *> &table[0] + start
+        if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
+            why = self.leave(routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms)
+            return start + (why == W_DONE), why
+        why = self.pack_rows(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
+        return at, why
+
+    cdef int pack_rows(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
+                       uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) except -1:
+        """Pack as pack() does, of rows in memory; at least one is left. Return why it stopped, before row `stopped`."""
+        cdef int why
+        self.in_sequence = False
         if routes.spread_count and rows > self.spread_room:
             free(self.hashes)
             self.spread_room = 0
@@ -240,15 +230,11 @@ cdef class Packer:
             self.sharers = self.chosen + rows
             self.order = self.sharers + rows
             self.spread_room = rows
-        row = <Row *> &table[0] + start
-        if lasting and rows - start == 1 and row.body_len >= LARGE_BYTES and row.body_frames == 1:
-            why = self.leave(routes, memoryview(buffer), &buffer[0], row, connection, first_seq, now_ms)
-            return start + (why == W_DONE), why
         with nogil:
-            why = self._pack(routes, &buffer[0], <Row *> &table[0], rows, start, connection, first_seq, now_ms, &at)
+            why = self._pack(routes, buf, table, rows, start, connection, first_seq, now_ms, stopped)
         if why < 0:
             raise MemoryError("publish batch")
-        return at, why
+        return why
 
     cdef int _pack(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
                    uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) noexcept nogil:
@@ -471,7 +457,7 @@ cdef class Packer:
                 return -1
         return 0
 
-    cdef inline int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
+    cdef int add(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel,
                         uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil:
         cdef uint32_t k
         cdef Target *target
@@ -499,7 +485,7 @@ cdef class Packer:
                 w.needs_sync = 1
         return 0
 
-    cdef inline uint32_t lent_run(self, Route *route, const uint8_t *buf, Row *row, int flags) noexcept nogil:
+    cdef uint32_t lent_run(self, Route *route, const uint8_t *buf, Row *row, int flags) noexcept nogil:
         """Return the run that a large body is lent from, or NO_RUN if it is copied."""
         if row.body_frames != 1 or route.count != 1 or flags & ~PERSISTENT \
                 or not self.borrowers >> route.targets.shard & 1:
@@ -614,13 +600,13 @@ cdef class Packer:
         self.touched |= <uint64_t> 1 << shard
         free(target.ids)
 
-    def take_touched(self):
+    cpdef uint64_t take_touched(self):
         """Bit mask of the shards that got messages since the last call."""
         cdef uint64_t touched = self.touched
         self.touched = 0
         return touched
 
-    def waiting(self):
+    cpdef uint64_t waiting(self):
         """Bit mask of the shards for which messages wait for take()."""
         cdef uint64_t found = 0
         cdef int shard
@@ -629,11 +615,11 @@ cdef class Packer:
                 found |= <uint64_t> 1 << shard
         return found
 
-    def pending(self, int shard):
+    cpdef size_t pending(self, int shard):
         """What waits for take() weighs: bytes of records, and weight()."""
         return self.writers[shard].records.used + self.writers[shard].elsewhere + self.weight(shard)
 
-    def weight(self, int shard):
+    cpdef size_t weight(self, int shard):
         """What waits for take_parts() weighs beside its bytes: lent bodies, and the references of messages that go to
         several queues."""
         cdef Writer *w = &self.writers[shard]
@@ -660,36 +646,57 @@ cdef class Packer:
         """As take(), in parts when the records are large."""
         cdef Writer *w = &self.writers[shard]
         cdef size_t total
-        cdef uint8_t *p
-        cdef uint32_t n32
+        cdef bytes out
+        cdef list parts
         if not w.messages:
             return None
-        close_record(w)
+        total = self.close_small(shard)
+        if total:
+            out = PyBytes_FromStringAndSize(NULL, total)
+            self.write(shard, <uint8_t *> PyBytes_AS_STRING(out), peer, incarnation, epoch, batch, wanted)
+            return out
         cdef list owned = self.owned(shard) if w.lent.used and not self.borrowers >> shard & 1 else None
-        cdef bint large = owned is not None or w.records.used + w.elsewhere >= LARGE_BYTES
-        total = PUBLISH_HEADER + w.runs.used + (0 if large else w.records.used)
-        cdef bytes out = PyBytes_FromStringAndSize(NULL, total)
-        p = <uint8_t *> PyBytes_AS_STRING(out)
+        cdef uint32_t owned_bytes
+        out = PyBytes_FromStringAndSize(NULL, PUBLISH_HEADER + w.runs.used)
+        self.write_head(w, <uint8_t *> PyBytes_AS_STRING(out), shard, peer, incarnation, epoch, batch, wanted)
+        if owned is not None:
+            owned_bytes = <uint32_t> sum(map(len, owned))
+            memcpy(PyBytes_AS_STRING(out) + 28, &owned_bytes, 4)
+            parts = [out, *owned]
+        else:
+            self.lend_all(shard)
+            parts = self.with_larges(shard, out, handed_over(&w.records))
+        self.clear(w)
+        return parts
+
+    cdef size_t close_small(self, int shard) noexcept:
+        """Close the last record of a shard that has messages; return the bytes of its PUBLISH, 0 if take_parts() makes parts of it."""
+        cdef Writer *w = &self.writers[shard]
+        close_record(w)
+        return 0 if w.lent.used or w.records.used + w.elsewhere >= LARGE_BYTES else PUBLISH_HEADER + w.runs.used + w.records.used
+
+    cdef void write(self, int shard, uint8_t *to, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
+                    bint wanted) noexcept:
+        """Write the PUBLISH to where there are as many bytes as close_small() returned; the writer is empty again."""
+        cdef Writer *w = &self.writers[shard]
+        self.write_head(w, to, shard, peer, incarnation, epoch, batch, wanted)
+        memcpy(to + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
+        self.clear(w)
+
+    cdef void write_head(self, Writer *w, uint8_t *p, uint32_t shard, uint16_t peer, uint32_t incarnation, uint32_t epoch,
+                         uint64_t batch, bint wanted) noexcept:
+        cdef uint32_t n32
         write_header(p, KIND_PUBLISH, peer, incarnation, epoch, shard)
         memcpy(p + 16, &batch, 8)
         memcpy(p + 24, &w.run_count, 4)
         n32 = <uint32_t> (w.records.used + w.elsewhere)
-        if owned is not None:
-            n32 = <uint32_t> sum(map(len, owned))
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
         n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
-        if w.lent.used and owned is None:
+        if w.lent.used:
             n32 |= 8
-            self.lend_all(shard)
         memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
-        if not large:
-            memcpy(p + PUBLISH_HEADER + w.runs.used, w.records.data, w.records.used)
-        cdef list parts = [out, *owned] if owned is not None else \
-            self.with_larges(shard, out, handed_over(&w.records)) if large else None
-        self.clear(w)
-        return parts if large else out
 
     cdef list with_larges(self, int shard, bytes head, Records records):
         cdef list parts = [head]

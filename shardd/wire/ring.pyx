@@ -206,6 +206,14 @@ cdef class Writer(_End):
         return seen(self._head) == self._at
 
 
+cdef class Taker:
+    """Takes messages in where they lie in the ring, one after the other."""
+
+    cdef bint take_in(self, const uint8_t *message, size_t size) except -1:
+        """Take a message in; return False, with nothing done, if it is to be taken out of the ring."""
+        return False
+
+
 cdef class Reader(_End):
     """The end that reads. With `views`, large messages are views into the ring.
 
@@ -228,10 +236,11 @@ cdef class Reader(_End):
             self._holds = False
             show(self._head, self._at)
 
-    def take(self, int most):
+    def take(self, int most, Taker taker=None):
         """Return (messages, switched): at most `most` messages, and none behind a SWITCH.
 
-        Raises ValueError if the ring is damaged.
+        With a `taker`, the first messages are taken in where they lie, up to the first that it
+        declines. Raises ValueError if the ring is damaged.
         """
         cdef list messages = []
         cdef uint64_t tail = seen(self._tail)
@@ -247,7 +256,9 @@ cdef class Reader(_End):
             memcpy(&length, self._data + offset, 4)
             memcpy(&kind, self._data + offset + 4, 4)
             if kind == MESSAGE and left >= ENTRY + <uint64_t> length:
-                if self._views and length >= VIEW_BYTES_MIN:
+                if taker is not None and not messages and taker.take_in(self._data + offset + ENTRY, length):
+                    taker.taken += 1
+                elif self._views and length >= VIEW_BYTES_MIN:
                     messages.append(self._whole[offset + ENTRY:offset + ENTRY + length])
                     self._holds = True
                 else:

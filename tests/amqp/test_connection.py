@@ -10,10 +10,13 @@ from pamqp import commands
 from shardmq.broker.amqp import (
     Binds,
     ChannelException,
+    ChannelOpenOk,
     Connection,
     ConnectionException,
     Failed,
     Method,
+    Nothing,
+    Opened,
     Publishes,
     Settles,
     contents,
@@ -35,7 +38,9 @@ def connection(channels: int = 0, **kwargs: int) -> Connection:
 class Plain(Connection):
     """A connection that reads no method by hand."""
 
-    def _open_or_close(self, buffer: bytearray | memoryview, ids: bytes) -> Method | None:
+    def _open_or_close(
+        self, buffer: bytearray | memoryview, ids: bytes, channel: int, state: int
+    ) -> Method | None:
         return None
 
 
@@ -440,6 +445,75 @@ def test_channels_opened_and_closed_by_hand_are_as_if_every_field_were_read(
         states = [made.channel_is_open(number) for number in range(6)]
         seen.append((said, states, made.data_to_send(), made.closed))
     assert seen[0] == seen[1]
+
+
+@st.composite
+def used_channels(draw: st.DrawFn) -> bytes:
+    """Return channels that are opened, used or not, and closed, with errors now and then."""
+    kinds = [
+        commands.Channel.Open, commands.Channel.Open, commands.Channel.Close,
+        commands.Channel.CloseOk, commands.Basic.Qos, commands.Basic.Ack, commands.Queue.Bind,
+        commands.Basic.Publish,
+    ]  # fmt: skip
+    out = []
+    for _ in range(draw(st.integers(1, 25))):
+        number, kind = draw(st.integers(1, 4)), draw(st.sampled_from(kinds))
+        if kind is commands.Basic.Publish:
+            out += publish(number, "ex", "key", b"x" * draw(st.sampled_from([0, 3, 5000])))
+        elif kind is commands.Channel.Close:
+            out.append(method(number, kind(200, draw(st.sampled_from(["", "done"])), 0, 0)))
+        else:
+            out.append(method(number, kind()))
+    return b"".join(out)
+
+
+def talk(made: Connection, data: bytes, cuts: list[int]) -> tuple[list[object], bytes, int]:
+    """Return the events but those of channels that nobody uses, what is said, and the opens."""
+    events: list[object] = []
+    opened, at, open_ok = 0, 0, ChannelOpenOk()
+    for cut in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
+        made.receive_data(data[at:cut])
+        at = cut
+        while (event := made.next_event()) is not None:
+            if isinstance(event, Method) and isinstance(event.method, commands.Channel.Open):
+                opened += 1
+                made.send_method(event.channel, open_ok)
+            elif isinstance(event, Method) and isinstance(event.method, commands.Channel.Close):
+                made.send_method(event.channel, commands.Channel.CloseOk())
+            elif isinstance(event, Failed):
+                events.append((type(event.exception), event.exception.args, event.channel))
+                assert isinstance(event.exception, ConnectionException)
+                made.close(event.exception)
+            elif isinstance(event, Publishes):
+                events += [("publish", *facts([event]))]
+            elif not isinstance(event, (Nothing, Opened)):
+                events += facts([event])
+    return events, b"".join(made.data_to_send()), opened + made.opened
+
+
+@settings(max_examples=400, deadline=None)
+@given(used_channels(), st.lists(st.integers(0, 600), max_size=4))
+def test_channels_that_are_answered_without_an_event_are_as_all_others(
+    data: bytes, cuts: list[int]
+) -> None:
+    asking, answering = connection(1), connection(1)
+    answering.answers_channels = True
+    assert talk(answering, data, cuts) == talk(asking, data, cuts)
+    states = [[made.channel_is_open(number) for number in range(5)] for made in (asking, answering)]
+    assert states[0] == states[1]
+
+
+def test_a_channel_is_told_of_before_it_is_used_and_not_if_it_is_only_opened_and_closed() -> None:
+    made = connection(1)
+    made.answers_channels = True
+    opens = b"".join(method(number, commands.Channel.Open()) for number in (2, 3))
+    closes = method(2, commands.Channel.Close(200, "", 0, 0))
+    assert received(made, opens + closes) == [] and made.untold() == [3] and made.opened == 2
+    assert len(made.data_to_send()) == 3
+    first, second = received(made, method(3, commands.Basic.Qos(prefetch_count=1)))
+    assert first == Opened(3) and isinstance(second, Method) and made.untold() == []
+    (closed,) = received(made, method(3, commands.Channel.Close(200, "", 0, 0)))
+    assert isinstance(closed, Method)
 
 
 PROPERTIES = st.dictionaries(

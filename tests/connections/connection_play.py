@@ -425,7 +425,7 @@ class Play:
         self.read(method(0, commands.Connection.StartOk(properties, "PLAIN", response, "en_US")))
 
     def open(self, channels: int = 1, **properties: Any) -> None:
-        """Open the connection and so many channels."""
+        """Open the connection and so many channels, which count as used."""
         self.log_in(**properties)
         self.read(
             method(0, commands.Connection.TuneOk(2047, 131072, 60))
@@ -433,6 +433,7 @@ class Play:
         )
         for number in range(1, channels + 1):
             self.read(method(number, commands.Channel.Open()))
+        self.connection.channels.meet_all(self.connection)
         assert self.connection.session.is_open
         self.got()
 

@@ -163,6 +163,48 @@ async def test_a_channel_is_opened_used_and_closed() -> None:
     assert play.connection.channels.by_number == {}
 
 
+async def test_channels_that_nobody_uses_are_opened_listed_and_closed() -> None:
+    play = Play()
+    play.open(channels=0)
+    play.read(b"".join(method(number, commands.Channel.Open()) for number in (2, 1, 3)))
+    play.read(method(3, commands.Channel.Close(200, "", 0, 0)))
+    assert play.names() == 3 * ["Channel.OpenOk"] + ["Channel.CloseOk"]
+    assert names(play.says(2, commands.Basic.Qos(prefetch_count=3))) == ["Basic.QosOk"]
+    connection = play.connection
+    assert list(connection.channels.by_number) == [2] and play.services.counts.channels_opened == 3
+    rows = [each.report("me") for each in connection.channels.all(connection)]
+    assert [(row["number"], row["prefetch_count"]) for row in rows] == [(1, 0), (2, 3)]
+    assert connection.report()["channels"] == 2
+
+
+async def test_a_channel_is_open_before_anything_else_is_said_on_it() -> None:
+    play = Play()
+    play.open(channels=0)
+    asked = Published()
+    asked.write(method(1, commands.Basic.Return(312, "NO_ROUTE", "ex", "key")))
+    play.publishing.effects.append(asked)
+    play.read(method(1, commands.Channel.Open()) + b"".join(publish(1, "ex", "key")))
+    assert play.names() == ["Channel.OpenOk", "Basic.Return"]
+
+
+async def test_channels_that_nobody_uses_count_for_a_limit_that_comes_later() -> None:
+    play = Play()
+    play.open(channels=0)
+    play.read(b"".join(method(number, commands.Channel.Open()) for number in (1, 2)))
+    assert play.connection.channels.by_number == {}
+    limits = ParameterPut(
+        vhost="", component="user-limits", name="guest", value={"max-channels": 3}
+    )
+    play.line.catalog.apply(limits)
+    play.connection.channels.limits_changed(play.connection)
+    assert list(play.connection.channels.by_number) == [1, 2]
+    assert [info.channels for info in play.line.up] == [0, 2]
+    play.got()
+    assert play.says(3, commands.Channel.Open()) == []
+    await play.settled()
+    assert play.line.answer() == ChannelOpen("/", "guest", 3)
+
+
 async def test_channels_are_counted_by_the_controller_where_there_is_a_limit() -> None:
     play = Play(channel_max_per_node=2)
     play.open(channels=0)

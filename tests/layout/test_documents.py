@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("bench", "broker", "deploy", "pyspark_shardmq", "shardd", "supervisor", "tests")
+FOLDERS = (
+    "bench", "broker", "combined", "deploy", "pyspark_shardmq", "shardd", "supervisor", "tests",
+)  # fmt: skip
 FILES = [path.name for path in ROOT.iterdir() if path.is_file()] + [
     str(path.relative_to(ROOT))
     for folder in FOLDERS

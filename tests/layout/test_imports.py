@@ -28,7 +28,16 @@ MADE_FOR = {
     "shardmq.shardd.reader": {
         "shardmq.shardd.store.format.columns",
         "shardmq.shardd.store.format.layout",
-    }
+    },
+    # The short way of a front door is made of what these do for the way by Python.
+    "shardmq.broker.front_door": {
+        "shardmq.broker.amqp.contents",
+        "shardmq.broker.amqp.frames",
+        "shardmq.broker.amqp.octets",
+        "shardmq.shardd.wire.packer",
+        "shardmq.shardd.wire.publishes",
+        "shardmq.shardd.wire.routes",
+    },
 }
 OPTIONS = (
     "# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, "

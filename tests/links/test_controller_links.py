@@ -251,7 +251,10 @@ async def test_a_front_door_that_was_taken_for_gone_is_told_so_and_the_next_one_
 
 @pytest.mark.parametrize("rest", [["boot", 0, []], [], [{"what": "a later version says"}]])
 async def test_a_front_door_of_another_wire_version_is_told_so_whatever_else_it_says(
-    world: World, rest: list[Any], caplog: pytest.LogCaptureFixture
+    world: World,
+    rest: list[Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hello = msgspec.msgpack.encode(["door-hello", wire.WIRE_VERSION + 1, 0, 9, 123, *rest])
     for _ in range(2):
@@ -267,6 +270,9 @@ async def test_a_front_door_of_another_wire_version_is_told_so_whatever_else_it_
         f"{wire.WIRE_VERSION}: restart all of one release"
     ]
     assert world.controller.links.other_versions == {0: wire.WIRE_VERSION + 1}
+    with monkeypatch.context() as later:  # it does not come back
+        later.setattr("shardmq.broker.controller.peers.links.REFUSED_S_MAX", 0.0)
+        assert world.controller.links.other_versions == {}
     _, writer, _ = await enter(world)
     assert world.controller.links.other_versions == {}
     writer.close()

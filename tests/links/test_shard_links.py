@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from shardmq.broker.front_door.hot_state import DELIVERY_CREDIT_BYTES
 from shardmq.broker.front_door.links.shard_link import PUBLISH_WINDOW_BYTES
-from shardmq.broker.front_door.links.shard_links import DELIVERY_CREDIT_BYTES, ShardLinks
+from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig

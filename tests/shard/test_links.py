@@ -80,6 +80,7 @@ def test_a_shard_that_looks_again_takes_a_message_without_a_bell(
         hear(links, 10_000)
         assert links.receive(0, 32) == 1
     assert wait_for_any([lane.bell], 0) == []
+    assert links.receive(0, 32) == 0
     assert not hear(links, 1)
     door.send(message)
     assert hear(links, 10_000), "who sleeps is rung for"

@@ -57,8 +57,15 @@ class Broken:
     def receive(self, message: Any) -> bool:
         return self.way.receive(message)
 
-    def serve(self, given: int, bytes_max: int) -> int:
-        return self.way.serve(given, bytes_max)
+    def serve(self, given: int) -> int:
+        return self.way.serve(given)
+
+    def turn_end(self, now: int) -> list[Any] | None:
+        return None
+
+    @property
+    def given(self) -> int:
+        return 0
 
     def answers(self) -> list[Any]:
         return self.way.answers()

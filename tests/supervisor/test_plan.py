@@ -62,3 +62,16 @@ def test_every_child_is_told_where_to_read_its_section_which_is_not_on_its_comma
         assert plan.arguments(7)[-2:] == ["--config", "fd:7"]
         assert plan.section["runtime_dir"] == "/run/x" and plan.section["log_level"] == "info"
         assert not any("/run/x" in argument for argument in plan.arguments(7))
+
+
+def test_without_front_doors_of_their_own_each_shard_is_one() -> None:
+    settings = Settings(front_doors=FrontDoors(count=0))
+    _, *shards = children(settings, 2, "/run/x", "b", listening(2))
+    assert [(plan.name, plan.front_door, plan.fds) for plan in shards] == [
+        ("shard-0", 0, (10,)),
+        ("shard-1", 1, (11,)),
+    ]
+    for number, plan in enumerate(shards):
+        assert plan.module == "shardmq.combined"
+        assert plan.section["shard"]["shard"] == plan.section["front_door"]["door"] == number
+        assert plan.section["front_door"]["doors"] == 2

@@ -146,3 +146,31 @@ def test_a_socket_that_is_of_no_use_is_named(name: str, tls: Tls, says: str) -> 
     with pytest.raises(ConfigError, match=says):
         listen(Settings(listen=Listen(bind="127.0.0.1", **PORTS), tls=tls), {name: [sock]})
     assert sock.fileno() == -1
+
+
+def test_a_front_door_that_does_not_listen_leaves_its_connections_to_the_others(
+    opened: list[Sockets],
+) -> None:
+    sockets = listen(settings("127.0.0.1", doors=0), cores=2)
+    opened.append(sockets)
+    (first,), (second,) = sockets.amqp
+    where = first.getsockname()
+    for _ in range(2):  # its process may die again before it has listened
+        sockets.stop_listening(0)
+    clients = [socket.create_connection(where) for _ in range(20)]
+    for _ in clients:
+        second.accept()[0].close()
+    first.listen()
+    while not accepted(first):
+        clients.append(socket.create_connection(where))
+        accepted(second)
+    for client in clients:
+        client.close()
+
+
+def accepted(listener: socket.socket) -> bool:
+    try:
+        listener.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True

@@ -192,15 +192,18 @@ def _check_topology(broker: RealBroker, declarer: Declarer) -> None:
 
 
 @contextlib.contextmanager
-def started(directory: Path, command: tuple[str, ...] | None = None) -> Iterator[RealBroker]:
-    """Start two shards and two front doors.
+def started(
+    directory: Path, command: tuple[str, ...] | None = None, front_doors: int = 2
+) -> Iterator[RealBroker]:
+    """Start two shards and two front doors; with 0 the shards are front doors.
 
     They end cleanly, or at once after a failure. Then their files are checked.
     """
     settings = directory / "broker.toml"
     settings.write_text(SETTINGS)
     more = {} if command is None else {"command": command}
-    broker = RealBroker(directory / "data", front_doors=2, more=("--config", str(settings)), **more)
+    config = ("--config", str(settings))
+    broker = RealBroker(directory / "data", front_doors=front_doors, more=config, **more)
     try:
         yield broker
         broker.stop()

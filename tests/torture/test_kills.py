@@ -18,12 +18,13 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.broker
+@pytest.mark.parametrize("front_doors", [2, 0])
 def test_every_promise_holds_through_rounds_of_kills(
-    tmp_path: Path, request: pytest.FixtureRequest
+    tmp_path: Path, request: pytest.FixtureRequest, front_doors: int
 ) -> None:
     seed, rounds = request.config.option.seed, request.config.option.rounds
     print(f"to play the same kills: make torture ARGS='--seed {seed} --rounds {rounds} -k rounds'")
-    with started(tmp_path) as broker:
+    with started(tmp_path, front_doors=front_doors) as broker:
         print(Rounds(broker, seed).run(rounds))
     command = [sys.executable, "-m", "shardmq.shardd.store.tools", "verify", str(broker.data_dir)]
     verified = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)

@@ -62,6 +62,8 @@ UNREAD_BYTES_MAX = 256 << 20  # sent to one front door and not read; then its li
 # queues on a busy machine. After that it holds up nobody any more.
 APPLY_S_MAX = 10.0
 SNAPSHOT_S_MAX = 60.0
+# A refused front door tries again several times a second. One that has not for so long is gone.
+REFUSED_S_MAX = 10.0
 FENCE_S_MAX = 5.0  # a shard may be away; whoever wants a fence asks again
 REPORT_S_MAX = 2.0
 # How long after a start a front door that has not come back holds up what the others ask for.
@@ -258,7 +260,8 @@ class DoorLinks:
         self._check: asyncio.TimerHandle | None = None
         self._return: asyncio.TimerHandle | None = None
         self.streams: set[_Stream] = set()
-        self.other_versions: dict[int, int] = {}  # wire versions of refused front doors, by number
+        # Refused front doors: the wire version of each, and when it tried last (loop time).
+        self._others: dict[int, tuple[int, float]] = {}
         self._refused = RecentKeys()  # number and incarnation of front doors
 
     async def start(self, runtime_dir: Path, version: int = 0) -> None:
@@ -440,7 +443,7 @@ class DoorLinks:
         if message.wire_version != WIRE_VERSION:
             self._refuse(message)
             raise _Refused
-        self.other_versions.pop(message.door, None)
+        self._others.pop(message.door, None)
         assert self.handler is not None
         if message.incarnation <= self._gone.get(message.door, -1):
             raise _TakenForGone(message.door)
@@ -464,12 +467,19 @@ class DoorLinks:
         log.info("front door %d (pid %d) is here", door.number, door.pid)
         return door
 
+    @property
+    def other_versions(self) -> dict[int, int]:
+        """Return the wire versions of the front doors that are refused at present, by number."""
+        since = asyncio.get_running_loop().time() - REFUSED_S_MAX
+        return {door: version for door, (version, at) in self._others.items() if at > since}
+
     def _refuse(self, hello: DoorHello) -> None:
         """Note that a front door speaks another wire version. The front door tries again and again.
 
         One line in the log is enough for each process.
         """
-        self.other_versions[hello.door] = hello.wire_version
+        now = asyncio.get_running_loop().time()
+        self._others[hello.door] = hello.wire_version, now
         if self._refused.add((hello.door, hello.incarnation)):
             log.error(
                 "front door %d (pid %d) speaks wire version %d, this process speaks %d: "

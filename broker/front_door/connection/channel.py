@@ -10,6 +10,7 @@ from pamqp import base
 
 from shardmq.broker.amqp import Binds
 from shardmq.broker.front_door.consume.consumers import ConsumingChannel, Receiver, Settle
+from shardmq.broker.front_door.hot_state import PublishingState
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.confirms import Confirms
 from shardmq.broker.front_door.publish.effects import Decided
@@ -26,16 +27,13 @@ Work = base.Frame | Binds | Callable[[], Outcome]
 NO_WORK: Final[deque[Work]] = deque()  # of channels that have never had to wait
 
 
-class Channel:
+class Channel(PublishingState):
     """A channel of a connection. Publishing and topology use it, consuming has `consuming`.
 
     Some clients open a channel for each thing they do, so what few channels need is made late.
     """
 
-    __slots__ = (
-        "_client", "_consuming", "confirms", "is_open", "last_queue", "number", "pipeline",
-        "published", "running", "transaction", "work",
-    )  # fmt: skip
+    __slots__ = ("_client", "last_queue", "pipeline", "running", "work")
 
     def __init__(self, client: Receiver, number: int) -> None:
         self.number = number
@@ -45,22 +43,22 @@ class Channel:
         self.confirms: Confirms | None = None
         self.transaction: Transaction[Decided, Settle] | None = None
         self._client = client
-        self._consuming: ConsumingChannel | None = None
+        self.consuming_if_any: ConsumingChannel | None = None
         self.work = NO_WORK
         self.running = False  # some of its work waits for an answer
         self.pipeline: Pipeline | None = None  # of its declares, binds and deletes
 
     @property
     def consuming(self) -> ConsumingChannel:
-        if self._consuming is None:
-            self._consuming = ConsumingChannel(self._client, self.number)
-            self._consuming.is_open = self.is_open
-        return self._consuming
+        if self.consuming_if_any is None:
+            self.consuming_if_any = ConsumingChannel(self._client, self.number)
+            self.consuming_if_any.is_open = self.is_open
+        return self.consuming_if_any
 
     @property
     def has_consumed(self) -> bool:
         """Return whether there may be consumers, deliveries or settles to release."""
-        return self._consuming is not None
+        return self.consuming_if_any is not None
 
     def queue_work(self, work: Work, *, first: bool = False) -> None:
         """Put work behind all that waits, or before it."""
@@ -81,7 +79,7 @@ class Channel:
     @property
     def reply_to(self) -> str:
         """Return the queue for direct replies to this channel, "" while nobody waits for them."""
-        replies = self._consuming.replies if self._consuming is not None else None
+        replies = self.consuming_if_any.replies if self.consuming_if_any is not None else None
         return replies.queue_name if replies is not None else ""
 
     @property
@@ -91,7 +89,7 @@ class Channel:
     def report(self, owner: str) -> dict[str, object]:
         """Return the counters of the channel for listings."""
         confirms, transaction = self.confirms, self.transaction
-        unconfirmed = sum(w.last - w.first + 1 for w in confirms.waiting) if confirms else 0
+        unconfirmed = confirms.unconfirmed if confirms else 0
         return {
             "owner": owner,
             "number": self.number,

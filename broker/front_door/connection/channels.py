@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from pamqp import commands
 
-from shardmq.broker.amqp import ChannelOpenOk, ConnectionException
+from shardmq.broker.amqp import ChannelOpenOk, Connection, ConnectionException
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.connection.channel import Channel, Outcome, Reply
 from shardmq.broker.front_door.connection.work_queue import WorkQueue
@@ -27,9 +28,12 @@ Releases = list[asyncio.Future[wire.Control]]
 class Channels:
     """The channels of one connection, by number."""
 
-    __slots__ = ("_services", "_session", "_work", "by_number")
+    __slots__ = ("_amqp", "_services", "_session", "_work", "by_number")
 
-    def __init__(self, services: Services, session: Session, work: WorkQueue) -> None:
+    def __init__(
+        self, services: Services, session: Session, work: WorkQueue, amqp: Connection
+    ) -> None:
+        self._amqp = amqp
         self._services = services
         self._session = session
         self._work = work
@@ -41,10 +45,29 @@ class Channels:
         return channel if channel is not None and channel.is_open else None
 
     def open(self, client: Receiver, number: int) -> Channel:
-        """Open a channel for channel.open. The answer is OPEN_OK, or that of admit()."""
-        channel = self.by_number[number] = Channel(client, number)
-        self._services.counts.channels_opened += 1
-        return channel
+        """Begin a channel. The answer to channel.open is OPEN_OK, or that of admit()."""
+        self.by_number[number] = Channel(client, number)
+        return self.by_number[number]
+
+    def all(self, client: Receiver) -> list[Channel]:
+        """Return all open channels by number, also those that were never used."""
+        unused = [Channel(client, number) for number in self._amqp.untold()]
+        return sorted([*self.by_number.values(), *unused], key=attrgetter("number"))
+
+    def begin(self, client: Receiver) -> None:
+        """Decide who answers channel.open.
+
+        The AMQP library does as long as no limit asks how many channels there are, and here only
+        channels that are used are known. With a limit all are.
+        """
+        self._amqp.answers_channels = not self.are_counted
+        if self.are_counted:
+            self.meet_all(client)
+
+    def meet_all(self, client: Receiver) -> None:
+        """Know of all open channels from now on."""
+        for number in self._amqp.untold(tell=True):
+            self.open(client, number)
 
     @property
     def are_counted(self) -> bool:
@@ -66,6 +89,12 @@ class Channels:
         if answer.code:
             raise ConnectionException(answer.code, answer.text, *login.CHANNEL_OPEN)
         return OPEN_OK if channel.is_open else None
+
+    def limits_changed(self, client: Receiver) -> None:
+        """Count from now on, or count no more, and tell the controller how many there are."""
+        if self._session.is_open:
+            self.begin(client)
+            self.tell_count()
 
     def tell_count(self) -> None:
         """Tell the controller how many there are: a limit is new, or there is a channel less."""

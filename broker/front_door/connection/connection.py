@@ -28,6 +28,7 @@ from shardmq.broker.amqp import (
     Failed,
     Method,
     Open,
+    Opened,
     Publishes,
     Settles,
     StartOk,
@@ -142,10 +143,10 @@ class ClientConnection:
             on_end=self.disconnect,
         )
         self.work = WorkQueue(services, self.session, socket, self)
-        self.channels = Channels(services, self.session, self.work)
+        self.channels = Channels(services, self.session, self.work, amqp)
         # The routes this user may take, once the vhost is open.
         self.route_cache: RouteCache | None = None
-        self.published = False
+        self.published = False  # by way of Python; the inlet knows of the short way
         self.blocked = False  # was told of an alarm
         self._begun: Publishes | None = None  # some of its messages are still to be published
         self._gets: asyncio.Semaphore | None = None
@@ -207,6 +208,9 @@ class ClientConnection:
         else:
             if socket.paused:
                 socket.resume(PAUSE_SLICE)
+        if socket.amqp.opened:
+            self.services.counts.channels_opened += socket.amqp.opened
+            socket.amqp.opened = 0
         self.services.loop.came(things)
         socket.gather()
 
@@ -226,6 +230,9 @@ class ClientConnection:
                 self._on_channel_method(event.channel, event.method)
             else:
                 self._on_connection_method(event.method)
+        elif isinstance(event, Opened):
+            self.channels.open(self, event.channel)
+            self.socket.gather()  # open-ok, before anything else of the channel is written
         elif isinstance(event, Binds):
             bound = self.channels.opened(event.channel)
             if bound is not None:
@@ -336,6 +343,7 @@ class ClientConnection:
     def _on_channel_method(self, number: int, method: base.Frame) -> None:
         if isinstance(method, commands.Channel.Open):
             opened = self.channels.open(self, number)
+            self.services.counts.channels_opened += 1
             if self.channels.are_counted:
                 self.work.do(opened, partial(self.channels.admit, opened))
             else:
@@ -403,7 +411,16 @@ class ClientConnection:
             self._opening = None
             session = self.session
             session.is_open = True
+            self.channels.begin(self)
             self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
+            if (short_way := self.services.short_way) is not None:
+                self.socket.inlet = short_way.inlet(
+                    self.id,
+                    self.socket.amqp,
+                    self.channels.by_number,
+                    self.work.waiting,
+                    self.route_cache,
+                )
             self.send(0, CONNECTION_OPEN_OK)
 
     async def _wait_for(self, handshake: Coroutine[None, None, Greeted]) -> None:
@@ -518,7 +535,8 @@ class ClientConnection:
     def alarm_changed(self) -> None:
         """Hold a publisher while there is an alarm, and tell it so."""
         is_on = self.services.alarms.text
-        if is_on and self.published:
+        inlet = self.socket.inlet
+        if is_on and (self.published or (inlet is not None and inlet.published)):
             self._block()
         elif self.blocked and not is_on:
             self.blocked = False
@@ -538,7 +556,7 @@ class ClientConnection:
         state = "blocked" if self.blocked else "flow" if self.socket.paused else "running"
         return {
             "owner": self.session.owner,
-            "channels": len(self.channels.by_number),
+            "channels": len(self.channels.all(self)),
             "recv_oct": self.socket.received_bytes,
             "send_oct": self.output.written,
             "send_pend": self.output.pending,

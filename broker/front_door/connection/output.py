@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
-from itertools import islice
 
+from shardmq.broker.front_door.hot_state import OutputState
 from shardmq.broker.front_door.tls import TlsSocket
 from shardmq.shardd.wire.bodies import Run
 
@@ -26,55 +25,35 @@ DISCARD_BYTES = 65536
 Stream = socket.socket | TlsSocket
 
 
-class Output:
-    """The output of one connection, in order.
+class Output(OutputState):
+    """The output of one connection, in order."""
 
-    `pending` counts the bytes that the kernel has not taken, `written` those that it has. `due`
-    holds credits that wait for bytes to be written: how many bytes are written by then, the shard,
-    its epoch, the credit.
-    """
-
-    __slots__ = ("_borrows", "_chunks", "_has_room", "due", "pending", "written")
+    __slots__ = ("_borrows",)
 
     def __init__(self) -> None:
-        self._chunks: deque[bytes | memoryview] = deque()
         self._borrows = False  # some chunks are views of memory that others will change
-        self.due: deque[tuple[int, int, int, int]] = deque()
-        self._has_room: asyncio.Event | None = None  # some task waits for room
-        self.pending = 0
-        self.written = 0
-
-    def add(self, data: bytes) -> None:
-        self._chunks.append(data)
-        self.pending += len(data)
-
-    def add_then_credit(self, data: bytes, shard: int, epoch: int, credit: int) -> None:
-        """Add bytes; `credit` is due to `shard` when all that was added so far is written."""
-        self._chunks.append(data)
-        self.pending += len(data)
-        self.due.append((self.written + self.pending, shard, epoch, credit))
 
     def add_parts_then_credit(
         self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int
     ) -> None:
         """Add parts of one piece, as add_then_credit(). They are not copied before own()."""
         self._borrows = True
-        self._chunks.extend(parts)
+        self.chunks.extend(parts)
         self.pending += sum(map(len, parts))
-        self.due.append((self.written + self.pending, shard, epoch, credit))
+        self.credit_when_written(shard, epoch, credit)
 
     def write(self, sock: Stream) -> bool:
         """Write as much as the kernel takes, and return whether that was all.
 
         Raises OSError when the connection is gone.
         """
-        chunks = self._chunks
+        chunks = self.chunks
         try:
             while chunks:
                 if len(chunks) == 1:
                     self._drop(sock.send(chunks[0]))
                 else:
-                    self._drop(sock.sendmsg([*islice(chunks, SEND_CHUNKS_MAX)]))
+                    self._drop(sock.sendmsg(chunks[:SEND_CHUNKS_MAX]))
         except (BlockingIOError, InterruptedError):
             return False
         return True
@@ -83,39 +62,31 @@ class Output:
         """Copy what is left of borrowed parts: their memory is about to change."""
         if self._borrows:
             self._borrows = False
-            self._chunks = deque(_owned(chunk) for chunk in self._chunks)
+            self.chunks = [_owned(chunk) for chunk in self.chunks]
 
     async def room(self) -> None:
         """Return when so much was taken that more may be made for this client."""
         while self.pending > OUT_BYTES_MAX:
-            if self._has_room is None:
-                self._has_room = asyncio.Event()
-            await self._has_room.wait()
-
-    def take_credits(self) -> list[tuple[int, int, int]]:
-        """Take the credits that became due: shard, its epoch, the credit."""
-        waiting, due = self.due, []
-        while waiting and waiting[0][0] <= self.written:
-            due.append(waiting.popleft()[1:])
-        return due
+            if self.has_room is None:
+                self.has_room = asyncio.Event()
+            await self.has_room.wait()
 
     def _drop(self, count: int) -> None:
         self.pending -= count
         self.written += count
-        if self._has_room is not None and self.pending <= OUT_BYTES_MAX // 2:
-            self._has_room.set()
-            self._has_room = None
-        chunks = self._chunks
+        if self.has_room is not None and self.pending <= OUT_BYTES_MAX // 2:
+            self.has_room.set()
+            self.has_room = None
+        chunks, taken = self.chunks, 0
         if not self.pending:
             chunks.clear()
             return
-        while count:
-            head = chunks[0]
-            if count < len(head):
-                chunks[0] = memoryview(head)[count:]
-                return
-            count -= len(head)
-            chunks.popleft()
+        while count and count >= len(chunks[taken]):
+            count -= len(chunks[taken])
+            taken += 1
+        del chunks[:taken]
+        if count:
+            chunks[0] = memoryview(chunks[0])[count:]
 
 
 def _owned(chunk: bytes | memoryview) -> bytes | memoryview:

@@ -23,9 +23,11 @@ from shardmq.broker.front_door.connection.output import (
     Stream,
     close_behind_output,
 )
+from shardmq.broker.front_door.hot_state import SocketState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.shardd.wire.bodies import BODY_BYTES_MIN
+from shardmq.broker.front_door.short_way import Inlet
 
 log = logging.getLogger("shardmq.broker.front_door.connection.socket")
 
@@ -52,13 +54,15 @@ def _nobody() -> None:
     """Stand for the connection when it has ended."""
 
 
-class ClientSocket:
-    """The socket of one connection, with its output and the AMQP library between them."""
+class ClientSocket(SocketState):
+    """The socket of one connection, with its output and the AMQP library between them.
+
+    What is read goes to the library, but for what the `inlet` takes of it (short_way.pyx).
+    """
 
     __slots__ = (
-        "_is_dirty", "_lends", "_links", "_loop", "_more_comes", "_on_data", "_on_end", "_room",
-        "_slice_scheduled", "_writing", "amqp", "closing", "closing_after_flush", "fd", "id",
-        "last_received", "last_sent", "lost", "name", "output", "paused", "received_bytes", "sock",
+        "_lends", "_links", "_more_comes", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
+        "closing_after_flush", "inlet", "last_received", "name", "paused", "received_bytes", "sock",
     )  # fmt: skip
 
     def __init__(
@@ -78,35 +82,38 @@ class ClientSocket:
         `on_data` handles what the AMQP library was given. `on_end` is called when the socket is to
         be closed; it calls close().
         """
-        self._loop = loop
+        self.loop = loop
         self._links = links
+        self.link_of = links.links
         self.sock = sock
+        self.is_plain = isinstance(sock, socket.socket)
         self.fd = sock.fileno()
         self.id = number
         self.name = name
         self.amqp = amqp
         self._on_data = on_data
         self._on_end = on_end
+        self.inlet: Inlet | None = None  # the short way of an open connection
         self.closing = False  # connection.close was said by either side
         self.closing_after_flush = False
         self.lost = False
         self.last_received = self.last_sent = loop.now
         self.received_bytes = 0
         self.paused = 0  # reasons, a bit mask
-        self.output = Output()
+        self.output: Output = Output()
         self._more_comes = False  # the last read filled the buffer
         self._lends = False  # bodies of the last read were lent
         self._room: asyncio.Event | None = None  # tasks of this client wait for its shards
         self._slice_scheduled = False
-        self._is_dirty = False
-        self._writing = False
+        self.is_dirty = False
+        self.is_writing = False
         loop.aio.add_reader(self.fd, self.readable)
 
     # -- in --------------------------------------------------------------------------------------
 
     def readable(self) -> None:
         """Read once, and have what was read handled."""
-        loop = self._loop
+        loop = self.loop
         loop.begin_pass()
         if self.lost or self.paused:  # since the loop has seen it readable
             return
@@ -134,15 +141,32 @@ class ClientSocket:
             loop.reads.short += 1
         self.received_bytes += count
         self.last_received = loop.now
-        self.amqp.receive_data(buffer[: begun + count], begun)
         try:
-            self._on_data()
+            self._take(buffer, begun, begun + count)
         finally:
             self._lends = begun + count >= BODY_BYTES_MIN and loop.next_read_buffer()
 
+    def _take(self, buffer: memoryview, begun: int, end: int) -> None:
+        """Have the bytes of a read handled. The first `begun` of them were kept from reads before."""
+        loop = self.loop
+        if (inlet := self.inlet) is None:
+            self.amqp.receive_data(buffer[:end], begun)
+            self._on_data()
+            return
+        if begun:
+            self.amqp.drop_read()
+        taken = inlet.take(buffer, end)
+        if taken:
+            loop.came(inlet.things)
+            if inlet.fed:
+                loop.fed(self, inlet.fed)
+        if taken < end:
+            self.amqp.receive_data(buffer[taken:end])
+            self._on_data()
+
     def _read_body(self, sock: socket.socket, part: BodyPart, places: list[memoryview]) -> None:
         """Read a part of a large body straight to its place, and a little behind it."""
-        loop = self._loop
+        loop = self.loop
         places.append(loop.read_buffer[:BEHIND_BODY_BYTES])
         try:
             count = sock.recvmsg_into(places)[0]
@@ -165,7 +189,7 @@ class ClientSocket:
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""
         if not self.paused and not self.lost:
-            self._loop.aio.remove_reader(self.fd)
+            self.loop.aio.remove_reader(self.fd)
         self.paused |= reason
 
     def resume(self, reasons: int) -> None:
@@ -178,8 +202,8 @@ class ClientSocket:
         if self.paused == PAUSE_SLICE:
             self._schedule_slice()
         elif not self.paused:
-            self.last_received = self._loop.aio.time()  # it was not read: its silence was ours
-            self._loop.aio.add_reader(self.fd, self.readable)
+            self.last_received = self.loop.aio.time()  # it was not read: its silence was ours
+            self.loop.aio.add_reader(self.fd, self.readable)
 
     def end_slice(self) -> None:
         """Let the next clients go on; what is left of this read is handled in the next slice.
@@ -188,14 +212,14 @@ class ClientSocket:
         """
         self.amqp.keep_unread()
         self.pause(PAUSE_SLICE)
-        self._loop.work_is_left()
+        self.loop.work_is_left()
         self._schedule_slice()
 
     def _schedule_slice(self) -> None:
         """Let the next slice come behind those of the others; one, however often it is wanted."""
         if not self._slice_scheduled:
             self._slice_scheduled = True
-            self._loop.aio.call_soon(self._slice)
+            self.loop.aio.call_soon(self._slice)
 
     def _slice(self) -> None:
         """Go on with what was read, unless there is another reason not to.
@@ -204,7 +228,7 @@ class ClientSocket:
         """
         self._slice_scheduled = False
         if self.paused == PAUSE_SLICE and not self.lost:
-            self._loop.begin_pass()
+            self.loop.begin_pass()
             if self.paused == PAUSE_SLICE and not self.lost:  # nothing has changed meanwhile
                 self._on_data()
 
@@ -213,17 +237,17 @@ class ClientSocket:
 
         What a task published must be accounted for before: it leaves meanwhile.
         """
-        self._loop.schedule_end_of_pass()
+        self.loop.schedule_end_of_pass()
         await asyncio.sleep(0)
         while self.paused & PAUSE_SHARDS and not self.lost:
             if self._room is None:
                 self._room = asyncio.Event()
             await self._room.wait()
-        self._loop.slices.begin()
+        self.loop.slices.begin()
 
     def feeds(self, shards: int) -> None:
         """Note that this client just published to these shards (bit mask)."""
-        self._loop.fed(self, shards)
+        self.loop.fed(self, shards)
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -253,7 +277,7 @@ class ClientSocket:
             self.output.add_then_credit(data, shard, epoch, credit)
         else:
             self.output.add_parts_then_credit(data, shard, epoch, credit)
-            self._loop.borrowers.append(self.output)
+            self.loop.borrowers.append(self.output)
         self._mark_dirty()
 
     def gather(self) -> None:
@@ -266,21 +290,20 @@ class ClientSocket:
             self.flush_then_close()
 
     def _mark_dirty(self) -> None:
-        if not self._is_dirty:
-            self._is_dirty = True
-            self._loop.dirty.append(self)
-            self._loop.schedule_end_of_pass()
+        if not self.is_dirty:
+            self.is_dirty = True
+            self.loop.dirty.append(self)
+            self.loop.schedule_end_of_pass()
 
-    def flush(self) -> None:
-        """Write as much as the kernel takes."""
-        self._is_dirty = False
-        if not self._writing and not self.lost:
+    def flush_slowly(self) -> None:
+        """Do what flush() leaves: much output, TLS, a kernel that takes no more."""
+        if not self.is_writing and not self.lost:
             self._write_out()
         elif self.output.pending > OUT_BYTES_MAX:
             self.pause(PAUSE_OUTPUT)
 
     def _write_out(self) -> None:
-        output, loop = self.output, self._loop
+        output, loop = self.output, self.loop
         try:
             all_out = output.write(self.sock)
         except OSError:
@@ -292,8 +315,8 @@ class ClientSocket:
                 self._links.credit(shard, epoch, self.id, credit)
         if all_out:
             return
-        if not self._writing:
-            self._writing = True
+        if not self.is_writing:
+            self.is_writing = True
             loop.aio.add_writer(self.fd, self._writable)
         if output.pending > OUT_BYTES_MAX:
             self.pause(PAUSE_OUTPUT)
@@ -303,14 +326,14 @@ class ClientSocket:
         if self.lost:
             return
         if not self.output.pending:
-            self._writing = False
-            self._loop.aio.remove_writer(self.fd)
+            self.is_writing = False
+            self.loop.aio.remove_writer(self.fd)
             if self.closing_after_flush:
                 self._on_end()
                 return
         if self.output.pending <= OUT_BYTES_MAX // 2:
             self.resume(PAUSE_OUTPUT)
-        self._loop.schedule_end_of_pass()
+        self.loop.schedule_end_of_pass()
 
     def tick(self, now: float, heartbeat_s: int) -> None:
         """Send a heartbeat when one is due, and drop a client that fell silent.
@@ -319,7 +342,7 @@ class ClientSocket:
         """
         if not heartbeat_s:
             return
-        if now - self.last_sent >= heartbeat_s / 2 and not self._writing:
+        if now - self.last_sent >= heartbeat_s / 2 and not self.is_writing:
             self.amqp.send_heartbeat()
             self.gather()
         # While it is not read, a client shows that it lives by taking what is written.
@@ -341,7 +364,7 @@ class ClientSocket:
 
     def close_later(self) -> None:
         """Close the socket after a while, whatever the client does."""
-        self._loop.aio.call_later(CLOSE_TIMEOUT_S, self.give_up)
+        self.loop.aio.call_later(CLOSE_TIMEOUT_S, self.give_up)
 
     def give_up(self) -> None:
         """End the connection at once."""
@@ -356,9 +379,10 @@ class ClientSocket:
         """
         self.lost = True
         self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
+        self.inlet = None
         self.resume(PAUSE_SHARDS)  # a commit that waits for room goes on to its end
-        aio = self._loop.aio
-        if self._writing:
+        aio = self.loop.aio
+        if self.is_writing:
             aio.remove_writer(self.fd)
         if self.closing_after_flush and not self.output.pending:
             # A client that gets close-ok closes. Some clients take an end that comes at once for a

@@ -19,6 +19,7 @@ from pamqp import base, commands
 from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.consume.credit import Allotment, Limit
 from shardmq.broker.front_door.consume.unacked import Run, Unacked
+from shardmq.broker.front_door.hot_state import ConsumerState, ConsumingState
 from shardmq.broker.front_door.publish.transactions import Transaction
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.model import checks
@@ -81,13 +82,12 @@ class EndedConsumer(NamedTuple):
     consume_ok: commands.Basic.ConsumeOk | None
 
 
-class ConsumingChannel:
+class ConsumingChannel(ConsumingState):
     """The consuming half of one channel: its consumers, its deliveries and its limit."""
 
     __slots__ = (
-        "cancelled", "client", "consumers", "delivered_auto", "getters", "got_auto", "got_empty",
-        "got_manual", "groups", "is_open", "limit", "next_tag", "number", "prefetch", "replies",
-        "transaction", "unacked",
+        "cancelled", "consumers", "getters", "got_auto", "got_empty", "got_manual", "groups",
+        "is_open", "prefetch", "replies", "transaction",
     )  # fmt: skip
 
     def __init__(self, client: Receiver, number: int) -> None:
@@ -151,13 +151,11 @@ class ConsumingChannel:
         }
 
 
-class Consumer:
+class Consumer(ConsumerState):
     """A consumer of one queue. `number` is used once in the life of this front door."""
 
     __slots__ = (
-        "affinity", "allotment", "announced", "attached", "attaching", "auto_delete", "channel",
-        "client", "delivered", "exclusive", "group", "no_ack", "nowait", "number", "prefetch",
-        "priority", "queue_id", "queue_name", "reading", "shard", "tag", "tag_bytes",
+        "attached", "attaching", "auto_delete", "exclusive", "nowait", "priority", "queue_id",
     )  # fmt: skip
 
     def __init__(self, channel: ConsumingChannel, number: int, tag: str) -> None:

@@ -55,6 +55,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardmq.broker.front_door.consume.settling import acks_together
+from shardmq.broker.front_door.hot_state import LimitState
 from shardmq.shardd.wire.messages import DRAIN, KEEP, STOP, UNLIMITED
 
 # Each hungry allotment of a limit has its turn within this time. A shard that goes on has what it
@@ -70,7 +71,7 @@ class Shared(NamedTuple):
     waits: bool
 
 
-class Limit:
+class Limit(LimitState):
     """At most `most` deliveries that are not settled; 0 is any number.
 
     Allotments are listed by their state at the outermost of their limits, which decides for them.
@@ -78,7 +79,7 @@ class Limit:
 
     __slots__ = (
         "_turn", "_turn_ends", "allotted", "draining", "empty", "holding", "hungry", "members",
-        "most", "nested", "unacked",
+        "nested",
     )  # fmt: skip
 
     def __init__(self, most: int = 0) -> None:

@@ -7,12 +7,10 @@ entry and a cumulative ack a few comparisons.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-# Deliveries of one consumer within this time may be one run, which has one age.
-RUN_S_MAX = 1.0
+from shardmq.broker.front_door.hot_state import UnackedState
 
 C = TypeVar("C")  # a consumer; nothing but its identity is looked at
 
@@ -36,111 +34,38 @@ class UnknownTag(Exception):
         self.tag = tag
 
 
-class Unacked(Generic[C]):
+class Unacked(UnackedState, Generic[C]):
     """The deliveries of one channel that wait for their ack, by tag."""
 
-    def __init__(self) -> None:
-        self._runs: list[Run[C]] = []
-        self._firsts: list[int] = []  # first tag of each run
-        self.count = 0
-
-    def add(
-        self,
-        first_tag: int,
-        count: int,
-        consumer: C,
-        epoch: int,
-        first_number: int,
-        at: float = 0.0,
-    ) -> None:
-        """Add deliveries that came from a shard at loop time `at`."""
-        self.count += count
-        if self._runs:
-            run = self._runs[-1]
-            follows = run.first_number + run.last_tag + 1 - run.first_tag == first_number
-            follows = (
-                follows
-                and run.consumer is consumer
-                and run.epoch == epoch
-                and run.last_tag + 1 == first_tag
-            )
-            if follows and at - run.at < RUN_S_MAX:
-                self._runs[-1] = Run(
-                    run.first_tag, first_tag + count - 1, consumer, epoch, run.first_number, run.at
-                )
-                return
-        self._runs.append(Run(first_tag, first_tag + count - 1, consumer, epoch, first_number, at))
-        self._firsts.append(first_tag)
-
-    def has(self, tag: int) -> bool:
-        """Return whether the tag is outstanding."""
-        at = bisect_right(self._firsts, tag) - 1
-        return at >= 0 and self._runs[at].last_tag >= tag
+    __slots__ = ()
 
     def take_through(self, tag: int) -> list[Run[C]]:
         """Take all deliveries up to `tag`, which must be outstanding; 0 means all there are."""
-        if tag == 0:
-            taken, self._runs, self._firsts = self._runs, [], []
-            self.count = 0
-            return taken
-        at = self._find(tag)
-        run = self._runs[at]
-        taken = self._runs[:at]
-        if run.last_tag == tag:
-            taken.append(run)
-            del self._runs[: at + 1], self._firsts[: at + 1]
-        else:
-            taken.append(Run(run.first_tag, tag, run.consumer, run.epoch, run.first_number, run.at))
-            self._runs[at] = _from(run, tag + 1)
-            self._firsts[at] = tag + 1
-            del self._runs[:at], self._firsts[:at]
-        for each in taken:
-            self.count -= each.last_tag + 1 - each.first_tag
-        return taken
+        taken = self.cut_through(tag)
+        if taken is None:
+            raise UnknownTag(tag)
+        return [Run(*run) for run in taken]
 
     def take(self, first: int, last: int) -> Iterator[Run[C]]:
         """Take each tag of first..last. Raises UnknownTag behind the tags that were taken."""
         while first <= last:
-            at = self._find(first)
-            run = self._runs[at]
-            end = min(last, run.last_tag)
-            pieces = []
-            if run.first_tag < first:
-                pieces.append(run._replace(last_tag=first - 1))
-            if end < run.last_tag:
-                pieces.append(_from(run, end + 1))
-            self._runs[at : at + 1] = pieces
-            self._firsts[at : at + 1] = [piece.first_tag for piece in pieces]
-            self.count -= end - first + 1
-            yield _from(run, first)._replace(last_tag=end)
-            first = end + 1
+            taken = self.cut_from(first, last)
+            if taken is None:
+                raise UnknownTag(first)
+            run = Run(*taken)
+            yield run
+            first = run.last_tag + 1
 
     def runs(self) -> Iterator[Run[C]]:
         """Return all runs, by tag."""
-        return iter(self._runs)
+        return (Run(*run) for run in self.all_runs())
 
     def of(self, consumer: C) -> Iterator[Run[C]]:
-        return (run for run in self._runs if run.consumer is consumer)
+        return (run for run in self.runs() if run.consumer is consumer)
 
     def put_back(self, run: Run[C]) -> None:
         """Put back what a rolled back transaction had taken."""
-        at = bisect_right(self._firsts, run.first_tag)
-        self._runs.insert(at, run)
-        self._firsts.insert(at, run.first_tag)
-        self.count += run.last_tag - run.first_tag + 1
-
-    def _find(self, tag: int) -> int:
-        at = bisect_right(self._firsts, tag) - 1
-        if at < 0 or self._runs[at].last_tag < tag:
-            raise UnknownTag(tag)
-        return at
-
-
-def _from(run: Run[C], tag: int) -> Run[C]:
-    """Return the run without the tags before `tag`."""
-    return Run(
-        tag, run.last_tag, run.consumer, run.epoch, run.first_number + tag - run.first_tag, run.at
-    )
+        self.insert(*run)
 
 
 def subsumed(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 
 import zmq
 
@@ -57,9 +56,6 @@ class ShardInbox:
 
     def bind(self, endpoint: str) -> None:
         assert self.loop is not None
-        for link in self._links:
-            if isinstance(link.lane, LocalLane):
-                link.lane.wake = partial(self.loop.call_soon, self._hear, link, link.lane)
         self._socket.bind(endpoint)
         # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
         self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
@@ -178,13 +174,20 @@ class ShardInbox:
                     self._rung(link, link.lane)
             seconds = until - time.perf_counter()
 
+    def hear_local(self) -> None:
+        """Handle messages of the shard of this process, which does not ring."""
+        for link in self._links:
+            lane = link.lane
+            if isinstance(lane, LocalLane) and not lane.sleep():
+                self._hear(link, lane)
+
     def look_again(self, most_ns: int) -> tuple[int, bool]:
         """Look at the rings and at all that the loop waits for, until there is something.
 
         Messages in a ring are handled. Returns the nanoseconds that the look took, at most about
         `most_ns`, and whether there was something.
         """
-        pairs = [(link, link.lane) for link in self._lanes.values() if link.lane is not None]
+        pairs = [(link, link.lane) for link in self._lanes.values() if isinstance(link.lane, Lane)]
         readers = [lane.reader for _, lane in pairs]
         found, took_ns = look_again(readers, self._loop_fd, most_ns)
         for link, lane in pairs:

@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shardmq.broker.front_door.consume.settling import Due, Settles
+from shardmq.broker.front_door.hot_state import LinkState
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
@@ -91,7 +92,7 @@ class BatchSizes:
         return self._messages.report("batch_messages") | self._bytes.report("batch_bytes")
 
 
-class ShardLink:
+class ShardLink(LinkState):
     """The link to a shard: batches sent and waiting, and what the shard has answered.
 
     `way` is the socket to the processes of the shard, or the lane to the shard of this process.
@@ -126,6 +127,7 @@ class ShardLink:
         self.stalled = False  # the disk of the shard does not answer
         self.in_flight = 0  # bytes of publishes that the shard has not taken in
         self.settles = Settles(shard, due)
+        self.due = due
         self.packing: list[Unconfirmed] = []  # those of the batch that is being packed
         self.credits: dict[int, int] = {}  # bytes of deliveries written, by connection
         self.credit_due = False  # the shard is to be told of them

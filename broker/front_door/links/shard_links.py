@@ -40,12 +40,6 @@ from shardmq.shardd.wire.local_lane import LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
 
-# Deliveries written to a client before its shard is told: an eighth of a connection's window at the
-# shard, so that a trickle costs no message of its own.
-DELIVERY_CREDIT_BYTES = 128 << 10
-# Connections that got deliveries and whose shard is not told. With more, the shard is told of all:
-# connections that left meanwhile would stay for ever.
-CREDITS_MAX = 4096
 RECONNECT_MS = 10
 # How often a Join goes to shards that are there.
 JOIN_ALL_S = 2.0
@@ -66,8 +60,9 @@ class ShardLinks:
     """The links to all shards of this host.
 
     `incarnation` is the number of this process. `packer` holds the publishes of this pass, all of
-    the virtual host `vhost`. `links` is indexed by shard. `local` is the lane to the shard of this
-    process, which has the number of the front door.
+    the virtual host `vhost`. `links` is indexed by shard. `due` says which shards are to be told
+    something else at the end of the pass. `local` is the lane to the shard of this process, which
+    has the number of the front door.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class ShardLinks:
         self.endpoint = f"ipc://{config.runtime_dir}/door-{config.door}-{incarnation}.sock"
         self._context = zmq.Context()
         self._sizes = BatchSizes()
-        self._due = Due()
+        self.due = Due()
         self.links = [
             ShardLink(
                 shard,
@@ -98,7 +93,7 @@ class ShardLinks:
                 incarnation=incarnation,
                 packer=self.packer,
                 sizes=self._sizes,
-                due=self._due,
+                due=self.due,
                 events=events,
                 on_control=self._on_control,
                 bodies=self.bodies,
@@ -114,7 +109,6 @@ class ShardLinks:
             self.bodies,
         )
         self._requests = ShardRequests(self.links)
-        self._acks_wait = False  # some do, and a timer runs
         self.on_acks_waited: Callable[[], None] = lambda: None
         self._joined_all = 0.0  # loop time
         self._one_up: asyncio.Future[None] | None = None
@@ -195,10 +189,6 @@ class ShardLinks:
         """Sleep that long and handle meanwhile what shards ring about."""
         self.inbox.hear_for(seconds)
 
-    def look_again(self, most_ns: int) -> tuple[int, bool]:
-        """Look at rings and sockets for a while, and handle what the rings have."""
-        return self.inbox.look_again(most_ns)
-
     def is_up(self, shard: int) -> bool:
         return self.links[shard].up
 
@@ -263,12 +253,12 @@ class ShardLinks:
 
     def wait_for_acks(self) -> None:
         """Call `on_acks_waited` when acks have waited long enough for each other."""
-        if not self._acks_wait and self._loop is not None:
-            self._acks_wait = True
+        if not self.due.acks_wait and self._loop is not None:
+            self.due.acks_wait = True
             self._loop.call_later(ACKS_WAIT_S, self._acks_waited)
 
     def _acks_waited(self) -> None:
-        self._acks_wait = False
+        self.due.acks_wait = False
         self.on_acks_waited()
         for link in self.links:
             if link.settles:
@@ -279,13 +269,7 @@ class ShardLinks:
 
     def credit(self, shard: int, epoch: int, connection: int, count: int) -> None:
         """Note that `count` bytes of deliveries that came in `epoch` were written to the client."""
-        link = self.links[shard]
-        if epoch != link.epoch:
-            return
-        sum_now = link.credits[connection] = link.credits.get(connection, 0) + count
-        if sum_now >= DELIVERY_CREDIT_BYTES or len(link.credits) > CREDITS_MAX:
-            link.credit_due = True
-            self._due.shards |= 1 << shard
+        self.links[shard].credit(epoch, connection, count)
 
     def forget(self, connection: int) -> None:
         """Forget the credit of a client that is gone."""
@@ -320,11 +304,11 @@ class ShardLinks:
         Batches smaller than `batch_bytes_min` stay, unless something else leaves with them;
         `shared_bytes_min` takes its place if several shards have batches. Return whether some stay.
         """
-        packed, due = self.packer.waiting(), self._due.shards
+        packed, due = self.packer.waiting(), self.due.shards
         shards = packed | due
         if not shards:
             return False
-        self._due.shards = 0
+        self.due.shards = 0
         if packed & (packed - 1):
             batch_bytes_min = shared_bytes_min
         left = False

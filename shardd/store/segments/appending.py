@@ -80,6 +80,7 @@ class Appender:
         buffer, position = segment.buffer, segment.used
         assert buffer is not None
         segment.lent.lay_out(records, buffer, position, lender)
+        segment.lends = len(segment.lent) > 0
         with memoryview(buffer) as whole, whole[position : position + size] as laid_out:
             batch.plan(laid_out, True)
             arrivals, counts = batch.put(
@@ -104,7 +105,7 @@ class Appender:
         segments = self._segments
         segment = segments.open
         if segment is not None and segment.buffer is not None:
-            if segment.is_needless and (segment.used > RENEW_BYTES or segment.lent):
+            if segment.is_needless and (segment.used > RENEW_BYTES or segment.lends):
                 segment = self.renew(segment)
             if size <= segment.room():
                 return segment

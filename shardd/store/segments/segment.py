@@ -121,6 +121,7 @@ class Segment(SegmentState):
         # Bodies that front doors have lent are held until the buffer gets them or has other bytes
         # in their place: bytes of settled messages are written, too.
         self.lent = LentBodies()
+        self.lends = False  # there are some
         self.before: Segment | None = None  # the neighbours in publish order
         self.after: Segment | None = None
 
@@ -155,13 +156,16 @@ class Segment(SegmentState):
 
     def fill_lent(self) -> None:
         """Copy the bodies that are lent into the buffer."""
-        if self.lent:
+        if self.lends:
             assert self.buffer is not None
             self.lent.fill(self.buffer, self.salt)
+            self.lends = False
 
     def take_buffer(self) -> bytearray | None:
         """Return the buffer for use by another segment; this segment has none any more."""
-        self.lent.let_go()
+        if self.lends:
+            self.lent.let_go()
+            self.lends = False
         buffer, self.buffer, self.abstracts = self.buffer, None, None
         return buffer
 

@@ -84,6 +84,7 @@ class Segments(SegmentsState):
         self.candidates = Candidates(segment_bytes)
         self.producers = Producers(files, directory, sync)
         self.returns = Returns()
+        self.returned = self.returns.times
         self.counters = Counters()
 
     # -- which there are ---------------------------------------------------------------------------

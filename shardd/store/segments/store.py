@@ -301,13 +301,13 @@ class SegmentStore(SegmentStoreState):
             return
         segments = self._segments
         segment = segments.open
-        if segment is not None and segment.lent and segment.is_needless:
+        if segment is not None and segment.lends and segment.is_needless:
             self._appender.renew(segment)
         self._waited_long, waited = [], self._waited_long
         for segment in [*segments.in_memory, *([segments.open] if segments.open else [])]:
-            if segment.lent and segment in waited:
+            if segment.lends and segment in waited:
                 segment.fill_lent()
-            elif segment.lent:
+            elif segment.lends:
                 self._waited_long.append(segment)
 
     # -- read and settle ---------------------------------------------------------------------------
@@ -333,11 +333,11 @@ class SegmentStore(SegmentStoreState):
             and segment.moves is None
             and self._state.stage == "open"
         ):
-            if segment.lent:
+            if segment.lends:
                 return self._retrieval.look_at_lent(segment, entries, bytes_max)
             return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
         segment = self._by_number.get(entries[0] >> 32) if entries else None
-        if segment is not None and segment.lent and self._state.stage == "open":
+        if segment is not None and segment.lends and self._state.stage == "open":
             return self._retrieval.look_at_lent(segment, entries, bytes_max)
         return self._retrieval.read(entries, bytes_max, whole)
 

@@ -79,7 +79,7 @@ class Flusher:
     def write_oldest(self) -> None:
         """Write segments and give up their buffers until one more segment may be sealed."""
         segments = self._segments
-        lent = sum([bool(segment.lent) for segment in segments.in_memory])
+        lent = sum([segment.lends for segment in segments.in_memory])
         while len(segments.in_memory) >= SEALED_BUFFERS_MAX + min(lent, LENT_SEALED_MAX):
             segment = segments.in_memory[0]
             self.flush_segment(segment)

@@ -1,0 +1,167 @@
+# cython: language_level=3
+"""What compiled code reads and changes of channels, consumers, limits and counters; hot_state.pyx says more."""
+
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+
+from shardmq.broker.amqp.frames cimport Sizes
+
+
+cdef class MessageCounts:
+    cdef public uint64_t received, received_confirm, confirmed, returned
+    cdef public uint64_t delivered_auto, delivered_manual
+    cdef public uint64_t got_auto, got_manual, got_empty
+    cdef public Sizes sizes
+
+
+cdef class Waiting:
+    cdef readonly ConfirmsState confirms
+    cdef readonly uint64_t first, last
+    cdef public int shards
+    cdef public bint nacked
+
+    cpdef confirmed(self)
+
+
+cdef class ConfirmsState:
+    cdef public object client
+    cdef public uint32_t channel
+    cdef public uint64_t next_seq
+    cdef list _waiting
+    cdef Py_ssize_t _begun
+    cdef public set refused
+    cdef public bint closed, in_sequence
+    cdef public list due
+    cdef bint _is_due
+    cdef public MessageCounts counts
+
+    cpdef Waiting wait(self, uint64_t count, int shards)
+    cpdef finished(self)
+    cpdef bytes answers(self)
+    cdef bytes one_by_one(self, Waiting waiting)
+
+
+cdef class PublishingState:
+    cdef public uint16_t number
+    cdef public bint is_open
+    cdef public uint64_t published
+    cdef public ConfirmsState confirms  # None out of confirm mode
+    cdef public object transaction
+    cdef public ConsumingState consuming_if_any  # None: nothing was consumed on it
+
+
+cdef class LimitState:
+    cdef public int64_t most, unacked
+
+
+cdef class ConsumingState:
+    cdef public object client
+    cdef public uint16_t number
+    cdef public LimitState limit
+    cdef public uint64_t next_tag, delivered_auto
+    cdef public UnackedState unacked
+
+
+cdef class ConsumerState:
+    cdef public ConsumingState channel
+    cdef public object client
+    cdef public uint32_t number, shard
+    cdef public str tag, queue_name
+    cdef public bytes tag_bytes
+    cdef public object group, allotment, reading
+    cdef public bint announced, no_ack, affinity
+    cdef public uint64_t delivered, prefetch
+
+
+cdef struct Span:  # neighbouring delivery tags of one consumer and one epoch of its shard
+    uint64_t first_tag
+    uint64_t last_tag
+    int64_t epoch
+    uint64_t first_number
+    double at
+
+
+cdef class UnackedState:
+    # The spans, by tag, are those from `begun` to before `ended`; a consumer is at the same place.
+    cdef Span *spans
+    cdef Py_ssize_t begun, ended, _room
+    cdef list consumers
+    cdef public Py_ssize_t count
+
+    cdef Py_ssize_t find(self, uint64_t tag) noexcept
+    cdef int put(self, uint64_t first_tag, uint64_t count, object consumer, int64_t epoch, uint64_t first_number,
+                 double at) except -1
+    cdef int drop_before(self, Py_ssize_t place) except -1
+    cdef int cut(self, Py_ssize_t place, uint64_t first, uint64_t last) except -1
+    cdef int make_room(self) except -1
+    cdef list spans_before(self, Py_ssize_t end)
+    cdef tuple run_at(self, Py_ssize_t place, uint64_t first, uint64_t last)
+
+
+cpdef int64_t acks_together(int64_t prefetch, bint counts_keys)
+
+
+cdef class Due:
+    cdef public uint64_t shards
+    cdef public bint acks_wait
+
+
+cdef class SettlesState:
+    cdef public bint due, hurries
+    cdef public list ranges
+    cdef public uint64_t shard
+    cdef public Due due_all
+    cdef public dict last_range, acks, allots
+
+    cpdef fall_due(self)
+    cpdef ack(self, consumer, uint64_t first, uint64_t last, int64_t together)
+
+
+cdef class LinkState:
+    cdef public uint32_t shard, epoch
+    cdef public int64_t in_flight
+    cdef public SettlesState settles
+    cdef public list packing
+    cdef public dict credits
+    cdef public bint credit_due
+    cdef public Due due
+
+    cpdef credit(self, uint32_t epoch, uint32_t connection, uint64_t count)
+
+
+cdef struct Credit:  # that is due to a shard when so many bytes are written
+    uint64_t at
+    uint64_t count
+    uint32_t shard
+    uint32_t epoch
+
+
+cdef class OutputState:
+    cdef public list chunks
+    cdef public uint64_t pending, written
+    cdef public object has_room
+    cdef Credit *_credits
+    cdef Py_ssize_t _begun, _ended, _room
+
+    cpdef add(self, data)
+    cpdef add_then_credit(self, data, uint32_t shard, uint32_t epoch, uint64_t credit)
+    cpdef credit_when_written(self, uint32_t shard, uint32_t epoch, uint64_t credit)
+    cdef bint send(self, int fd) except -1
+
+
+cdef class PassState:
+    cdef public double now
+    cdef public list dirty
+    cdef public bint end_scheduled
+
+
+cdef class SocketState:
+    cdef public PassState loop
+    cdef public list link_of
+    cdef public OutputState output
+    cdef public int fd
+    cdef public uint32_t id
+    cdef public bint closing, lost, is_plain
+    cdef public double last_sent
+    cdef public bint is_dirty, is_writing
+
+    cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1

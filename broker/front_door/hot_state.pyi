@@ -1,0 +1,178 @@
+from typing import Any
+
+from shardmq.broker.amqp.frames import Sizes
+
+RUN_S_MAX: float
+ACKS_TOGETHER_MAX: int
+RANGES_MAX: int
+NO_HURRY: int
+DELIVERY_CREDIT_BYTES: int
+CREDITS_MAX: int
+
+class MessageCounts:
+    received: int
+    received_confirm: int
+    confirmed: int
+    returned: int
+    delivered_auto: int
+    delivered_manual: int
+    got_auto: int
+    got_manual: int
+    got_empty: int
+    sizes: Sizes
+
+def ack_frame(channel: int, tag: int, multiple: bool) -> bytes: ...
+def nack_frame(channel: int, tag: int) -> bytes: ...
+
+class Waiting:
+    @property
+    def confirms(self) -> Any: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+    shards: int
+    nacked: bool
+    @property
+    def in_sequence(self) -> bool: ...
+    def refuse(self, connection: int, channel: int, first: int, last: int) -> None: ...
+    def confirmed(self) -> None: ...
+    def lost(self) -> None: ...
+
+class ConfirmsState:
+    client: Any
+    channel: int
+    next_seq: int
+    refused: set[int]
+    closed: bool
+    in_sequence: bool
+    due: Any
+    counts: MessageCounts
+    @property
+    def unconfirmed(self) -> int: ...
+    def wait(self, count: int, shards: int) -> Waiting: ...
+    def finished(self) -> None: ...
+    def answers(self) -> bytes: ...
+
+class PublishingState:
+    number: int
+    is_open: bool
+    published: int
+    confirms: Any
+    transaction: Any
+    consuming_if_any: Any
+
+class LimitState:
+    most: int
+    unacked: int
+
+class ConsumingState:
+    client: Any
+    number: int
+    limit: Any
+    next_tag: int
+    delivered_auto: int
+    unacked: Any
+
+class ConsumerState:
+    channel: Any
+    client: Any
+    number: int
+    shard: int
+    tag: str
+    queue_name: str
+    tag_bytes: bytes
+    group: Any
+    allotment: Any
+    reading: Any
+    announced: bool
+    no_ack: bool
+    affinity: bool
+    delivered: int
+    prefetch: int
+
+class UnackedState:
+    count: int
+    def add(
+        self,
+        first_tag: int,
+        count: int,
+        consumer: Any,
+        epoch: int,
+        first_number: int,
+        at: float = 0.0,
+    ) -> None: ...
+    def has(self, tag: int) -> bool: ...
+    def cut_through(self, tag: int) -> list[tuple[int, int, Any, int, int, float]] | None: ...
+    def cut_from(self, first: int, last: int) -> tuple[int, int, Any, int, int, float] | None: ...
+    def all_runs(self) -> list[tuple[int, int, Any, int, int, float]]: ...
+    def insert(
+        self,
+        first_tag: int,
+        last_tag: int,
+        consumer: Any,
+        epoch: int,
+        first_number: int,
+        at: float,
+    ) -> None: ...
+
+def acks_together(prefetch: int, counts_keys: bool) -> int: ...
+
+class Due:
+    shards: int
+    acks_wait: bool
+
+class SettlesState:
+    due: bool
+    hurries: bool
+    ranges: list[tuple[int, int, int, int]]
+    shard: int
+    due_all: Due
+    last_range: dict[int, int]
+    acks: dict[int, int]
+    allots: dict[int, tuple[int, int]]
+    def __bool__(self) -> bool: ...
+    def fall_due(self) -> None: ...
+    def ack(self, consumer: int, first: int, last: int, together: int) -> None: ...
+
+class LinkState:
+    shard: int
+    epoch: int
+    in_flight: int
+    settles: Any
+    packing: Any
+    credits: dict[int, int]
+    credit_due: bool
+    due: Due
+    def credit(self, epoch: int, connection: int, count: int) -> None: ...
+
+class OutputState:
+    chunks: list[Any]
+    pending: int
+    written: int
+    has_room: Any
+    @property
+    def due(self) -> int: ...
+    def add(self, data: bytes) -> None: ...
+    def add_then_credit(self, data: bytes, shard: int, epoch: int, credit: int) -> None: ...
+    def credit_when_written(self, shard: int, epoch: int, credit: int) -> None: ...
+    def take_credits(self) -> list[tuple[int, int, int]]: ...
+
+class PassState:
+    now: float
+    dirty: list[Any]
+    end_scheduled: bool
+
+class SocketState:
+    loop: Any
+    link_of: list[Any]
+    output: Any
+    fd: int
+    id: int
+    closing: bool
+    lost: bool
+    is_plain: bool
+    last_sent: float
+    is_dirty: bool
+    is_writing: bool
+    def flush(self) -> None: ...

@@ -1,0 +1,633 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The facts that the short way needs: of channels, consumers, sockets, links and counters.
+
+Each class here is the base of a Python class, which has all else of the same thing: Counts, Channel,
+Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop and
+ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets the attributes
+like any others; the short way (short_way.pyx) reads and sets them without Python.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove
+cimport cython
+
+from shardmq.broker.amqp.frames cimport Sizes
+from shardmq.broker.amqp.octets cimport put16, put32, put64
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t c_send "send"(int fd, const void *data, size_t size, int flags)
+    int MSG_NOSIGNAL
+    int MSG_DONTWAIT
+
+cdef enum:
+    BASIC = 60
+    BASIC_ACK = 80
+    BASIC_NACK = 120
+    REQUEUE_BIT = 2  # in the bits of basic.nack
+    # Answered ones are taken off the front of the list when there are so many.
+    ANSWERED_MAX = 64
+    # Spans that an Unacked has room for in the beginning. Places at its front that nothing uses any
+    # more are given up when there are so many.
+    SPANS_MIN = 8
+    UNUSED_MAX = 256
+    ACK = 0  # of the wire
+    C_TOGETHER_MAX = 256
+    C_RANGES_MAX = 4096
+    CREDITS_ROOM_MIN = 16
+    # Bytes of several chunks that are joined rather than given to the kernel as they are.
+    JOINED_BYTES_MAX = 16 << 10
+
+# Deliveries of one consumer within this time may be one run, which has one age.
+RUN_S_MAX = 1.0
+# At most this many acks of a consumer wait for each other. A batch of them costs little more than
+# its messages.
+ACKS_TOGETHER_MAX = C_TOGETHER_MAX
+# At most this many ranges of all consumers wait at one shard.
+RANGES_MAX = C_RANGES_MAX
+# Said of the acks of a group consumer, in place of how many wait for each other.
+NO_HURRY = 1 << 62
+# Deliveries written to a client before its shard is told: an eighth of a connection's window at the
+# shard, so that a trickle costs no message of its own.
+DELIVERY_CREDIT_BYTES = 128 << 10
+# Connections that got deliveries and whose shard is not told. With more, the shard is told of all:
+# connections that left meanwhile would stay for ever.
+CREDITS_MAX = 4096
+
+cdef double C_RUN_S_MAX = RUN_S_MAX
+cdef int64_t C_NO_HURRY = NO_HURRY
+cdef uint64_t C_CREDIT_BYTES = DELIVERY_CREDIT_BYTES
+cdef Py_ssize_t C_CREDITS_MAX = CREDITS_MAX
+
+
+cdef class MessageCounts:
+    """Counters of messages since the start."""
+
+    def __cinit__(self):
+        self.sizes = Sizes()
+
+
+cdef bytes settle_frame(uint32_t channel, uint32_t method, uint64_t tag, uint8_t bits):
+    cdef bytes frame = PyBytes_FromStringAndSize(NULL, 21)
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(frame)
+    p[0] = 1
+    p = put64(put32(put32(put16(p + 1, channel), 13), BASIC << 16 | method), tag)
+    p[0] = bits
+    p[1] = 0xCE
+    return frame
+
+
+def ack_frame(uint32_t channel, uint64_t tag, bint multiple):
+    """Return basic.ack to the publisher."""
+    return settle_frame(channel, BASIC_ACK, tag, multiple)
+
+
+def nack_frame(uint32_t channel, uint64_t tag):
+    """Return basic.nack of one message to its publisher.
+
+    It has the bit `requeue`, which RabbitMQ sends and no publisher reads.
+    """
+    return settle_frame(channel, BASIC_NACK, tag, REQUEUE_BIT)
+
+
+@cython.freelist(256)
+cdef class Waiting:
+    """Publishes first..last of one channel.
+
+    `shards` counts the batches that must be confirmed before they are.
+    """
+
+    def refuse(self, connection, channel, uint64_t first, uint64_t last):
+        """Hear that a shard refused publishes first..last of that channel, which may be another."""
+        confirms = self.confirms
+        if connection == confirms.client.id and channel == confirms.channel:
+            confirms.refused.update(range(max(first, self.first), min(last, self.last) + 1))
+
+    cpdef confirmed(self):
+        self.shards -= 1
+        if self.shards == 0:
+            self.confirms.finished()
+
+    @property
+    def in_sequence(self):
+        return self.confirms.in_sequence
+
+    def lost(self):
+        self.nacked = True
+        self.confirmed()
+        self.confirms.publish_lost()
+
+
+cdef class ConfirmsState:
+    """Confirm mode of one channel: numbers given out, what waits, what was refused.
+
+    `closed`: the channel is gone, nobody is answered, and the number may be another channel's now.
+    `in_sequence`: some publish had x-producer-id and x-sequence, its place in the order of its
+    producer. A channel with something to say puts itself on the list `due`.
+    """
+
+    def __cinit__(self):
+        self.next_seq = 1
+        self._waiting = []
+        self.refused = set()
+
+    @property
+    def unconfirmed(self):
+        """Return how many publishes wait for their answer."""
+        cdef Py_ssize_t at
+        cdef uint64_t count = 0
+        for at in range(self._begun, len(self._waiting)):
+            count += (<Waiting> self._waiting[at]).last - (<Waiting> self._waiting[at]).first + 1
+        return count
+
+    cpdef Waiting wait(self, uint64_t count, int shards):
+        """Give the next `count` publishes their numbers; so many batches have them."""
+        cdef Waiting waiting = Waiting.__new__(Waiting)
+        waiting.confirms = self
+        waiting.first = self.next_seq
+        waiting.last = self.next_seq + count - 1
+        waiting.shards = shards
+        self.next_seq += count
+        self._waiting.append(waiting)
+        if shards == 0:
+            self.finished()
+        return waiting
+
+    cpdef finished(self):
+        if not self._is_due:
+            self._is_due = True
+            self.due.append(self)
+
+    cpdef bytes answers(self):
+        """Return acks and nacks for the longest finished beginning."""
+        cdef Waiting waiting
+        cdef uint64_t first = 0, last = 0  # an ack not yet written
+        cdef list out = None
+        cdef list all_of = self._waiting
+        cdef MessageCounts counts = self.counts
+        cdef bytes ack = b""
+        self._is_due = False
+        if self.closed:
+            all_of.clear()
+            self._begun = 0
+            return b""
+        while self._begun < len(all_of):
+            waiting = <Waiting> all_of[self._begun]
+            if waiting.shards > 0:
+                break
+            self._begun += 1
+            if waiting.nacked or self.refused:
+                if out is None:
+                    out = []
+                if last:
+                    out.append(settle_frame(self.channel, BASIC_ACK, last, last > first))
+                    first = last = 0
+                out.append(self.one_by_one(waiting))
+                continue
+            if not first:
+                first = waiting.first
+            last = waiting.last
+            counts.confirmed += waiting.last - waiting.first + 1
+        if self._begun == len(all_of):
+            all_of.clear()
+            self._begun = 0
+        elif self._begun >= ANSWERED_MAX:
+            del all_of[:self._begun]
+            self._begun = 0
+        if last:
+            ack = settle_frame(self.channel, BASIC_ACK, last, last > first)
+        if out is None:
+            return ack
+        out.append(ack)
+        return b"".join(out)
+
+    cdef bytes one_by_one(self, Waiting waiting):
+        cdef uint64_t seq
+        cdef bint refused
+        cdef list out = []
+        for seq in range(waiting.first, waiting.last + 1):
+            refused = waiting.nacked or seq in self.refused
+            self.refused.discard(seq)
+            if refused:
+                out.append(settle_frame(self.channel, BASIC_NACK, seq, REQUEUE_BIT))
+            else:
+                self.counts.confirmed += 1
+                out.append(settle_frame(self.channel, BASIC_ACK, seq, 0))
+        return b"".join(out)
+
+
+cdef class PublishingState:
+    """A channel as publishing sees it."""
+
+
+cdef class LimitState:
+    """A limit of unacknowledged deliveries: `most` of them, 0 is any number, and how many there are."""
+
+
+cdef class ConsumingState:
+    """The deliveries of a channel: the next tag, and what is not acknowledged."""
+
+
+cdef class ConsumerState:
+    """What a delivery needs of its consumer."""
+
+
+cdef class UnackedState:
+    """The deliveries of one channel that wait for their ack, by tag."""
+
+    def __cinit__(self):
+        self.consumers = []
+
+    def __dealloc__(self):
+        free(self.spans)
+
+    def add(self, uint64_t first_tag, uint64_t count, consumer, int64_t epoch, uint64_t first_number, double at=0.0):
+        """Add deliveries that came from a shard at loop time `at`."""
+        self.put(first_tag, count, consumer, epoch, first_number, at)
+
+    def has(self, uint64_t tag):
+        """Return whether the tag is outstanding."""
+        return self.find(tag) >= 0
+
+    def cut_through(self, uint64_t tag):
+        """Take all deliveries up to `tag`, 0 means all there are. Return runs, None if `tag` is not outstanding."""
+        cdef Py_ssize_t last = self.find(tag) if tag else self.ended - 1
+        cdef list taken = self.spans_before(last if tag else self.ended)
+        if not tag:
+            self.drop_before(self.ended)
+            return taken
+        if last < 0:
+            return None
+        taken.append(self.run_at(last, self.spans[last].first_tag, tag))
+        self.drop_before(last)
+        self.cut(last, self.spans[last].first_tag, tag)
+        return taken
+
+    def cut_from(self, uint64_t first, uint64_t last):
+        """Take the tags from `first` up to `last` that are of one run. Return that, None if `first` is not outstanding."""
+        cdef Py_ssize_t place = self.find(first)
+        if place < 0:
+            return None
+        last = min(last, self.spans[place].last_tag)
+        run = self.run_at(place, first, last)
+        self.cut(place, first, last)
+        return run
+
+    def all_runs(self):
+        """Return all runs, by tag: first and last tag, consumer, epoch, first number, and when they came."""
+        return self.spans_before(self.ended)
+
+    cdef list spans_before(self, Py_ssize_t end):
+        cdef Py_ssize_t place
+        return [
+            self.run_at(place, self.spans[place].first_tag, self.spans[place].last_tag)
+            for place in range(self.begun, end)
+        ]
+
+    def insert(self, uint64_t first_tag, uint64_t last_tag, consumer, int64_t epoch, uint64_t first_number, double at):
+        """Put a run back to its place among the others."""
+        cdef Py_ssize_t place
+        cdef Span *span
+        self.make_room()
+        place = self.begun
+        while place < self.ended and self.spans[place].first_tag <= first_tag:
+            place += 1
+        span = self.spans + place
+        memmove(span + 1, span, (self.ended - place) * sizeof(Span))
+        span[0] = Span(first_tag, last_tag, epoch, first_number, at)
+        self.consumers.insert(place, consumer)
+        self.ended += 1
+        self.count += last_tag - first_tag + 1
+
+    cdef Py_ssize_t find(self, uint64_t tag) noexcept:
+        """Return the place of the tag's span, -1 if the tag is not outstanding."""
+        cdef Py_ssize_t low = self.begun, high = self.ended, middle
+        # Most often it is one of the first.
+        if low == high:
+            return -1
+        if tag <= self.spans[low].last_tag:
+            return low if tag >= self.spans[low].first_tag else -1
+        while low < high:
+            middle = (low + high) // 2
+            if self.spans[middle].first_tag <= tag:
+                low = middle + 1
+            else:
+                high = middle
+        low -= 1
+        return low if low >= self.begun and self.spans[low].last_tag >= tag else -1
+
+    cdef int put(self, uint64_t first_tag, uint64_t count, object consumer, int64_t epoch, uint64_t first_number,
+                 double at) except -1:
+        cdef Span *span
+        self.count += count
+        if self.begun != self.ended:
+            span = self.spans + self.ended - 1
+            if span.last_tag + 1 == first_tag and span.epoch == epoch \
+                    and span.first_number + first_tag - span.first_tag == first_number \
+                    and self.consumers[self.ended - 1] is consumer and at - span.at < C_RUN_S_MAX:
+                span.last_tag = first_tag + count - 1
+                return 0
+        self.make_room()
+        span = self.spans + self.ended
+        span.first_tag, span.last_tag, span.epoch = first_tag, first_tag + count - 1, epoch
+        span.first_number, span.at = first_number, at
+        self.consumers.append(consumer)
+        self.ended += 1
+        return 0
+
+    cdef int drop_before(self, Py_ssize_t place) except -1:
+        """Forget the spans before this place."""
+        cdef Py_ssize_t at
+        for at in range(self.begun, place):
+            self.count -= self.spans[at].last_tag - self.spans[at].first_tag + 1
+            self.consumers[at] = None
+        self.begun = place
+        if self.begun == self.ended:
+            self.consumers.clear()
+            self.begun = self.ended = 0
+        return 0
+
+    cdef int cut(self, Py_ssize_t place, uint64_t first, uint64_t last) except -1:
+        """Take tags first..last out of the span at this place, which has all of them."""
+        cdef Span *span = self.spans + place
+        cdef Span *behind
+        self.count -= last - first + 1
+        if span.first_tag == first and span.last_tag == last:
+            if place == self.begun:
+                self.consumers[place] = None
+                self.begun += 1
+                if self.begun == self.ended:
+                    self.consumers.clear()
+                    self.begun = self.ended = 0
+                return 0
+            memmove(span, span + 1, (self.ended - place - 1) * sizeof(Span))
+            del self.consumers[place]
+            self.ended -= 1
+        elif span.first_tag == first:
+            span.first_number += last + 1 - first
+            span.first_tag = last + 1
+        elif span.last_tag == last:
+            span.last_tag = first - 1
+        else:
+            # The room may lie elsewhere afterwards, and the places may be others.
+            place -= self.begun
+            self.make_room()
+            place += self.begun
+            span = self.spans + place
+            behind = span + 1
+            memmove(behind, span, (self.ended - place) * sizeof(Span))
+            self.consumers.insert(place, self.consumers[place])
+            self.ended += 1
+            span.last_tag = first - 1
+            behind.first_number += last + 1 - behind.first_tag
+            behind.first_tag = last + 1
+        return 0
+
+    cdef int make_room(self) except -1:
+        """Have room for one more span at the end."""
+        cdef Span *grown
+        cdef Py_ssize_t room
+        if self.ended < self._room:
+            return 0
+        if self.begun >= UNUSED_MAX or (self.begun and self.begun * 2 >= self.ended):
+            memmove(self.spans, self.spans + self.begun, (self.ended - self.begun) * sizeof(Span))
+            del self.consumers[:self.begun]
+            self.ended -= self.begun
+            self.begun = 0
+            return 0
+        room = max(<Py_ssize_t> SPANS_MIN, 2 * self._room)
+        grown = <Span *> realloc(self.spans, room * sizeof(Span))
+        if grown == NULL:
+            raise MemoryError()
+        self.spans, self._room = grown, room
+        return 0
+
+    cdef tuple run_at(self, Py_ssize_t place, uint64_t first, uint64_t last):
+        cdef Span *span = self.spans + place
+        return first, last, self.consumers[place], span.epoch, span.first_number + first - span.first_tag, span.at
+
+
+cpdef int64_t acks_together(int64_t prefetch, bint counts_keys):
+    """Return how many acks of a consumer may wait for each other.
+
+    A `prefetch` of 0 is no limit. With `counts_keys`, other consumers wait for the keys it holds.
+    """
+    if counts_keys:
+        return 1
+    return min(<int64_t> C_TOGETHER_MAX, max(<int64_t> 1, prefetch // 2)) if prefetch else C_TOGETHER_MAX
+
+
+cdef class Due:
+    """The shards (bit mask) that are to be told something at the end of this pass.
+
+    `acks_wait`: some acks wait for each other, and a timer runs.
+    """
+
+
+cdef class SettlesState:
+    """The settles to tell one shard, in the order in which they came.
+
+    `ranges` are (consumer number, kind, first and last delivery number). With the kind ALLOT these
+    are the number of an allotment, what it is allowed, and what becomes of credit that is not used.
+    Neighbouring acks of a consumer are one range. When `due` is set they must not wait. `last_range`
+    is the index of the last range of acks, `acks` how many acks wait, both by consumer. `allots` has
+    allowed and mode by allotment. `hurries`: some acks are no part of a group consumer's. `shard` is
+    the bit of the shard.
+    """
+
+    def __cinit__(self):
+        self.ranges = []
+        self.last_range, self.acks, self.allots = {}, {}, {}
+
+    def __bool__(self):
+        return bool(self.ranges or self.allots)
+
+    cpdef fall_due(self):
+        self.due = True
+        self.due_all.shards |= self.shard
+
+    cpdef ack(self, consumer, uint64_t first, uint64_t last, int64_t together):
+        """Add acks, which wait until there are `together` of this consumer."""
+        cdef list ranges = self.ranges
+        cdef tuple before
+        cdef int64_t acks
+        at = self.last_range.get(consumer)
+        before = None if at is None else <tuple> ranges[at]
+        if before is not None and <uint64_t> before[3] + 1 == first:
+            ranges[at] = (consumer, ACK, before[2], last)
+        else:
+            self.last_range[consumer] = len(ranges)
+            ranges.append((consumer, ACK, first, last))
+        if together == C_NO_HURRY:
+            if len(ranges) >= C_RANGES_MAX:
+                self.fall_due()
+            return
+        self.hurries = True
+        told = self.acks.get(consumer)
+        acks = <int64_t> (last + 1 - first)
+        if told is not None:
+            acks += told
+        self.acks[consumer] = acks
+        if acks >= together or len(ranges) >= C_RANGES_MAX:
+            self.fall_due()
+
+
+cdef class LinkState:
+    """What is gathered for a shard, and what it has not taken in.
+
+    `epoch` counts the processes of the shard, 0 before the first. `in_flight` are the bytes of
+    publishes that the shard has not taken in. `settles` holds the settles to tell, `packing` who
+    waits for the batch that is being packed. `credits` are the bytes of deliveries written, by
+    connection; with `credit_due` the shard is to be told of them.
+    """
+
+    cpdef credit(self, uint32_t epoch, uint32_t connection, uint64_t count):
+        """Note that `count` bytes of deliveries that came in `epoch` were written to the client."""
+        if epoch != self.epoch:
+            return
+        told = self.credits.get(connection)
+        if told is not None:
+            count += told
+        self.credits[connection] = count
+        if count >= C_CREDIT_BYTES or len(self.credits) > C_CREDITS_MAX:
+            self.credit_due = True
+            self.due.shards |= <uint64_t> 1 << self.shard
+
+
+cdef class OutputState:
+    """Bytes that wait for one socket, in `chunks`, and the credit that is due when they are written.
+
+    `pending` counts the bytes that the kernel has not taken, `written` those that it has. `has_room`
+    is an event that somebody waits for, or None.
+    """
+
+    def __cinit__(self):
+        self.chunks = []
+
+    def __dealloc__(self):
+        free(self._credits)
+
+    @property
+    def due(self):
+        """Return how many credits wait for bytes to be written."""
+        return self._ended - self._begun
+
+    cpdef add(self, data):
+        self.chunks.append(data)
+        self.pending += len(data)
+
+    cpdef add_then_credit(self, data, uint32_t shard, uint32_t epoch, uint64_t credit):
+        """Add bytes; `credit` is due to `shard` when all that was added so far is written."""
+        self.chunks.append(data)
+        self.pending += len(data)
+        self.credit_when_written(shard, epoch, credit)
+
+    cpdef credit_when_written(self, uint32_t shard, uint32_t epoch, uint64_t credit):
+        """Let `credit` be due to `shard` when all that was added so far is written."""
+        cdef Credit *grown
+        cdef Py_ssize_t room
+        if self._ended == self._room:
+            if self._begun > self._ended // 2:
+                memmove(self._credits, self._credits + self._begun, (self._ended - self._begun) * sizeof(Credit))
+                self._ended -= self._begun
+                self._begun = 0
+            else:
+                room = max(<Py_ssize_t> CREDITS_ROOM_MIN, 2 * self._room)
+                grown = <Credit *> realloc(self._credits, room * sizeof(Credit))
+                if grown == NULL:
+                    raise MemoryError()
+                self._credits, self._room = grown, room
+        self._credits[self._ended] = Credit(self.written + self.pending, credit, shard, epoch)
+        self._ended += 1
+
+    def take_credits(self):
+        """Take the credits that became due: shard, its epoch, the credit."""
+        cdef list due = []
+        cdef Credit *first
+        while self._begun < self._ended and self._credits[self._begun].at <= self.written:
+            first = self._credits + self._begun
+            due.append((first.shard, first.epoch, first.count))
+            self._begun += 1
+        if self._begun == self._ended:
+            self._begun = self._ended = 0
+        return due
+
+    cdef bint send(self, int fd) except -1:
+        """Write little output to a socket of the kernel; return whether that was all.
+
+        If it was not, nothing was written, or Python goes on with what is left.
+        """
+        cdef list chunks = self.chunks
+        cdef ssize_t sent
+        cdef const char *data
+        cdef Py_ssize_t size
+        if not chunks:
+            return True
+        if self.has_room is not None:
+            return False
+        if len(chunks) > 1:
+            if self.pending > JOINED_BYTES_MAX:
+                return False
+            joined = b"".join(chunks)
+            chunks.clear()
+            chunks.append(joined)
+        chunk = chunks[0]
+        if type(chunk) is not bytes:
+            return False
+        data, size = PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk)
+        with nogil:
+            sent = c_send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if sent <= 0:
+            return False
+        self.pending -= sent
+        self.written += sent
+        if sent == size:
+            chunks.clear()
+            return True
+        chunks[0] = memoryview(chunk)[sent:]
+        return False
+
+
+cdef class PassState:
+    """The pass of the loop: the loop time at which it began, and who has output.
+
+    `end_scheduled`: its end comes by itself.
+    """
+
+
+cdef class SocketState:
+    """The socket of a client, as far as it is written to at the end of a pass.
+
+    `is_plain`: it is one of the kernel, without TLS. `is_writing`: the kernel had no room, and the
+    loop says when it has.
+    """
+
+    def flush(self):
+        """Write as much as the kernel takes."""
+        cdef OutputState output = self.output
+        cdef Credit *first
+        self.is_dirty = False
+        if not self.is_plain or self.is_writing or self.lost or not output.send(self.fd):
+            self.flush_slowly()
+            return
+        self.last_sent = self.loop.now
+        while output._begun < output._ended and output._credits[output._begun].at <= output.written:
+            first = output._credits + output._begun
+            (<LinkState> self.link_of[first.shard]).credit(first.epoch, self.id, first.count)
+            output._begun += 1
+        if output._begun == output._ended:
+            output._begun = output._ended = 0
+
+    cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1:
+        """Write deliveries at the end of the pass, then give `credit` bytes back to the shard."""
+        if self.closing or self.lost:
+            (<LinkState> self.link_of[shard]).credit(epoch, self.id, credit)
+            return 0
+        self.output.add_then_credit(data, shard, epoch, credit)
+        if not self.is_dirty:
+            self.is_dirty = True
+            self.loop.dirty.append(self)
+            if not self.loop.end_scheduled:
+                self.loop.schedule_end_of_pass()
+        return 0

@@ -1,0 +1,471 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The short way of a front door: what is plain is done here, without Python.
+
+Most bytes of most clients are publishes whose route is known, acks and heartbeats, and most
+messages of the shards are deliveries to consumers without extras. A batch of one of these costs the
+interpreter far more than its work. So straight compiled code does this work from the bytes of a
+read to the batches of the shards, and from a message of a shard to frames.
+
+**What goes the short way.** `Inlet.take` is given the bytes of a read. It packs publishes if their
+channel is open and not transactional, and the packer knows where they go. It settles acks (single
+and multiple) of deliveries that are outstanding, unless a shared limit or a virtual queue has a say
+in their credit. It drops heartbeats. `ShortWay.deliver` is given a DELIVER of a shard. It makes the
+frames for a consumer that has been announced and needs no offsets, no counts of earlier deliveries,
+no allotment, and whose vhost is not traced.
+
+**What is not plain** is left alone. `take` stops before the first frame that is not plain, at once,
+and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP library
+and Python does all that the library makes of them, errors included. `deliver` hands a section that
+is not plain to Python as it is. So every rule is written once, in Python, and the short way only
+says when nothing but the usual can happen.
+
+**What Python sees.** There are no tables beside those of Python: channels, consumers, limits, links
+and counters have their numbers in compiled base classes (hot_state.pyx), and what is unacknowledged
+(consume/unacked.pyx), unconfirmed (publish/confirms.pyx) or to be told to a shard
+(consume/settling.pyx) is kept by compiled classes that Python uses too.
+
+**To add a feature** that concerns publishes, acks or deliveries: write it in Python, and see that the
+short way leaves what it concerns alone. A publish is left alone if the packer stops at it, so a route
+of the kind CALLER is enough. An ack is judged by `is_plain_ack`, a delivery by `is_plain_delivery`.
+tests/connections/test_short_way.py plays random histories both ways; have it play the feature, too.
+
+`SHARDMQ_FASTPATH=0` in the environment switches the short way off (shardd/wire/short_ways.py).
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.set cimport PySet_GET_SIZE
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from shardmq.broker.amqp.contents cimport deliveries_of
+from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes
+from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
+from shardmq.broker.front_door.hot_state cimport (
+    ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState, PublishingState,
+    SettlesState, SocketState, Span, UnackedState, Waiting, acks_together,
+)
+from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
+from shardmq.shardd.wire.publishes cimport Row as PackedRow
+from shardmq.shardd.wire.routes cimport Routes
+
+cdef extern from "<time.h>" nogil:
+    ctypedef long time_t
+    struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec *now)
+    int CLOCK_REALTIME
+
+cdef extern from *:
+    int __builtin_popcountll(unsigned long long) noexcept nogil
+    int __builtin_ctzll(unsigned long long) noexcept nogil
+
+cdef enum:
+    METHOD_FRAME = 1
+    HEARTBEAT_FRAME = 8
+    FRAME_END = 0xCE
+    HEARTBEAT_BYTES = 8
+    ACK_BYTES = 21
+    BASIC_ACK = 60 << 16 | 80
+    # Bytes of a publish before its line: the head of the frame, class, method and ticket.
+    BEFORE_LINE = 13
+    # Larger bodies are Python's: they may stay where they are.
+    PLAIN_BODY_BYTES_MAX = (16 << 10) - 1
+    # A section of DELIVER (shardd/wire/codec.pyx); all of its flags but this one are Python's.
+    DELIVER_HEADER = 24
+    SECTION = 32
+    REDELIVERED = 1
+
+
+cdef inline uint64_t now_ms() noexcept nogil:
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <uint64_t> now.tv_sec * 1000 + now.tv_nsec // 1000000
+
+
+cdef class ShortWay:
+    """The short way of one front door."""
+
+    cdef Packer packer
+    cdef MessageCounts counts
+    cdef Due due
+    cdef object links  # ShardLinks
+    cdef list link_of  # by shard
+    cdef object alarms
+    cdef object deliveries  # Deliveries
+    cdef dict consumers  # by number
+    cdef PassState loop
+    cdef object open_state
+    cdef str reply_queues
+    cdef bint stamps
+
+    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False):
+        """Begin with the parts of the front door.
+
+        `open_state` is the state of a connection that is open, `reply_queues` what the names of direct
+        reply-to queues begin with. `set_timestamp`: each publish is stamped with the time at which it
+        came, which Python does.
+        """
+        self.packer = links.packer
+        self.counts = counts
+        self.due = links.due
+        self.links = links
+        self.link_of = links.links
+        self.alarms = alarms
+        self.deliveries = consuming.deliveries
+        self.consumers = consuming.consumers
+        self.loop = loop
+        self.open_state = open_state
+        self.reply_queues = reply_queues
+        self.stamps = set_timestamp
+
+    def outlet(self, link, read, deliver):
+        """Return what handles a DELIVER of this link.
+
+        `read` returns its sections, of which `deliver` is given those that are not plain.
+        """
+        cdef Outlet made = Outlet.__new__(Outlet)
+        made.way = self
+        made.link = link
+        made.read = read
+        made.deliver = deliver
+        return made
+
+    cdef bint is_in_limit(self, ConsumerState consumer):
+        """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
+        return consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
+
+    def inlet(self, connection, amqp, channels, waiting, cache):
+        """Return the short way of a connection that is open.
+
+        `connection` is its number, `channels` its channels by number, `waiting` those with work that
+        is not done, `cache` the RouteCache of its user.
+        """
+        cdef Inlet made = Inlet.__new__(Inlet)
+        made.way = self
+        made.connection = connection
+        made.amqp = amqp
+        made.channels = channels
+        made.waiting = waiting
+        made.routes = cache.routes
+        made.vhost = cache.vhost
+        return made
+
+
+cdef class Inlet:
+    """What one client says, as far as it is plain.
+
+    After a call of `take`, `things` is how many publishes and acks it took and `fed` has a bit for
+    each shard that got a publish. `published`: the client has published something.
+    """
+
+    cdef ShortWay way
+    cdef uint32_t connection
+    cdef Incoming amqp
+    cdef dict channels
+    cdef set waiting
+    cdef Routes routes
+    cdef str vhost
+    cdef readonly uint64_t things, fed
+    cdef public bint published
+
+    def take(self, buffer not None, size_t end):
+        """Do what is plain of the first `end` bytes of a read. Return where the first frame begins that is not."""
+        cdef Py_buffer view
+        cdef size_t at
+        self.things = self.fed = 0
+        if self.amqp.state is not self.way.open_state or PySet_GET_SIZE(self.waiting) or self.amqp.has_unread() or self.way.alarms.text:
+            return 0
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        try:
+            if end > <size_t> view.len:
+                raise ValueError("outside of the buffer")
+            at = self.take_bytes(<const uint8_t *> view.buf, end)
+        finally:
+            PyBuffer_Release(&view)
+        return at
+
+    cdef size_t take_bytes(self, const uint8_t *base, size_t end) except? 0:
+        cdef Incoming amqp = self.amqp
+        cdef size_t at = 0, behind, needed
+        cdef uint32_t count
+        cdef int why
+        cdef Row *rows
+        while at < end:
+            if base[at] == HEARTBEAT_FRAME:
+                if end - at < HEARTBEAT_BYTES or get16(base + at + 1) or get32(base + at + 3) or base[at + 7] != FRAME_END:
+                    break
+                at += HEARTBEAT_BYTES
+                continue
+            behind = at
+            count = find_publishes(
+                base, &behind, end, <const uint8_t *> PyByteArray_AS_STRING(amqp.channels),
+                PyByteArray_GET_SIZE(amqp.channels), amqp.received_frame_bytes_max, amqp.message_bytes_max, &rows, &why,
+                &needed,
+            )
+            if count:
+                at = self.publish(base, rows, count, behind)
+                # As many as fill the table are worth a time slice, which Python gives.
+                if at != behind or why == STOPPED_FULL:
+                    break
+            elif why != STOPPED_SETTLE or not self.settle(base, &at, end):
+                break
+        return at
+
+    # -- publishes ---------------------------------------------------------------------------------
+
+    cdef size_t publish(self, const uint8_t *base, Row *rows, size_t count, size_t behind) except? 0:
+        """Pack publishes. Return where the first begins that was not packed, or `behind` all of them."""
+        cdef ShortWay way = self.way
+        cdef PublishingState channel
+        cdef ConfirmsState confirms
+        cdef size_t at = 0, plain = 0, stopped
+        cdef uint64_t now = now_ms()
+        cdef int why = PACKED_CHANNEL
+        if way.stamps or self.vhost != <str> way.links.vhost:
+            return rows[0].line_off - BEFORE_LINE
+        way.packer.far_queue = 0
+        while plain < count and rows[plain].body_len <= PLAIN_BODY_BYTES_MAX:
+            plain += 1
+        while at < plain and why == PACKED_CHANNEL:
+            channel = self.channels.get(rows[at].channel)
+            if channel is None or not channel.is_open or channel.transaction is not None:
+                break
+            confirms = channel.confirms
+            why = way.packer.pack_rows(
+                self.routes, base, <PackedRow *> rows, plain, at, self.connection,
+                0 if confirms is None else confirms.next_seq, now, &stopped,
+            )
+            if stopped > at:
+                self.note(channel, confirms, rows + at, stopped - at)
+                at = stopped
+        return behind if at == count else rows[at].line_off - BEFORE_LINE
+
+    cdef int note(self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count) except -1:
+        """Count publishes of a channel that were packed just now, and see to their confirms."""
+        cdef ShortWay way = self.way
+        cdef uint64_t touched = way.packer.touched
+        cdef Waiting waiting
+        way.packer.touched = 0
+        self.fed |= touched
+        self.published = True
+        self.things += count
+        channel.published += count
+        way.counts.received += count
+        way.counts.sizes.count(rows, count)
+        if confirms is None:
+            return 0
+        if way.packer.in_sequence:
+            confirms.in_sequence = True
+        way.counts.received_confirm += count
+        waiting = confirms.wait(count, __builtin_popcountll(touched))
+        while touched:
+            (<LinkState> way.link_of[__builtin_ctzll(touched)]).packing.append(waiting)
+            touched &= touched - 1
+        return 0
+
+    # -- acks --------------------------------------------------------------------------------------
+
+    cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1:
+        """Settle the acks of one channel from `position` on, which moves behind them. Return whether there were some.
+
+        Acks of tags that follow each other are settled together.
+        """
+        cdef uint32_t number = get16(base + position[0] + 1)
+        cdef PublishingState channel = self.channels.get(number)
+        cdef ConsumingState consuming
+        cdef UnackedState unacked
+        cdef const uint8_t *p
+        cdef size_t at = position[0], settled = at  # behind the last frame that is settled
+        cdef uint64_t first = 0, last = 0, tag  # of acks that are not settled yet; none if `first` is 0
+        cdef bint multiple, moved
+        if channel is None or not channel.is_open or channel.transaction is not None:
+            return False
+        consuming = channel.consuming_if_any
+        if consuming is None or consuming.limit.most:
+            return False
+        unacked = consuming.unacked
+        while end - at >= ACK_BYTES:
+            p = base + at
+            if p[0] != METHOD_FRAME or get32(p + 3) != ACK_BYTES - 8 or get32(p + 7) != BASIC_ACK \
+                    or get16(p + 1) != number or p[ACK_BYTES - 1] != FRAME_END:
+                break
+            tag, multiple = get64(p + 11), p[19] & 1
+            if tag == 0:
+                break
+            if first and (multiple or tag != last + 1):
+                if not self.settle_range(unacked, first, last):
+                    first = 0
+                    break
+                first, settled = 0, at
+            if multiple:
+                if not self.settle_through(unacked, tag):
+                    break
+                settled = at + ACK_BYTES
+            else:
+                first, last = first or tag, tag
+            at += ACK_BYTES
+        if first and self.settle_range(unacked, first, last):
+            settled = at
+        moved = settled != position[0]
+        position[0] = settled
+        return moved
+
+    cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1:
+        """Settle single acks of these tags; return False if one of them is not outstanding or not plain."""
+        cdef Py_ssize_t place = unacked.find(first), at = place
+        cdef uint64_t tag = first, until
+        if place < 0:
+            return False
+        while True:
+            if not is_plain_ack(<ConsumerState> unacked.consumers[at]):
+                return False
+            if unacked.spans[at].last_tag >= last:
+                break
+            at += 1
+            if at == unacked.ended or unacked.spans[at].first_tag != unacked.spans[at - 1].last_tag + 1:
+                return False
+        while tag <= last:
+            place = unacked.find(tag)
+            until = min(last, unacked.spans[place].last_tag)
+            self.tell(unacked, place, tag, until)
+            unacked.cut(place, tag, until)
+            tag = until + 1
+        self.things += last - first + 1
+        return True
+
+    cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1:
+        """Settle an ack of all tags up to this one, as settle_range()."""
+        cdef Py_ssize_t last = unacked.find(tag), at
+        if last < 0:
+            return False
+        for at in range(unacked.begun, last + 1):
+            if not is_plain_ack(<ConsumerState> unacked.consumers[at]):
+                return False
+        for at in range(unacked.begun, last + 1):
+            self.tell(unacked, at, unacked.spans[at].first_tag, min(tag, unacked.spans[at].last_tag))
+        unacked.drop_before(last)
+        unacked.cut(unacked.begun, unacked.spans[unacked.begun].first_tag, tag)
+        self.things += 1
+        return True
+
+    cdef int tell(self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last) except -1:
+        """Count settled deliveries of one span, and tell their shard soon."""
+        cdef ShortWay way = self.way
+        cdef Span *span = unacked.spans + place
+        cdef ConsumerState consumer = <ConsumerState> unacked.consumers[place]
+        cdef LinkState link = <LinkState> way.link_of[consumer.shard]
+        cdef SettlesState settles
+        cdef uint64_t number = span.first_number + first - span.first_tag
+        # What basic.get took does not count.
+        if consumer.tag and way.is_in_limit(consumer):
+            consumer.channel.limit.unacked -= last - first + 1
+        if link.epoch == span.epoch:
+            settles = link.settles
+            settles.ack(
+                consumer.number, number, number + last - first, acks_together(consumer.prefetch, consumer.affinity)
+            )
+            if not settles.due and not way.due.acks_wait:
+                way.links.wait_for_acks()
+        return 0
+
+
+cdef inline bint is_plain_ack(ConsumerState consumer):
+    """Return whether nothing but the usual follows from an ack for this consumer."""
+    return consumer.group is None
+
+
+cdef class Outlet:
+    """What one shard delivers, as far as it is plain."""
+
+    cdef ShortWay way
+    cdef LinkState link
+    cdef object read, deliver
+
+    def __call__(self, message not None):
+        """Handle a DELIVER. Raises ValueError, and does nothing, if it is not of the length that it says."""
+        cdef Py_buffer view
+        cdef const uint8_t *p
+        cdef size_t at = DELIVER_HEADER
+        cdef uint32_t count, i, size
+        cdef list sections = None
+        PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
+        try:
+            p = <const uint8_t *> view.buf
+            if not is_whole(p, view.len):
+                sections = self.read(message)
+            memcpy(&count, p + 16, 4)
+            for i in range(count):
+                memcpy(&size, p + at + 24, 4)
+                if not self.deliver_plain(p + at, size):
+                    if sections is None:
+                        sections = self.read(message)
+                    self.deliver(self.link.shard, sections[i])
+                at += SECTION + ((size + 7) & ~<size_t> 7)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint deliver_plain(self, const uint8_t *section, uint32_t size) except -1:
+        """Deliver a section with `size` bytes of messages; return False, and do nothing, if it is not plain."""
+        cdef ShortWay way = self.way
+        cdef uint32_t number, count, zero
+        cdef uint16_t flags
+        cdef uint64_t first_number, tag
+        cdef ConsumerState consumer
+        cdef ConsumingState channel
+        cdef SocketState socket
+        cdef bytes data
+        memcpy(&number, section + 4, 4)
+        memcpy(&flags, section + 10, 2)
+        memcpy(&count, section + 12, 4)
+        memcpy(&first_number, section + 16, 8)
+        memcpy(&zero, section + 28, 4)
+        consumer = way.consumers.get(number)
+        if consumer is None or not is_plain_delivery(consumer) or flags & ~REDELIVERED or zero or \
+                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None:
+            return False
+        channel, client = consumer.channel, consumer.client
+        tag = channel.next_tag
+        try:
+            data = deliveries_of(
+                section + SECTION, size, count, channel.number, consumer.tag_bytes, tag, flags & REDELIVERED,
+                client.session.frame_bytes_max,
+            )
+        except ValueError:
+            return False
+        socket = client.socket
+        channel.next_tag += count
+        if consumer.no_ack:
+            way.counts.delivered_auto += count
+            channel.delivered_auto += count
+        else:
+            way.counts.delivered_manual += count
+            channel.unacked.put(tag, count, consumer, self.link.epoch, first_number, way.loop.now)
+            if way.is_in_limit(consumer):
+                channel.limit.unacked += count
+        consumer.delivered += count
+        socket.write_later(data, self.link.shard, self.link.epoch, size)
+        return True
+
+
+cdef bint is_whole(const uint8_t *message, size_t size) noexcept:
+    """Return whether the sections of a DELIVER end within it."""
+    cdef size_t at = DELIVER_HEADER
+    cdef uint32_t sections, i, length
+    if size < DELIVER_HEADER:
+        return False
+    memcpy(&sections, message + 16, 4)
+    for i in range(sections):
+        if at + SECTION > size:
+            return False
+        memcpy(&length, message + at + 24, 4)
+        if at + SECTION + length > size:
+            return False
+        at += SECTION + ((length + 7) & ~<size_t> 7)
+    return True
+
+
+cdef inline bint is_plain_delivery(ConsumerState consumer):
+    """Return whether a delivery to this consumer needs nothing but the usual."""
+    return consumer.announced and consumer.group is None and consumer.reading is None and consumer.allotment is None

@@ -1,0 +1,255 @@
+"""A front door without sockets: lists stand for clients, shards and the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+from pamqp import base, commands
+
+from shardmq.broker.front_door.alarms import Alarms
+from shardmq.broker.front_door.connection.connection import ClientConnection
+from shardmq.broker.front_door.connections import Connections
+from shardmq.broker.front_door.consume.consuming import Consuming
+from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.events import ShardEvents
+from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.loop import PassLoop
+from shardmq.broker.front_door.proxy import Peer
+from shardmq.broker.front_door.publish.dedup_service import DedupService
+from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.publish.replies import Replies
+from shardmq.broker.front_door.publish.reservations import Reservations
+from shardmq.broker.front_door.services import Services
+from shardmq.broker.front_door.time_slices import TimeSlices
+from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
+from shardmq.broker.shared.config import BrokerConfig
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from tests.amqp.bytes_of import HEADER, method
+from tests.connections.connection_play import Aio, Line, Sock
+
+SHARDS = 2
+INCARNATION = 7
+PUBLISH_HEADER, RUN = 40, 24
+
+
+class Tasks(Aio):
+    """An event loop that watches nothing and makes the futures and tasks of the one that runs."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+
+class Client(Sock):
+    """The socket of one client."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.fd = fd
+
+    def fileno(self) -> int:
+        return self.fd
+
+
+class Wire:
+    """The socket of a link: what the front door sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, message: bytes, flags: int = 0) -> None:
+        self.sent.append(message)
+
+
+class Door:
+    """A front door with two shards, which goes the short way or not."""
+
+    def __init__(self, *, short: bool, set_timestamp: bool = False) -> None:
+        self.aio = Tasks()
+        config = BrokerConfig(
+            runtime_dir="nowhere",
+            door=0,
+            shards=SHARDS,
+            listen_fds=[],
+            boot="1",
+            set_timestamp=set_timestamp,
+        )
+        self.line = Line()
+        for change in (
+            ExchangePut("/", "fan", "fanout"), ExchangePut("/", "heads", "headers"),
+            ExchangePut("/", "logs", "topic"), QueuePut("/", "c", 3, 0, durable=True),
+            BindingPut("/", "fan", "queue", "a", ""), BindingPut("/", "fan", "queue", "b", ""),
+            BindingPut("/", "fan", "queue", "c", ""), BindingPut("/", "logs", "queue", "c", "x.#"),
+            BindingPut("/", "direct", "queue", "b", "k"),
+        ):  # fmt: skip
+            self.line.catalog.apply(change)
+        events = ShardEvents()
+        self.links = links = ShardLinks(config, INCARNATION, events)
+        links.use_loop(self.aio)  # type: ignore[arg-type]
+        links.inbox._socket.close(0)  # or the end of its context would wait for it
+        self.wires = [Wire() for _ in links.links]
+        for link, made in zip(links.links, self.wires, strict=True):
+            link.socket.close(0)
+            link.socket = made  # type: ignore[assignment]
+        self.counts = counts = Counts()
+        replies = Replies(links, counts)
+        line: Any = self.line
+        self.publishing = publishing = Publishing(
+            line, links, Reservations(links), DedupService(links), replies, counts,
+            set_timestamp=set_timestamp,
+        )  # fmt: skip
+        self.loop = PassLoop(self.aio, links, publishing, shards=SHARDS, tick_us=0)  # type: ignore[arg-type]
+        self.loop.slices = TimeSlices(lambda: 0.0, self.aio.call_soon)  # they never end
+        self.consuming = Consuming(links, line, self.loop, counts, replies)
+        self.services = Services(
+            config=config,
+            incarnation=INCARNATION,
+            loop=self.loop,
+            shards=links,
+            catalog_link=line,
+            counts=counts,
+            logins=SimpleNamespace(at_once=lambda *_: ""),  # type: ignore[arg-type]
+            alarms=Alarms(),
+            publishing=publishing,
+            consuming=self.consuming,
+            steps=StepRunner(line, links),
+            server_properties={},
+        )
+        if short:
+            self.services.use_short_way()
+        self.connections = Connections(self.services)
+        events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type]
+        self.clients: list[Client] = []
+        self.entered: list[ClientConnection] = []
+        self._seen = [0] * len(self.wires)
+        self._read: list[int] = []
+        for shard in range(SHARDS):
+            self.restart(shard)
+
+    # -- clients ---------------------------------------------------------------------------------
+
+    def enter(self) -> int:
+        """Let a client connect and open its connection; return its place."""
+        client = Client(10 + len(self.clients))
+        self.clients.append(client)
+        self._read.append(0)
+        self.connections.enter(client, Peer("127.0.0.1", 4000))  # type: ignore[arg-type]
+        self.entered.append(self.connections.all()[-1])
+        at = len(self.clients) - 1
+        for said in (
+            HEADER,
+            method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+            method(0, commands.Connection.TuneOk(2047, 131072, 60))
+            + method(0, commands.Connection.Open("/")),
+        ):
+            self.read(at, said)
+            self.aio.run()
+        return at
+
+    def read(self, at: int, data: bytes) -> None:
+        """Receive bytes of a client; the pass does not end yet."""
+        client = self.clients[at]
+        client.unread.append(data)
+        while client.unread and (reader := self.aio.readers.get(client.fd)) is not None:
+            reader()
+
+    def say(self, at: int, channel: int, what: base.Frame) -> None:
+        self.read(at, method(channel, what))
+
+    # -- shards ----------------------------------------------------------------------------------
+
+    def restart(self, shard: int) -> None:
+        """Let the process of a shard be followed by another one."""
+        link = self.links.links[shard]
+        if link.epoch:
+            link.away_since = 0.0
+            link.ended(link.epoch)
+        self.loop.receiving()
+        link.begin(link.epoch + 1, 1)
+        link.send_aside()
+        self.links._requests.ask_again(link)
+        if link.epoch > 1:
+            self.consuming.restarted(shard, lambda number: None)
+        self.loop.publish_room(shard)
+        self.loop.received()
+
+    def who(self, shard: int) -> tuple[int, int, int, int]:
+        return 0, INCARNATION, self.links.links[shard].epoch, shard
+
+    def hear(self, shard: int, *messages: bytes) -> None:
+        """Receive messages of a shard, as its lane gives them."""
+        self.loop.receiving()
+        self.links.inbox._take_all(self.links.links[shard], list(messages))
+        self.loop.received()
+        self.loop.own_deliveries()
+
+    def questions(self, shard: int) -> list[int]:
+        """Return the numbers of all questions that this shard was ever asked."""
+        whats = (
+            envelope.read_control(message)
+            for message in self.wires[shard].sent
+            if message[0] == wire.CONTROL
+        )
+        return [what.request for what in whats if getattr(what, "request", None)]
+
+    # -- what shows of it ------------------------------------------------------------------------
+
+    def seen(self) -> dict[str, Any]:
+        """Return what the others got since the last call, and what the front door counts."""
+        sent = []
+        for shard, made in enumerate(self.wires):
+            sent.append([timeless(message) for message in made.sent[self._seen[shard] :]])
+            self._seen[shard] = len(made.sent)
+        written = []
+        for at, client in enumerate(self.clients):
+            written.append((client.taken[self._read[at] :].hex(), client.is_closed))
+            self._read[at] = len(client.taken)
+        connections, channels = self.connections.report()
+        return {
+            "written": written,
+            "sent": sent,
+            "counts": self.counts.report(),
+            "connections": connections,
+            "channels": channels,
+            "exchanges": sorted(self.publishing.exchange_counts.report()),
+            "unroutable": self.publishing.unroutable_dropped,
+            "links": [
+                (link.in_flight, sorted(link.credits.items()), link.settles.ranges, link.epoch)
+                for link in self.links.links
+            ],
+            "unacked": [
+                (each.id, number, run._replace(consumer=run.consumer.number))
+                for each in self.connections.all()
+                for number, channel in sorted(each.channels.by_number.items())
+                for run in channel.consuming.unacked.runs()
+            ],
+            "limits": [
+                (each.id, number, channel.consuming.limit.unacked)
+                for each in self.connections.all()
+                for number, channel in sorted(each.channels.by_number.items())
+            ],
+            "consumers": [
+                (number, each.delivered)
+                for number, each in sorted(self.consuming.consumers.items())
+            ],
+            "paused": [each.socket.paused for each in self.connections.all()],
+            "timers": len(self.aio.later),
+        }
+
+
+def timeless(message: bytes) -> str:
+    """Return a message without the times at which its records were packed."""
+    if message[0] != wire.PUBLISH:
+        return message.hex()
+    shown = bytearray(message)
+    (runs,) = struct.unpack_from("<I", shown, 24)
+    at = PUBLISH_HEADER + RUN * runs
+    while at < len(shown):
+        (length,) = struct.unpack_from("<I", shown, at)
+        shown[at + 4 : at + 16] = bytes(12)  # the checksum, and the time
+        at += length
+    return shown.hex()

@@ -1,0 +1,434 @@
+"""The short way and the way by Python do the same with the same bytes, wherever these are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from shardmq.broker.amqp import properties
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.codec import DeliveryWriter
+from tests.amqp.bytes_of import method, publish
+from tests.connections.door_play import SHARDS, Door
+
+TOGETHER = 10  # histories of one test
+SEEDS = range(0, int(os.environ.get("SHORT_WAY_SEEDS", "40")), TOGETHER)
+STEPS = 60
+HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
+EXCHANGES = [("", "a"), ("", "b"), ("", "c"), ("direct", "k"), ("fan", ""), ("logs", "x.y")]
+RARE = [("", "nowhere"), ("heads", ""), ("gone", "k"), ("logs", "z"), ("direct", "none")]
+
+
+class Mismatch(AssertionError):
+    pass
+
+
+def differing(one: Any, other: Any) -> str:
+    """Return the first places of two values that differ."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+        return differing(*pairs[0]) if pairs else "nothing"
+    if isinstance(one, dict):
+        return str([(key, one[key], other[key]) for key in one if one[key] != other[key]])
+    return f"{one!s:.1500}\n{other!s:.1500}"
+
+
+class History:
+    """The same random history for two doors, of which the first never goes the short way."""
+
+    def __init__(self, seed: int, change: Callable[[Door], None] = lambda door: None) -> None:
+        self.random = random.Random(seed)
+        self.seed = seed
+        # How much of what is rare, or wrong, comes in this history.
+        self.rough = self.random.choice([0.0, 0.1, 0.3, 1.0])
+        stamps = self.rarely(0.05)
+        self.doors = [Door(short=short, set_timestamp=stamps) for short in (False, True)]
+        change(self.doors[1])
+        self.log: list[str] = []
+        self.pending: dict[int, bytes] = {}  # what a client has said and nobody has read
+        self.channels: dict[int, set[int]] = {}
+        self.tags = 0
+        self.answered: list[set[int]] = [set() for _ in range(SHARDS)]
+        self.numbers: dict[tuple[int, int], int] = {}  # deliveries by epoch and consumer
+
+    def rarely(self, chance: float) -> bool:
+        return self.random.random() < chance * self.rough
+
+    @property
+    def model(self) -> Door:
+        return self.doors[0]
+
+    def both(self, act: Callable[[Door], Any], name: str) -> None:
+        self.log.append(name)
+        for door in self.doors:
+            act(door)
+
+    async def play(self) -> int:
+        """Play to the end; return how many things went the short way."""
+        for _ in range(self.random.randint(1, 2)):
+            self.enter()
+        for _ in range(STEPS):
+            self.step()
+            await self.settle()
+            self.compare()
+        return self.took
+
+    async def settle(self) -> None:
+        """End the pass of both, and let tasks go on until they wait for others."""
+        for _ in range(4):
+            for door in self.doors:
+                door.aio.run()
+            await asyncio.sleep(0)
+        for door in self.doors:
+            door.aio.run()
+
+    def compare(self) -> None:
+        plain, short = (door.seen() for door in self.doors)
+        for key, value in plain.items():
+            if value != short[key]:
+                raise Mismatch(
+                    f"seed {self.seed}, {key}:\n{differing(value, short[key])}\n"
+                    + "\n".join(each[:400] for each in self.log[-8:])
+                )
+
+    @property
+    def took(self) -> int:
+        return self.doors[1].taken  # type: ignore[attr-defined, no-any-return]
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        chance = self.random.random()
+        alive = [at for at in self.channels if not self.model.clients[at].is_closed]
+        if not alive or (chance < 0.02 and len(alive) < 4):
+            self.enter()
+        elif chance < 0.60:
+            for _ in range(self.random.randint(1, 3)):
+                self.speak(self.random.choice(alive))
+        elif chance < 0.80:
+            self.deliver(self.random.randrange(SHARDS))
+        elif chance < 0.90:
+            self.confirm(self.random.randrange(SHARDS))
+        elif chance < 0.92:
+            shard = self.random.randrange(SHARDS)
+            self.both(lambda door: door.restart(shard), f"shard {shard} starts anew")
+        elif chance < 0.94:
+            self.both(lambda door: door.publishing.catalog_changed(), "catalog changed")
+        elif chance < 0.97:
+            self.both(lambda door: door.aio.pass_time(0.01), "time passes")
+        else:
+            text = "disk" if self.rarely(0.5) else ""
+            self.both(lambda door: set_alarm(door, text), f"alarm {text}")
+        for shard in range(SHARDS):
+            self.answer(shard)
+
+    def enter(self) -> None:
+        places: list[int] = []
+        self.both(lambda door: places.append(door.enter()), "enter")
+        at = places[0]
+        self.pending[at], self.channels[at] = b"", {1, 2}
+        for number in (1, 2):
+            self.pending[at] += method(number, commands.Channel.Open())
+        if self.random.random() < 0.7:
+            self.pending[at] += method(2, commands.Confirm.Select())
+
+    def speak(self, at: int) -> None:
+        """Let a client say some frames, of which a piece arrives."""
+        said = b"".join(self.frames(at) for _ in range(self.random.randint(1, 8)))
+        if said and self.rarely(0.03):
+            place = self.random.randrange(len(said))
+            said = said[:place] + bytes([self.random.randrange(256)]) + said[place + 1 :]
+        self.pending[at] += said
+        cut = len(self.pending[at])
+        if self.random.random() < 0.3:
+            cut = self.random.randint(0, cut)
+        data, self.pending[at] = self.pending[at][:cut], self.pending[at][cut:]
+        if data:
+            self.both(lambda door: door.read(at, data), f"client {at} says {data.hex()}")
+
+    def frames(self, at: int) -> bytes:
+        rng = self.random
+        number = rng.choice([*self.channels[at]]) if not self.rarely(0.03) else rng.randint(0, 5)
+        chance = rng.random()
+        if chance < 0.5:
+            return self.publishes(number)
+        if chance < 0.85:
+            return self.settles(at, number)
+        if chance < 0.90:
+            return HEARTBEAT if not self.rarely(0.1) else b"\x08\0\x01" + HEARTBEAT[3:]
+        if chance < 0.93:
+            self.tags += 1
+            queue, no_ack = rng.choice(["a", "b", "c"]), rng.random() < 0.3
+            return method(
+                number,
+                commands.Basic.Consume(
+                    queue=queue, consumer_tag=f"t{self.tags}", no_ack=no_ack,
+                    nowait=rng.random() < 0.3,
+                ),
+            )  # fmt: skip
+        if chance < 0.94:
+            return method(number, commands.Basic.Cancel(f"t{rng.randint(0, self.tags)}"))
+        if chance < 0.95:
+            most, shared = rng.randint(0, 9), self.rarely(0.2)
+            return method(number, commands.Basic.Qos(prefetch_count=most, global_=shared))
+        if chance < 0.96:
+            return method(number, commands.Basic.Recover(True))
+        if chance < 0.97:
+            new = max(self.channels[at]) + 1
+            self.channels[at].add(new)
+            select = commands.Confirm.Select() if not self.rarely(0.5) else commands.Tx.Select()
+            return method(new, commands.Channel.Open()) + method(new, select)
+        if chance < 0.99 and len(self.channels[at]) > 1:
+            self.channels[at].discard(number)
+            return method(number, commands.Channel.Close(200, "bye", 0, 0))
+        return method(number, commands.Channel.CloseOk()) if self.rarely(0.5) else HEARTBEAT
+
+    def publishes(self, number: int) -> bytes:
+        rng = self.random
+        said = b""
+        exchange, key = rng.choice(RARE if self.rarely(0.04) else EXCHANGES)
+        props: dict[str, Any] = {}
+        if rng.random() < 0.4:
+            props["delivery_mode"] = rng.choice([1, 2])
+        if rng.random() < 0.1:
+            props["priority"] = rng.randint(0, 255)
+        if rng.random() < 0.1:
+            props["expiration"] = "soon" if self.rarely(0.3) else rng.choice(["1000", "0"])
+        if self.rarely(0.06):
+            props["headers"] = rng.choice(
+                [{"CC": ["a"]}, {"one": 1}, {"BCC": ["b"]}, {"x-producer-id": "p", "x-sequence": 1}]
+            )
+        if self.rarely(0.03):
+            props["reply_to"] = "amq.rabbitmq.reply-to"
+        if self.rarely(0.02):
+            props["user_id"] = rng.choice(["guest", "other"])
+        for _ in range(rng.choice([1, 1, 1, 3, 20])):
+            size = rng.choice([0, 1, 16, 16, 300, 5000, 70_000 if self.rarely(0.05) else 8])
+            pieces = publish(
+                number, exchange, key, rng.randbytes(size), rng.choice([4088, 7]), **props
+            )
+            if self.rarely(0.03):
+                pieces[0] = pieces[0][:-2] + bytes([rng.choice([1, 1, 2])]) + b"\xce"
+            if self.rarely(0.02):
+                pieces.pop(rng.randrange(len(pieces)))
+            if self.rarely(0.03):  # of two channels in turns
+                pieces[1:1] = publish(rng.choice([1, 2]), "", "a", b"between")
+            said += b"".join(pieces)
+        return said
+
+    def settles(self, at: int, number: int) -> bytes:
+        rng = self.random
+        channel = self.model.entered[at].channels.by_number.get(number)
+        last = channel.consuming.next_tag - 1 if channel is not None else 0
+        runs = list(channel.consuming.unacked.runs()) if channel is not None else []
+        said = b""
+        first = runs[0].first_tag if runs else 1
+        for _ in range(rng.choice([1, 1, 2, 5])):
+            if self.rarely(0.02) or not runs:
+                if not runs and not self.rarely(0.1):
+                    return said
+                tag = rng.choice([0, last + 5, 1, first])
+            elif rng.random() < 0.8:
+                tag, first = min(first, last), first + 1
+            else:
+                run = rng.choice(runs)
+                tag = rng.randint(run.first_tag, run.last_tag)
+            what = rng.random()
+            if what < 0.9:
+                multiple = rng.random() < 0.3
+                if multiple:
+                    first = max(first, tag + 1)
+                said += method(number, commands.Basic.Ack(tag, multiple))
+            elif what < 0.95:
+                said += method(number, commands.Basic.Nack(tag, rng.random() < 0.5, True))
+            else:
+                said += method(number, commands.Basic.Reject(tag, rng.random() < 0.5))
+        return said
+
+    # -- the shards ------------------------------------------------------------------------------
+
+    def answer(self, shard: int) -> None:
+        """Answer most of the questions that are open."""
+        for request in self.model.questions(shard):
+            if request not in self.answered[shard] and self.random.random() < 0.8:
+                self.answered[shard].add(request)
+                self.both(
+                    lambda door, request=request: door.hear(
+                        shard, envelope.control(*door.who(shard), wire.Done(request))
+                    ),
+                    f"shard {shard} answers {request}",
+                )
+
+    def deliver(self, shard: int) -> None:
+        """Let a shard send what its consumers get, and some that are gone."""
+        rng = self.random
+        known = [
+            each for each in self.model.consuming.consumers.values()
+            if each.shard == shard and each.tag
+        ]  # fmt: skip
+        writer = DeliveryWriter(*self.model.who(shard))
+        for _ in range(rng.randint(1, 3)):
+            if known and rng.random() < 0.97:
+                consumer = rng.choice(known)
+                connection, channel, number = (
+                    consumer.client.id, consumer.channel.number, consumer.number
+                )  # fmt: skip
+            else:
+                connection, channel, number = 1, 1, 9999
+            epoch = self.model.links.links[shard].epoch
+            first = self.numbers.get((epoch, number), 1)
+            count = rng.choice([1, 1, 2, 30])
+            self.numbers[epoch, number] = first + count
+            size = rng.choice([0, 16, 16, 500, 20_000 if rng.random() < 0.1 else 16])
+            stored = properties.stored_with(b"", b"a", {}, rng.randbytes(size))
+            writer.add(
+                connection, channel, number, first, rng.random() < 0.2, count, stored * count,
+                2 if rng.random() < 0.05 else 0, rng.random() < 0.03,
+            )  # fmt: skip
+        message = writer.take()
+        assert message is not None
+        if rng.random() < 0.02:
+            message = message[: rng.randrange(16, len(message))]
+        self.both(lambda door: door.hear(shard, message), f"shard {shard} delivers")
+
+    def confirm(self, shard: int) -> None:
+        rng = self.random
+        link = self.model.links.links[shard]
+        batch = rng.randint(max(1, link._batch - 3), link._batch + 1)
+        refused = []
+        if rng.random() < 0.2:
+            first = rng.randint(1, 9)
+            refused = [(rng.randint(1, 2), rng.randint(1, 3), first, first + rng.randint(0, 5))]
+        who = self.model.who(shard)
+        freed = max(0, link.in_flight) * rng.randint(0, 2) // 2
+        messages = [envelope.confirmed(*who, batch, refused), envelope.credit(*who, [(0, freed)])]
+        self.both(lambda door: door.hear(shard, *messages), f"shard {shard} confirms {batch}")
+
+
+def set_alarm(door: Door, text: str) -> None:
+    if door.services.alarms.set(0, text):
+        door.connections.alarm_changed()
+
+
+class Counted:
+    """The short way of a client, and how much it took."""
+
+    def __init__(self, door: Any, inlet: Any) -> None:
+        self.door, self.inlet = door, inlet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inlet, name)
+
+    def take(self, buffer: memoryview, end: int) -> int:
+        taken = int(self.inlet.take(buffer, end))
+        self.door.taken += self.inlet.things
+        return taken
+
+
+class Greedy(Counted):
+    """Takes a frame that is not plain, too."""
+
+    def take(self, buffer: memoryview, end: int) -> int:
+        taken = super().take(buffer, end)
+        size = int.from_bytes(buffer[taken + 3 : taken + 7], "big") + 8
+        return taken + size if taken and taken + size <= end else taken
+
+
+class Miscounts(Counted):
+    """Forgets that shards were fed."""
+
+    def take(self, buffer: memoryview, end: int) -> int:
+        taken = super().take(buffer, end)
+        self.door.counts.received -= self.inlet.fed > 0
+        return taken
+
+
+def watched(kind: type[Counted]) -> Callable[[Door], None]:
+    """Return what puts this kind in place of each short way of a door."""
+
+    def change(door: Any) -> None:
+        door.taken = 0
+        enter = door.enter
+
+        def watched_enter() -> int:
+            at: int = enter()
+            socket = door.entered[at].socket
+            socket.inlet = kind(door, socket.inlet)
+            return at
+
+        door.enter = watched_enter
+
+    return change
+
+
+@pytest.mark.parametrize("first", SEEDS)
+async def test_both_ways_do_the_same(first: int) -> None:
+    took = 0
+    for seed in range(first, first + TOGETHER):
+        print(f"seed {seed}")
+        took += await History(seed, watched(Counted)).play()
+    assert took > 100, "hardly anything went the short way"
+
+
+@pytest.mark.parametrize("broken", [Greedy, Miscounts])
+async def test_a_short_way_that_is_broken_is_caught(broken: type[Counted]) -> None:
+    with pytest.raises(Mismatch):
+        for seed in range(40):
+            await History(seed, watched(broken)).play()
+
+
+@pytest.mark.parametrize("first", SEEDS)
+async def test_bytes_that_mean_little_do_the_same_both_ways(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        print(f"seed {seed}")
+        history = History(seed, watched(Counted))
+        history.enter()
+        history.both(lambda door, history=history: door.read(0, history.pending[0]), "opens")
+        said = fuzzed(history.random)
+        at = 0
+        while at < len(said):
+            size = history.random.choice([1, 7, 20, 300, len(said)])
+            piece = said[at : at + size]
+            at += size
+            history.both(lambda door, piece=piece: door.read(0, piece), piece.hex())
+            await history.settle()
+            history.compare()
+
+
+def fuzzed(rng: random.Random) -> bytes:
+    """Return frames, of which some bytes are others or missing, and noise."""
+    frames = [
+        HEARTBEAT,
+        method(1, commands.Basic.Ack(1, False)),
+        method(2, commands.Basic.Ack(0, True)),
+        *publish(1, "", "a", b"body"),
+        *publish(2, "fan", "", b""),
+        *publish(1, "direct", "k", rng.randbytes(99), delivery_mode=2),
+    ]
+    said = bytearray()
+    for _ in range(rng.randint(1, 30)):
+        if rng.random() < 0.8:
+            said += b"".join(
+                publish(rng.choice([1, 2]), "", "a", rng.randbytes(rng.randint(0, 40)))
+            )
+        else:
+            said += rng.choice(frames)
+    for _ in range(rng.randint(0, 3)):
+        place = rng.randrange(len(said))
+        what = rng.randrange(4)
+        if what == 0:
+            said[place] = rng.randrange(256)
+        elif what == 1:
+            del said[place : place + rng.randint(1, 9)]
+        elif what == 2:
+            said[place:place] = rng.randbytes(rng.randint(1, 9))
+        else:
+            said[place] ^= 1 << rng.randrange(8)
+    return bytes(said)
