@@ -26,8 +26,8 @@ from shardmq.broker.front_door.connection.output import (
 from shardmq.broker.front_door.hot_state import SocketState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
-from shardmq.shardd.wire.bodies import BODY_BYTES_MIN
 from shardmq.broker.front_door.short_way import Inlet
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN
 
 log = logging.getLogger("shardmq.broker.front_door.connection.socket")
 
@@ -61,8 +61,9 @@ class ClientSocket(SocketState):
     """
 
     __slots__ = (
-        "_lends", "_links", "_more_comes", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
-        "closing_after_flush", "inlet", "last_received", "name", "paused", "received_bytes", "sock",
+        "_lends", "_links", "_more_comes", "_on_data", "_on_end", "_room", "_slice_scheduled",
+        "amqp", "closing_after_flush", "inlet", "last_received", "name", "paused", "received_bytes",
+        "sock",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +148,7 @@ class ClientSocket(SocketState):
             self._lends = begun + count >= BODY_BYTES_MIN and loop.next_read_buffer()
 
     def _take(self, buffer: memoryview, begun: int, end: int) -> None:
-        """Have the bytes of a read handled. The first `begun` of them were kept from reads before."""
+        """Have the bytes of a read handled; the first `begun` were kept from reads before."""
         loop = self.loop
         if (inlet := self.inlet) is None:
             self.amqp.receive_data(buffer[:end], begun)
