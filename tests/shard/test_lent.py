@@ -27,6 +27,7 @@ DOOR, INCARNATION, QUEUE = 0, 5, 7
 MEMORY_BYTES = 2 << 20
 SEEDS = range(12)
 STEPS = 250
+LIVES = 200  # tests/torture has more
 NO_TTL, NO_PRIORITY = 0xFFFFFFFF, 0xFF
 HEAD_BYTES = 13  # of a stored message before its body
 SIZES = (0, 100, 16 << 10, 20_000, 32 << 10, 90_000, 200_000)
@@ -222,9 +223,9 @@ def test_a_store_that_lets_go_too_early_would_be_noticed(
             test_bodies_arrive_unchanged_and_all_memory_comes_back(tmp_path / str(seed), seed)
 
 
-def test_thousand_lives_of_a_shard_leave_nothing(tmp_path: Path) -> None:
+def test_many_lives_of_a_shard_leave_no_memory_behind(tmp_path: Path) -> None:
     play = Play(tmp_path, 1)
-    for _ in range(1000):
+    for _ in range(LIVES):
         for _ in range(3):
             play.publish()
         play.send()

@@ -64,6 +64,12 @@ class Output(OutputState):
             self._borrows = False
             self.chunks = [_owned(chunk) for chunk in self.chunks]
 
+    def own_lent(self) -> None:
+        """Copy bodies that the client takes too slowly, so that their memory can be lent again."""
+        self.chunks = [
+            bytes(chunk) if isinstance(chunk, memoryview) else chunk for chunk in self.chunks
+        ]
+
     async def room(self) -> None:
         """Return when so much was taken that more may be made for this client."""
         while self.pending > OUT_BYTES_MAX:

@@ -38,6 +38,8 @@ FULL_READ_BYTES = 64 << 10
 AGAIN_BYTES_MAX = 64 << 10
 # So much is read behind a part of a body. What is there of the next body is copied.
 BEHIND_BODY_BYTES = 4 << 10
+# A client that takes nothing may hold lent bodies for this long.
+LENT_S_MAX = 2.0
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -339,8 +341,10 @@ class ClientSocket(SocketState):
     def tick(self, now: float, heartbeat_s: int) -> None:
         """Send a heartbeat when one is due, and drop a client that fell silent.
 
-        This is called about once a second. `now` is loop time.
+        Lent bodies that a client does not take are copied. This is called about once a second. `now` is loop time.
         """
+        if self.is_writing and now - self.last_sent > LENT_S_MAX:
+            self.output.own_lent()
         if not heartbeat_s:
             return
         if now - self.last_sent >= heartbeat_s / 2 and not self.is_writing:
