@@ -341,7 +341,8 @@ class ClientSocket(SocketState):
     def tick(self, now: float, heartbeat_s: int) -> None:
         """Send a heartbeat when one is due, and drop a client that fell silent.
 
-        Lent bodies that a client does not take are copied. This is called about once a second. `now` is loop time.
+        Lent bodies that the client does not take are copied. This is called about once a second.
+        `now` is loop time.
         """
         if self.is_writing and now - self.last_sent > LENT_S_MAX:
             self.output.own_lent()
