@@ -41,9 +41,13 @@ WAYS = {
     "1 KiB": (1024, 0, False),
     "one a read": (16, 1, False),
 }
+# One message a pass through a whole front door (micro/door.py).
+DOOR = "front door, one a pass"
 # The most instructions that some stages of a way may take together, whatever the baseline says.
 BARS: dict[tuple[str, tuple[str, ...]], float] = {
     ("one a read", ("ring", "enqueue", "dequeue")): 6000,
+    # From the bytes of a publish to the packer, and from the message of a shard to frames.
+    (DOOR, ("take", "frames")): 6000,
 }
 NOTHING = "nothing"  # the stage that does nothing
 WARM_TURNS = 3  # turns in which buffers grow and caches fill
@@ -104,7 +108,7 @@ def compare(baseline: dict[str, Any], counts: Counts) -> int:
         "| way | stage | instructions a message | baseline | |\n| --- | --- | ---: | ---: | --- |"
     )
     for way, stage, now, before in rows(baseline["instructions"], counts):
-        if WAYS[way][1] and python_of(baseline["of"]) != python_of(surroundings()):
+        if (way == DOOR or WAYS[way][1]) and python_of(baseline["of"]) != python_of(surroundings()):
             continue
         change = now / before - 1 if before else float("inf")
         worse = change > tolerance
@@ -183,7 +187,7 @@ def counted() -> Counts:
             sys.exit(f"the counted process failed:\n{done.stdout}\n{done.stderr}")
         messages: dict[str, int] = json.loads((directory / "messages").read_text())
         times: dict[str, dict[str, int]] = json.loads((directory / "times").read_text())
-        totals: dict[str, dict[str, int]] = {way: {} for way in WAYS}
+        totals: dict[str, dict[str, int]] = {way: {} for way in (*WAYS, DOOR)}
         for out in directory.glob("out.*"):
             text = out.read_text()
             said, total = SAID.search(text), COUNT.search(text)
@@ -219,6 +223,8 @@ def play(directory: Path) -> None:
 
     This is called in the watched process.
     """
+    from micro.door import STAGES as DOOR_STAGES
+    from micro.door import Door
     from micro.path import STAGES
     from micro.path import Path as Way
 
@@ -242,6 +248,15 @@ def play(directory: Path) -> None:
             around(NOTHING, lambda: None)
         marks.dump(f"{name}/{NOTHING}".encode())
         way.close()
+    door = Door()
+    for _ in range(WARM_TURNS * 10):
+        door.turn(lambda stage, act: act())
+    times[DOOR] = {}
+    for wanted in (*DOOR_STAGES, NOTHING):
+        around = watching(marks, wanted, times[DOOR])
+        messages[DOOR] = sum(door.turn(around) for _ in range(TURNS * 10))
+        marks.dump(f"{DOOR}/{wanted}".encode())
+    door.close()
     (directory / "times").write_text(json.dumps(times))
     (directory / "messages").write_text(json.dumps(messages))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Queue
+from shardmq.shardd.short_way import DeadLettersState
 from shardmq.shardd.wire import messages as m
 
 # The bytes of messages that a front door may have and has not answered. A batch may exceed the
@@ -43,7 +44,7 @@ class _Batch(NamedTuple):
     messages: int
 
 
-class DeadLetters:
+class DeadLetters(DeadLettersState):
     """The dead letters of one shard."""
 
     def __init__(self) -> None:
@@ -215,7 +216,7 @@ class DeadLetters:
         if self._door is None or self._door[0] != number:
             return
         self._door = None
-        for queue in {batch.queue for batch in self._handed.values()}:
+        for queue in dict.fromkeys(batch.queue for batch in self._handed.values()):
             assert queue.backlog.departures is not None
             queue.backlog.departures.take_back()
             self.have_come(queue)

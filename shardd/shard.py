@@ -16,6 +16,7 @@ from typing import Any
 
 from shardmq.shardd import stats
 from shardmq.shardd.consumer_requests import ConsumerRequests
+from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES
 from shardmq.shardd.lending import Lender
 from shardmq.shardd.membership import Membership
 from shardmq.shardd.peers import (
@@ -88,6 +89,8 @@ class Shard:
             credit_bytes=PUBLISH_CREDIT_BYTES,
             turn_bytes=DELIVERY_TURN_BYTES,
             queue_bytes=QUEUE_PASS_BYTES,
+            behind_messages=BEHIND_MESSAGES,
+            behind_bytes=BEHIND_BYTES,
             is_on=short_way,
         )
         self._serving = Serving(registry, self.short_way)
@@ -365,14 +368,15 @@ class Shard:
 
     def turn_end(self, now: int) -> list[Outgoing]:
         """Return the messages to send, after all messages at hand were received."""
-        outgoing = self.short_way.turn_end(now)
-        if outgoing is not None:
+        holding = self._serving.holding
+        if holding.is_on:
+            self.short_way.given = 0
+        elif (outgoing := self.short_way.turn_end(now)) is not None:
             return outgoing
         self._serving.turn(now)
         # Copies of dead letters take room on the disk.
         if not self.dead_letters.idle and not self.registry.alarm:
             self.dead_letters.hand_over(self.peers, now)
-        holding = self._serving.holding
         if holding.is_on:
             holding.pace(self.peers.values(), now)
         return self.answers()

@@ -18,6 +18,9 @@ class SyncsState:
     ended: int
     wanted: bool
 
+class DeadLettersState:
+    idle: bool
+
 class ShortWay(Taker):
     is_on: bool
     given: int
@@ -36,10 +39,12 @@ class ShortWay(Taker):
         kinds: tuple[type, ...],
         states: tuple[Any, ...],
         timers: list[tuple[int, int]],
-        dead_letters: Any,
+        dead_letters: DeadLettersState,
         credit_bytes: int,
         turn_bytes: int,
         queue_bytes: int,
+        behind_messages: int,
+        behind_bytes: int,
         is_on: bool = True,
     ) -> None: ...
     def receive(self, message: bytes | memoryview) -> bool: ...

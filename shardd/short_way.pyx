@@ -43,7 +43,6 @@ from shardmq.shardd.queues.state cimport (
     BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
 )
 from shardmq.shardd.store.format.layout cimport NO_TTL, RECORD_HEADER, message_bytes, u16, u32, u64
-from shardmq.shardd.store.format.record cimport Batch, Slot
 from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
 from shardmq.shardd.wire.buffer cimport write_header
 from shardmq.shardd.wire.codec cimport DeliveryWriter, Tally
@@ -70,6 +69,10 @@ cdef enum:
     PERSISTENT = 1
     NO_PRIORITY = 255
     REDELIVERED = 1
+    # States in which `deliver` leaves a queue.
+    DONE = 0
+    STOPPED = 1
+    LEFT = 2
     # The most messages that are handed out in one step, as in queues/store.py.
     STEP_MESSAGES = 8192
     # Messages of at least this many bytes are not copied into a DELIVER (wire/codec.pyx).
@@ -77,7 +80,7 @@ cdef enum:
 
 cdef array ENTRIES = array("Q")
 
-cdef extern from "Python.h":
+cdef extern from *:
     object PyType_GenericAlloc(PyTypeObject *kind, Py_ssize_t items)
 
 
@@ -107,28 +110,37 @@ cdef class SyncsState:
     cdef public bint wanted
 
 
+cdef class DeadLettersState:
+    """What is kept of dead letters. While they are `idle` there is nothing to hand over."""
+
+    cdef public bint idle
+
+
 cdef class ShortWay(Taker):
     """The short way of one shard.
 
     The collections are those of its registry. `kinds` are the classes of queues, consumers, held
     batches and outgoing messages; objects of other classes go the Python way. `states` are the
     states of held batches. `timers` are those of `Serving`. A peer is told of credit for publishes
-    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`.
+    from `credit_bytes` on. A pass hands out about `turn_bytes`, one queue about `queue_bytes`. A queue
+    with consumers and more ready messages than `behind_messages`, or bytes than `behind_bytes`, goes
+    the Python way: it may hold publishers (holding.py).
     """
 
     cdef public bint is_on
     cdef public long long given  # bytes handed out in this pass
     cdef bytes last_sender  # the key of the last message in `senders`
     cdef list timers
-    cdef object dead_letters
+    cdef DeadLettersState dead_letters
     cdef long long turn_bytes, queue_bytes
     cdef dict senders, queues, dirty, peers, redeeming
     cdef set dirty_stores
     cdef SyncsState syncs
     cdef Tally batch_messages, batch_bytes
     cdef object queue_kind, consumer_kind, held_kind, outgoing_kind
-    cdef object appending, waiting, confirmable, failed
+    cdef object waiting, confirmable, failed
     cdef uint64_t credit_bytes
+    cdef long long behind_messages, behind_bytes
     cdef Grown gathered, bodies
 
     def __init__(
@@ -146,10 +158,12 @@ cdef class ShortWay(Taker):
         tuple kinds not None,
         tuple states not None,
         list timers not None,
-        dead_letters not None,
+        DeadLettersState dead_letters not None,
         uint64_t credit_bytes,
         long long turn_bytes,
         long long queue_bytes,
+        long long behind_messages,
+        long long behind_bytes,
         bint is_on=True,
     ):
         self.last_sender = b""
@@ -157,6 +171,7 @@ cdef class ShortWay(Taker):
         self.dead_letters = dead_letters
         self.turn_bytes = turn_bytes
         self.queue_bytes = queue_bytes
+        self.behind_messages, self.behind_bytes = behind_messages, behind_bytes
         self.senders = senders
         self.queues = queues
         self.dirty = dirty
@@ -167,7 +182,7 @@ cdef class ShortWay(Taker):
         self.batch_messages = batch_messages
         self.batch_bytes = batch_bytes
         self.queue_kind, self.consumer_kind, self.held_kind, self.outgoing_kind = kinds
-        self.appending, self.waiting, self.confirmable, self.failed = states
+        _, self.waiting, self.confirmable, self.failed = states
         self.credit_bytes = credit_bytes
         self.is_on = is_on
 
@@ -218,7 +233,6 @@ cdef class ShortWay(Taker):
         cdef BacklogState backlog
         cdef SegmentStoreState store
         cdef SegmentState segment
-        cdef Batch batch
         cdef HeldState held = None
         if size < PUBLISH_HEADER:
             return False
@@ -243,10 +257,7 @@ cdef class ShortWay(Taker):
         segment = store.room_for(records_size)
         if segment is None:
             return False
-        batch = store._batch
-        try:
-            batch.plan_bytes(records, records_size)
-        except ValueError:
+        if not store.plan(records, records_size):
             return False
         peer.next_batch = batch_number + 1
         peer.taken += size
@@ -254,17 +265,12 @@ cdef class ShortWay(Taker):
         self.batch_bytes.count(size)
         if flags & IS_WANTED:
             held = self.hold(peer, batch_number)
-        try:
-            store.append_bytes(records, records_size, segment)
-            self.dirty_stores.add(store)
-            backlog.counters.published += batch.messages
-            (<Ready> backlog.levels[0]).push_all(<uint64_t *> batch.offsets.data, batch.messages)
-        except BaseException:
-            if held is not None:
-                held.state = self.failed
-            raise
-        backlog.ready_count += batch.messages
-        backlog.ready_bytes += (<Slot *> batch.slots.data).body_bytes
+        store.append_bytes(records, records_size, segment)
+        self.dirty_stores.add(store)
+        backlog.counters.published += store.planned_messages
+        (<Ready> backlog.levels[0]).push_all(<uint64_t *> store.offsets.data, store.planned_messages)
+        backlog.ready_count += store.planned_messages
+        backlog.ready_bytes += store.planned_bodies
         if backlog.is_watched or queue.dispatch.consumers.all:
             self.dirty[queue] = None
         if flags & IS_SYNCED:
@@ -277,9 +283,13 @@ cdef class ShortWay(Taker):
         return True
 
     cdef HeldState hold(self, PeerState peer, uint64_t batch):
+        """Remember a batch, about to be appended, until it is confirmed.
+
+        The state is that of a batch whose append breaks off. The caller sets it behind the append.
+        """
         cdef HeldState held = <HeldState?> self.held_kind.__new__(self.held_kind)
         held.batch = batch
-        held.state = self.appending
+        held.state = self.failed
         held.refused = ()
         peer.held.append(held)
         return held
@@ -388,8 +398,7 @@ cdef class ShortWay(Taker):
     cdef long long serve_plain(self, long long given) except -1:
         cdef PyObject *key
         cdef Py_ssize_t at
-        cdef long long handed
-        cdef bint is_more
+        cdef int state
         while self.is_on and given < self.turn_bytes:
             at = 0
             if not PyDict_Next(self.dirty, &at, &key, NULL):
@@ -397,20 +406,21 @@ cdef class ShortWay(Taker):
             found = <object> key
             if type(found) is not self.queue_kind:
                 break
-            is_more = False
-            handed = 0 if (<QueueState> found).deleted else self.deliver(<QueueState> found, &is_more)
-            if handed < 0:
+            state = DONE
+            if not (<QueueState> found).deleted:
+                given += self.deliver(<QueueState> found, &state)
+            if state == LEFT:
                 break
             del self.dirty[found]
-            given += handed
-            if is_more:
+            if state == STOPPED:
                 self.dirty[found] = None
         return given
 
-    cdef long long deliver(self, QueueState queue, bint *is_more) except? -2:
-        """Hand out ready messages of a queue; return their bytes, -1 if it has to go the Python way.
+    cdef long long deliver(self, QueueState queue, int *state) except -1:
+        """Hand out ready messages of a queue; return their bytes.
 
-        `is_more` is set if the queue was stopped for the sake of other queues.
+        `state` is set to DONE, to STOPPED if the queue was stopped for the sake of other queues, or
+        to LEFT if the rest has to go the Python way.
         """
         cdef BacklogState backlog = queue.backlog
         cdef DispatchState dispatch = queue.dispatch
@@ -418,21 +428,27 @@ cdef class ShortWay(Taker):
         cdef ConsumerState taker
         cdef long long given = 0, handed
         if not backlog.is_plain() or dispatch.order is not None or dispatch.keys is not None or consumers.has_allotments:
-            return -1
+            state[0] = LEFT
+            return 0
+        state[0] = DONE
         if not backlog.ready_count or not consumers.all:
             return 0
-        if not isinstance(backlog.store, SegmentStoreState) or (consumers.only is None and backlog.ready_count > 1):
+        if backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes:
             return -1
+        if not isinstance(backlog.store, SegmentStoreState) or (consumers.only is None and backlog.ready_count > 1):
+            state[0] = LEFT
+            return 0
         while backlog.ready_count:
             taker = self.taker(queue, consumers)
             if taker is None:
                 break
             if given > self.queue_bytes - (self.queue_bytes >> 3):
-                is_more[0] = True
+                state[0] = STOPPED
                 break
             handed = self.deal(queue, <SegmentStoreState> backlog.store, taker, consumers.room, self.queue_bytes - given)
             if handed < 0:
-                return given or -1
+                state[0] = LEFT
+                break
             given += handed
             if len(consumers.all) > 1:
                 took(consumers.levels, taker)
@@ -562,7 +578,7 @@ cdef class ShortWay(Taker):
         else:
             backlog.unacked_count += count
             backlog.unacked_bytes += body_bytes
-        (<Ready> backlog.levels[0]).drop_first(count)
+        (<Ready> backlog.levels[0]).pass_on(count)
         handed[0] = blob_bytes
         return count
 
@@ -578,7 +594,7 @@ cdef class ShortWay(Taker):
         cdef PeerState peer
         for each in self.peers.values():
             peer = <PeerState> each
-            if peer.held:
+            if len(peer.held):
                 self.confirm(peer)
             if peer.has_news or peer.taken >= self.credit_bytes:
                 self.take(peer, outgoing)

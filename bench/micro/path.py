@@ -42,7 +42,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Taker, Writer
+from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Writer
 from shardmq.shardd.wire.routes import TARGETS, Routes
 
 READ_BYTES = 64 << 10
@@ -113,20 +113,16 @@ class Ring:
         self._writer = Writer(memory, *place, self._bell)
         self._reader = Reader(memory, *place, views)
 
-    def put(self, message: envelope.Parts) -> None:
-        writer = self._writer
-        assert writer.put(message) if isinstance(message, bytes) else writer.put_parts(message)
-        writer.ring()
+        self.ring = self._writer.ring
+        self.offer = self._reader.offer
+        self.take = partial(self._reader.take, 1)
+        self.let_go = self._reader.let_go
 
-    def take(self, taker: Taker | None = None) -> list[envelope.Message]:
-        return self._reader.take(1, taker)[0]
-
-    def let_go(self) -> None:
-        self._reader.let_go()
-
-    def through(self, message: envelope.Parts) -> envelope.Message:
-        self.put(message)
-        return self._reader.take(1)[0][0]
+    def put(self, message: envelope.Parts) -> Callable[[], bool]:
+        """Return what puts a message into the ring."""
+        if isinstance(message, bytes):
+            return partial(self._writer.put, message)
+        return partial(self._writer.put_parts, message)
 
 
 class Path:
@@ -180,13 +176,16 @@ class Path:
         """Return how many messages came out at the end."""
         found = around("scan", self._scan)
         batch = around("pack", lambda: self._pack(found))
-        around("ring", partial(self._out.put, batch))
+        assert around("ring", self._out.put(batch))
         now = self._now()  # a shard looks at its clock once in a pass
-        around("enqueue", partial(self._enqueue, now))
+        if around("enqueue", partial(self._out.offer, self._shard.short_way, 1)):
+            around("enqueue", partial(self._enqueue, now))
         messages = around("dequeue", partial(self._shard.turn_end, now))
         came = 0
         for message in [each.message for each in messages if _is_deliver(each.message)]:
-            arrived = around("ring", partial(self._back.through, message))
+            assert around("ring", self._back.put(message))
+            around("ring", self._back.ring)
+            ((arrived,), _) = around("ring", self._back.take)
             written, taken = around("frames", partial(self._frames, arrived))
             came += written
             self._shard.receive(envelope.credit(*WHO, [(CONNECTION, taken)]), self._now())
@@ -217,7 +216,7 @@ class Path:
         return message
 
     def _enqueue(self, now: int) -> None:
-        for message in self._out.take(self._shard.short_way):
+        for message in self._out.take()[0]:
             self._shard.receive(message, now)
         self._out.let_go()
 

@@ -15,6 +15,7 @@ a larger publish goes to its place as it comes, whatever part of a frame that is
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any, Final
 
 from pamqp import base, commands
@@ -68,6 +69,10 @@ _BIND: Final = struct.pack(">I", commands.Queue.Bind.index)
 _OPEN_IDS: Final = struct.pack(">I", commands.Channel.Open.index)
 _CLOSE_IDS: Final = struct.pack(">I", commands.Channel.Close.index)
 _OPEN_CHANNEL, _CLOSE_CHANNEL = commands.Channel.Open(), commands.Channel.Close()
+_OPEN_CONNECTION_IDS: Final = struct.pack(">I", commands.Connection.Open.index)
+# connection.close has the fields of channel.close.
+_CLOSE_CONNECTION_IDS: Final = struct.pack(">I", commands.Connection.Close.index)
+_CLOSE_CONNECTION: Final = commands.Connection.Close()
 _LENGTH_AT: Final = 3  # of the payload of a frame, in its head
 # Where the text of each of them has its length, from the beginning of the frame on, and how long a
 # payload without text is.
@@ -507,6 +512,18 @@ class Connection(frames.Incoming):
             )
             self.received_frame_bytes_max = _with_margin(self.frame_bytes_max)
             return None
+        if (
+            self.state is _OPEN
+            and payload[:4] == _CLOSE_CONNECTION_IDS
+            and len(payload) > _CLOSE_TEXT_AT - _IDS_AT
+            and len(payload) == _CLOSE_BYTES_MIN + payload[_CLOSE_TEXT_AT - _IDS_AT]
+            and payload[_CLOSE_TEXT_AT - _IDS_AT :].isascii()
+        ):
+            self.state = ConnectionState.CLOSED_BY_CLIENT
+            return Method(0, _CLOSE_CONNECTION)
+        if self.state is ConnectionState.AWAITING_OPEN and (vhost := _vhost_of_open(payload)):
+            self.state = ConnectionState.OPENING
+            return Open(vhost)
         method = decode_method(payload)
         ids = _ids(payload)
         if ids[0] != spec.CONNECTION:
@@ -606,9 +623,10 @@ class Connection(frames.Incoming):
 
     def tune(self) -> None:
         """Offer our limits: the client has proved who it is."""
-        self.send_method(
-            0, commands.Connection.Tune(self.channels_max, self.frame_bytes_max, self.heartbeat_s)
-        )
+        if self.state not in CONNECTION_DISCARDS:
+            name = commands.Connection.Tune.name
+            self.state = CONNECTION_SENT.get((self.state, name), self.state)
+            self._out.append(_tune_frame(self.channels_max, self.frame_bytes_max, self.heartbeat_s))
 
     def send_method(self, channel: int, method: base.Frame, count: int = 1) -> None:
         """Send a method `count` times.
@@ -705,6 +723,17 @@ class Connection(frames.Incoming):
         return self.state is _CLOSED
 
 
+def _vhost_of_open(payload: bytes) -> str:
+    """Return the vhost of a connection.open in plain letters, "" for any other method."""
+    if len(payload) < 7 or payload[:4] != _OPEN_CONNECTION_IDS:
+        return ""
+    end = 5 + payload[4]
+    if end >= len(payload) or len(payload) != end + 1 + payload[end] + 1:
+        return ""
+    names = payload[5:-1]
+    return names[: end - 5].decode() if names.isascii() else ""
+
+
 # The last connection.start for each list of mechanisms, of which there are two.
 _start_frames: dict[bytes, tuple[dict[str, Any], bytes]] = {}
 
@@ -717,6 +746,12 @@ def _start_frame(server_properties: dict[str, Any], mechanisms: bytes) -> bytes:
         payload = encode_method(commands.Connection.Start(0, 9, server_properties, names, "en_US"))
         known = _start_frames[mechanisms] = server_properties, _frame(0, payload)
     return known[1]
+
+
+@lru_cache(8)
+def _tune_frame(channels_max: int, frame_bytes_max: int, heartbeat_s: int) -> bytes:
+    method = commands.Connection.Tune(channels_max, frame_bytes_max, heartbeat_s)
+    return _frame(0, encode_method(method))
 
 
 def _frame(channel: int, payload: bytes) -> bytes:

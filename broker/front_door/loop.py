@@ -165,6 +165,7 @@ class PassLoop(PassState):
 
     def end_of_pass(self) -> None:
         """Let everything leave that the pass has produced."""
+        was_read = self._in_pass
         self._in_pass = self.end_scheduled = False
         if self._publishing.confirms_due:
             self._answer_publishers()
@@ -179,15 +180,15 @@ class PassLoop(PassState):
             self.reads.held = 0
             self._links.flush()
         if self._spin.is_on and not self._looks:
-            most_ns = self._spin.most_ns(time.perf_counter_ns())
+            most_ns = self._spin.most_ns(time.perf_counter_ns(), was_read)
             if most_ns:
                 self._looks = True
-                self.aio.call_soon(self._look_again, most_ns)
+                self.aio.call_soon(self._look_again, most_ns, was_read)
 
-    def _look_again(self, most_ns: int) -> None:
+    def _look_again(self, most_ns: int, behind: int) -> None:
         """Look at rings and sockets for a while before the loop sleeps."""
         self._looks = False
-        self._spin.looked(*self._links.inbox.look_again(most_ns))
+        self._spin.looked(*self._links.inbox.look_again(most_ns), behind)
 
     def _answer_publishers(self) -> None:
         """Write acks and nacks that are due, and end channels that lost a publish in sequence."""

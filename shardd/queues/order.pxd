@@ -26,6 +26,7 @@ cdef class Ready:
     cdef int push(self, uint64_t *data, Py_ssize_t left, uint32_t room) except -1
     cdef void pack_middle(self) noexcept
     cdef int drop_first(self, Py_ssize_t most) except -1
+    cdef int pass_on(self, Py_ssize_t most) except -1
     cdef void drop_chunk(self) noexcept
     cdef Py_ssize_t count_before(self, uint64_t place) except -1
     cdef void put_in_front(self, Ready front) noexcept

@@ -293,6 +293,20 @@ cdef class Ready:
             unpack(self.head)
         return 0
 
+    cdef int pass_on(self, Py_ssize_t most) except -1:
+        """Forget the first `most` entries, which lie in the first chunk, and keep the last chunk.
+
+        The queue is emptied and filled all the time.
+        """
+        cdef Chunk *chunk = self.head
+        if chunk.next != NULL or chunk.packed:
+            return self.drop_first(most)
+        chunk.start += <uint32_t> most
+        self.count -= most
+        if chunk.start == chunk.end:
+            chunk.start = chunk.end = 0
+        return 0
+
     cdef void drop_chunk(self) noexcept:
         cdef Chunk *chunk = self.head
         self.head = chunk.next

@@ -3,7 +3,8 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from shardmq.shardd.store.format.record cimport Abstracts, Batch
+from shardmq.shardd.grown cimport Grown
+from shardmq.shardd.store.format.record cimport Abstracts
 
 
 cdef class StageState:
@@ -39,10 +40,14 @@ cdef class SegmentsState:
 
 cdef class SegmentStoreState:
     cdef public SegmentsState _segments
-    cdef public Batch _batch
+    # What `plan` found in a batch: where each message begins, and how many of all there are.
+    cdef Grown offsets
+    cdef uint64_t planned_records, planned_messages, planned_bodies
 
     cdef bint is_open(self)
     cdef SegmentState room_for(self, size_t size)
+    cdef bint plan(self, const uint8_t *records, size_t size) except -1
     cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1
+    cdef void collect(self, const uint8_t *records, size_t size, SegmentState segment) noexcept
     cdef bint holds(self, uint64_t entry) noexcept
     cdef bint settle_here(self, uint32_t queue_id, const uint64_t *entries, Py_ssize_t count, bint durable) except -1

@@ -1,6 +1,6 @@
 from typing import Any
 
-from shardmq.shardd.store.format.record import Abstracts, Batch
+from shardmq.shardd.store.format.record import Abstracts
 
 RENEW_BYTES: int
 SETTLED_BYTES_MAX: int
@@ -41,6 +41,4 @@ class PendingState:
     forgotten_bytes: int
 
 class SegmentsState: ...
-
-class SegmentStoreState:
-    _batch: Batch
+class SegmentStoreState: ...

@@ -9,8 +9,17 @@ The other classes keep what both ways use: `Segment` derives from `SegmentState`
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy
 
-from shardmq.shardd.store.format.record cimport Seen
+from shardmq.shardd.grown cimport reserve
+from shardmq.shardd.store.format.layout cimport ABSTRACT_HEADER, put32, record_bytes, u32, walk, write_abstract
+
+cdef extern from "../crc32c.h" nogil:
+    uint32_t crc32c(uint32_t crc, const uint8_t *p, size_t n)
+    void crc32c_start()
+
+crc32c_start()
 
 # An open segment of more bytes than this, of which nothing is written and nothing is needed, starts
 # anew while its pages are in the CPU cache.
@@ -23,6 +32,8 @@ FORGOTTEN_BYTES_MAX = 4 << 20
 # A segment ends with this many bytes of zeros (format/segment_file.py).
 END_BYTES = 8
 
+# A message that begins further in its record has no place in an entry, behind the header of a segment.
+cdef uint64_t POSITION_MAX = (1 << 28) - 64
 cdef long long RENEW = RENEW_BYTES
 cdef long long SETTLED_MAX = SETTLED_BYTES_MAX
 cdef long long FORGOTTEN_MAX = FORGOTTEN_BYTES_MAX
@@ -60,6 +71,9 @@ cdef class SegmentsState:
 cdef class SegmentStoreState:
     """The short way of a store."""
 
+    def __dealloc__(self):
+        free(self.offsets.data)
+
     cdef bint is_open(self):
         """Return whether the store may be read and settled."""
         return self._segments.state.stage is OPEN
@@ -81,30 +95,70 @@ cdef class SegmentStoreState:
             return None
         return segment
 
-    cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1:
-        """Put the planned batch, whose records are all for one queue, into that segment.
+    cdef bint plan(self, const uint8_t *records, size_t size) except -1:
+        """Check whole records that are all for one queue; return False if one of them is not true."""
+        cdef uint64_t at = 0, length, bodies = 0
+        cdef uint64_t *offsets
+        cdef uint32_t count, i
+        self.offsets.used = 0
+        self.planned_records = self.planned_messages = self.planned_bodies = 0
+        while at < size:
+            length = record_bytes(records + at, size - at)
+            if length == 0 or crc32c(0, records + at + 8, length - 8) != u32(records + at + 4):
+                return False
+            count = u32(records + at + 20)
+            reserve(&self.offsets, count * sizeof(uint64_t))
+            offsets = <uint64_t *> (self.offsets.data + self.offsets.used)
+            if walk(records + at, length, offsets, &bodies) != 0 or offsets[count - 1] >= POSITION_MAX:
+                return False
+            for i in range(count):
+                offsets[i] += at
+            self.offsets.used += count * sizeof(uint64_t)
+            self.planned_records += 1
+            self.planned_messages += count
+            self.planned_bodies += bodies
+            at += length
+        return True
 
-        The entries are then in the place of the offsets of the batch.
-        """
-        cdef Batch batch = self._batch
+    cdef int append_bytes(self, const uint8_t *records, size_t size, SegmentState segment) except -1:
+        """Put the planned records into that segment. Entries then stand in the place of the offsets."""
+        cdef uint8_t *out = <uint8_t *> PyByteArray_AS_STRING(segment.buffer) + segment.used
         cdef uint64_t base = (<uint64_t> segment.number << 32) + (<uint64_t> segment.used << 4)
-        cdef uint64_t *offsets = <uint64_t *> batch.offsets.data
-        cdef uint64_t i, messages = batch.messages
+        cdef uint64_t *offsets = <uint64_t *> self.offsets.data
+        cdef uint64_t i, at = 0, messages = self.planned_messages
         cdef AppendCounters counters = self._segments.counters
-        batch.copy_bytes(
-            records, 0, size, <uint8_t *> PyByteArray_AS_STRING(segment.buffer), segment.used, segment.salt,
-            segment.abstracts,
-        )
+        memcpy(out, records, size)
+        while at < size:
+            put32(out + at + 4, u32(out + at + 4) ^ segment.salt)
+            at += u32(out + at)
+        if segment.abstracts is not None and segment.abstracts.end != 0:
+            self.collect(records, size, segment)
         for i in range(messages):
             offsets[i] = base + (offsets[i] << 4)
         segment.used += size
-        segment.records += batch.seen.used // sizeof(Seen)
+        segment.records += self.planned_records
         segment.messages += messages
         segment.references += messages
         segment.live += messages
         counters.appended_messages += messages
         counters.appended_bytes += size
         return 0
+
+    cdef void collect(self, const uint8_t *records, size_t size, SegmentState segment) noexcept:
+        """Add the abstracts of the planned records to those of the segment, as Batch does."""
+        cdef Abstracts abstracts = segment.abstracts
+        cdef const uint64_t *offsets = <const uint64_t *> self.offsets.data
+        cdef uint64_t heads = ABSTRACT_HEADER * self.planned_records, at = 0
+        cdef uint64_t bytes = heads + 4 * self.planned_records + 8 * self.planned_messages
+        cdef uint8_t *out = abstracts.room_for(bytes) if abstracts.end == <uint64_t> segment.used else NULL
+        if out == NULL:
+            abstracts.give_up()
+            return
+        while at < size:
+            out = write_abstract(out, records + at, records, segment.used, offsets)
+            offsets += u32(records + at + 20)
+            at += u32(records + at)
+        abstracts.added(bytes, segment.used + size, heads + 12 * self.planned_messages)
 
     cdef bint holds(self, uint64_t entry) noexcept:
         """Return whether the message is in the buffer of the open segment, and its body, too."""

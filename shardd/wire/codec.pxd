@@ -26,6 +26,6 @@ cdef class DeliveryWriter:
 
 cdef class Tally:
     cdef uint64_t[TALLY_CLASSES] classes
-    cdef readonly unsigned long long sum
+    cdef uint64_t low, high  # of the sum
 
     cdef void count(self, uint64_t value) noexcept

@@ -346,7 +346,12 @@ cdef class Tally:
             left >>= 1
             k += 1
         self.classes[k] += 1
-        self.sum += value
+        self.low += value
+        self.high += self.low < value
+
+    @property
+    def sum(self):
+        return <object> self.high << 64 | self.low
 
     @property
     def counts(self):

@@ -209,12 +209,12 @@ class Lane:
     def take(self, most: int, taker: Taker | None = None) -> list[Message]:
         """Return the next messages of the ring, at most `most`.
 
-        A `taker` takes the first of them in where they lie. The messages are valid until `let_go` or the next `take`. Raises ValueError if the ring is
-        damaged.
+        A `taker` takes the first of them in where they lie, and they are not returned. The messages
+        are valid until `let_go` or the next `take`. Raises ValueError if the ring is damaged.
         """
-        if not self._reads_ring:
+        if not self._reads_ring or (taker is not None and not self.reader.offer(taker, most)):
             return []
-        messages, switched = self.reader.take(most, taker)
+        messages, switched = self.reader.take(most)
         self._reads_ring = not switched
         return messages
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.lane import ALL, Lane, joined
+from shardmq.shardd.wire.ring import Taker
 
 
 class LocalLane:
@@ -53,8 +54,8 @@ class LocalLane:
         self.put(message)
         self.ring()
 
-    def take(self, most: int) -> list[Message]:
-        """Return the next messages, at most `most`."""
+    def take(self, most: int, taker: Taker | None = None) -> list[Message]:
+        """Return the next messages, at most `most`, whatever a `taker` could take in."""
         came = self._came
         return [came.popleft() for _ in range(min(most, len(came)))]
 

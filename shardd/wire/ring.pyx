@@ -236,11 +236,34 @@ cdef class Reader(_End):
             self._holds = False
             show(self._head, self._at)
 
-    def take(self, int most, Taker taker=None):
+    def offer(self, Taker taker not None, int most):
+        """Let a taker take in the first messages where they lie, up to the first that it declines.
+
+        The taker gets at most `most` messages. Returns whether something is left in the ring.
+        """
+        cdef uint64_t tail = seen(self._tail)
+        cdef uint64_t offset
+        cdef uint32_t *entry
+        if peek(self._asleep):  # awake: something else has woken the reader
+            swap(self._asleep, 0)
+        self.let_go()
+        while self._at != tail and most:
+            offset = self._at % self._size
+            entry = <uint32_t *> (self._data + offset)
+            if entry[1] != MESSAGE or min(self._size - offset, tail - self._at) < ENTRY + <uint64_t> entry[0]:
+                break
+            if not taker.take_in(self._data + offset + ENTRY, entry[0]):
+                break
+            taker.taken += 1
+            self._at += ENTRY + (<uint64_t> entry[0] + 7) // 8 * 8
+            most -= 1
+        show(self._head, self._at)
+        return self._at != tail
+
+    def take(self, int most):
         """Return (messages, switched): at most `most` messages, and none behind a SWITCH.
 
-        With a `taker`, the first messages are taken in where they lie, up to the first that it
-        declines. Raises ValueError if the ring is damaged.
+        Raises ValueError if the ring is damaged.
         """
         cdef list messages = []
         cdef uint64_t tail = seen(self._tail)
@@ -256,9 +279,7 @@ cdef class Reader(_End):
             memcpy(&length, self._data + offset, 4)
             memcpy(&kind, self._data + offset + 4, 4)
             if kind == MESSAGE and left >= ENTRY + <uint64_t> length:
-                if taker is not None and not messages and taker.take_in(self._data + offset + ENTRY, length):
-                    taker.taken += 1
-                elif self._views and length >= VIEW_BYTES_MIN:
+                if self._views and length >= VIEW_BYTES_MIN:
                     messages.append(self._whole[offset + ENTRY:offset + ENTRY + length])
                     self._holds = True
                 else:

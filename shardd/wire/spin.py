@@ -6,7 +6,9 @@ until the next message. So a process to which something came may look again for 
 
 - Looks take at most SHARE of the time. What was not used is kept, up to KEPT_NS.
 - Looks that find nothing are given up: behind FRUITLESS of them in a row, only one in SKIPPED + 1
-  chances to look is taken, until a look finds something.
+  chances to look is taken, until a look finds something. Looks are counted by what was done before:
+  a front door that has passed publishes on will soon hear of them, and one that has written
+  deliveries may hear nothing for long.
 - Nobody looks while as many threads of the machine want to run as this process may use cores: the
   look would take the time of the one that is waited for. This is found out once a second.
 
@@ -34,8 +36,9 @@ class Spin:
         self._most_ns = 0
         self._left_ns = 0
         self._counted_at = 0
-        self._fruitless = 0  # looks in a row
-        self._skipped = 0  # chances since the last look
+        # By what was done before: looks in a row, and chances since the last look.
+        self._fruitless = [0, 0]
+        self._skipped = [0, 0]
         self.change(spin_us)
 
     def change(self, spin_us: int) -> None:
@@ -48,20 +51,23 @@ class Spin:
         if self._most_ns:
             self.is_on = _running() < len(os.sched_getaffinity(0))
 
-    def most_ns(self, now_ns: int) -> int:
-        """Return for how long to look now, 0 to sleep at once."""
+    def most_ns(self, now_ns: int, behind: int = 0) -> int:
+        """Return for how long to look now, 0 to sleep at once.
+
+        `behind` says what was done before: 1 if clients were read, else 0.
+        """
         self._left_ns = min(KEPT_NS, self._left_ns + (now_ns - self._counted_at) // SHARE)
         self._counted_at = now_ns
-        if self._fruitless >= FRUITLESS and self._skipped < SKIPPED:
-            self._skipped += 1
+        if self._fruitless[behind] >= FRUITLESS and self._skipped[behind] < SKIPPED:
+            self._skipped[behind] += 1
             return 0
-        self._skipped = 0
+        self._skipped[behind] = 0
         return self._most_ns if self._left_ns >= self._most_ns else 0
 
-    def looked(self, took_ns: int, found: bool) -> None:
+    def looked(self, took_ns: int, found: bool, behind: int = 0) -> None:
         """Note a look."""
         self._left_ns -= took_ns
-        self._fruitless = 0 if found else self._fruitless + 1
+        self._fruitless[behind] = 0 if found else self._fruitless[behind] + 1
 
 
 def _running() -> int:

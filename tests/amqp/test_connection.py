@@ -16,6 +16,7 @@ from shardmq.broker.amqp import (
     Failed,
     Method,
     Nothing,
+    Open,
     Opened,
     Publishes,
     Settles,
@@ -516,10 +517,63 @@ def test_a_channel_is_told_of_before_it_is_used_and_not_if_it_is_only_opened_and
     assert isinstance(closed, Method)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([b"", b"bye", "\u00e9".encode(), b"\xff"]),
+    st.integers(-5, 5),
+    st.integers(-2, 2),
+)
+def test_connection_close_is_read_as_any_method(text: bytes, more: int, longer: int) -> None:
+    said = bytes([max(0, len(text) + longer)]) + text
+    payload = b"\0\x0a\0\x32\0\xc8" + said + bytes(4)
+    payload = payload + bytes(more) if more >= 0 else payload[:more]
+    data = b"\1\0\0" + len(payload).to_bytes(4, "big") + payload + b"\xce"
+    made = connection(1)
+    (event,) = received(made, data)
+    try:
+        methods.decode_method(payload)
+    except ConnectionException as error:
+        assert isinstance(event, Failed) and event.exception.args == error.args
+    else:
+        assert isinstance(event, Method) and event.method.name == "Connection.Close"
+        assert received(made, method(1, commands.Basic.Qos())) == []
+
+
 PROPERTIES = st.dictionaries(
     st.sampled_from(["product", "version", "capabilities"]),
     st.sampled_from(["x", 3, {"basic.nack": True}, [1, "a"], None]),
 )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([b"", b"/", b"x" * 200, "\u00e9".encode(), b"\xff"]),
+    st.sampled_from([b"", b"cap", b"\xff"]),
+    st.integers(-3, 3),
+    st.integers(-2, 2),
+)
+def test_connection_open_is_read_as_any_method(
+    vhost: bytes, reserved: bytes, more: int, longer: int
+) -> None:
+    said = bytes([max(0, len(vhost) + longer)]) + vhost
+    payload = b"\0\x0a\0\x28" + said + bytes([len(reserved)]) + reserved + b"\1"
+    payload = payload + bytes(more) if more >= 0 else payload[:more]
+    made = connection()
+    shakes = [
+        HEADER,
+        method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+        method(0, commands.Connection.TuneOk(2047, 131072, 60)),
+    ]
+    for each in shakes:
+        received(made, each)
+    (event,) = received(made, b"\1\0\0" + len(payload).to_bytes(4, "big") + payload + b"\xce")
+    try:
+        as_any = methods.decode_method(payload)
+    except ConnectionException as error:
+        assert isinstance(event, Failed) and event.exception.args == error.args
+    else:
+        assert isinstance(as_any, commands.Connection.Open)
+        assert event == Open(as_any.virtual_host)
 
 
 @settings(max_examples=200, deadline=None)

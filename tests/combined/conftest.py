@@ -22,7 +22,9 @@ def combined() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def broker(combined: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    made = RealBroker(tmp_path_factory.mktemp("combined") / "data")
+    # One process: imported tests expect that their clients share a front door, so that what one has
+    # sent another one sees.
+    made = RealBroker(tmp_path_factory.mktemp("combined") / "data", shards=1)
     try:
         yield made
         made.stop()

@@ -148,6 +148,22 @@ def test_a_port_in_use_is_said_in_words(tmp_path: Path, combined: None) -> None:
             RealBroker(tmp_path / "data", more=("--amqp-port", str(port)))
 
 
+def test_a_socket_of_systemd_is_shared_and_goes_on_listening(
+    tmp_path: Path, combined: None
+) -> None:
+    with started(tmp_path, command=("tests.support.activated_broker",)) as made:
+        for shard in (0, 1, 0):
+            old = made.pid("shard", shard)
+            os.kill(old, signal.SIGKILL)
+            wait_until(lambda old=old: not is_running(old), "the process to end")  # type: ignore[misc]
+            # Nobody is refused or reset: the other process takes the connection.
+            pika.BlockingConnection(pika.URLParameters(made.url)).close()
+            wait_until(
+                lambda shard=shard, old=old: made.is_replaced("shard", shard, old),  # type: ignore[misc]
+                f"shard {shard} to be back",
+            )
+
+
 def test_what_runs_where_is_shown(broker: RealBroker, api: Api) -> None:
     shards = [row for row in api("/api/processes") if row["kind"] == "shard"]
     assert [(row["index"], row["front_door"]) for row in shards] == [(0, 0), (1, 1)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmq.broker.front_door.connection.output import Output, close_behind_output
+from shardmq.broker.front_door.hot_state import Due, LinkState
+from tests.connections.test_socket import Made
 from shardmq.shardd.wire.lane import body_memory
 
 
@@ -108,3 +112,56 @@ def test_lent_bodies_that_a_client_does_not_take_are_copied() -> None:
     output.own_lent()
     assert memory.held_bytes == 0
     assert b"".join(output.chunks) == b"head" + b"b" * 20_000 + b"next" + b"b" * 30_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_socket_of_the_kernel_gets_the_same_bytes_and_gives_the_credit_back(seed: int) -> None:
+    """Play a client that reads slowly, on a socket with little room."""
+    rng = random.Random(seed)
+    made = Made()
+    near, far = socket.socketpair()
+    for end in (near, far):
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    client = made.socket
+    client.sock, client.fd, client.is_plain = near, near.fileno(), True
+    link = LinkState()
+    link.credits, link.due, link.epoch = {}, Due(), 1
+    client.link_of = [link]
+    said = got = b""
+    credit = 0
+    for _ in range(200):
+        data = rng.randbytes(rng.choice([1, 21, 300, 9000]))
+        if rng.random() < 0.5:
+            client.write(data)
+        else:
+            client.output.add_then_credit(data, 0, 1, len(data))
+            credit += len(data)
+            client.write(b"x")
+            data += b"x"
+        said += data
+        if rng.random() < 0.6:
+            made.aio.run()
+        if rng.random() < 0.4:
+            with suppress(BlockingIOError):
+                got += far.recv(rng.choice([10, 5000, 100_000]))
+        if client.is_writing and rng.random() < 0.5:
+            made.aio.writers[near.fileno()]()
+    made.aio.run()
+    while len(got) < len(said):
+        with suppress(BlockingIOError):
+            got += far.recv(100_000)
+        if client.is_writing:
+            made.aio.writers[near.fileno()]()
+    made.aio.run()
+    assert got == said
+    assert client.output.pending == 0 and client.output.written == len(said)
+    back = link.credits.get(client.id, 0) + sum(each[3] for each in made.shards.credits)
+    assert back == credit
+    near.close()
+    made.socket.flush()
+    assert made.ends == 0, "there is nothing to write"
+    client.write(b"more")
+    made.aio.run()
+    assert made.ends == 1, "the kernel has no such socket any more"
+    far.close()

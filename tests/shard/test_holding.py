@@ -28,7 +28,10 @@ from shardmq.shardd.holding import (
     State,
     Watch,
 )
-from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES
+from shardmq.shardd.peers import PUBLISH_CREDIT_BYTES, Peer
+from shardmq.shardd.shard import Shard
+from shardmq.shardd.wire import envelope
+from tests.support.dict_store import DictHome
 
 WINDOW_BYTES = 1 << 20
 BODY_BYTES = 16
@@ -250,3 +253,16 @@ def test_the_states_that_follow_each_other_are_those_of_the_table() -> None:
     watch = Watch(World(Holding(), "starved", 1).queue, 0)
     with pytest.raises(AssertionError):
         watch._become(State.HOLDING, 0, 1)
+
+
+def test_credit_that_is_held_comes_back_with_the_next_pass_on_the_short_way_too() -> None:
+    shard = Shard(0, 7, 1, DictHome())
+    peer = shard.peers[3] = Peer(3, 5, "ipc://door", 7, 0)
+    peer.withheld = 2 * PUBLISH_CREDIT_BYTES
+    world = World(shard._serving.holding, "starved", 1)
+    shard._serving.holding.look(world.queue, world.now)
+    world.queue.deleted = True
+    ((endpoint, message),) = shard.turn_end(world.now + 1)
+    assert endpoint == peer.endpoint and isinstance(message, bytes)
+    assert envelope.read_credit(message) == [(0, 2 * PUBLISH_CREDIT_BYTES)]
+    assert (peer.withheld, shard._serving.holding.is_on) == (0, False)

@@ -17,8 +17,10 @@ OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}
 class Way:
     """A broker in one of the two modes behind a proxy that records what both sides send."""
 
-    def __init__(self, data_dir: Path, environment: dict[str, str], *more: str) -> None:
-        self.broker = RealBroker(data_dir, environment=environment, more=more)
+    def __init__(
+        self, data_dir: Path, environment: dict[str, str], *, front_doors: int = 1
+    ) -> None:
+        self.broker = RealBroker(data_dir, environment=environment, front_doors=front_doors)
         self.proxy = RecordingProxy(self.broker.port)
 
     def seen_by(self, play: Callable[[int], None]) -> list[NormalForm]:
@@ -42,12 +44,12 @@ def normal(conversation: Conversation, names: Names) -> NormalForm:
 
 
 @contextmanager
-def both_ways(directory: Path, *more: str) -> Iterator[tuple[Way, Way]]:
-    """Yield the broker without the short way and the broker with it; `more` are flags of both."""
+def both_ways(directory: Path, *, front_doors: int = 1) -> Iterator[tuple[Way, Way]]:
+    """Yield the broker without the short way and the broker with it."""
     ways: list[Way] = []
     try:
         for name, environment in (("off", OFF), ("on", ON)):
-            ways.append(Way(directory / name, environment, *more))
+            ways.append(Way(directory / name, environment, front_doors=front_doors))
         off, on = ways
         yield off, on
         for way in ways:

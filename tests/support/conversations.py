@@ -170,6 +170,7 @@ def persistent_one_at_a_time(port: int) -> None:
             player.wait(2, ACK, number)
             player.send(ack(1, number))
         player.ask(1, queue.Delete(queue="stays"), DELETE_OK)
+        player.wait(1, CANCEL)
 
 
 def bursts(port: int) -> None:
@@ -315,7 +316,7 @@ def routes_that_change(port: int) -> None:
         player.ask(3, queue.Unbind(queue="way.a", exchange="ways", routing_key="k"), UNBIND_OK)
         passes(1)
         player.ask(3, queue.Delete(queue="way.b"), DELETE_OK)
-        player.wait(1, CANCEL, 0)
+        player.wait(1, CANCEL)
         passes(0)
         player.ask(3, exchange.Delete(exchange="ways"), EXCHANGE_DELETE_OK)
         closed_with_error(player, 2, publish(2, "ways", "k", b"late"))
@@ -411,6 +412,7 @@ def a_stream(port: int) -> None:
             player.wait(1, DELIVER, number)
             player.send(ack(1, number))
         player.ask(1, queue.Delete(queue="log"), DELETE_OK)
+        player.wait(1, CANCEL)
 
 
 # -- consuming -------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The compiled modules that read what others sent, for the fuzzer.
 
 To add one: write a function that runs it over any bytes and returns what it did in short (counts
-and reasons, not contents), one that compares it with its slow twin in tests/reference, and a row of
-TARGETS with a few right inputs. A module that keeps state is made anew for each input, or brought
-into a known state. If it takes more than bytes, take that from the first bytes of the input.
+and reasons, not contents), one that compares it with its slow twin, and a row of TARGETS with a few
+right inputs. If it takes more than bytes, take that from the first bytes of the input. A module
+that keeps state is made anew for each input, or after some hundreds of inputs if that takes long:
+then a failure is repeated by the seed of its process, not by its input alone.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from collections.abc import Hashable
 from pamqp import commands
 
 from shardmq.broker.amqp import Connection, Failed, contents, frames
+from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire import messages as m
 from tests.amqp.bytes_of import method, publish, received, shake_hands
 from tests.reference import frames as reference
+from tests.support.fuzz_door import Doors, client_bytes, shard_recipes
 from tests.support.fuzzing import Target
+from tests.support.short_way_history import DOORS, EPOCH, History, Side
 
 FRAME_MAX, MESSAGE_MAX = 400, 300
 STATES = b"\1\1\1\0"  # channels 0 to 2 are open
@@ -105,12 +110,78 @@ def client(data: bytes) -> Hashable:
     )
 
 
+# -- a shard ---------------------------------------------------------------------------------------
+
+SHARD_INPUTS = 200  # until the two shards are made anew
+BATCH_AT, PEER_AT = 16, slice(2, 4)  # in a message to a shard
+CONSUMERS = range(1, 7)
+# Bits of the first byte of an input: what happens beside the message.
+IN_SEQUENCE, TURN, SYNC, WAIT = 1, 2, 4, 8
+
+
+class Shards:
+    """Two shards that receive the same messages, one with the short way and one without."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._history = History(0)
+
+    def receive(self, data: bytes) -> Hashable:
+        """Receive a message; raises Differs where the two shards do."""
+        if not self._left:
+            self._begin()
+        self._left -= 1
+        if len(data) <= BATCH_AT + 8:
+            return None
+        history, flags, message = self._history, data[0], bytearray(data[1:])
+        peer = history.sides[0].shard.peers.get(int.from_bytes(message[PEER_AT], "little"))
+        if flags & IN_SEQUENCE and message[0] == m.PUBLISH and peer and peer.next_batch is not None:
+            number = peer.next_batch & (1 << 64) - 1
+            message[BATCH_AT : BATCH_AT + 8] = number.to_bytes(8, "little")
+        view = bytes(message)
+        said = history.both("fuzz", lambda side: side.receive(view, history.now))
+        if flags & WAIT:
+            history.now += 10
+        sent = history.both("turn", lambda side: side.turn(history.now)) if flags & TURN else ()
+        if flags & SYNC:
+            history.both("begin", Side.begin_sync)
+            history.both("end", Side.end_sync)
+        return message[0] & 15, said and said[0], tuple(out[0] for _, out in sent[:3])
+
+    def _begin(self) -> None:
+        self._left, self._history = SHARD_INPUTS, History(0)
+        self._history.start()
+        for number in CONSUMERS:
+            attach: m.Attach = m.Attach(
+                number, 1 + number % 3, number, 1, 1, "tag", no_ack=number == 4,
+                exclusive=False, priority=0, prefetch=3, limited=False, affinity=False,
+            )  # fmt: skip
+            door = DOORS[number % 2]
+            self._history.tell(attach, door, self._history.incarnations[door])
+
+
+def _shard_messages() -> tuple[bytes, ...]:
+    """Return messages of front doors to a shard, as a short history has them."""
+    history = History(0)
+    who = [(door, history.incarnations[door], EPOCH, 0) for door in DOORS]
+    made = [history.published() for _ in range(20)]
+    for door in DOORS:
+        for number in CONSUMERS:
+            ranges = [(number, kind, 1, 3) for kind in (m.ACK, m.ACK, m.REJECT, m.REQUEUE)]
+            made += [envelope.settles(*who[door], ranges[:1]), envelope.settles(*who[door], ranges)]
+        made.append(envelope.credit(*who[door], [(1, 300), (2, 5)]))
+    flags = bytes([IN_SEQUENCE | TURN])
+    return tuple(flags + message for message in made if message is not None and len(message) < 2000)
+
+
 TARGETS = {
     target.name: target
     for target in (
         Target("scan", PUBLISHES, scan, compare_scan),
         Target("settles", SETTLES, settles, compare_settles),
         Target("binds", BINDS, binds, compare_binds),
+        Target("shard", _shard_messages(), Shards().receive),
+        Target("door", (*client_bytes(), *shard_recipes()), Doors().take),
         Target("client", tuple(b"\x80" + each for each in CLIENT), client),
     )
 }

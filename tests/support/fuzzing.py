@@ -143,6 +143,7 @@ def fuzz(target: Target, inputs: int, seed: int, last: mmap.mmap | None = None) 
             target.compare(data)
         if number % REPORT_EVERY == REPORT_EVERY - 1:
             print(f"{target.name}: {number + 1:,} inputs, {len(did):,} outcomes", flush=True)
+    print(f"{target.name}: {inputs:,} inputs, {len(did):,} outcomes", flush=True)
     return len(did)
 
 

@@ -7,6 +7,8 @@ result, and hold the same state.
 
 from __future__ import annotations
 
+import mmap
+import os
 import random
 import struct
 from collections.abc import Callable, Collection, Iterator
@@ -23,6 +25,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.lane import joined
 from shardmq.shardd.wire.packer import Packer
+from shardmq.shardd.wire.ring import Reader, Writer
 from tests.support.faulty_files import FaultyFiles
 
 EPOCH = 7
@@ -45,6 +48,7 @@ PLAIN = (1, 1, 1, 2, 3)
 QUEUES = (*PLAIN, 4, 5, 6, 7, 8, 9)
 CONNECTIONS = (1, 2)
 WINDOW_BYTES = 400
+RING_AT, RING_BYTES = mmap.PAGESIZE, 256 << 10
 
 
 class Home:
@@ -81,6 +85,10 @@ class Side:
         self.shard = Shard(0, EPOCH, 1, self.home, short_way=short_way)
         self.syncing: Any = None
         self.settling: Any = None
+        memory = mmap.mmap(-1, RING_AT + RING_BYTES)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.writer = Writer(memory, 0, RING_AT, RING_BYTES, self.bell)
+        self.reader = Reader(memory, 0, RING_AT, RING_BYTES, True)
 
     def do(self, act: Callable[[Side], Any]) -> Any:
         """Do something; return its result, or the error that it raised."""
@@ -91,6 +99,16 @@ class Side:
 
     def receive(self, message: bytes | memoryview, now: int) -> None:
         self.shard.receive(message, now)
+
+    def receive_by_ring(self, messages: list[bytes], now: int) -> None:
+        """Receive messages as the links of a shard do: some are taken in as they lie."""
+        assert all(self.writer.put(message) for message in messages)
+        if self.reader.offer(self.shard.short_way, len(messages)):
+            try:
+                for message in self.reader.take(len(messages))[0]:
+                    self.shard.receive(message, now)
+            finally:
+                self.reader.let_go()
 
     def turn(self, now: int) -> list[tuple[str, bytes]]:
         return [(out.endpoint, joined(out.message)) for out in self.shard.turn_end(now)]
@@ -212,8 +230,12 @@ class History:
     def play(self, acts: int) -> None:
         with mock.patch.object(peers, "CONNECTION_WINDOW_BYTES", WINDOW_BYTES):
             self.start()
-            for _ in range(acts):
-                self.random.choice(self.acts)(self)
+            try:
+                for _ in range(acts):
+                    self.random.choice(self.acts)(self)
+            finally:
+                for side in self.sides:
+                    os.close(side.bell)
 
     def both(self, what: str, act: Callable[[Side], Any]) -> Any:
         """Do the same on both sides; raise Differs if anything differs then."""
@@ -228,8 +250,12 @@ class History:
         return results[0]
 
     def receive(self, what: str, message: bytes) -> None:
-        """Let both sides receive a message, now and then in a view, as from a ring."""
-        given = memoryview(message) if self.random.random() < 0.2 else message
+        """Let both sides receive a message: in a ring, alone, or in a view."""
+        way = self.random.random()
+        if way < 0.5 and len(message) < RING_BYTES // 4:
+            self.both(what, lambda side: side.receive_by_ring([message], self.now))
+            return
+        given = memoryview(message) if way < 0.6 else message
         self.both(what, lambda side: side.receive(given, self.now))
 
     def tell(self, what: Any, peer: int = m.CONTROLLER, incarnation: int = 3) -> None:
@@ -251,6 +277,13 @@ class History:
         message = self.published()
         if message is not None:
             self.receive("publish", message)
+
+    def publish_many(self) -> None:
+        """Receive several batches that lie in the ring at once."""
+        made = [self.published() for _ in range(self.random.randint(2, 6))]
+        messages = [each for each in made if each is not None and len(each) < RING_BYTES // 8]
+        self.both("publish many", lambda side: side.receive_by_ring(messages, self.now))
+        self._follow_batches()
 
     def published(self) -> bytes | None:
         """Return a PUBLISH, most often of one message for one queue."""
@@ -313,7 +346,11 @@ class History:
         if pick.random() < 0.5:
             del data[pick.randrange(len(data)) :]
         self.receive("a broken message", bytes(data))
-        for number in DOORS:  # both sides say which batch comes next
+        self._follow_batches()
+
+    def _follow_batches(self) -> None:
+        """Go on with the batch numbers that the shards expect."""
+        for number in DOORS:
             peer = self.sides[0].shard.peers.get(number)
             if peer is not None and peer.next_batch is not None and peer.next_batch < 1 << 40:
                 self.batches[number] = peer.next_batch - 1
@@ -451,7 +488,8 @@ def _spec(queue: int) -> m.QueueSpec:
 
 
 ACTS: list[Callable[[History], None]] = [
-    *[History.publish] * 12,
+    *[History.publish] * 10,
+    *[History.publish_many] * 2,
     *[History.turn] * 10,
     *[History.settle] * 8,
     *[History.credit] * 5,

@@ -14,6 +14,7 @@ import pytest
 
 from tests.clients.test_short_way import compare
 from tests.support.both_ways import OFF, ON, Way, both_ways
+from tests.support.conversations import CONVERSATIONS
 from tests.support.random_conversation import random_conversation
 from tests.support.suite_runs import judge, run_suite
 
@@ -24,14 +25,25 @@ CACHE = Path(os.environ.get("SUITES_CACHE", Path(tempfile.gettempdir()) / "shard
 OFF_RUNS = 2
 
 
-def test_random_conversations_are_the_same_both_ways(tmp_path: Path, seeds: range) -> None:
-    with both_ways(tmp_path) as ways:
+@pytest.mark.parametrize("front_doors", [1, 0, 2])
+def test_random_conversations_are_the_same_both_ways(
+    front_doors: int, tmp_path: Path, seeds: range
+) -> None:
+    with both_ways(tmp_path, front_doors=front_doors) as ways:
         for seed in seeds:
             try:
                 compare(ways, random_conversation(seed))
             except BaseException:
                 print(f"to see it again: make torture ARGS='--seed {seed} --histories 1 -k ways'")
                 raise
+
+
+@pytest.mark.parametrize("front_doors", [0, 2])
+def test_written_conversations_are_the_same_both_ways(front_doors: int, tmp_path: Path) -> None:
+    with both_ways(tmp_path, front_doors=front_doors) as ways:
+        for conversation in CONVERSATIONS:
+            print(conversation.__name__)
+            compare(ways, conversation)
 
 
 @pytest.mark.parametrize("suite", sorted(SUITES.glob("run-*.sh")), ids=lambda path: path.stem)

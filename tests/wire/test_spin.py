@@ -21,8 +21,8 @@ S = 1_000_000_000
 class Unbounded(Spin):
     """Looks as long as it likes."""
 
-    def looked(self, took_ns: int, found: bool) -> None:
-        super().looked(0, found)
+    def looked(self, took_ns: int, found: bool, behind: int = 0) -> None:
+        super().looked(0, found, behind)
 
 
 def share_of(kind: type[Spin], seed: int) -> float:
@@ -57,6 +57,17 @@ def test_looks_that_find_nothing_are_given_up_and_tried_again_seldom() -> None:
     assert not looks.most_ns(now + S)
     looks.looked(US, found=True)
     assert looks.most_ns(now + 2 * S) == 10 * US
+
+
+def test_what_was_done_before_decides_whether_a_look_may_find_something() -> None:
+    looks, now, taken = Spin(10), 10 * S, [0, 0]
+    for number in range(2 * 320):
+        now += S
+        if looks.most_ns(now, number % 2):
+            taken[number % 2] += 1
+            looks.looked(US, number % 2 == 1, number % 2)
+    assert taken[1] == 320
+    assert taken[0] <= FRUITLESS + 320 // SKIPPED
 
 
 def test_nobody_looks_without_an_idle_core_nor_without_the_setting(

@@ -68,6 +68,7 @@ class Definitions:
         self._whole_bytes = 0  # bytes of the log up to its first broken record
         self._has_transient = False  # the log has something that is not durable
         self._is_behind = False  # something waits in memory for room
+        self._is_full: bool | None = None  # whether the disk is, once for each batch
         self._boot_in_log = boot
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -271,7 +272,9 @@ class Definitions:
 
         With `grows` false they take something away, and room that was set aside will do.
         """
-        if grows and room.is_full_disk(self._directory):
+        if grows and self._is_full is None:
+            self._is_full = room.is_full_disk(self._directory)
+        if grows and self._is_full:
             return f"no room for definitions: the disk of {self._directory} is full"
         in_log = 0
         in_files: dict[str, int] = {}
@@ -311,7 +314,11 @@ class Definitions:
         return False
 
     def flush(self) -> None:
-        """Write what was added, so that it outlives this process; what finds no room waits."""
+        """Write what was added, so that it outlives this process; what finds no room waits.
+
+        This ends a batch: the next one looks at the disk again.
+        """
+        self._is_full = None
         if self._dead > max(DEAD_RECORDS_MAX, self._live // 2):
             self._rewrite = True
         if not self._pending:

@@ -1,6 +1,7 @@
 """Hand the events of a connection to their handlers and carry out the results.
 
 Publish path, 1 of 5. Before: the socket. After: broker/front_door/publish/publish.py.
+What is plain of a read is done before it comes here (short_way.pyx).
 
 The AMQP library makes events of the bytes that were read. Each is given to what handles it; what it
 returns or raises is carried out here, and nowhere else: replies, failures, the end. A connection

@@ -30,8 +30,8 @@ __all__ = [
     "Settles", "acks_together",
 ]  # fmt: skip
 
-ACKS_WAIT_S = 0.002
-NO_HURRY_WAITS = 5
+ACKS_WAIT_S = 0.005
+NO_HURRY_WAITS = 2
 
 # Consumer number, kind, first and last delivery number. With the kind ALLOT these are the number of
 # an allotment, what it is allowed, and what becomes of credit that is not used.

@@ -51,7 +51,10 @@ class Foresight:
         session = self._session
         if self._catalog.permissions.has_topic(session.user, session.vhost):
             return False
-        if isinstance(work, Binds):  # binds of the same exchange and queue are judged once
+        if isinstance(work, Binds):
+            if len(work.ends) == 1:
+                return self._can_bind_any_key(*work.ends[0][:2])
+            # Binds of the same exchange and queue are judged once.
             pairs = groupby(work.ends, itemgetter(0, 1))
             return all(self._can_bind_any_key(*pair) for pair, _ in pairs)
         return self._method_is_sure(work)

@@ -116,6 +116,25 @@ def crc32c_tables(const uint8_t[::1] data not None, uint32_t crc=0) -> int:
 
 # -- append -------------------------------------------------------------------------------------------
 
+cdef struct Slot:
+    uint32_t queue_id
+    bint has_facts
+    uint8_t marks
+    uint64_t count
+    uint64_t body_bytes
+    uint64_t *entries
+    uint64_t *facts
+    uint32_t *indexes
+
+
+cdef struct Seen:  # a record of the batch
+    uint64_t offset
+    uint64_t message
+    uint64_t ref
+    uint32_t count
+    uint32_t refs
+
+
 cdef class Abstracts:
     """The abstracts of a segment's records, collected while batches are put into it from position `start` on: what scan()
     would find. Given up, and let go of, when others were put in between, or an index does not look worth its writing
@@ -168,6 +187,11 @@ cdef class Batch:
     takes, `copy` copies that, `take` gives the entries; `put` does these at once where one segment takes all. The
     object is kept and used for batch after batch."""
 
+    cdef IdTable table
+    cdef Grown slots, seen, refs, offsets
+    cdef Py_ssize_t planned_bytes
+    cdef readonly unsigned long long messages
+
     def __cinit__(self):
         id_table_clear(&self.table, 64)
 
@@ -185,15 +209,6 @@ cdef class Batch:
         `checked`: the checksums were compared before, or are still to be made.
         """
         cdef Py_buffer view
-        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
-        try:
-            self.plan_bytes(<const uint8_t*>view.buf, view.len, checked)
-        finally:
-            PyBuffer_Release(&view)
-        return self.messages
-
-    cdef int plan_bytes(self, const uint8_t *records, Py_ssize_t size, bint checked=False) except -1:
-        """As plan(), of bytes that stay where they are."""
         cdef uint32_t places = self.table.mask + 1
         # A batch for very many queues must not make all later ones wipe its big table.
         if places > 1024 and <uint64_t>self.table.count * 8 < places:
@@ -201,8 +216,13 @@ cdef class Batch:
         id_table_clear(&self.table, places)
         self.slots.used = self.seen.used = self.refs.used = self.offsets.used = 0
         self.messages = 0
-        self.planned_bytes = size
-        return self._plan(records, size, checked)
+        PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
+        try:
+            self.planned_bytes = view.len
+            self._plan(<const uint8_t*>view.buf, view.len, checked)
+        finally:
+            PyBuffer_Release(&view)
+        return self.messages
 
     def put(self, records, bytearray target, Py_ssize_t position, unsigned long long segment, uint32_t salt,
             bint indexes, Abstracts abstracts=None) -> tuple:
@@ -312,24 +332,18 @@ cdef class Batch:
                Abstracts abstracts=None):
         """Records [start, stop) to `target` at `position`, in one piece, salted; `abstracts`: of that segment."""
         cdef Py_buffer view
+        cdef uint8_t *out = <uint8_t*>PyByteArray_AS_STRING(target) + position
+        cdef uint64_t at = 0, total = stop - start
         if position + (stop - start) > PyByteArray_GET_SIZE(target) or stop > self.planned_bytes:
             raise ValueError("no room for the batch")
         PyObject_GetBuffer(records, &view, PyBUF_SIMPLE)
         try:
-            self.copy_bytes(<const uint8_t*>view.buf, start, stop, <uint8_t*>PyByteArray_AS_STRING(target), position, salt,
-                            abstracts)
+            if out != <const uint8_t*>view.buf + start:  # lent.lay_out() has put records in their place
+                memcpy(out, <const uint8_t*>view.buf + start, total)
+            if abstracts is not None and abstracts.end != 0 and total != 0:
+                self._collect(<const uint8_t*>view.buf, start, stop, position, abstracts)
         finally:
             PyBuffer_Release(&view)
-
-    cdef void copy_bytes(self, const uint8_t *records, Py_ssize_t start, Py_ssize_t stop, uint8_t *target,
-                         Py_ssize_t position, uint32_t salt, Abstracts abstracts) noexcept:
-        """As copy(), of bytes that stay where they are; the caller knows that `target` has room for them."""
-        cdef uint8_t *out = target + position
-        cdef uint64_t at = 0, total = stop - start
-        if out != records + start:  # lent.lay_out() has put records in their place
-            memcpy(out, records + start, total)
-        if abstracts is not None and abstracts.end != 0 and total != 0:
-            self._collect(records, start, stop, position, abstracts)
         while at < total:
             put32(out + at + 4, u32(out + at + 4) ^ salt)
             at += u32(out + at)
