@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from shardmq.broker.front_door.connection.output import Output, close_behind_output
 from shardmq.broker.front_door.hot_state import Due, LinkState
-from tests.connections.test_socket import Made
 from shardmq.shardd.wire.lane import body_memory
+from tests.connections.test_socket import Made
 
 
 @pytest.mark.parametrize("shut", [True, False])
