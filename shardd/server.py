@@ -203,6 +203,7 @@ class Server:
         self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
+        self.shard.own_lent()
         self._look_at_gaps()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS

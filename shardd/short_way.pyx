@@ -97,7 +97,7 @@ cdef class PeerState:
 
     cdef public object number, endpoint, held, next_batch
     cdef public uint64_t taken
-    cdef public bint has_news
+    cdef public bint has_news, has_freed
     cdef public dict holders, windows
     cdef public DeliveryWriter writer
     cdef public list before_deliveries, after_deliveries
@@ -637,7 +637,7 @@ cdef class ShortWay(Taker):
 
     cdef int take(self, PeerState peer, list outgoing) except -1:
         """Move all messages that wait for this peer to `outgoing`."""
-        if peer.taken >= self.credit_bytes:
+        if peer.taken >= self.credit_bytes or peer.has_freed:
             peer.take(outgoing)
             return 0
         peer.has_news = False

@@ -17,18 +17,23 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.hot_state import PassState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, Run
 from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
 
 # One read takes at most this from a socket. One buffer serves all clients.
 READ_BYTES = 256 << 10
+# A client whose last read had bodies that were lent is read more at once: lent bodies take no time
+# to copy, so that the fixed cost of a pass would be most of it.
+LARGE_READ_BYTES = 1 << 20
 # While all reads are full, a shard's batch waits until it has this many bytes: the fixed cost of a
 # batch is then small beside the cost of its messages. Where a read has something for several
 # shards, each waits for more: half of it takes about as long as the smaller batch.
@@ -53,9 +58,8 @@ class PassLoop(PassState):
 
     # More than Python keeps in an object without a dictionary beside it.
     __slots__ = (
-        "_fed", "_feeders", "_held", "_held_back", "_links", "_looks",
-        "_pace", "_publishing", "_spin", "aio", "beside", "borrowers",
-        "slices",
+        "_fed", "_feeders", "_held", "_held_back", "_links", "_looks", "_own_buffer", "_pace",
+        "_publishing", "_run", "_spin", "aio", "beside", "borrowers", "large_read_buffer", "slices",
     )  # fmt: skip
 
     def __init__(
@@ -70,13 +74,18 @@ class PassLoop(PassState):
     ) -> None:
         self.aio = aio
         self.now = aio.time()
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        # Large bodies that were read are lent to shards from where they are (bodies.pyx). `_run` is
+        # the memory that they lie in; None: the bytes of the last read are copied.
+        self._own_buffer = self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.large_read_buffer = self.read_buffer  # the same memory, and more behind it
+        self._run: Run | None = None
         self.reads = Reads()
         self.slices = TimeSlices(time.perf_counter, aio.call_soon)
         self.dirty: list[Client] = []
         self.borrowers: list[Output] = []  # these lie in part in a ring of a shard
         self._links = links
         self._publishing = publishing
+        self.next_read_buffer()
         self._pace = Pace(tick_us / 1e6)
         self._spin = spin or Spin(0)
         self._looks = False  # a look before the loop sleeps is scheduled
@@ -105,6 +114,26 @@ class PassLoop(PassState):
         self.in_pass = True
         self.now = self.aio.time()
         self.schedule_end_of_pass()
+
+    def next_read_buffer(self) -> bool:
+        """Read next into other memory if bodies were lent from this one; return whether some were.
+
+        The caller calls this behind each read that may have had such a body.
+        """
+        bodies = self._links.bodies
+        if bodies is None or not (self._run is None or self._run.is_shared):
+            return False
+        lent = self._run is not None
+        self._run = bodies.take(LARGE_READ_BYTES)
+        large = self._own_buffer if self._run is None else memoryview(self._run)
+        self.large_read_buffer, self.read_buffer = large, large[:READ_BYTES]
+        return lent
+
+    def room(self, size: int) -> bytearray | memoryview:
+        """Return memory for a large message, from which its body can be lent if there is room."""
+        bodies = self._links.bodies
+        run = None if bodies is None or size < BODY_BYTES_MIN else bodies.take(size)
+        return frames.room(size) if run is None else memoryview(run)
 
     def read_was_large(self, full: bool) -> None:
         """Note a read that is worth a pass; `full` says that there is more where it came from."""

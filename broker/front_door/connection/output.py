@@ -10,6 +10,7 @@ import socket
 
 from shardmq.broker.front_door.hot_state import OutputState
 from shardmq.broker.front_door.tls import TlsSocket
+from shardmq.shardd.wire.bodies import Run
 
 # Unsent output past which a client is not read any more. Deliveries have a window of their own,
 # which the shard keeps.
@@ -63,6 +64,12 @@ class Output(OutputState):
             self._borrows = False
             self.chunks = [_owned(chunk) for chunk in self.chunks]
 
+    def own_lent(self) -> None:
+        """Copy bodies that the client takes too slowly, so that their memory can be lent again."""
+        self.chunks = [
+            bytes(chunk) if isinstance(chunk, memoryview) else chunk for chunk in self.chunks
+        ]
+
     async def room(self) -> None:
         """Return when so much was taken that more may be made for this client."""
         while self.pending > OUT_BYTES_MAX:
@@ -91,11 +98,11 @@ class Output(OutputState):
 def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
     """Return the chunk, copied if others will change its memory.
 
-    What is left of a `bytes` object is nobody else's.
+    Nobody changes a `bytes` object, nor a lent body while some view holds it.
     """
     return (
         bytes(chunk)
-        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes)
+        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes | Run)
         else chunk
     )
 

@@ -19,6 +19,8 @@ from shardmq.shardd.store.sync import SyncJob
 # Sealed segments whose buffers stay in memory. They serve as a read cache, and their messages may
 # still be consumed before they are written.
 SEALED_BUFFERS_MAX = 1
+# So many more may stay whose bodies are lent: most of their buffer is memory that was never used.
+LENT_SEALED_MAX = 6
 # Bytes of indexes that wait for a sync. Beyond this no index is made, and recovery scans the
 # segment.
 INDEX_BYTES_MAX = 1 << 20
@@ -77,7 +79,8 @@ class Flusher:
     def write_oldest(self) -> None:
         """Write segments and give up their buffers until one more segment may be sealed."""
         segments = self._segments
-        while len(segments.in_memory) >= SEALED_BUFFERS_MAX:
+        lent = sum([segment.lends for segment in segments.in_memory])
+        while len(segments.in_memory) >= SEALED_BUFFERS_MAX + min(lent, LENT_SEALED_MAX):
             segment = segments.in_memory[0]
             self.flush_segment(segment)
             if segments.sync and segments.index_bytes < INDEX_BYTES_MAX and not segment.has_index:
