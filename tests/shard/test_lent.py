@@ -233,3 +233,38 @@ def test_many_lives_of_a_shard_leave_no_memory_behind(tmp_path: Path) -> None:
         play.begin()
     play.end()
     assert play.memory.held_bytes == 0
+
+
+def test_a_batch_that_is_not_appended_leaves_no_hold_and_no_body_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        """A batch whose messages are laid out, and then cannot be put into the segment."""
+
+        def plan(self, records: memoryview, checked: bool = False) -> None:
+            raise MemoryError("the batch has no room")
+
+    play = Play(tmp_path, 1)
+    while not play.memory.lent_to(0):
+        play.publish()
+        play.send()
+    (store,) = play.shard.stores.values()
+    appender = store._appender  # type: ignore[attr-defined] # it is a SegmentStore
+    play.turn()
+    holds, waits = play.memory.lent_to(0), len(play.waiting)
+    monkeypatch.setattr(appender, "batch", Failing())
+    with pytest.raises(MemoryError):
+        while True:
+            play.publish()
+            play.send()
+    monkeypatch.undo()
+    play.turn()
+    assert play.memory.lent_to(0) <= holds, "holds of a batch that the shard has not taken in"
+    del play.waiting[waits:]
+    holds = play.memory.lent_to(0)
+    while play.memory.lent_to(0) <= holds:
+        play.publish()
+        play.send()
+    play.end()
+    assert play.memory.lent_to(0) == 0
+    assert play.memory.held_bytes == 0

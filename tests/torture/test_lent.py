@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recovery.test_lent_memory import kill_rounds, started
 from tests.shard.test_lent import Play
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(3600)]
@@ -35,3 +36,18 @@ def test_a_thousand_kills_of_a_shard_leave_no_memory_behind(tmp_path: Path, seed
         play.begin()
     play.end()
     assert play.memory.held_bytes == 0
+
+
+@pytest.mark.broker
+def test_a_thousand_kills_of_real_processes_leave_no_memory_behind(
+    tmp_path: Path, seeds: range
+) -> None:
+    for front_doors in (2, 0):
+        directory = tmp_path / str(front_doors)
+        directory.mkdir()
+        broker = started(directory, front_doors=front_doors)
+        try:
+            kill_rounds(broker, seeds[0], LIVES // 2)
+            broker.stop()
+        finally:
+            broker.clean_up()

@@ -28,10 +28,11 @@ Stream = socket.socket | TlsSocket
 class Output(OutputState):
     """The output of one connection, in order."""
 
-    __slots__ = ("_borrows",)
+    __slots__ = ("_borrows", "_looked")
 
     def __init__(self) -> None:
         self._borrows = False  # some chunks are views of memory that others will change
+        self._looked = 0  # bytes made for the client before the last own_lent()
 
     def add_parts_then_credit(
         self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int
@@ -65,10 +66,19 @@ class Output(OutputState):
             self.chunks = [_owned(chunk) for chunk in self.chunks]
 
     def own_lent(self) -> None:
-        """Copy bodies that the client takes too slowly, so that their memory can be lent again."""
-        self.chunks = [
-            bytes(chunk) if isinstance(chunk, memoryview) else chunk for chunk in self.chunks
-        ]
+        """Copy bodies that the client has not taken since the last call.
+
+        Their memory can be lent again. One small body may hold the memory of a whole read, so a
+        slow client would cost much more than what waits for it.
+        """
+        left = self._looked - self.written
+        self._looked = self.written + self.pending
+        for at, chunk in enumerate(self.chunks):
+            if left <= 0:
+                return
+            left -= len(chunk)
+            if isinstance(chunk, memoryview):
+                self.chunks[at] = bytes(chunk)
 
     async def room(self) -> None:
         """Return when so much was taken that more may be made for this client."""

@@ -38,8 +38,6 @@ FULL_READ_BYTES = 64 << 10
 AGAIN_BYTES_MAX = 64 << 10
 # So much is read behind a part of a body. What is there of the next body is copied.
 BEHIND_BODY_BYTES = 4 << 10
-# A client that takes nothing may hold lent bodies for this long.
-LENT_S_MAX = 2.0
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -358,10 +356,10 @@ class ClientSocket(SocketState):
     def tick(self, now: float, heartbeat_s: int) -> None:
         """Send a heartbeat when one is due, and drop a client that fell silent.
 
-        Lent bodies that the client does not take are copied. This is called about once a second.
-        `now` is loop time.
+        Lent bodies that the client does not take are copied. This is called about once a second,
+        so that no lent body waits here for more than two. `now` is loop time.
         """
-        if self.is_writing and now - self.last_sent > LENT_S_MAX:
+        if self.is_writing:
             self.output.own_lent()
         if not heartbeat_s:
             return

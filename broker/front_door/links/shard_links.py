@@ -343,7 +343,9 @@ class ShardLinks(LinksState):
         """Start with a new process of a shard."""
         link.begin(epoch, pid)
         link.join(self.endpoint)
-        if not link.is_local:
+        if link.is_local:
+            link.may_lend(True)
+        else:
             self.inbox.close_lane(link)
             self.inbox.open_lane(link, Offer(self._peer, self.incarnation, epoch, self.endpoint))
         link.send_aside()

@@ -227,6 +227,14 @@ cdef class LentBodies:
         self.bodies.used = 0
         self.lenders.clear()
 
+    def forget_from(self, unsigned long long position) -> None:
+        """Forget the bodies of records from `position` on, which were not appended. Their holds are the caller's again."""
+        cdef Body *body = <Body *> self.bodies.data
+        cdef size_t count = self.bodies.used // sizeof(Body)
+        while count and body[count - 1].record >= position:
+            count -= 1
+        self.bodies.used = count * sizeof(Body)
+
     def look(self, bytearray source not None, uint64_t segment, array.array entries not None,
              Py_ssize_t bytes_max) -> tuple:
         """Return (lender, messages, their weight, body bytes of each) of the first entries that are lent by one lender.

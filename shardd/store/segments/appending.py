@@ -79,19 +79,23 @@ class Appender:
             return None
         buffer, position = segment.buffer, segment.used
         assert buffer is not None
-        segment.lent.lay_out(records, buffer, position, lender)
+        try:
+            segment.lent.lay_out(records, buffer, position, lender)
+            with memoryview(buffer) as whole, whole[position : position + size] as laid_out:
+                batch.plan(laid_out, True)
+                arrivals, counts = batch.put(
+                    laid_out,
+                    buffer,
+                    position,
+                    segment.number,
+                    segment.salt,
+                    indexes,
+                    segment.abstracts,
+                )
+        except Exception:
+            segment.lent.forget_from(position)
+            raise
         segment.lends = len(segment.lent) > 0
-        with memoryview(buffer) as whole, whole[position : position + size] as laid_out:
-            batch.plan(laid_out, True)
-            arrivals, counts = batch.put(
-                laid_out,
-                buffer,
-                position,
-                segment.number,
-                segment.salt,
-                indexes,
-                segment.abstracts,
-            )
         segment.add(size, counts)
         counters.appended_messages += batch.messages
         counters.appended_bytes += size

@@ -295,7 +295,9 @@ class SegmentStore(SegmentStoreState):
     def own_lent(self) -> None:
         """Copy lent bodies that were here at the last call, and give them back.
 
-        Messages that stay for long thus take no memory of front doors.
+        Messages that stay for long thus take no memory of front doors. Sealed segments that have
+        all their bytes now are written, as they would have been without lent bodies. A full disk
+        leaves them in memory.
         """
         if self._state.stage != "open" or self._state.failure:
             return
@@ -309,6 +311,13 @@ class SegmentStore(SegmentStoreState):
                 segment.fill_lent()
             elif segment.lends:
                 self._waited_long.append(segment)
+        if waited:
+            try:
+                self._flusher.write_oldest(0)
+            except Exception as error:
+                named = self._state.named(error)
+                if not isinstance(named, DiskFull):
+                    raise named from error
 
     # -- read and settle ---------------------------------------------------------------------------
 

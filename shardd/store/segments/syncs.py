@@ -76,11 +76,12 @@ class Flusher:
             segment.unnamed = False
             segments.directory_changed = True
 
-    def write_oldest(self) -> None:
-        """Write segments and give up their buffers until one more segment may be sealed."""
+    def write_oldest(self, more: int = 1) -> None:
+        """Write segments and give up their buffers until so many more segments may be sealed."""
         segments = self._segments
         lent = sum([segment.lends for segment in segments.in_memory])
-        while len(segments.in_memory) >= SEALED_BUFFERS_MAX + min(lent, LENT_SEALED_MAX):
+        most = SEALED_BUFFERS_MAX + min(lent, LENT_SEALED_MAX)
+        while len(segments.in_memory) + more > most:
             segment = segments.in_memory[0]
             self.flush_segment(segment)
             if segments.sync and segments.index_bytes < INDEX_BYTES_MAX and not segment.has_index:
