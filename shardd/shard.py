@@ -355,10 +355,12 @@ class Shard:
                 queue.counters.repeated += count
         return screened
 
-    def own_lent(self) -> None:
-        """Copy lent bodies that have been here for long; called each second."""
-        for store in self.stores.values():
-            store.own_lent()
+    def own_lent(self) -> int:
+        """Copy lent bodies that have been here for long; called each second.
+
+        Returns how many write buffers were given up.
+        """
+        return sum([store.own_lent() for store in self.stores.values()])
 
     def forget_producers(self, heard_before: int) -> None:
         """Forget producers that were last heard before this time, in ms since the epoch."""

@@ -57,8 +57,11 @@ class Store(QueueStore, UpkeepStore, Protocol):
     ) -> Sequence[Arrival]:
         """Append a batch of which bodies are lent, and hold these as long as they are needed."""
 
-    def own_lent(self) -> None:
-        """Copy lent bodies that have been here for long. The shard calls this each second."""
+    def own_lent(self) -> int:
+        """Copy lent bodies that have been here for long. The shard calls this each second.
+
+        Returns how many write buffers were given up.
+        """
 
     def screen(
         self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]

@@ -18,7 +18,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from shardmq.shardd.wire.buffer cimport KIND_DELIVER, Bytes, references_weight, reserve, write_header
+from shardmq.shardd.wire.buffer cimport KIND_DELIVER, LENT_SHARE, Bytes, references_weight, reserve, write_header
 from shardmq.shardd.wire.messages import Publish, Weighed
 
 cdef enum:
@@ -152,7 +152,7 @@ cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
         weight[0] += references_weight(count, queues)
         if p[27] & LENT and length >= RECORD_HEADER + 4 * <uint32_t> queues + 4:
             memcpy(&body, p + RECORD_HEADER + 4 * queues, 4)
-            weight[0] += body
+            weight[0] += body // LENT_SHARE
         if length < RECORD_HEADER + 4 * queues or at + length > end:
             raise ValueError("record of a wrong length")
         for k in range(queues):

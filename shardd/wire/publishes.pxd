@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 
 from shardmq.shardd.octets cimport be32, copy_short
 from shardmq.shardd.sequence cimport Sequence, sequence_read
-from shardmq.shardd.wire.buffer cimport Bytes, references_weight, regain, reserve
+from shardmq.shardd.wire.buffer cimport LENT_SHARE, Bytes, references_weight, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
@@ -219,7 +219,7 @@ cdef inline int put_lent(Writer *w, const uint8_t *buf, Row *row, uint64_t place
     seal(w, NULL, 0)
     memcpy(w.lent.data + w.lent.used, &run, 4)
     w.lent.used += 4
-    w.lent_bytes += row.body_len
+    w.lent_bytes += row.body_len // LENT_SHARE
     return 0
 
 cdef inline size_t stored_bytes(Row *row) noexcept nogil:

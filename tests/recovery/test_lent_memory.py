@@ -260,7 +260,7 @@ def test_publishers_are_blocked_while_large_bodies_fill_the_memory(one_door: Rea
 
     wait_until(is_over, "the end of it", 60)
     assert channel.queue_declare("full", passive=True).method.message_count == sent
-    assert lent_bytes(one_door) <= READ_BYTES
+    wait_until(lambda: lent_bytes(one_door) <= READ_BYTES, "the last body", 20)
     connection.close()
 
 

@@ -7,7 +7,7 @@ before somebody needs them there. Until then the record has no checksum.
 """
 
 from cpython cimport array
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
@@ -101,6 +101,11 @@ def runs_of(const uint8_t[::1] records not None) -> list:
     return runs
 
 
+def buffer(Py_ssize_t size) -> bytearray:
+    """Return a buffer for a segment. Its bytes are anything: pages that nobody writes to take no memory."""
+    return PyByteArray_FromStringAndSize(NULL, size)
+
+
 cdef uint8_t *put_head(uint8_t *to, const uint8_t *record, const Record *found) noexcept:
     """Put a LENT record up to its body; return where the body comes."""
     memcpy(to, record, found.place)
@@ -153,6 +158,7 @@ cdef class LentBodies:
 
     cdef Grown bodies
     cdef list lenders
+    cdef readonly uint64_t held_bytes  # of all bodies
 
     def __cinit__(self):
         self.lenders = []
@@ -188,6 +194,7 @@ cdef class LentBodies:
                 body.size, body.offset = found.body_bytes, u64(record + found.place)
                 body.run, body.lender = u32(record + found.place + 8), ordinal
                 self.bodies.used += sizeof(Body)
+                self.held_bytes += body.size
             else:
                 memcpy(to, record, found.length)
             at += found.length
@@ -224,7 +231,7 @@ cdef class LentBodies:
             while i < count and body[i].run == body[first].run and body[i].lender == body[first].lender:
                 i += 1
             self.lenders[body[first].lender].let_go(body[first].run, i - first)
-        self.bodies.used = 0
+        self.bodies.used = self.held_bytes = 0
         self.lenders.clear()
 
     def forget_from(self, unsigned long long position) -> None:
@@ -233,6 +240,7 @@ cdef class LentBodies:
         cdef size_t count = self.bodies.used // sizeof(Body)
         while count and body[count - 1].record >= position:
             count -= 1
+            self.held_bytes -= body[count].size
         self.bodies.used = count * sizeof(Body)
 
     def look(self, bytearray source not None, uint64_t segment, array.array entries not None,

@@ -292,15 +292,15 @@ class SegmentStore(SegmentStoreState):
         lender.let_all_go(lent.runs_of(records))
         return arrivals
 
-    def own_lent(self) -> None:
+    def own_lent(self) -> int:
         """Copy lent bodies that were here at the last call, and give them back.
 
         Messages that stay for long thus take no memory of front doors. Sealed segments that have
         all their bytes now are written, as they would have been without lent bodies. A full disk
-        leaves them in memory.
+        leaves them in memory. Returns how many were written and gave up their buffers.
         """
         if self._state.stage != "open" or self._state.failure:
-            return
+            return 0
         segments = self._segments
         segment = segments.open
         if segment is not None and segment.lends and segment.is_needless:
@@ -311,13 +311,16 @@ class SegmentStore(SegmentStoreState):
                 segment.fill_lent()
             elif segment.lends:
                 self._waited_long.append(segment)
-        if waited:
-            try:
-                self._flusher.write_oldest(0)
-            except Exception as error:
-                named = self._state.named(error)
-                if not isinstance(named, DiskFull):
-                    raise named from error
+        if not waited:
+            return 0
+        before = len(segments.in_memory)
+        try:
+            self._flusher.write_oldest(0)
+        except Exception as error:
+            named = self._state.named(error)
+            if not isinstance(named, DiskFull):
+                raise named from error
+        return before - len(segments.in_memory)
 
     # -- read and settle ---------------------------------------------------------------------------
 

@@ -19,8 +19,6 @@ from shardmq.shardd.store.sync import SyncJob
 # Sealed segments whose buffers stay in memory. They serve as a read cache, and their messages may
 # still be consumed before they are written.
 SEALED_BUFFERS_MAX = 1
-# So many more may stay whose bodies are lent: most of their buffer is memory that was never used.
-LENT_SEALED_MAX = 6
 # Bytes of indexes that wait for a sync. Beyond this no index is made, and recovery scans the
 # segment.
 INDEX_BYTES_MAX = 1 << 20
@@ -77,10 +75,14 @@ class Flusher:
             segments.directory_changed = True
 
     def write_oldest(self, more: int = 1) -> None:
-        """Write segments and give up their buffers until so many more segments may be sealed."""
+        """Write segments and give up their buffers until so many more segments may be sealed.
+
+        Segments of which most bytes are lent stay, too: to write them, the bodies would have to be
+        copied. The memory that front doors lend is bounded, and so are these.
+        """
         segments = self._segments
-        lent = sum([segment.lends for segment in segments.in_memory])
-        most = SEALED_BUFFERS_MAX + min(lent, LENT_SEALED_MAX)
+        lent = sum([2 * segment.lent.held_bytes > segment.used for segment in segments.in_memory])
+        most = SEALED_BUFFERS_MAX + lent
         while len(segments.in_memory) + more > most:
             segment = segments.in_memory[0]
             self.flush_segment(segment)
