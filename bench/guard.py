@@ -48,6 +48,10 @@ BARS: dict[tuple[str, tuple[str, ...]], float] = {
     ("one a read", ("ring", "enqueue", "dequeue")): 6000,
     # From the bytes of a publish to the packer, and from the message of a shard to frames.
     (DOOR, ("take", "frames")): 6000,
+    # A whole pass, from epoll to the ring or the socket.
+    (DOOR, ("read",)): 10000,
+    (DOOR, ("deliver",)): 10000,
+    (DOOR, ("ack",)): 10000,
 }
 NOTHING = "nothing"  # the stage that does nothing
 WARM_TURNS = 3  # turns in which buffers grow and caches fill

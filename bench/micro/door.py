@@ -2,13 +2,12 @@
 
 The front door has a client at a socket and a shard at a lane, both in this process. There is no
 event loop: each turn calls what the loop would call. So the stages have all that stands around the
-compiled code in a real pass: the pace, the read, the end of the pass, system calls. The client and
+work in a real pass: epoll, the pace, the read, the end of the pass, system calls. The client and
 the shard are not part of a stage.
 
-    read       ClientSocket.readable and the end of the pass: one publish is read, and its batch is
-               in the ring of the shard
-    deliver    ShardInbox._rung: one delivery is taken out of the ring, and written to the client
-    ack        as `read`, for an ack, which waits for others
+    read       Watch.ready: one publish is read, and its batch is in the ring of the shard
+    deliver    the same: one delivery is taken out of the ring, and written to the client
+    ack        the same for an ack, which waits for others
     take       Inlet.take alone: from the bytes of a publish to the packer
     frames     Outlet alone: from the message of the shard to frames in the output of the client
 
@@ -124,8 +123,11 @@ class Door:
             server_properties={},
         )
         self.services.use_short_way()
+        self.services.watch()
         self.connections = Connections(self.services)
         events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type] # nothing dies
+        assert self.loop.watch is not None
+        self._pass = self.loop.watch.ready
         self._open_lane()
         self._open_client()
         self._publish = publish(BODY_BYTES)
@@ -141,8 +143,11 @@ class Door:
         who = (0, INCARNATION, EPOCH, 0)
         link.begin(EPOCH, 1)
         self.lane = link.lane = Lane(ours, who, lambda _: None, at_shard=False)
+        inbox = self.links.inbox
+        inbox.loop = self.aio  # type: ignore[assignment]
+        inbox.listen(link, self.lane)
         self.shard = Lane(theirs, who, lambda _: None, at_shard=True)
-        self._hear()
+        self._pass()
         self.lane.came_by_zmq(wire.RING)
         self.shard.came_by_zmq(wire.RING)
 
@@ -179,18 +184,18 @@ class Door:
         self._number += 1
         self.client.sendall(self._publish)
         self.shard.sleep()
-        around("read", self._read)
+        around("read", self._pass)
         (batch,) = self.shard.take(ALL)
         assert batch[0] == wire.PUBLISH
         self.shard.hear()
         self.link.in_flight = 0  # the shard gives its credit back
         self.lane.sleep()
         self.shard.send(self._delivery())
-        around("deliver", self._hear)
+        around("deliver", self._pass)
         assert len(self.client.recv(READ_BYTES)) > BODY_BYTES
         ack = struct.pack(">BHIHHQBB", 1, 1, 13, 60, 80, self._number, 0, 0xCE)
         self.client.sendall(ack)
-        around("ack", self._read)
+        around("ack", self._pass)
         assert not self._consumer.channel.unacked.count
         self.link.settles.take()
         self._plain_turn(around)
@@ -218,11 +223,9 @@ class Door:
         self.link.settles.take()
 
     def _read(self) -> None:
-        self.aio.readers[self._connection.socket.fd]()
+        """Read the client, which may not have gone as far as to be watched."""
+        self.aio.readers.get(self._connection.socket.fd, self._pass)()
         self.aio.run()
-
-    def _hear(self) -> None:
-        self.links.inbox._rung(self.link, self.lane)
 
     def _delivery(self) -> bytes:
         stored = struct.pack("<II", BODY_BYTES, 2) + b"\0\7bench-0" + bytes(2 + BODY_BYTES)

@@ -1,6 +1,6 @@
 """AMQP 0-9-1 as a library: bytes in, events out; no socket, no clock."""
 
-from shardmq.broker.amqp.connection import Connection
+from shardmq.broker.amqp.connection import Connection, answers, hand_on, start_frame, tune_frame
 from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.amqp.events import (
     Binds,
@@ -33,6 +33,10 @@ __all__ = [
     "Publishes",
     "Settles",
     "StartOk",
+    "answers",
     "copies_by_channel",
+    "hand_on",
+    "start_frame",
     "things_in",
+    "tune_frame",
 ]

@@ -376,7 +376,7 @@ class Connection(frames.Incoming):
             self.state = ConnectionState.CLOSED
             return
         self.state = next_of_connection(self.state, "protocol header")
-        self._out.append(_start_frame(self._server_properties, self._mechanisms))
+        self._out.append(start_frame(self._server_properties, self._mechanisms))
 
     def _read_frame(self) -> Event | None:
         """Take one frame of any kind."""
@@ -626,7 +626,7 @@ class Connection(frames.Incoming):
         if self.state not in CONNECTION_DISCARDS:
             name = commands.Connection.Tune.name
             self.state = CONNECTION_SENT.get((self.state, name), self.state)
-            self._out.append(_tune_frame(self.channels_max, self.frame_bytes_max, self.heartbeat_s))
+            self._out.append(tune_frame(self.channels_max, self.frame_bytes_max, self.heartbeat_s))
 
     def send_method(self, channel: int, method: base.Frame, count: int = 1) -> None:
         """Send a method `count` times.
@@ -723,6 +723,29 @@ class Connection(frames.Incoming):
         return self.state is _CLOSED
 
 
+def hand_on(
+    connection: Connection,
+    client_properties: dict[str, Any],
+    channels_max: int,
+    frame_bytes_max: int,
+    heartbeat_s: int,
+    channels: int,
+) -> None:
+    """Let a connection go on from where another has done the handshake: open-ok is to be sent.
+
+    `channels` has a bit for the number of each open channel, of which the caller is told when the
+    channel is first used.
+    """
+    connection.state = ConnectionState.OPENING
+    connection.client_properties = client_properties
+    connection.channels_max, connection.heartbeat_s = channels_max, heartbeat_s
+    connection.frame_bytes_max = frame_bytes_max
+    connection.received_frame_bytes_max = _with_margin(frame_bytes_max)
+    connection.channels = bytearray(
+        _UNTOLD if channels >> number & 1 else 0 for number in range(max(1, channels.bit_length()))
+    )
+
+
 def _vhost_of_open(payload: bytes) -> str:
     """Return the vhost of a connection.open in plain letters, "" for any other method."""
     if len(payload) < 7 or payload[:4] != _OPEN_CONNECTION_IDS:
@@ -738,7 +761,7 @@ def _vhost_of_open(payload: bytes) -> str:
 _start_frames: dict[bytes, tuple[dict[str, Any], bytes]] = {}
 
 
-def _start_frame(server_properties: dict[str, Any], mechanisms: bytes) -> bytes:
+def start_frame(server_properties: dict[str, Any], mechanisms: bytes) -> bytes:
     """Return connection.start. All connections are given the same object, so it is encoded once."""
     known = _start_frames.get(mechanisms)
     if known is None or known[0] is not server_properties:
@@ -749,9 +772,23 @@ def _start_frame(server_properties: dict[str, Any], mechanisms: bytes) -> bytes:
 
 
 @lru_cache(8)
-def _tune_frame(channels_max: int, frame_bytes_max: int, heartbeat_s: int) -> bytes:
+def tune_frame(channels_max: int, frame_bytes_max: int, heartbeat_s: int) -> bytes:
+    """Return connection.tune."""
     method = commands.Connection.Tune(channels_max, frame_bytes_max, heartbeat_s)
     return _frame(0, encode_method(method))
+
+
+def answers() -> dict[str, bytes]:
+    """Return the frames that answer the opening and closing of connections and channels.
+
+    Those of channels lack the kind of the frame and the number of the channel.
+    """
+    return {
+        "open_ok": _frame(0, encode_method(commands.Connection.OpenOk())),
+        "close_ok": _frame(0, encode_method(commands.Connection.CloseOk())),
+        "channel_open_ok": _OPEN_OK,
+        "channel_close_ok": _CLOSE_OK,
+    }
 
 
 def _frame(channel: int, payload: bytes) -> bytes:

@@ -31,5 +31,8 @@ cdef class Incoming:
     cdef public uint64_t message_bytes_max
     cdef public object buffer, next, part
     cdef public size_t at
+    cdef public bint answers_channels
+    cdef public uint32_t channels_max, opened
 
     cdef bint has_unread(self)
+    cdef bytes answer_channel(self, const uint8_t *data, size_t size, size_t *taken)

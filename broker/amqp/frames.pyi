@@ -44,6 +44,9 @@ class Incoming:
     next: Any
     part: Any
     at: int
+    answers_channels: bool
+    channels_max: int
+    opened: int
 
 class Sizes:
     classes: list[int]

@@ -16,8 +16,10 @@ from shardmq.shardd.content cimport (
     EXPIRATION_BIT, HEADERS_BIT, MODE_BIT, PRIORITY_BIT, REPLY_TO_BIT, TIMESTAMP_BIT, USER_ID_BIT, Properties,
     properties_begin, properties_next, properties_seek,
 )
-from cpython.bytearray cimport PyByteArray_FromStringAndSize
-from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_AS_STRING
+from cpython.bytearray cimport (
+    PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE, PyByteArray_Resize,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 
 # Why scan() stopped.
@@ -59,10 +61,21 @@ cdef enum:
     BINDS_MAX = 256         # binds of one Binds event, which is one request to the controller
     QUEUE_BIND = 0x320014   # class and method
     BIND_BYTES_MIN = 22     # bytes of the frame if its three names are empty
+    CHANNEL_OPEN_IDS = 20 << 16 | 10
+    CHANNEL_CLOSE_IDS = 20 << 16 | 40
+    FRAME_HEAD = 7
+    FRAME_OVERHEAD = 8
+    FRAME_END = 0xCE
+    METHOD_FRAME = 1
+    UNTOLD = 128 | 1        # an open channel of which the caller of the library has not been told
     WHOLE_BYTES_MAX = 65536 # a larger publish is not waited for in one piece: its frames are taken as they come
 
 cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
+
+# The answers to channel.open and channel.close, of channel 0.
+cdef bytes OPEN_OK = b"\1\0\0\0\0\0\x08\0\x14\0\x0b\0\0\0\0\xce"
+cdef bytes CLOSE_OK = b"\1\0\0\0\0\0\4\0\x14\0\x29\xce"
 
 cdef Row rows[ROWS_MAX]     # only touched with the GIL held
 
@@ -398,12 +411,63 @@ cdef class Incoming:
 
     `state` is that of the connection. `channels` has a byte for each channel number (scan). What is
     read and not parsed is `buffer` from `at` on, then `next`; with `part` the buffer begins within a
-    frame.
+    frame. With `answers_channels`, channels that are opened and closed without use are answered here;
+    `opened` counts them until the caller sets it to 0.
     """
 
     cdef bint has_unread(self):
         """Return whether something was read before and is not parsed."""
         return self.part is not None or self.next is not None or self.at < <size_t>len(self.buffer)
+
+    cdef bytes answer_channel(self, const uint8_t *data, size_t size, size_t *taken):
+        """Answer a channel.open or channel.close that is whole and in order, if nobody uses the channel.
+
+        Return the frame that answers, and set `taken` to the length of the frame that is answered. Return
+        None if these bytes do not begin with such a frame (Connection._open_or_close).
+        """
+        cdef uint32_t channel, ids, payload
+        cdef size_t text_at, bytes_min, at, channels
+        cdef char *states
+        cdef bytes answer
+        cdef uint8_t *p
+        if not self.answers_channels or size < FRAME_HEAD + 4 or data[0] != METHOD_FRAME:
+            return None
+        channel, payload, ids = get16(data + 1), get32(data + 3), get32(data + FRAME_HEAD)
+        if ids == CHANNEL_OPEN_IDS:
+            text_at, bytes_min = FRAME_HEAD + 4, 5
+        elif ids == CHANNEL_CLOSE_IDS:
+            text_at, bytes_min = FRAME_HEAD + 6, 11
+        else:
+            return None
+        if not channel or payload < bytes_min or size < FRAME_OVERHEAD or payload > size - FRAME_OVERHEAD \
+                or data[FRAME_HEAD + payload] != FRAME_END or data[text_at] != payload - bytes_min:
+            return None
+        for at in range(text_at + 1, text_at + 1 + data[text_at]):
+            if data[at] & 0x80:
+                return None
+        channels = PyByteArray_GET_SIZE(self.channels)
+        if ids == CHANNEL_OPEN_IDS:
+            if channels > self.channels_max:  # some may have to be counted
+                return None
+            if channel >= channels:
+                PyByteArray_Resize(self.channels, channel + 1)
+                memset(PyByteArray_AS_STRING(self.channels) + channels, 0, channel + 1 - channels)
+            states = PyByteArray_AS_STRING(self.channels)
+            if states[channel]:
+                return None
+            states[channel] = <char> UNTOLD
+            self.opened += 1
+            answer = PyBytes_FromStringAndSize(PyBytes_AS_STRING(OPEN_OK), PyBytes_GET_SIZE(OPEN_OK))
+        else:
+            states = PyByteArray_AS_STRING(self.channels)
+            if channel >= channels or <uint8_t> states[channel] != UNTOLD:
+                return None
+            states[channel] = 0
+            answer = PyBytes_FromStringAndSize(PyBytes_AS_STRING(CLOSE_OK), PyBytes_GET_SIZE(CLOSE_OK))
+        p = <uint8_t *> PyBytes_AS_STRING(answer)
+        p[1], p[2] = data[1], data[2]
+        taken[0] = payload + FRAME_OVERHEAD
+        return answer
 
 
 # -- settles ------------------------------------------------------------------------------------------------------------

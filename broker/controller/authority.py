@@ -80,6 +80,8 @@ INBOX_MAX = 16_384  # requests not yet decided; beyond it the links stop reading
 # The loop itself waits for the disk when a batch is at most so long and syncs usually take less
 # than QUICK_SYNC_S.
 QUICK_SYNC_S, FEW_REQUESTS = 0.001, 4
+# How long requests wait for others if they are in force at a front door and nobody waits for them.
+IN_FORCE_WAITS_S = 0.002
 USUAL_OF = 16  # the weight of a new sync in the moving average is one part in so many
 SERVER_NAME_BYTES = 16  # 22 characters of base64
 
@@ -107,6 +109,11 @@ log = logging.getLogger(__name__)
 def _takes_away(decision: Decision) -> bool:
     """Return whether something is left to do when no front door routes by the old catalog."""
     return bool(decision.drop or decision.drop_vhost or decision.close_vhost or decision.close_user)
+
+
+def is_in_force(request: AnyAsk) -> bool:
+    """Return whether the only front door has done what it asks for, and answered its client."""
+    return type(request) is BindMany and request.in_force
 
 
 def server_name() -> str:
@@ -139,6 +146,8 @@ class Authority:
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._caught_up = asyncio.Event()  # no request waits that is in force at a front door
+        self._caught_up.set()
         self._usual_sync_s = QUICK_SYNC_S  # a moving average; not known to be quick at first
         self._is_short_of_room = False  # it was logged that the disk is full
         self._lines = EffectWarnings()
@@ -161,7 +170,11 @@ class Authority:
         """
         self._inbox.append(Pending(request, owner, answer))
         self._inbox_things += things_asked(request)
-        self._arrived.set()
+        if not is_in_force(request) or self._inbox_things >= BATCH_MAX:
+            self._arrived.set()
+        elif self._caught_up.is_set():
+            self._caught_up.clear()
+            asyncio.get_running_loop().call_later(IN_FORCE_WAITS_S, self._arrived.set)
         if self._inbox_things >= INBOX_MAX:
             self._room.clear()
 
@@ -174,6 +187,12 @@ class Authority:
             self._inbox.extend(found)
         self._inbox_things += sum(things_asked(each.request) for each in found)
         self._arrived.set()
+
+    async def caught_up(self) -> None:
+        """Wait until the catalog has all that is in force at front doors."""
+        if not self._caught_up.is_set():
+            self._arrived.set()
+            await self._caught_up.wait()
 
     def has_room(self) -> bool:
         return self._room.is_set()
@@ -228,6 +247,7 @@ class Authority:
         self._inbox_things -= things
         if not self._inbox:
             self._arrived.clear()
+            self._caught_up.set()
         if self._inbox_things < INBOX_MAX // 2:
             self._room.set()
         return batch
@@ -293,6 +313,8 @@ class Authority:
 
     def _lacks_room(self, pending: Pending) -> bool:
         """Refuse a request for want of room, if there is none, before anything has changed."""
+        if is_in_force(pending.request):
+            return False  # it is answered, and is kept in memory at least
         grows = isinstance(pending.request, GROWING)
         if not grows and not isinstance(pending.request, SHRINKING):
             return False
@@ -363,6 +385,9 @@ class Authority:
         at_once: list[Pending] = []
         later: list[Pending] = []
         for pending in decided:
+            if is_in_force(pending.request):  # answered before the changes, whatever else waits
+                pending.answer(pending.code, pending.text, {})
+                continue
             hears = self._front_doors.heard_by(pending.owner) and not _takes_away(pending.decision)
             (at_once if hears else later).append(pending)
         version = self.catalog.version

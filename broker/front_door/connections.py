@@ -2,33 +2,149 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import secrets
+import socket
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.front_door.connection.connection import ClientConnection
+from shardmq.broker.amqp import answers, start_frame, tune_frame
+from shardmq.broker.front_door.anteroom import SOON_S, Anteroom
+from shardmq.broker.front_door.connection.connection import NOBODY_NEW, ClientConnection
 from shardmq.broker.front_door.connection.output import Stream
-from shardmq.broker.front_door.proxy import Peer
+from shardmq.broker.front_door.connection.socket import PAUSE_SLICE
+from shardmq.broker.front_door.proxy import IPV4_AS_IPV6, Peer
 from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.session import TlsPeer
+from shardmq.broker.front_door.session import Newcomer, TlsPeer
+from shardmq.broker.shared.logins import MECHANISMS
+
+log = logging.getLogger(__name__)
+
+KEY_BYTES = 32
 
 
 class Connections:
-    """The connections of one front door, by number."""
+    """The connections of one front door, by number.
+
+    Where the short way is on, connections begin as newcomers in the anteroom. Whoever looks at all
+    connections has newcomers become connections first.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self.by_number: dict[int, ClientConnection] = {}
         self._last_number = 0
+        self.anteroom: Anteroom | None = None
+        self._settles = False  # a look at newcomers is planned
+        if services.short_way is not None:
+            key = secrets.token_bytes(KEY_BYTES)
+            self.anteroom = Anteroom(
+                services.lessons,
+                digest=lambda data: hashlib.blake2b(data, key=key, digest_size=KEY_BYTES).digest(),
+                start=lambda: start_frame(services.server_properties, MECHANISMS),
+                meet=self._meet,
+                ended=self._newcomer_ended,
+                **answers(),
+            )
+            self.offer()
+
+    def renew(self) -> None:
+        """Meet all newcomers, and forget earlier logins: what they depend on is about to change."""
+        self._meet_newcomers()
+        self._services.lessons.clear()
+
+    def _meet_newcomers(self) -> None:
+        if self.anteroom is not None:
+            self.anteroom.meet_all()
+
+    def offer(self) -> None:
+        """Offer newcomers the limits of the settings."""
+        config = self._services.config
+        if self.anteroom is not None:
+            tune = tune_frame(config.channels_max, config.frame_bytes_max, config.heartbeat_s)
+            self.anteroom.offer(tune, config.channels_max, config.frame_bytes_max)
+
+    def newcomers_ready(self) -> None:
+        """Accept newcomers, answer them, and see that they do not stay."""
+        assert self.anteroom is not None
+        self.anteroom.ready()
+        if not self._settles and self.anteroom:
+            self._settles = True
+            self._services.loop.aio.call_later(SOON_S, self._settle)
+
+    def _settle(self) -> None:
+        assert self.anteroom is not None
+        again_s = self.anteroom.settle()
+        self._settles = again_s > 0
+        if again_s:
+            self._services.loop.aio.call_later(again_s, self._settle)
+
+    def _meet(
+        self,
+        fd: int,
+        host: str,
+        port: int,
+        said: bytes,
+        sent: int,
+        rest: bytes,
+        *newcomer: Any,
+    ) -> None:
+        """Make a connection of a newcomer, as Anteroom says."""
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        peer, loop = Peer(host.removeprefix(IPV4_AS_IPV6), port), self._services.loop
+        loop.begin_pass()
+        facts = Newcomer(*newcomer)
+        entered = self.enter(sock, peer, newcomer=facts)
+        client = entered.socket
+        client.received_bytes += len(said)
+        if facts.open is not None:
+            client.output.was_sent(client.output.pending)  # its open-ok
+            client.output.written = sent
+        elif said:
+            client.amqp.receive_data(said)
+            entered.handle_events()
+            while client.paused & PAUSE_SLICE and not client.lost:
+                entered.handle_events()
+            if not client.output.was_sent(sent):
+                log.warning("%s: the login is not what it was", client.name)
+                entered.disconnect()
+        if rest and not client.lost:
+            loop.read_buffer[: len(rest)] = rest
+            client.came(len(rest))
+
+    def _newcomer_ended(self, logged_in: bool, was_open: bool, channels: int) -> None:
+        """Count what a newcomer did that has ended."""
+        counts = self._services.counts
+        counts.logins_succeeded += logged_in
+        counts.channels_opened += channels
+        if was_open:
+            self._services.catalog_link.connection_passed()
 
     def enter(
-        self, sock: Stream, peer: Peer, tls: TlsPeer | None = None, *, trusted: bool = False
-    ) -> None:
+        self,
+        sock: Stream,
+        peer: Peer,
+        tls: TlsPeer | None = None,
+        *,
+        trusted: bool = False,
+        newcomer: Newcomer = NOBODY_NEW,
+    ) -> ClientConnection:
         """Begin a connection on a socket, as ClientConnection does."""
         self._last_number += 1
         number = self._last_number
-        self.by_number[number] = ClientConnection(
-            self._services, self, sock, peer, number, tls, trusted=trusted
+        entered = self.by_number[number] = ClientConnection(
+            self._services,
+            self,
+            sock,
+            peer,
+            number,
+            tls,
+            trusted=trusted,
+            newcomer=newcomer,
         )
+        return entered
 
     def forget(self, connection: ClientConnection) -> None:
         """Forget a connection that has ended."""
@@ -38,6 +154,7 @@ class Connections:
 
     def all(self) -> list[ClientConnection]:
         """Return all connections, in a list of its own: what is done with one may end it."""
+        self._meet_newcomers()
         return list(self.by_number.values())
 
     def of_owner(self, owner: str) -> list[ClientConnection]:
@@ -48,6 +165,7 @@ class Connections:
         return sum(1 for _ in self._shown())
 
     def _shown(self) -> Iterator[ClientConnection]:
+        self._meet_newcomers()
         for each in self.by_number.values():
             if each.session.is_open and not each.session.trusted:
                 yield each
@@ -82,6 +200,6 @@ class Connections:
 
     def tick(self, now: float) -> None:
         """Send heartbeats and drop clients that fell silent, about once a second."""
-        for each in self.all():
+        for each in list(self.by_number.values()):
             if each.session.is_open:
                 each.socket.tick(now, each.session.heartbeat_s)

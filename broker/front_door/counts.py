@@ -11,8 +11,8 @@ from shardmq.shardd.wire.histogram import SUM
 MESSAGE_BYTES = "message_bytes"
 # Deliveries that are `auto` went to consumers that need not acknowledge, others to those that must.
 COUNTED = (
-    "confirmed", "delivered_auto", "delivered_manual", "got_auto", "got_empty", "got_manual",
-    "received", "received_confirm", "returned",
+    "channels_opened", "confirmed", "delivered_auto", "delivered_manual", "got_auto", "got_empty",
+    "got_manual", "received", "received_confirm", "returned",
 )  # fmt: skip
 
 
@@ -23,10 +23,9 @@ class Counts(MessageCounts):
     received messages.
     """
 
-    __slots__ = ("channels_opened", "logins_failed", "logins_succeeded")
+    __slots__ = ("logins_failed", "logins_succeeded")
 
     def __init__(self) -> None:
-        self.channels_opened = 0
         self.logins_succeeded = self.logins_failed = 0
 
     def report(self) -> dict[str, float]:

@@ -65,6 +65,7 @@ class FrontDoor:
             incarnation=incarnation,
             pid=os.getpid(),
             listener=controller_events,
+            is_alone=config.doors == 1,
         )
         counts = Counts()
         replies = Replies(links, counts)
@@ -102,6 +103,7 @@ class FrontDoor:
         )
         if short_ways.are_on():
             services.use_short_way()
+            services.watch()
         connections = self._connections = Connections(services)
         self._listeners = Listeners(aio, config, connections)
         self._linking: asyncio.Task[None] | None = None  # None: not started
@@ -144,7 +146,9 @@ class FrontDoor:
         """
         services = self._services
         if config is not None:
+            self._connections.renew()
             services.config = config
+            self._connections.offer()
             set_level(config.log_level)
             self._spin.change(config.spin_us)
             self._connections.tell_channel_counts()

@@ -42,7 +42,8 @@ class ShardEvents:
         # Called for each message of a shard: without a call between.
         self.delivery = services.consuming.deliveries.deliver
         self.receiving, self.received = loop.receiving, loop.received
-        self.own_deliveries, self.publish_room = loop.own_deliveries, loop.publish_room
+        self.write_borrowed, self.own_deliveries = loop.write_borrowed, loop.own_deliveries
+        self.publish_room = loop.publish_room
 
     def away(self, shard: int) -> None:
         """Take note that the process of a shard is gone."""
@@ -126,6 +127,10 @@ class ControllerEvents:
         self._tracing = tracing
         self._fences: set[asyncio.Task[None]] = set()
         self.receiving, self.received = services.loop.receiving, services.loop.received
+
+    def logins_change(self) -> None:
+        """Meet newcomers by what they logged in by."""
+        self._connections.renew()
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """Forget what was decided by the old catalog. None: a snapshot replaced everything."""

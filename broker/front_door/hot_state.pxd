@@ -4,14 +4,17 @@
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
 from shardmq.broker.amqp.frames cimport Sizes
+from shardmq.broker.front_door.pace cimport Pace, Reads
 from shardmq.shardd.wire.codec cimport Tally
 from shardmq.shardd.wire.packer cimport Packer
+from shardmq.shardd.wire.ring cimport LaneState, Taker
 
 
 cdef class MessageCounts:
     cdef public uint64_t received, received_confirm, confirmed, returned
     cdef public uint64_t delivered_auto, delivered_manual
     cdef public uint64_t got_auto, got_manual, got_empty
+    cdef public uint64_t channels_opened
     cdef public Sizes sizes
 
 
@@ -32,6 +35,7 @@ cdef class ConfirmsState:
     cdef Py_ssize_t _begun
     cdef public set refused
     cdef public bint closed, in_sequence
+    cdef public object failure
     cdef public list due
     cdef bint _is_due
     cdef public MessageCounts counts
@@ -131,10 +135,13 @@ cdef class LinkState:
     cdef public uint32_t incarnation
     cdef public uint64_t batch
     cdef public object away_since, lane, sent
+    cdef public bytes sender
+    cdef public Taker outlet
     cdef public Tally batch_messages, batch_bytes
 
     cpdef flush(self)
     cpdef note_batch(self, uint64_t weight, list waiting)
+    cdef int put(self, batch) except -1
     cpdef credit(self, uint32_t epoch, uint32_t connection, uint64_t count)
 
 
@@ -169,9 +176,21 @@ cdef class OutputState:
 
 cdef class PassState:
     cdef public double now
-    cdef public list dirty
-    cdef public bint in_pass, end_scheduled
-    cdef public object read_buffer, reads
+    cdef public list dirty, confirms_due, feeders, held
+    cdef public bint in_pass, end_scheduled, looks
+    cdef public object read_buffer, aio, spin, beside
+    cdef public Reads reads
+    cdef public Pace pace
+    cdef public LinksState links
+    cdef uint64_t _fed
+
+    cdef int begin(self) except -1
+    cpdef begin_pass(self)
+    cpdef end_of_pass(self)
+    cpdef fed(self, SocketState client, uint64_t shards)
+    cdef int answer_publishers(self) except -1
+    cdef int hold_feeders(self) except -1
+    cdef int write_out(self) except -1
 
 
 cdef class SocketState:
@@ -180,6 +199,7 @@ cdef class SocketState:
     cdef public OutputState output
     cdef public int fd
     cdef public uint32_t id
+    cdef public uint64_t fed_shards
     cdef public bint closing, lost, is_plain
     cdef public uint32_t frame_bytes_max
     cdef public object paused
@@ -188,4 +208,7 @@ cdef class SocketState:
     cdef public double last_sent, last_received
     cdef public bint is_dirty, is_writing
 
+    cpdef flush(self)
+    cpdef write(self, data)
+    cpdef mark_dirty(self)
     cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1

@@ -1,6 +1,7 @@
 from typing import Any
 
 from shardmq.broker.amqp.frames import Sizes
+from shardmq.broker.front_door.pace import Pace, Reads
 from shardmq.shardd.wire.codec import Tally
 from shardmq.shardd.wire.packer import Packer
 
@@ -11,6 +12,8 @@ RANGES_MAX: int
 NO_HURRY: int
 DELIVERY_CREDIT_BYTES: int
 CREDITS_MAX: int
+BATCH_BYTES_MIN: int
+SHARED_BATCH_BYTES_MIN: int
 
 class MessageCounts:
     received: int
@@ -22,6 +25,7 @@ class MessageCounts:
     got_auto: int
     got_manual: int
     got_empty: int
+    channels_opened: int
     sizes: Sizes
 
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes: ...
@@ -49,6 +53,7 @@ class ConfirmsState:
     refused: set[int]
     closed: bool
     in_sequence: bool
+    failure: Any
     due: Any
     counts: MessageCounts
     @property
@@ -154,6 +159,8 @@ class LinkState:
     away_since: Any
     lane: Any
     sent: Any
+    sender: bytes
+    outlet: Any
     batch_messages: Tally
     batch_bytes: Tally
     def flush(self) -> None: ...
@@ -182,10 +189,22 @@ class OutputState:
 class PassState:
     now: float
     dirty: list[Any]
+    confirms_due: list[Any]
+    feeders: list[Any]
+    held: list[set[Any]]
     in_pass: bool
     end_scheduled: bool
+    looks: bool
     read_buffer: Any
-    reads: Any
+    aio: Any
+    spin: Any
+    beside: Any
+    reads: Reads
+    pace: Pace
+    links: Any
+    def begin_pass(self) -> None: ...
+    def end_of_pass(self) -> None: ...
+    def fed(self, client: SocketState, shards: int) -> None: ...
 
 class SocketState:
     loop: Any
@@ -193,6 +212,7 @@ class SocketState:
     output: Any
     fd: int
     id: int
+    fed_shards: int
     closing: bool
     lost: bool
     is_plain: bool
@@ -204,4 +224,6 @@ class SocketState:
     last_received: float
     is_dirty: bool
     is_writing: bool
+    def mark_dirty(self) -> None: ...
     def flush(self) -> None: ...
+    def write(self, data: bytes) -> None: ...

@@ -41,6 +41,8 @@ cdef enum:
     CREDITS_ROOM_MIN = 16
     # Bytes of several chunks that are joined rather than given to the kernel as they are.
     JOINED_BYTES_MAX = 16 << 10
+    C_BATCH_BYTES_MIN = 128 << 10
+    C_SHARED_BATCH_BYTES_MIN = 192 << 10
 
 # Deliveries of one consumer within this time may be one run, which has one age.
 RUN_S_MAX = 1.0
@@ -58,6 +60,11 @@ DELIVERY_CREDIT_BYTES = 128 << 10
 # connections that left meanwhile would stay for ever.
 CREDITS_MAX = 4096
 
+# While all reads are full, a shard's batch waits until it has this many bytes: the fixed cost of a
+# batch is then small beside the cost of its messages. Where a read has something for several
+# shards, each waits for more: half of it takes about as long as the smaller batch.
+BATCH_BYTES_MIN = C_BATCH_BYTES_MIN
+SHARED_BATCH_BYTES_MIN = C_SHARED_BATCH_BYTES_MIN
 # Publishes that a shard may have from this front door and has not taken in: their bytes, and what
 # the references of messages to several queues weigh. Beyond, the clients that feed it are not read.
 PUBLISH_WINDOW_BYTES = 1 << 20
@@ -132,7 +139,8 @@ cdef class ConfirmsState:
 
     `closed`: the channel is gone, nobody is answered, and the number may be another channel's now.
     `in_sequence`: some publish had x-producer-id and x-sequence, its place in the order of its
-    producer. A channel with something to say puts itself on the list `due`.
+    producer. A channel with something to say puts itself on the list `due`. `failure` ends the
+    channel, once.
     """
 
     def __cinit__(self):
@@ -489,7 +497,9 @@ cdef class LinkState:
     waits for the batch that is being packed. `credits` are the bytes of deliveries written, by
     connection; with `credit_due` the shard is to be told of them. `batch` is the number of the batch
     that was sent last. `sent` has (number, who waits) of the batches that are not confirmed.
-    `away_since` is the loop time at which the process of the shard was missed, or None.
+    `away_since` is the loop time at which the process of the shard was missed, or None. `sender` is
+    how all its messages begin, behind their first byte. `outlet` takes in what is plain of them, if
+    there is a short way.
     """
 
     cpdef flush(self):
@@ -519,8 +529,21 @@ cdef class LinkState:
         self.batch_bytes.count(size)
         self.note_batch(size + weight, self.packing)
         self.packing = []
+        self.put(batch)
+
+    cdef int put(self, batch) except -1:
+        """Put a batch into the lane, and ring."""
+        cdef LaneState lane
+        if isinstance(self.lane, LaneState):
+            lane = <LaneState> self.lane
+            if lane.writes_ring and (
+                lane.writer.put(<bytes> batch) if type(batch) is bytes else lane.writer.put_parts(<list?> batch)
+            ):
+                lane.writer.ring()
+                return 0
         self.lane.put(batch)
         self.lane.ring()
+        return 0
 
     cpdef note_batch(self, uint64_t weight, list waiting):
         """Note a batch that is about to be sent, and who waits for it."""
@@ -661,8 +684,8 @@ cdef class OutputState:
         if type(chunk) is not bytes:
             return False
         data, size = PyBytes_AS_STRING(chunk), PyBytes_GET_SIZE(chunk)
-        with nogil:
-            sent = c_send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+        # To let go of the interpreter's lock takes longer than this call, which does not wait.
+        sent = c_send(fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
         if sent <= 0:
             return False
         self.pending -= sent
@@ -675,21 +698,109 @@ cdef class OutputState:
 
 
 cdef class PassState:
-    """The pass of the loop: the loop time at which it began, and who has output.
+    """The pass of the loop: what was read, who has output, and whose publishes it took.
 
-    `end_scheduled`: its end comes by itself. `reads` counts the reads of the pass, which all go into
-    `read_buffer`.
+    `now` is the loop time at which the pass began. `end_scheduled`: its end comes by itself. `reads`
+    counts the reads of the pass, which all go into `read_buffer`. `dirty` are the clients with
+    output, `confirms_due` the channels with an answer to their publisher, `feeders` the clients that
+    published, each with a bit for each shard that it fed. `held` has for each shard the clients that
+    are not read until the shard has room. `looks`: a look before the loop sleeps is scheduled.
+    `beside` does what the shard of this process has to do, if there is one.
     """
+
+    def __cinit__(self):
+        self.reads = Reads()
+        self.dirty, self.feeders, self.held = [], [], []
+
+    cpdef begin_pass(self):
+        """Begin a pass before its first read, and see to its end."""
+        if self.in_pass:
+            return
+        self.begin()
+        if not self.end_scheduled:
+            self.schedule_end_of_pass()
+
+    cdef int begin(self) except -1:
+        """Begin a pass, after a distance if reads are small and frequent."""
+        cdef double wait = self.pace.wait()
+        if wait > 0:
+            if self.end_scheduled:  # what there is does not wait
+                self.end_of_pass()
+            self.keep_distance(wait)
+        self.in_pass = True
+        self.now = self.aio.time()
+        return 0
+
+    cpdef end_of_pass(self):
+        """Let everything leave that the pass has produced."""
+        cdef bint was_read = self.in_pass
+        self.in_pass = self.end_scheduled = False
+        if self.confirms_due:
+            self.answer_publishers()
+        if self._fed:
+            self.hold_feeders()
+        if self.dirty:
+            self.write_out()
+        if self.reads.may_wait() and self.links.flush(C_BATCH_BYTES_MIN, C_SHARED_BATCH_BYTES_MIN):
+            self.flush_later()
+        else:
+            self.reads.held = 0
+            self.links.flush()
+        if not self.looks and self.spin.is_on:
+            self.look_later(was_read)
+
+    cpdef fed(self, SocketState client, uint64_t shards):
+        """Note that a client published to these shards (bit mask) in this pass."""
+        self._fed |= shards
+        if not client.fed_shards:
+            self.feeders.append(client)
+        client.fed_shards |= shards
+
+    cdef int answer_publishers(self) except -1:
+        """Write acks and nacks that are due, and end channels that lost a publish in sequence."""
+        cdef ConfirmsState confirms
+        cdef list due = self.confirms_due[:]
+        self.confirms_due.clear()
+        for confirms in due:
+            (<SocketState?> confirms.client.socket).write(confirms.answers())
+            if confirms.failure is not None:
+                confirms.client.fail(confirms.failure, confirms.channel)
+                confirms.failure = None  # later the number may be another channel's
+        return 0
+
+    cdef int hold_feeders(self) except -1:
+        """Do not read those who fed a shard that has no room any more."""
+        cdef SocketState client
+        cdef int shard
+        for shard in self.links.crowded(self._fed):
+            self.hold(shard, [each for each in self.feeders if (<SocketState> each).fed_shards >> shard & 1])
+        self._fed = 0
+        for client in self.feeders:
+            client.fed_shards = 0
+        self.feeders.clear()
+        return 0
+
+    cdef int write_out(self) except -1:
+        cdef SocketState client
+        cdef list dirty = self.dirty
+        self.dirty = []
+        for client in dirty:
+            try:
+                client.flush()
+            except Exception as error:
+                self.cannot_write(client, error)
+        return 0
 
 
 cdef class SocketState:
     """The socket of a client, as far as it is written to at the end of a pass.
 
-    `is_plain`: it is one of the kernel, without TLS. `frame_bytes_max` is what was agreed on. `is_writing`: the kernel had no room, and the
-    loop says when it has.
+    `is_plain`: it is one of the kernel, without TLS. `frame_bytes_max` is what was agreed on.
+    `is_writing`: the kernel had no room, and the loop says when it has. `fed_shards` has a bit for
+    each shard that the client published to in this pass.
     """
 
-    def flush(self):
+    cpdef flush(self):
         """Write as much as the kernel takes."""
         cdef OutputState output = self.output
         cdef Credit *first
@@ -705,15 +816,25 @@ cdef class SocketState:
         if output._begun == output._ended:
             output._begun = output._ended = 0
 
+    cpdef write(self, data):
+        """Send frames that are ready."""
+        if data and not self.lost and not self.closing:
+            self.output.add(data)
+            self.mark_dirty()
+
+    cpdef mark_dirty(self):
+        """Have the output written at the end of the pass."""
+        if not self.is_dirty:
+            self.is_dirty = True
+            self.loop.dirty.append(self)
+            if not self.loop.end_scheduled:
+                self.loop.schedule_end_of_pass()
+
     cdef int write_later(self, bytes data, uint32_t shard, uint32_t epoch, uint64_t credit) except -1:
         """Write deliveries at the end of the pass, then give `credit` bytes back to the shard."""
         if self.closing or self.lost:
             (<LinkState> self.link_of[shard]).credit(epoch, self.id, credit)
             return 0
         self.output.add_then_credit(data, shard, epoch, credit)
-        if not self.is_dirty:
-            self.is_dirty = True
-            self.loop.dirty.append(self)
-            if not self.loop.end_scheduled:
-                self.loop.schedule_end_of_pass()
+        self.mark_dirty()
         return 0

@@ -12,7 +12,7 @@ import os
 import socket
 
 from shardmq.broker.front_door.connections import Connections
-from shardmq.broker.front_door.proxy import Balancers, Greeting, Peer
+from shardmq.broker.front_door.proxy import IPV4_AS_IPV6, Balancers, Greeting, Peer
 from shardmq.broker.front_door.session import TlsPeer
 from shardmq.broker.front_door.tls import Handshake
 from shardmq.broker.shared import certificates
@@ -25,7 +25,6 @@ log = logging.getLogger("shardmq.broker.front_door.listeners")
 ACCEPT_BURST = 64
 ACCEPT_AGAIN_S = 1.0
 INSIDE_BACKLOG = 128
-IPV4_AS_IPV6 = "::ffff:"
 
 
 class Listeners:
@@ -38,6 +37,7 @@ class Listeners:
         self._config = config
         self._connections = connections
         self._listeners: list[socket.socket] = []
+        self._plain: list[socket.socket] = []  # those of them for TCP without TLS
         self._certificates = None if config.tls is None else Certificates(config.tls)
         self._balancers = Balancers(config.proxy_protocol_from)
         self._handshakes: set[Handshake] = set()
@@ -45,6 +45,9 @@ class Listeners:
 
     def start(self) -> None:
         """Accept connections."""
+        if (anteroom := self._connections.anteroom) is not None:
+            anteroom.failed = self._newcomers_fail
+            self._aio.add_reader(anteroom.epoll, self._connections.newcomers_ready)
         for fd in self._config.listen_fds:
             self._listen(fd, secure=False)
         for fd in self._config.tls_listen_fds:
@@ -56,7 +59,29 @@ class Listeners:
         listener.setblocking(False)
         listener.listen(self._config.backlog)
         self._listeners.append(listener)
-        self._aio.add_reader(fd, self._accept, listener, secure)
+        if not secure:
+            self._plain.append(listener)
+        self._take_from(listener, secure)
+
+    def _take_from(self, listener: socket.socket, secure: bool) -> None:
+        """Accept connections: in the anteroom, if nothing comes before AMQP."""
+        anteroom, fd = self._connections.anteroom, listener.fileno()
+        if anteroom is None or secure or self._config.proxy_protocol_from:
+            self._aio.add_reader(fd, self._accept, listener, secure)
+        else:
+            anteroom.listen(fd)
+
+    def _leave(self, listener: socket.socket) -> None:
+        self._aio.remove_reader(listener.fileno())
+        if self._connections.anteroom is not None:
+            self._connections.anteroom.leave(listener.fileno())
+
+    def _newcomers_fail(self, fd: int, error: int) -> None:
+        """Try again later to accept newcomers. The anteroom has left the listener."""
+        log.error("cannot accept: %s", OSError(error, os.strerror(error)))
+        for listener in self._plain:
+            if listener.fileno() == fd:
+                self._aio.call_later(ACCEPT_AGAIN_S, self._accept_again, listener, False)
 
     def _accept(self, listener: socket.socket, secure: bool) -> None:
         for _ in range(ACCEPT_BURST):
@@ -71,7 +96,6 @@ class Listeners:
                 return
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A listener for both gives an IPv4 address in the form of an IPv6 address.
             peer = Peer(address[0].removeprefix(IPV4_AS_IPV6), address[1])
             if peer.host in self._balancers:
                 self._greet(sock, peer, secure)
@@ -80,7 +104,8 @@ class Listeners:
 
     def _accept_again(self, listener: socket.socket, secure: bool) -> None:
         if listener.fileno() >= 0:
-            self._aio.add_reader(listener.fileno(), self._accept, listener, secure)
+            self._leave(listener)
+            self._take_from(listener, secure)
 
     def _greet(self, sock: socket.socket, peer: Peer, secure: bool) -> None:
         """Wait for the PROXY header of a load balancer."""
@@ -160,6 +185,9 @@ class Listeners:
         """Take new settings, and certificates as they are on disk now, for new connections."""
         self._config = config
         self._balancers = Balancers(config.proxy_protocol_from)
+        for listener in self._plain:
+            self._leave(listener)
+            self._take_from(listener, secure=False)
         if self._certificates is None or config.tls is None:
             return
         try:
@@ -171,7 +199,7 @@ class Listeners:
     def close(self) -> None:
         """Take no new connections."""
         for listener in self._listeners:
-            self._aio.remove_reader(listener.fileno())
+            self._leave(listener)
             listener.close()
         for handshake in self._handshakes:
             handshake.close()

@@ -36,6 +36,8 @@ BODY_2_BYTES_MAX = 4096
 LOCAL, PROXY = 0x20, 0x21
 TCP4, TCP6 = 0x11, 0x21
 READ_BYTES = HEAD_2.size + BODY_2_BYTES_MAX
+# A listener for both gives an IPv4 address in the form of an IPv6 address.
+IPV4_AS_IPV6 = "::ffff:"
 
 log = logging.getLogger("shardmq.broker.front_door.proxy")
 

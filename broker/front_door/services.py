@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardmq.broker.amqp.states import ConnectionState
@@ -13,8 +13,10 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.front_door.watch import Watch
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
 from shardmq.broker.shared.cluster_name import cluster_name
@@ -41,6 +43,9 @@ class Services:
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
     short_way: ShortWay | None = None  # None: all goes by Python
+    # Logins that newcomers may use, by key. What a login depends on does not change before
+    # newcomers are met and this is cleared.
+    lessons: dict[bytes, Lesson] = field(default_factory=dict)
 
     def use_short_way(self) -> None:
         """Let what is plain go the short way from now on. No shard has said Hello yet."""
@@ -55,9 +60,15 @@ class Services:
             set_timestamp=self.config.set_timestamp,
         )
         deliver = self.consuming.deliveries.deliver
+        failed = self.shards.inbox.cannot_handle
         for link in self.shards.links:
-            outlet = self.short_way.outlet(link, codec.read_deliveries, deliver)
-            link.by_kind[wire.DELIVER] = outlet
+            outlet = self.short_way.outlet(link, codec.read_deliveries, deliver, failed)
+            link.by_kind[wire.DELIVER] = link.outlet = outlet
+
+    def watch(self) -> None:
+        """Let compiled passes wait for what goes the short way; the event loop waits for them."""
+        watch = self.loop.watch = self.shards.inbox.watch = Watch(self.loop)
+        self.loop.aio.add_reader(watch.fd, watch.ready)
 
     @property
     def catalog(self) -> Catalog:

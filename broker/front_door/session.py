@@ -36,6 +36,37 @@ class TlsPeer(NamedTuple):
         }
 
 
+class Lesson(NamedTuple):
+    """A login that was right, and the vhosts (in UTF-8) that it opened without a limit.
+
+    Newcomers that say and come from the same may use it (anteroom.pyx).
+    """
+
+    user: str
+    mechanism: str
+    client_properties: dict[str, Any]
+    vhosts: set[bytes]
+
+
+class Newcomer(NamedTuple):
+    """A newcomer that has become a connection.
+
+    `age_s` is how long its handshake has taken, and `key` that of its login, if it has logged in. A
+    newcomer that is `open` has the Lesson that it used and what it agreed on with its client.
+    `channels` has a bit for each number of an open channel; so many were opened in all.
+    """
+
+    age_s: float = 0.0
+    key: bytes | None = None
+    open: Lesson | None = None
+    vhost: str = ""
+    channels_max: int = 0
+    frame_bytes_max: int = 0
+    heartbeat_s: int = 0
+    channels: int = 0
+    channels_opened: int = 0
+
+
 class Session:
     """A connection and its user.
 

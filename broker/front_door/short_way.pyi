@@ -4,6 +4,7 @@ from typing import Any
 from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.hot_state import LinkState, MessageCounts, SocketState
 from shardmq.shardd.wire.envelope import Message
+from shardmq.shardd.wire.ring import Taker
 
 class ShortWay:
     def __init__(
@@ -23,8 +24,19 @@ class ShortWay:
         link: LinkState,
         read: Callable[[Message], list[Any]],
         deliver: Callable[[int, Any], None],
-    ) -> Callable[[Message], None]: ...
-    def inlet(self, socket: SocketState, channels: Any, waiting: Any, cache: Any) -> Inlet: ...
+        failed: Callable[[Exception], None],
+    ) -> Outlet: ...
+    def inlet(
+        self,
+        socket: SocketState,
+        channels: Any,
+        waiting: Any,
+        cache: Any,
+        failed: Callable[[BaseException], None],
+    ) -> Inlet: ...
+
+class Outlet(Taker):
+    def __call__(self, message: Message) -> None: ...
 
 class Inlet:
     @property

@@ -6,13 +6,14 @@ messages of the shards are deliveries to consumers without extras. A batch of on
 interpreter far more than its work. So straight compiled code does this work from the bytes of a
 read to the batches of the shards, and from a message of a shard to frames.
 
-**What goes the short way.** `Inlet.readable` reads the socket of a client that is open, if the read is
+**What goes the short way.** `Inlet.read` reads the socket of a client that is open, if the read is
 likely to be small, and `Inlet.take` is given the bytes of other reads. Both pack publishes if their
 channel is open and not transactional, and the packer knows where they go. They settle acks (single
 and multiple) of deliveries that are outstanding, unless a shared limit or a virtual queue has a say
 in their credit. They drop heartbeats. `Outlet` is given a DELIVER of a shard. It makes the
 frames for a consumer that has been announced and needs no offsets, no counts of earlier deliveries,
-no allotment, and whose vhost is not traced.
+no allotment, and whose vhost is not traced. From the ring of a shard an Outlet also takes confirms
+of whole batches and room for publishes.
 
 **What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
 and has changed nothing for this frame; the caller gives the bytes from there on to the AMQP library
@@ -33,10 +34,11 @@ tests/connections/test_short_way.py plays random histories both ways; have it pl
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.set cimport PySet_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from shardmq.broker.amqp.contents cimport deliveries_of
 from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes
@@ -47,6 +49,7 @@ from shardmq.broker.front_door.hot_state cimport (
 )
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
 from shardmq.shardd.wire.publishes cimport Row as PackedRow
+from shardmq.shardd.wire.ring cimport Taker
 from shardmq.shardd.wire.routes cimport Routes
 
 cdef extern from "<time.h>" nogil:
@@ -83,6 +86,15 @@ cdef enum:
     SMALL_READ_BYTES = 64 << 10
     # Larger bodies are Python's: they may stay where they are.
     PLAIN_BODY_BYTES_MAX = (16 << 10) - 1
+    # Clients that wait for a shard are read again when no more is under way to it.
+    ROOM_BYTES = 1 << 19
+    # Messages of a shard (shardd/wire/messages.py, envelope.py).
+    HEADER_BYTES = 16
+    DELIVER = 2
+    CONFIRMED = 4
+    CREDIT = 5
+    CONFIRMED_BYTES = 24
+    CREDIT_ENTRY = 8
     # A section of DELIVER (shardd/wire/codec.pyx); all of its flags but this one are Python's.
     DELIVER_HEADER = 24
     SECTION = 32
@@ -97,19 +109,6 @@ cdef inline uint64_t now_ms() noexcept nogil:
 
 cdef class ShortWay:
     """The short way of one front door."""
-
-    cdef Packer packer
-    cdef MessageCounts counts
-    cdef Due due
-    cdef object links  # ShardLinks
-    cdef list link_of  # by shard
-    cdef object alarms
-    cdef object deliveries  # Deliveries
-    cdef dict consumers  # by number
-    cdef PassState loop
-    cdef object open_state
-    cdef str reply_queues
-    cdef bint stamps
 
     def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False):
         """Begin with the parts of the front door.
@@ -131,27 +130,30 @@ cdef class ShortWay:
         self.reply_queues = reply_queues
         self.stamps = set_timestamp
 
-    def outlet(self, link, read, deliver):
-        """Return what handles a DELIVER of this link.
+    def outlet(self, link, read, deliver, failed):
+        """Return what handles a DELIVER of this link, and takes plain messages in from its ring.
 
-        `read` returns its sections, of which `deliver` is given those that are not plain.
+        `read` returns the sections of a DELIVER, of which `deliver` is given those that are not
+        plain. `failed` is given an error of a message in the ring that nobody foresaw.
         """
         cdef Outlet made = Outlet.__new__(Outlet)
         made.way = self
         made.link = link
         made.read = read
         made.deliver = deliver
+        made.failed = failed
         return made
 
     cdef bint is_in_limit(self, ConsumerState consumer):
         """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
         return consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
 
-    def inlet(self, socket, channels, waiting, cache):
+    def inlet(self, socket, channels, waiting, cache, failed):
         """Return the short way of a connection that is open.
 
         `socket` is its ClientSocket, `channels` its channels by number, `waiting` those with work that
-        is not done, `cache` the RouteCache of its user.
+        is not done, `cache` the RouteCache of its user. `failed` ends the connection for an error of
+        ours, which it is given.
         """
         cdef Inlet made = Inlet.__new__(Inlet)
         made.way = self
@@ -162,6 +164,7 @@ cdef class ShortWay:
         made.waiting = waiting
         made.routes = cache.routes
         made.vhost = cache.vhost
+        made.failed = failed
         return made
 
 
@@ -170,60 +173,53 @@ cdef class Inlet:
 
     After a call of `take`, `things` is how many publishes and acks it took and `fed` has a bit for
     each shard that got a publish. `published`: the client has published something.
-    """
 
-    cdef ShortWay way
-    cdef SocketState socket
-    cdef uint32_t connection
-    cdef Incoming amqp
-    cdef dict channels
-    cdef set waiting
-    cdef Routes routes
-    cdef str vhost
-    cdef readonly uint64_t things, fed
-    cdef public bint published
+    An error that nobody foresaw ends the connection, as one in Python's way does. The bytes that were
+    not taken then go Python's way, which looks in them for the answer of the client to the end.
+    """
 
     def readable(self):
         """Read the socket once, and have what was read handled, as ClientSocket.readable() does."""
+        self.socket.loop.begin_pass()
+        self.read()
+
+    cdef int read(self) except -1:
+        """Do the same in a pass that has begun."""
         cdef SocketState socket = self.socket
         cdef PassState loop = socket.loop
         cdef Py_buffer view
         cdef ssize_t count
-        cdef size_t taken = 0
         cdef int error = 0
-        if not loop.in_pass:
-            loop.begin_pass()
         if not socket.is_plain or socket.more_comes or self.amqp.part is not None:
             socket.readable()
-            return
+            return 0
         if socket.lost or socket.paused:  # since the loop has seen it readable
-            return
+            return 0
         PyObject_GetBuffer(loop.read_buffer, &view, PyBUF_WRITABLE)
         try:
-            with nogil:
-                count = recv(socket.fd, view.buf, view.len, MSG_DONTWAIT)
-                if count < 0:
-                    error = errno
+            # To let go of the interpreter's lock takes longer than this call, which does not wait.
+            count = recv(socket.fd, view.buf, view.len, MSG_DONTWAIT)
+            if count < 0:
+                error = errno
             if 0 < count < SMALL_READ_BYTES:
                 loop.reads.short += 1
                 socket.received_bytes += count
                 socket.last_received = loop.now
-                self.things = self.fed = 0
-                if self.is_plain():
-                    taken = self.take_bytes(<const uint8_t *> view.buf, count)
+                self.take_plain(<const uint8_t *> view.buf, count)
         finally:
             PyBuffer_Release(&view)
         if count >= SMALL_READ_BYTES:
             socket.came(count)
         elif count > 0:
-            if taken:
-                loop.came(self.things)
+            if self.taken:
+                loop.pace.came(self.things)
                 if self.fed:
                     loop.fed(socket, self.fed)
-            if taken < <size_t> count:
-                socket.go_on(taken, count)
+            if self.taken < <size_t> count:
+                socket.go_on(self.taken, count)
         elif count == 0 or error not in (EAGAIN, EINTR):
             socket.came(0)
+        return 0
 
     cdef bint is_plain(self):
         """Return whether a read of this client may have something plain."""
@@ -233,30 +229,40 @@ cdef class Inlet:
     def take(self, buffer not None, size_t end):
         """Do what is plain of the first `end` bytes of a read. Return where the first frame begins that is not."""
         cdef Py_buffer view
-        cdef size_t at
-        self.things = self.fed = 0
-        if not self.is_plain():
-            return 0
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
             if end > <size_t> view.len:
                 raise ValueError("outside of the buffer")
-            at = self.take_bytes(<const uint8_t *> view.buf, end)
+            self.take_plain(<const uint8_t *> view.buf, end)
         finally:
             PyBuffer_Release(&view)
-        return at
+        return self.taken
 
-    cdef size_t take_bytes(self, const uint8_t *base, size_t end) except? 0:
+    cdef int take_plain(self, const uint8_t *base, size_t end) except -1:
+        """Do what is plain of a read, and end the connection if that fails."""
+        self.things = self.fed = self.taken = 0
+        if not self.is_plain():
+            return 0
+        try:
+            self.take_bytes(base, end)
+        except Exception as error:
+            self.way.packer.touched = 0  # or the next client would wait for these shards
+            self.failed(error)
+        return 0
+
+    cdef int take_bytes(self, const uint8_t *base, size_t end) except -1:
+        """Do what is plain from `taken` on, which moves behind it."""
         cdef Incoming amqp = self.amqp
-        cdef size_t at = 0, behind, needed
+        cdef size_t at, behind, needed
         cdef uint32_t count
         cdef int why
         cdef Row *rows
-        while at < end:
+        while self.taken < end:
+            at = self.taken
             if base[at] == HEARTBEAT_FRAME:
                 if end - at < HEARTBEAT_BYTES or get16(base + at + 1) or get32(base + at + 3) or base[at + 7] != FRAME_END:
                     break
-                at += HEARTBEAT_BYTES
+                self.taken += HEARTBEAT_BYTES
                 continue
             behind = at
             count = find_publishes(
@@ -265,13 +271,33 @@ cdef class Inlet:
                 &needed,
             )
             if count:
-                at = self.publish(base, rows, count, behind)
+                self.taken = self.publish(base, rows, count, behind)
                 # As many as fill the table are worth a time slice, which Python gives.
-                if at != behind or why == STOPPED_FULL:
+                if self.taken != behind or why == STOPPED_FULL:
                     break
-            elif why != STOPPED_SETTLE or not self.settle(base, &at, end):
+            elif why == STOPPED_SETTLE:
+                if not self.settle(base, &self.taken, end):
+                    break
+            elif not self.answer_channel(base, &self.taken, end):
                 break
-        return at
+        return 0
+
+    cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1:
+        """Answer the opening or closing of a channel that nobody uses. Return whether there is one at `position`."""
+        cdef SocketState socket = self.socket
+        cdef size_t taken = 0
+        cdef bytes answer
+        if socket.closing or socket.lost:
+            return False
+        answer = self.amqp.answer_channel(base + position[0], end - position[0], &taken)
+        if answer is None:
+            return False
+        position[0] += taken
+        self.way.counts.channels_opened += self.amqp.opened
+        self.amqp.opened = 0
+        socket.output.add(answer)
+        socket.mark_dirty()
+        return True
 
     # -- publishes ---------------------------------------------------------------------------------
 
@@ -436,35 +462,96 @@ cdef inline bint is_plain_ack(ConsumerState consumer):
     return consumer.group is None
 
 
-cdef class Outlet:
-    """What one shard delivers, as far as it is plain."""
+cdef class Outlet(Taker):
+    """What one shard says, as far as it is plain: deliveries, confirms, room for publishes.
 
-    cdef ShortWay way
-    cdef LinkState link
-    cdef object read, deliver
+    An Outlet is called with a DELIVER, or takes messages in where they lie in a ring.
+    """
 
     def __call__(self, message not None):
         """Handle a DELIVER. Raises ValueError, and does nothing, if it is not of the length that it says."""
         cdef Py_buffer view
-        cdef const uint8_t *p
-        cdef size_t at = DELIVER_HEADER
-        cdef uint32_t count, i, size
-        cdef list sections = None
         PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
         try:
-            p = <const uint8_t *> view.buf
-            if not is_whole(p, view.len):
-                sections = self.read(message)
-            memcpy(&count, p + 16, 4)
-            for i in range(count):
-                memcpy(&size, p + at + 24, 4)
-                if not self.deliver_plain(p + at, size):
-                    if sections is None:
-                        sections = self.read(message)
-                    self.deliver(self.link.shard, sections[i])
-                at += SECTION + ((size + 7) & ~<size_t> 7)
+            if not is_whole(<const uint8_t *> view.buf, view.len):
+                self.read(message)
+            self.deliver_all(<const uint8_t *> view.buf, view.len, message)
         finally:
             PyBuffer_Release(&view)
+
+    cdef bint take_in(self, const uint8_t *message, size_t size) except -1:
+        cdef uint64_t batch
+        if size < HEADER_BYTES or self.link.sender is None \
+                or memcmp(message + 1, PyBytes_AS_STRING(self.link.sender), HEADER_BYTES - 1):
+            return False
+        try:
+            if message[0] == DELIVER:
+                return is_whole(message, size) and self.deliver_all(message, size, None)
+            if message[0] == CONFIRMED and size == CONFIRMED_BYTES:
+                memcpy(&batch, message + HEADER_BYTES, 8)
+                return self.confirm(batch)
+            if message[0] == CREDIT and (size - HEADER_BYTES) % CREDIT_ENTRY == 0:
+                return self.credit(message, size)
+        except Exception as error:
+            self.failed(error)
+            return True
+        return False
+
+    cdef bint confirm(self, uint64_t batch) except -1:
+        """Confirm all publishes up to a batch."""
+        sent = self.link.sent
+        while sent and <uint64_t> sent[0][0] <= batch:
+            for waiting in <list?> sent.popleft()[1]:
+                if type(waiting) is Waiting:
+                    (<Waiting> waiting).confirmed()
+                else:
+                    waiting.confirmed()
+        return True
+
+    cdef bint credit(self, const uint8_t *message, size_t size) except -1:
+        """Note what the shard has taken in of the publishes, and read those again who wait for room."""
+        cdef LinkState link = self.link
+        cdef PassState loop = self.way.loop
+        cdef size_t at = HEADER_BYTES
+        cdef uint32_t count
+        while at < size:
+            memcpy(&count, message + at + 4, 4)
+            link.in_flight -= count
+            at += CREDIT_ENTRY
+        if link.in_flight <= ROOM_BYTES and PySet_GET_SIZE(<set?> loop.held[link.shard]):
+            loop.publish_room(link.shard)
+        return True
+
+    cdef bint deliver_all(self, const uint8_t *p, size_t size, message) except -1:
+        """Deliver the sections of a DELIVER, which is whole; return False if its first is not plain.
+
+        Python gets sections that are not plain of `message`, or of a copy if `message` is None. With
+        a `message`, Python gets the first section, too. A large message is not copied.
+        """
+        cdef size_t at = DELIVER_HEADER
+        cdef uint32_t count, i, length, messages
+        cdef list sections = None
+        memcpy(&count, p + 16, 4)
+        if message is None and size > PLAIN_BODY_BYTES_MAX:
+            for i in range(count):
+                memcpy(&messages, p + at + 12, 4)
+                memcpy(&length, p + at + 24, 4)
+                if length > <uint64_t> PLAIN_BODY_BYTES_MAX * messages:
+                    return False
+                at += SECTION + ((length + 7) & ~<size_t> 7)
+            at = DELIVER_HEADER
+        for i in range(count):
+            memcpy(&length, p + at + 24, 4)
+            if not self.deliver_plain(p + at, length):
+                if message is None:
+                    if i == 0:
+                        return False
+                    message = PyBytes_FromStringAndSize(<const char *> p, size)
+                if sections is None:
+                    sections = self.read(message)
+                self.deliver(self.link.shard, sections[i])
+            at += SECTION + ((length + 7) & ~<size_t> 7)
+        return True
 
     cdef bint deliver_plain(self, const uint8_t *section, uint32_t size) except -1:
         """Deliver a section with `size` bytes of messages; return False, and do nothing, if it is not plain."""

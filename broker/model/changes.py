@@ -235,6 +235,8 @@ AnyChange = (
 )  # fmt: skip
 
 _ONLY_MORE = frozenset((BindingPut, ExchangePut, QueuePut))
+# No login depends on these.
+TOPOLOGY = _ONLY_MORE | {BindingDelete, ExchangeDelete, QueueDelete}
 
 
 def is_only_more(changes: list[AnyChange] | None) -> bool:

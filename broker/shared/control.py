@@ -284,9 +284,14 @@ class BindMany(Request, tag="bind.many", frozen=True):
 
     The first bind that is refused ends the request; earlier ones stay. Answer.result, if `code` is
     not 0: {"done": how many were bound}.
+
+    `in_force`: the binds are between one exchange and one queue, the only front door has put them
+    in force, and the client is answered. Such a request is answered before the Changes that it is
+    part of.
     """
 
     binds: list[tuple[str, str, str]]
+    in_force: bool = False
 
 
 class Unbind(Request, tag="unbind", frozen=True):

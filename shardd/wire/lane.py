@@ -38,7 +38,7 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import RING
-from shardmq.shardd.wire.ring import CONTROL_BYTES, Reader, Taker, Writer
+from shardmq.shardd.wire.ring import CONTROL_BYTES, LaneState, Reader, Taker, Writer
 
 # Bytes of messages under way in one direction. Memory that is never used is never touched. The ring
 # has room for twice the window of publishes (shard_link.py), or twice the window of deliveries to
@@ -114,7 +114,7 @@ class Shared(NamedTuple):
         os.close(self.door_bell)
 
 
-class Lane:
+class Lane(LaneState):
     """One end of a lane.
 
     `fd` is readable when the other process is gone, `bell` when the other process has rung.
@@ -147,11 +147,11 @@ class Lane:
             self.bell, other_bell = other_bell, self.bell
         self._send_by_zmq = send_by_zmq
         self._goes_on = envelope.header(RING, *who)
-        self._writer = Writer(shared.memory, *out, other_bell)
+        self.writer = Writer(shared.memory, *out, other_bell)
         self.reader = Reader(shared.memory, *in_, True)
         self._is_accepted = at_shard  # the shard has taken the offer
-        self._writes_ring = False
-        self._reads_ring = False
+        self.writes_ring = False
+        self.reads_ring = False
         if at_shard:
             os.eventfd_write(other_bell, 1)
 
@@ -163,24 +163,24 @@ class Lane:
     def send(self, message: Parts) -> None:
         """Put a message on its way, and ring."""
         self.put(message)
-        self._writer.ring()
+        self.writer.ring()
 
     def ring(self) -> None:
         """Wake the other process if it sleeps: there are messages that were put."""
-        self._writer.ring()
+        self.writer.ring()
 
     def put(self, message: Parts) -> None:
         """Put a message on its way. The caller calls `ring` behind the last one."""
-        if self._writes_ring:
-            writer = self._writer
+        if self.writes_ring:
+            writer = self.writer
             if writer.put(message) if isinstance(message, bytes) else writer.put_parts(message):
                 return
             writer.put_switch()
-            self._writes_ring = False
+            self.writes_ring = False
             self.times_full += 1
-        elif self._is_accepted and self._writer.empty():
+        elif self._is_accepted and self.writer.empty():
             self._send_by_zmq(self._goes_on)
-            self._writes_ring = True
+            self.writes_ring = True
             self.put(message)
             return
         self._send_by_zmq(joined(message))
@@ -203,7 +203,7 @@ class Lane:
         the last messages of a process that is gone may still arrive by ZeroMQ.
         """
         if kind == RING:
-            self._reads_ring = True
+            self.reads_ring = True
         return self.take(ALL)
 
     def take(self, most: int, taker: Taker | None = None) -> list[Message]:
@@ -212,10 +212,10 @@ class Lane:
         A `taker` takes the first of them in where they lie, and they are not returned. The messages
         are valid until `let_go` or the next `take`. Raises ValueError if the ring is damaged.
         """
-        if not self._reads_ring or (taker is not None and not self.reader.offer(taker, most)):
+        if not self.reads_ring or (taker is not None and not self.reader.offer(taker, most)):
             return []
         messages, switched = self.reader.take(most)
-        self._reads_ring = not switched
+        self.reads_ring = not switched
         return messages
 
     def let_go(self) -> None:
@@ -224,7 +224,7 @@ class Lane:
 
     def sleep(self) -> bool:
         """Return whether there is nothing to take; if so, the bell rings when there is."""
-        return not self._reads_ring or self.reader.sleep()
+        return not self.reads_ring or self.reader.sleep()
 
     def hear(self) -> None:
         """Take in the bell, so that `bell` is not readable any more."""

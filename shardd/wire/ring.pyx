@@ -88,13 +88,6 @@ CONTROL_BYTES = 192
 
 
 cdef class _End:
-    cdef object _memory
-    cdef uint8_t *_data
-    cdef uint64_t *_tail
-    cdef uint64_t *_head
-    cdef uint32_t *_asleep
-    cdef uint64_t _size
-
     def __cinit__(self, unsigned char[::1] memory not None, size_t place, size_t start, size_t size, *_):
         if size % ENTRY or place % 64 or place + CONTROL_BYTES > <size_t> memory.shape[0] \
                 or start + size > <size_t> memory.shape[0] or size < 64:
@@ -110,21 +103,16 @@ cdef class _End:
 cdef class Writer(_End):
     """The end that writes. `bell` is the eventfd that the reader listens to."""
 
-    cdef uint64_t _at
-    cdef uint64_t _rung_at  # the bell was rung, if need be, for all entries before
-    cdef uint64_t _largest
-    cdef int _bell
-
     def __init__(self, memory, size_t place, size_t start, size_t size, int bell):
         self._at = self._rung_at = self._tail[0]
         self._bell = bell
 
-    cdef inline void _entry(self, uint64_t at, uint32_t length, uint32_t kind) noexcept:
+    cdef void _entry(self, uint64_t at, uint32_t length, uint32_t kind) noexcept:
         cdef uint32_t *entry = <uint32_t *> (self._data + at % self._size)
         entry[0] = length
         entry[1] = kind
 
-    def ring(self):
+    cpdef ring(self):
         """Ring the bell if the reader sleeps and something was put. Called behind what was put."""
         if self._rung_at == self._at:
             return
@@ -133,7 +121,7 @@ cdef class Writer(_End):
         if peek(self._asleep) and swap(self._asleep, 0):
             ring_bell(self._bell)
 
-    def put(self, bytes message not None):
+    cpdef bint put(self, bytes message) except -1:
         """Put a message into the ring; return False if there is no room beside that for a SWITCH.
 
         A reader that sleeps does not hear of the message before `ring`.
@@ -147,7 +135,7 @@ cdef class Writer(_End):
         show(self._tail, self._at)
         return True
 
-    def put_parts(self, list parts not None):
+    cpdef bint put_parts(self, list parts) except -1:
         """Do the same as put() for one message whose bytes lie in several buffers."""
         cdef Py_buffer view
         cdef uint64_t length = 0, left
@@ -172,7 +160,7 @@ cdef class Writer(_End):
         show(self._tail, self._at)
         return True
 
-    cdef inline uint8_t *_room_for(self, uint64_t length) noexcept:
+    cdef uint8_t *_room_for(self, uint64_t length) noexcept:
         """Begin an entry, and return where its message goes.
 
         Returns NULL if there is no room beside that for a SWITCH.
@@ -220,23 +208,18 @@ cdef class Reader(_End):
     A view is valid until let_go() or the next take().
     """
 
-    cdef uint64_t _at
-    cdef bint _views
-    cdef bint _holds  # the messages that were taken last still take up room in the ring
-    cdef object _whole  # a view of the ring
-
     def __init__(self, memory, size_t place, size_t start, size_t size, bint views=False):
         self._at = self._head[0]
         self._views = views
         self._whole = memoryview(memory)[start:start + size].toreadonly()
 
-    def let_go(self):
+    cpdef let_go(self):
         """Give the room of the messages that were taken last back to the writer."""
         if self._holds:
             self._holds = False
             show(self._head, self._at)
 
-    def offer(self, Taker taker not None, int most):
+    cpdef bint offer(self, Taker taker, int most) except -1:
         """Let a taker take in the first messages where they lie, up to the first that it declines.
 
         The taker gets at most `most` messages. Returns whether something is left in the ring.
@@ -299,13 +282,17 @@ cdef class Reader(_End):
             show(self._head, self._at)
         return messages, switched
 
-    def sleep(self):
+    cpdef bint sleep(self) except -1:
         """Return whether the reader may sleep. If so, the next message rings the bell."""
         swap(self._asleep, 1)
         if seen(self._tail) != self._at:
             swap(self._asleep, 0)
             return False
         return True
+
+
+cdef class LaneState:
+    """The rings of a lane, and whether messages go by them or by ZeroMQ (lane.py), by direction."""
 
 
 def wait_for_any(list fds not None, double seconds):

@@ -18,6 +18,7 @@ from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.consume.consuming import Consuming
 from shardmq.broker.front_door.counts import Counts
+from shardmq.broker.front_door.hot_state import LinksState
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.confirms import Confirms
@@ -155,7 +156,7 @@ class Sock:
         self.is_closed = True
 
 
-class Shards:
+class Shards(LinksState):
     """The links to shards that answer when they are told to."""
 
     def __init__(self, count: int = 2) -> None:
@@ -224,8 +225,9 @@ class Shards:
         self.credits.append((shard, epoch, connection, count))
 
     def flush(self, *least: int) -> bool:
-        self.flushed.append(least)
-        return self.left_behind and bool(least)
+        bounded = any(least)
+        self.flushed.append(least if bounded else ())
+        return self.left_behind and bounded
 
     def hear_for(self, seconds: float) -> None:
         self.heard_for.append(seconds)
@@ -269,6 +271,7 @@ class Line:
         return answer
 
     request = ask
+    ahead = None  # binds wait for their answers
 
     def answer(self, code: int = 0, text: str = "", **result: Any) -> Any:
         request, answer = self.asked.pop(0)
@@ -286,7 +289,6 @@ class Publishing:
         self.at_once = 1 << 30
         self.published: list[tuple[int, int]] = []  # first and last of what each slice did
         self.confirms_due: list[Confirms] = []
-        self.ended_passes = 0
         self.error: Exception | None = None
         self.effects: list[Published] = []  # what the next calls return
         self.deferred: list[tuple[int, int]] = []  # channel and messages
@@ -312,12 +314,6 @@ class Publishing:
 
     def confirms(self, client: Any, channel: int) -> Confirms:
         return Confirms(client, channel, self.confirms_due)
-
-    def take_confirms_due(self) -> list[Confirms]:
-        self.ended_passes += 1
-        due = self.confirms_due.copy()
-        self.confirms_due.clear()
-        return due
 
 
 class Logins:

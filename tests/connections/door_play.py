@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -29,12 +30,21 @@ from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.ring import Reader, Writer
 from tests.amqp.bytes_of import HEADER, method
 from tests.connections.connection_play import Aio, Line, Sock
 
 SHARDS = 2
 INCARNATION = 7
 PUBLISH_HEADER, RUN = 40, 24
+RING_AT, RING_BYTES = 256, 4 << 20
+# What a client says to open its connection, in turns with the front door.
+OPENING = (
+    HEADER,
+    method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
+    method(0, commands.Connection.TuneOk(2047, 131072, 60))
+    + method(0, commands.Connection.Open("/")),
+)
 
 
 class Tasks(Aio):
@@ -68,8 +78,10 @@ class Wire:
 class Door:
     """A front door with two shards, which goes the short way or not."""
 
+    new_loop = Tasks
+
     def __init__(self, *, short: bool, set_timestamp: bool = False) -> None:
-        self.aio = Tasks()
+        self.aio = self.new_loop()
         config = BrokerConfig(
             runtime_dir="nowhere",
             door=0,
@@ -126,6 +138,9 @@ class Door:
         events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type]
         self.clients: list[Client] = []
         self.entered: list[ClientConnection] = []
+        memory = mmap.mmap(-1, RING_AT + RING_BYTES)
+        self._writer = Writer(memory, 0, RING_AT, RING_BYTES, -1)
+        self._reader = Reader(memory, 0, RING_AT, RING_BYTES, True)
         self._seen = [0] * len(self.wires)
         self._read: list[int] = []
         for shard in range(SHARDS):
@@ -141,14 +156,9 @@ class Door:
         self.connections.enter(client, Peer("127.0.0.1", 4000))  # type: ignore[arg-type]
         self.entered.append(self.connections.all()[-1])
         at = len(self.clients) - 1
-        for said in (
-            HEADER,
-            method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US")),
-            method(0, commands.Connection.TuneOk(2047, 131072, 60))
-            + method(0, commands.Connection.Open("/")),
-        ):
+        for said in OPENING:
             self.read(at, said)
-            self.aio.run()
+            self.run()
         return at
 
     def read(self, at: int, data: bytes) -> None:
@@ -160,6 +170,10 @@ class Door:
 
     def say(self, at: int, channel: int, what: base.Frame) -> None:
         self.read(at, method(channel, what))
+
+    def run(self) -> None:
+        """Let all happen that is to happen before time passes."""
+        self.aio.run()
 
     # -- shards ----------------------------------------------------------------------------------
 
@@ -182,11 +196,21 @@ class Door:
         return 0, INCARNATION, self.links.links[shard].epoch, shard
 
     def hear(self, shard: int, *messages: bytes) -> None:
-        """Receive messages of a shard, as its lane gives them."""
+        """Receive messages of a shard, as its lane gives them.
+
+        The short way may take in each message where it lies in a ring.
+        """
+        link, inbox = self.links.links[shard], self.links.inbox
         self.loop.receiving()
-        self.links.inbox._take_all(self.links.links[shard], list(messages))
+        for message in messages:
+            if link.outlet is not None and self._writer.put(message):
+                if self._reader.offer(link.outlet, 1):
+                    inbox._take_all(link, self._reader.take(1)[0])
+            else:
+                inbox._take_all(link, [message])
         self.loop.received()
         self.loop.own_deliveries()
+        self._reader.let_go()
 
     def questions(self, shard: int) -> list[int]:
         """Return the numbers of all questions that this shard was ever asked."""

@@ -382,7 +382,7 @@ async def test_what_publishing_asks_for_is_carried_out_frames_first_and_failures
     requester = SimpleNamespace(consumer=SimpleNamespace(client=play.connection), unwritten_bytes=5)
     asked.reply(Reply(requester, ack_frame(2, 2, False), fed=1))  # type: ignore[arg-type]
     play.connection.carry_out(asked)
-    assert play.loop._feeders == {play.connection.socket: 3}
+    assert {each: each.fed_shards for each in play.loop.feeders} == {play.connection.socket: 3}
     play.aio.run()
     assert names(play.got()) == ["Basic.Ack", "Basic.Ack", "Channel.Close"]
     assert requester.unwritten_bytes == 0

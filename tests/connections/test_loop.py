@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardmq.broker.amqp import ChannelException
-from shardmq.broker.front_door.loop import BATCH_BYTES_MIN, SHARED_BATCH_BYTES_MIN, PassLoop
+from shardmq.broker.front_door.hot_state import (
+    BATCH_BYTES_MIN,
+    SHARED_BATCH_BYTES_MIN,
+    ConfirmsState,
+    SocketState,
+)
+from shardmq.broker.front_door.loop import PassLoop
+from shardmq.broker.front_door.pace import Pace
 from tests.connections.connection_play import Aio, Publishing, Shards
 
 
-class Client:
+class Client(SocketState):
     """A client that writes down what is done to it."""
 
     name = "client"
@@ -20,6 +26,7 @@ class Client:
     def __init__(self) -> None:
         self.log: list[Any] = []
         self.error: Exception | None = None
+        self.socket = self
 
     def flush(self) -> None:
         self.log.append("flush")
@@ -42,6 +49,13 @@ class Client:
         self.log.append(("resume", reasons))
 
 
+class Due(ConfirmsState):
+    """A channel with an ack for its publisher."""
+
+    def answers(self) -> bytes:
+        return b"ack"
+
+
 class Made:
     def __init__(self, tick_us: int = 0) -> None:
         self.aio, self.shards, self.publishing = Aio(), Shards(3), Publishing()
@@ -49,9 +63,8 @@ class Made:
 
     def confirm(self, client: Client, failure: ChannelException | None = None) -> None:
         """Let a channel have an ack for its publisher, and a failure."""
-        confirms = SimpleNamespace(
-            client=client, channel=7, answers=lambda: b"ack", failure=failure
-        )
+        confirms = Due()
+        confirms.client, confirms.channel, confirms.failure = client, 7, failure
         self.publishing.confirms_due.append(confirms)  # type: ignore[arg-type]
 
 
@@ -65,7 +78,7 @@ def test_what_a_pass_made_leaves_at_its_end_and_once() -> None:
     assert client.log == [] and made.shards.flushed == []
     made.aio.run()
     assert client.log == [("write", b"ack"), "flush"] and made.shards.flushed == [()]
-    assert made.publishing.ended_passes == 1 and made.loop.dirty == []
+    assert made.publishing.confirms_due == [] and made.loop.dirty == []
 
 
 def test_confirms_are_written_before_their_clients_are_flushed() -> None:
@@ -81,7 +94,7 @@ def test_a_channel_that_lost_a_publish_in_sequence_ends_once() -> None:
     made.confirm(client, ChannelException(406, "lost", 60, 40))
     (confirms,) = made.publishing.confirms_due
     for _ in range(2):
-        made.publishing.confirms_due = [confirms]
+        made.publishing.confirms_due[:] = [confirms]
         made.loop.end_of_pass()
     assert client.log == [("write", b"ack"), ("fail", 7), ("write", b"ack")]
 
@@ -112,32 +125,32 @@ def test_the_time_of_a_pass_is_when_it_began() -> None:
     assert made.loop.now == 7.0
 
 
-def test_small_reads_that_come_fast_make_passes_keep_a_distance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shardmq.broker.front_door.loop.time.perf_counter", lambda: 1.0)
+def hasty() -> Made:
+    """Return a loop with a tick, whose thread works for 100 us in each pass."""
+    made = Made()
     busy = iter([0.0, 0.0001])
-    monkeypatch.setattr("shardmq.broker.front_door.loop.time.thread_time", lambda: next(busy))
-    made = Made(tick_us=1000)
+    made.loop.pace = Pace(0.001, lambda: 1.0, lambda: next(busy))
+    return made
+
+
+def test_small_reads_that_come_fast_make_passes_keep_a_distance() -> None:
+    made = hasty()
     made.loop.begin_pass()  # a pass alone, which does not ask how busy the thread is
     made.aio.run()
     made.loop.begin_pass()
-    made.loop.came(1)
+    made.loop.pace.came(1)
     made.aio.run()
     made.loop.begin_pass()
     assert made.shards.heard_for == [pytest.approx(0.0003)]
 
 
 @pytest.mark.parametrize("why", ["large read", "work is left"])
-def test_a_pass_comes_at_once_behind_much_work(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr("shardmq.broker.front_door.loop.time.perf_counter", lambda: 1.0)
-    busy = iter([0.0, 0.0001])
-    monkeypatch.setattr("shardmq.broker.front_door.loop.time.thread_time", lambda: next(busy))
-    made = Made(tick_us=1000)
+def test_a_pass_comes_at_once_behind_much_work(why: str) -> None:
+    made = hasty()
     made.loop.begin_pass()  # a pass alone, which does not ask how busy the thread is
     made.aio.run()
     made.loop.begin_pass()
-    made.loop.read_was_large(full=False) if why == "large read" else made.loop.work_is_left()
+    made.loop.read_was_large(full=False) if why == "large read" else made.loop.pace.was_large()
     made.aio.run()
     made.loop.begin_pass()
     assert made.shards.heard_for == []

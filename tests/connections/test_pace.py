@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +16,7 @@ from shardmq.broker.front_door.pace import (
     Pace,
     Reads,
 )
+from tests.reference import pace as reference
 
 TICK = 0.001
 MUCH = TICK  # of the processor: half a core and more
@@ -101,3 +105,32 @@ def test_after_so_many_passes_nothing_waits() -> None:
         reads.full += 1
         found.append(reads.may_wait())
     assert found == [True] * PASSES_HELD_MAX + [False]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_compiled_pace_is_the_one_in_plain_python(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    model, compiled = reference.Pace(TICK), Pace(TICK)
+    reads = reference.Reads(), Reads()
+    now = busy = 1.0
+    for _ in range(200):
+        now += rng.choice([TICK / 50, TICK / 8, TICK / 2, 3 * TICK])
+        busy += rng.choice([TICK / 100, TICK / 10, TICK / 2])
+        told = busy if rng.random() < 0.9 else None
+        assert compiled.distance(now, told) == model.distance(now, told)
+        things = rng.choice([0, 1, 1, 2])
+        model.came(things)
+        compiled.came(things)
+        if rng.random() < 0.1:
+            model.was_large()
+            compiled.was_large()
+        full, short, held = rng.random() < 0.7, rng.random() < 0.1, rng.random() < 0.8
+        for each in reads:
+            each.full += full
+            each.short += short
+        waits = [each.may_wait() for each in reads]
+        assert waits[0] == waits[1]
+        if not (waits[0] and held):
+            for each in reads:
+                each.held = 0

@@ -15,6 +15,7 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.amqp import properties
+from shardmq.broker.front_door.consume.consumers import Consumer
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
@@ -46,13 +47,18 @@ def differing(one: Any, other: Any) -> str:
 class History:
     """The same random history for two doors, of which the first never goes the short way."""
 
-    def __init__(self, seed: int, change: Callable[[Door], None] = lambda door: None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        change: Callable[[Door], None] = lambda door: None,
+        new_door: Callable[..., Door] = Door,
+    ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
         # How much of what is rare, or wrong, comes in this history.
         self.rough = self.random.choice([0.0, 0.1, 0.3, 1.0])
         stamps = self.rarely(0.05)
-        self.doors = [Door(short=short, set_timestamp=stamps) for short in (False, True)]
+        self.doors = [new_door(short=short, set_timestamp=stamps) for short in (False, True)]
         change(self.doors[1])
         self.log: list[str] = []
         self.pending: dict[int, bytes] = {}  # what a client has said and nobody has read
@@ -87,10 +93,10 @@ class History:
         """End the pass of both, and let tasks go on until they wait for others."""
         for _ in range(4):
             for door in self.doors:
-                door.aio.run()
+                door.run()
             await asyncio.sleep(0)
         for door in self.doors:
-            door.aio.run()
+            door.run()
 
     def compare(self) -> None:
         plain, short = (door.seen() for door in self.doors)
@@ -445,6 +451,66 @@ async def test_a_socket_of_the_kernel_is_read_and_written_the_same_way(seed: int
     real.aio.readers[client.fd]()
     assert client.lost, "the client has closed"
     near.close()
+
+
+@pytest.mark.parametrize("through_kernel", [False, True])
+async def test_an_error_that_nobody_foresaw_ends_its_connection_and_no_other(
+    through_kernel: bool,
+) -> None:
+    doors = [Door(short=short) for short in (False, True)]
+    heard = []
+    for door in doors:
+        clients = [door.enter(), door.enter()]
+        for at in clients:
+            door.read(at, method(1, commands.Channel.Open()) + b"".join(publish(1, "", "a", b"x")))
+            number = at + 1
+            consumer = Consumer(door.entered[at].channels.by_number[1].consuming, number, "t")
+            consumer.queue_id, consumer.queue_name = 1, "a"
+            consumer.announced = consumer.attached = True
+            door.consuming.consumers[number] = consumer
+            stored = properties.stored_with(b"", b"a", {}, b"body")
+            writer = DeliveryWriter(*door.who(0))
+            writer.add(door.entered[at].id, 1, number, 1, False, 1, stored, 0, False)
+            message = writer.take()
+            assert message is not None
+            door.hear(0, message)
+        door.aio.run()
+        door.seen()
+        near, far = socket.socketpair()
+        if through_kernel and door is doors[1]:
+            near.setblocking(False)
+            client = door.entered[0].socket
+            client.fd, client.is_plain = near.fileno(), True
+            assert client.inlet is not None
+            client.go_short_way(client.inlet)
+        wait_for_acks, publish_one = door.links.wait_for_acks, b"".join(publish(1, "", "b", b"y"))
+
+        def no_memory() -> None:
+            raise MemoryError
+
+        door.links.wait_for_acks = no_memory  # type: ignore[method-assign]
+        said = publish_one + method(1, commands.Basic.Ack(1)) + publish_one + HEARTBEAT[:3]
+        if through_kernel and door is doors[1]:
+            far.sendall(said)
+            door.aio.readers[near.fileno()]()
+            client.is_plain = False
+        else:
+            door.read(0, said)
+        door.links.wait_for_acks = wait_for_acks  # type: ignore[method-assign]
+        door.read(1, publish_one + method(1, commands.Basic.Ack(1)))
+        door.aio.run()
+        shown = door.seen()
+        heard.append([shown["written"], shown["sent"], shown["counts"], shown["unacked"][:1]])
+        assert door.entered[0].socket.closing and not door.entered[1].socket.closing
+        door.entered[0].socket.is_plain = False
+        door.read(0, HEARTBEAT[3:] + method(0, commands.Connection.CloseOk()))
+        assert door.entered[0].socket.lost, "it is in step: its answer is found"
+        near.close()
+        far.close()
+    assert heard[0][1:] == heard[1][1:]
+    if not through_kernel:
+        assert heard[0] == heard[1]
+    assert b"internal error".hex() in heard[0][0][0][0]
 
 
 def fuzzed(rng: random.Random) -> bytes:

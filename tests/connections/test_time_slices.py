@@ -271,7 +271,7 @@ class Reader:
         self.services = SimpleNamespace(
             publishing=SimpleNamespace(publish=self.publish),
             alarms=SimpleNamespace(text=""),
-            loop=SimpleNamespace(came=self._come),
+            loop=SimpleNamespace(pace=SimpleNamespace(came=self._come)),
         )
 
     def _come(self, things: int) -> None:

@@ -29,7 +29,8 @@ MADE_FOR = {
         "shardmq.shardd.store.format.columns",
         "shardmq.shardd.store.format.layout",
     },
-    # The short way of a front door is made of what these do for the way by Python.
+    # The short way of a front door is made of what these do for the way by Python, and takes
+    # messages out of rings.
     "shardmq.broker.front_door": {
         "shardmq.broker.amqp.contents",
         "shardmq.broker.amqp.frames",
@@ -37,6 +38,7 @@ MADE_FOR = {
         "shardmq.shardd.wire.codec",
         "shardmq.shardd.wire.packer",
         "shardmq.shardd.wire.publishes",
+        "shardmq.shardd.wire.ring",
         "shardmq.shardd.wire.routes",
     },
 }

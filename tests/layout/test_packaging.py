@@ -17,7 +17,11 @@ from setuptools import Extension
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-with chdir(ROOT), mock.patch("setuptools.setup") as setup:
+with (
+    chdir(ROOT),
+    mock.patch("setuptools.setup") as setup,
+    mock.patch("Cython.Build.cythonize", lambda extensions, **_: extensions),
+):
     runpy.run_path("setup.py")
 EXTENSIONS: list[Extension] = setup.call_args.kwargs["ext_modules"]
 SOURCES = sorted(
@@ -26,9 +30,9 @@ SOURCES = sorted(
     for path in (ROOT / "shardmq" / top).rglob("*.pyx")
 )
 
-# The short ways of a shard and of a front door are compiled, too. Otherwise this number only gets
-# smaller.
-COMPILED_MAX = 23
+# The short ways of a shard and of a front door are compiled, too, and so are the passes of a front
+# door (pace.pyx, watch.pyx) and its anteroom. Otherwise this number only gets smaller.
+COMPILED_MAX = 26
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)

@@ -110,6 +110,7 @@ class Heard:
         self.changes: list[list[AnyChange] | None] = []
         self.closed: list[tuple[str, int, str]] = []
         self.passes: list[str] = []
+        self.logins_changed = 0
         self.alarm, self.is_outlived = asyncio.Event(), asyncio.Event()
 
     def alarmed(self, reason: str) -> None:
@@ -129,6 +130,9 @@ class Heard:
 
     def received(self) -> None:
         self.passes.append("ended")
+
+    def logins_change(self) -> None:
+        self.logins_changed += 1
 
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         self.changes.append(changes)

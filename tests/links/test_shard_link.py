@@ -320,7 +320,7 @@ class FakeLane:
     def came_by_zmq(self, kind: int) -> list[bytes]:
         return self.take(0)
 
-    def take(self, most: int) -> list[bytes]:
+    def take(self, most: int, taker: object = None) -> list[bytes]:
         taken, self.messages = self.messages, []
         return taken
 

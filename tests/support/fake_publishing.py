@@ -137,7 +137,8 @@ class Publisher:
 
     def answer_confirms(self) -> None:
         """Write what is due at the end of a pass."""
-        for confirms in self.publishing.take_confirms_due():
+        due, self.publishing.confirms_due[:] = self.publishing.confirms_due[:], []
+        for confirms in due:
             self.write(confirms.answers())
             if confirms.failure is not None:
                 self.fail(confirms.failure, confirms.channel)

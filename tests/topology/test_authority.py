@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.access import hash_new_password
-from shardmq.broker.controller.authority import Authority
+from shardmq.broker.controller.authority import IN_FORCE_WAITS_S, Authority
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.requests import Drained, Restore
 from shardmq.broker.controller.stored.definitions import Definitions
@@ -262,6 +262,60 @@ async def test_many_binds_are_one_request_that_ends_at_the_first_that_is_refused
     bound = {binding.routing_key for binding in world.catalog.vhosts["/"].bindings_to("queue", "q")}
     assert bound == {str(n) for n in range(200)} | {"a"}
     assert world.agree()
+
+
+def bind_in_force(world: World, key: str, seen: list[tuple[int, int]]) -> None:
+    """Submit a bind that a front door has answered; `seen` gets the code and the batches told."""
+    world.authority.submit(
+        BindMany("/", [("amq.topic", "q", key)], True),
+        ME,
+        lambda code, text, result: seen.append((code, len(world.doors.told))),
+    )
+
+
+async def test_binds_in_force_at_the_door_share_a_batch_and_are_answered_before_it(
+    world: World,
+) -> None:
+    await world.ask(declare(durable=False))
+    before, seen = len(world.doors.told), list[tuple[int, int]]()
+    for key in "abc":
+        bind_in_force(world, key, seen)
+        await turn()
+    assert seen == []
+    await world.authority.caught_up()
+    assert seen == [(0, before)] * 3
+    await turn()
+    assert len(world.doors.told) == before + 1
+    assert world.agree()
+
+
+async def test_who_waits_for_an_answer_does_not_wait_for_binds_in_force(world: World) -> None:
+    await world.ask(declare(durable=False))
+    before, seen = len(world.doors.told), list[tuple[int, int]]()
+    bind_in_force(world, "a", seen)
+    assert await world.ask(Bind("/", "amq.topic", "queue", "q", "b", {})) == Answer(0)
+    assert seen == [(0, before)]
+    assert len(world.doors.told) == before + 1
+    bind_in_force(world, "c", seen)
+    await asyncio.sleep(10 * IN_FORCE_WAITS_S)  # nobody asks
+    assert len(seen) == 2
+
+
+async def test_a_bind_in_force_is_kept_without_room_and_refused_without_its_queue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.ask(declare(durable=False))
+    monkeypatch.setattr(world.definitions, "lacks_room", lambda changes, grows=True: "full")
+    seen = list[tuple[int, int]]()
+    bind_in_force(world, "a", seen)
+    await world.authority.caught_up()
+    await turn()
+    assert world.agree()
+    assert [b.routing_key for b in world.catalog.vhosts["/"].bindings_to("queue", "q")] == ["a"]
+    await world.ask(QueueRemove("/", "q", False, False))
+    bind_in_force(world, "a", seen)
+    await world.authority.caught_up()
+    assert [code for code, _ in seen] == [0, 404]
 
 
 async def test_requests_of_a_batch_are_bounded_by_what_they_ask_for(world: World) -> None:

@@ -12,7 +12,7 @@ from shardmq.broker.amqp.errors import ChannelException, ConnectionException
 from shardmq.broker.front_door.topology import methods, queues, reply_queue
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model import checks
-from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueuePut, ShardOf
+from shardmq.broker.model.changes import ExchangePut, PermissionPut, QueueDelete, QueuePut, ShardOf
 from shardmq.broker.routing import keeping
 from shardmq.broker.shared.control import (
     Answer,
@@ -198,6 +198,28 @@ def test_refusals_have_rabbitmqs_codes_and_texts(
     method: base.Frame, answer: tuple[int, str]
 ) -> None:
     assert refused(FakeSession(SOURCE, PLAIN, THEIRS), method) == answer
+
+
+def test_an_exclusive_queue_of_another_front_door_is_looked_for_behind_its_end() -> None:
+    passive = Queue.Declare(queue="far", passive=True)
+
+    async def scenario(goes: bool) -> Driver:
+        session = FakeSession(QueuePut("/", "far", 9, 0, owner="1.1.1"))
+        driver = Driver(session)
+        driver.receive(passive)
+        await driver.settle()
+        assert driver.controller.asked == [VirtualLook("/", "far")]
+        assert not driver.said
+        if goes:  # the change is on its way, and comes before the answer
+            session.catalog.apply(QueueDelete("/", "far"))
+        await driver.finish()
+        return driver
+
+    for goes, code in ((True, 404), (False, 405)):
+        driver = asyncio.run(scenario(goes))
+        (failure,) = driver.failures
+        assert isinstance(failure, ChannelException)
+        assert failure.code == code
 
 
 @pytest.mark.parametrize(

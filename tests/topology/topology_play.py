@@ -51,6 +51,7 @@ class FakeController:
         self.asked: list[AnyRequest] = []
         self.open: list[tuple[AnyRequest, asyncio.Future[Answer] | Reply]] = []
         self.at_once = True
+        self.ahead = None  # binds wait for their answers
 
     def ask(self, request: AnyRequest, owner: str, user: str) -> asyncio.Future[Answer]:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -167,9 +167,9 @@ class ForgetsMarker(lane.Lane):
     """Sends by ZeroMQ what the ring has no room for, and the next message through the ring."""
 
     def put(self, message: envelope.Parts) -> None:
-        if not self._writes_ring:
+        if not self.writes_ring:
             super().put(message)
-        elif not self._writer.put(lane.joined(message)):
+        elif not self.writer.put(lane.joined(message)):
             self._send_by_zmq(lane.joined(message))
 
 
@@ -177,9 +177,9 @@ class ComesBackEarly(lane.Lane):
     """Goes on with the ring while the reader has not taken all of it."""
 
     def put(self, message: envelope.Parts) -> None:
-        if not self._writes_ring and self._is_accepted:
+        if not self.writes_ring and self._is_accepted:
             self._send_by_zmq(self._goes_on)
-            self._writes_ring = True
+            self.writes_ring = True
         super().put(message)
 
 

@@ -230,7 +230,13 @@ def metrics_app(context: Context) -> web.Application:
         check_host(context, request)
         return await handler(request)
 
-    middlewares = [context.http_connections.middleware(), json_errors, host_checked]
+    @web.middleware
+    async def caught_up(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+        """Show nothing that is older than what clients of AMQP were told."""
+        await context.authority.caught_up()
+        return await handler(request)
+
+    middlewares = [context.http_connections.middleware(), json_errors, host_checked, caught_up]
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=middlewares)
     app.on_response_prepare.append(csrf.add_headers)
     for path in ("/metrics", "/metrics/per-object", "/metrics/detailed"):

@@ -60,7 +60,7 @@ from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.route_cache import RouteCache
 from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.session import Session, TlsPeer
+from shardmq.broker.front_door.session import Newcomer, Session, TlsPeer
 from shardmq.broker.front_door.topology import methods
 
 log = logging.getLogger("shardmq.broker.front_door.connection.connection")
@@ -73,6 +73,7 @@ BIND_BYTES = 320
 # messages may be.
 GETS_MAX = 16
 
+NOBODY_NEW: Final = Newcomer()
 CONNECTION_OPEN_OK: Final = commands.Connection.OpenOk()
 CONNECTION_CLOSE_OK: Final = commands.Connection.CloseOk()
 
@@ -110,8 +111,12 @@ class ClientConnection:
         tls: TlsPeer | None = None,
         *,
         trusted: bool = False,
+        newcomer: Newcomer = NOBODY_NEW,
     ) -> None:
-        """Begin a connection. `tls` is what a TLS handshake told; `trusted` as in Session."""
+        """Begin a connection, or go on from a newcomer (anteroom.pyx).
+
+        `tls` is what a TLS handshake told; `trusted` as in Session.
+        """
         config, loop, links = services.config, services.loop, services.shards
         self.id = number
         self.services = services
@@ -163,7 +168,10 @@ class ClientConnection:
             amqp,
             connected=registry.connected,
             disconnect=self.disconnect,
+            newcomer=newcomer,
         )
+        if newcomer.open is not None:
+            self._go_on_with(self._opening.hand_on(newcomer, newcomer.open))
         if tls is not None:  # its first bytes may have come with the end of the TLS handshake
             loop.aio.call_soon(socket.readable)
 
@@ -212,7 +220,7 @@ class ClientConnection:
         if socket.amqp.opened:
             self.services.counts.channels_opened += socket.amqp.opened
             socket.amqp.opened = 0
-        self.services.loop.came(things)
+        self.services.loop.pace.came(things)
         socket.gather()
 
     def _handle(self, event: Event) -> None:
@@ -416,7 +424,11 @@ class ClientConnection:
             self.route_cache = self.services.publishing.route_cache(session.vhost, session.user)
             if (short_way := self.services.short_way) is not None:
                 inlet = short_way.inlet(
-                    self.socket, self.channels.by_number, self.work.waiting, self.route_cache
+                    self.socket,
+                    self.channels.by_number,
+                    self.work.waiting,
+                    self.route_cache,
+                    self.work.fail_internally,
                 )
                 self.socket.frame_bytes_max = session.frame_bytes_max
                 self.socket.go_short_way(inlet)

@@ -11,14 +11,17 @@ import logging
 from collections.abc import Callable, Coroutine
 from enum import Enum
 
-from shardmq.broker.amqp import Connection, ConnectionException, StartOk
+from shardmq.broker.amqp import Connection, ConnectionException, StartOk, hand_on
 from shardmq.broker.front_door import login
 from shardmq.broker.front_door.services import Services
-from shardmq.broker.front_door.session import Session
+from shardmq.broker.front_door.session import Lesson, Newcomer, Session
 from shardmq.broker.shared.control import ConnectionOpen
 from shardmq.broker.shared.logins import TakesLong
 
 log = logging.getLogger("shardmq.broker.front_door.connection.opening")
+
+
+LESSONS_MAX = 1000  # logins that newcomers may use
 
 
 class Greeting(Enum):
@@ -46,22 +49,32 @@ class Opening:
         *,
         connected: Callable[[], int],
         disconnect: Callable[[], None],
+        newcomer: Newcomer,
     ) -> None:
-        """Start the clock of a handshake. `disconnect` is called when it takes too long.
+        """Start the clock of the handshake, which a `newcomer` may have begun before.
 
-        `connected` returns how many open connections of clients this front door has.
+        `disconnect` is called when the handshake takes too long. `connected` returns how many open
+        connections of clients this front door has.
         """
         self._services = services
         self._session = session
         self._amqp = amqp
         self._connected = connected
         self._disconnect = disconnect
+        self._key = newcomer.key
         timeout_s = services.config.handshake_timeout_s
-        self._timer = services.loop.aio.call_later(timeout_s, self._too_slow, timeout_s)
+        self._timer = (
+            services.loop.aio.call_later(
+                max(0.0, timeout_s - newcomer.age_s), self._too_slow, timeout_s
+            )
+            if newcomer.open is None
+            else None
+        )
 
     def close(self) -> None:
         """Stop the clock: the connection is open, or has ended."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _too_slow(self, timeout_s: float) -> None:
         log.warning("%s: no handshake within %g s", self._session.name, timeout_s)
@@ -100,10 +113,18 @@ class Opening:
             return self._log_in_slowly(said, asked)
         except login.LoginRefused as refused:
             services.counts.logins_failed += 1
+            services.lessons.clear()  # passwords are looked at, or not looked at, from now on
             if not refused.said:
                 log.warning("%s: login refused: %s", session.name, refused.reason)
             return refused.answer if refused.tell else Greeting.HANG_UP
         services.counts.logins_succeeded += 1
+        if self._key is not None and known is None:  # what was hashed slowly may be old by now
+            if len(services.lessons) >= LESSONS_MAX:
+                services.lessons.clear()
+            if self._key not in services.lessons:
+                services.lessons[self._key] = Lesson(
+                    session.user, said.mechanism, said.client_properties, set()
+                )
         session.auth_mechanism = said.mechanism
         return Greeting.TUNE
 
@@ -136,6 +157,34 @@ class Opening:
                 services.catalog, session.user, vhost
             ):
                 return self._open_within_limits()
+        if (
+            self._key is not None
+            and self._key in services.lessons  # no login depends on what has changed since
+            and not connections_max
+            and not services.config.channel_max_per_node
+            and not login.has_channel_limit(services.catalog, session.user)
+        ):
+            services.lessons[self._key].vhosts.add(vhost.encode())
+        return Greeting.OPEN_OK
+
+    def hand_on(self, newcomer: Newcomer, lesson: Lesson) -> Greeting:
+        """Go on from an open newcomer: it has done all that is decided here."""
+        services, session, amqp = self._services, self._session, self._amqp
+        hand_on(
+            amqp,
+            lesson.client_properties,
+            newcomer.channels_max,
+            newcomer.frame_bytes_max,
+            newcomer.heartbeat_s,
+            newcomer.channels,
+        )
+        session.user, session.auth_mechanism = lesson.user, lesson.mechanism
+        session.client_properties, session.vhost = lesson.client_properties, newcomer.vhost
+        session.frame_bytes_max = newcomer.frame_bytes_max
+        session.channels_max, session.heartbeat_s = newcomer.channels_max, newcomer.heartbeat_s
+        services.counts.logins_succeeded += 1
+        services.counts.channels_opened += newcomer.channels_opened
+        services.catalog_link.connection_up(session.owner, session.info)
         return Greeting.OPEN_OK
 
     async def _open_within_limits(self) -> Greeted:

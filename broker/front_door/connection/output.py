@@ -59,6 +59,14 @@ class Output(OutputState):
             return False
         return True
 
+    def was_sent(self, count: int) -> bool:
+        """Note that so many bytes were sent before. Return False if there are not so many."""
+        if count > self.pending:
+            return False
+        if count:
+            self._drop(count)
+        return True
+
     def own(self) -> None:
         """Copy what is left of borrowed parts: their memory is about to change."""
         if self._borrows:

@@ -157,7 +157,7 @@ class ClientSocket(SocketState):
             self.amqp.drop_read()
         taken = inlet.take(loop.large_read_buffer, end)
         if taken:
-            loop.came(inlet.things)
+            loop.pace.came(inlet.things)
             if inlet.fed:
                 loop.fed(self, inlet.fed)
         if taken < end:
@@ -177,9 +177,27 @@ class ClientSocket(SocketState):
 
     def go_short_way(self, inlet: Inlet) -> None:
         """Let the inlet take what is plain of each read, which it does itself if it can."""
+        if not self.paused and not self.lost:
+            self._read_no_more()
         self.inlet = inlet
         if not self.paused and not self.lost:
-            self.loop.aio.add_reader(self.fd, inlet.readable)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Have the socket read whenever it has something."""
+        loop, inlet = self.loop, self.inlet
+        if inlet is None:
+            loop.aio.add_reader(self.fd, self.readable)
+        elif loop.watch is None or not self.is_plain:
+            loop.aio.add_reader(self.fd, inlet.readable)
+        else:
+            loop.watch.read(self.fd, inlet)
+
+    def _read_no_more(self) -> None:
+        if self.inlet is None or self.loop.watch is None or not self.is_plain:
+            self.loop.aio.remove_reader(self.fd)
+        else:
+            self.loop.watch.leave(self.fd)
 
     def _read_body(self, sock: socket.socket, part: BodyPart, places: list[memoryview]) -> None:
         """Read a part of a large body straight to its place, and a little behind it."""
@@ -206,7 +224,7 @@ class ClientSocket(SocketState):
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""
         if not self.paused and not self.lost:
-            self.loop.aio.remove_reader(self.fd)
+            self._read_no_more()
         self.paused |= reason
 
     def resume(self, reasons: int) -> None:
@@ -220,8 +238,7 @@ class ClientSocket(SocketState):
             self._schedule_slice()
         elif not self.paused:
             self.last_received = self.loop.aio.time()  # it was not read: its silence was ours
-            readable = self.readable if self.inlet is None else self.inlet.readable
-            self.loop.aio.add_reader(self.fd, readable)
+            self._read_on()
 
     def end_slice(self) -> None:
         """Let the next clients go on; what is left of this read is handled in the next slice.
@@ -230,7 +247,7 @@ class ClientSocket(SocketState):
         """
         self.amqp.keep_unread()
         self.pause(PAUSE_SLICE)
-        self.loop.work_is_left()
+        self.loop.pace.was_large()
         self._schedule_slice()
 
     def _schedule_slice(self) -> None:
@@ -274,12 +291,6 @@ class ClientSocket(SocketState):
         self.amqp.send_method(channel_number, method, count)
         self.gather()
 
-    def write(self, data: bytes) -> None:
-        """Send frames that are ready."""
-        if data and not self.lost and not self.closing:
-            self.output.add(data)
-            self._mark_dirty()
-
     def write_delivery(
         self, data: bytes | list[bytes | memoryview], shard: int, credit: int
     ) -> None:
@@ -296,22 +307,16 @@ class ClientSocket(SocketState):
         else:
             self.output.add_parts_then_credit(data, shard, epoch, credit)
             self.loop.borrowers.append(self.output)
-        self._mark_dirty()
+        self.mark_dirty()
 
     def gather(self) -> None:
         """Take over what the AMQP library has to send."""
         for data in self.amqp.data_to_send():
             if not self.lost:
                 self.output.add(data)
-                self._mark_dirty()
+                self.mark_dirty()
         if self.amqp.closed:
             self.flush_then_close()
-
-    def _mark_dirty(self) -> None:
-        if not self.is_dirty:
-            self.is_dirty = True
-            self.loop.dirty.append(self)
-            self.loop.schedule_end_of_pass()
 
     def flush_slowly(self) -> None:
         """Do what flush() leaves: much output, TLS, a kernel that takes no more."""
@@ -400,6 +405,8 @@ class ClientSocket(SocketState):
         """
         self.lost = True
         self._on_data = self._on_end = _nobody  # or socket and connection would hold each other
+        if not self.paused:
+            self._read_no_more()
         self.inlet = None
         self.resume(PAUSE_SHARDS)  # a commit that waits for room goes on to its end
         aio = self.loop.aio
@@ -410,5 +417,4 @@ class ClientSocket(SocketState):
             # broken connection.
             close_behind_output(aio, self.sock, shut)
         else:
-            aio.remove_reader(self.fd)
             self.sock.close()

@@ -21,6 +21,7 @@ from shardmq.broker.front_door.connection.channel import NO_WORK, Channel, Outco
 from shardmq.broker.front_door.connection.socket import PAUSE_WORK, ClientSocket
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Session
+from shardmq.broker.front_door.topology.methods import BIND_OK
 from shardmq.broker.front_door.topology.pipeline import Pipeline
 
 log = logging.getLogger("shardmq.broker.front_door.connection.work_queue")
@@ -84,6 +85,10 @@ class WorkQueue:
         """
         if isinstance(work, METHODS) and not channel.running and not channel.work:
             pipeline = self._pipeline(channel)
+            if isinstance(work, Binds) and pipeline.bind_at_once(work):
+                if not work.nowait:
+                    self._socket.send(channel.number, BIND_OK, len(work.ends))
+                return
             pipeline.receive(work)  # overlaps what it may overlap
             self.waiting.add(channel)
             if pipeline.full:

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from shardmq.broker.front_door.links.binds_ahead import BindsAhead
 from shardmq.broker.front_door.links.catalog_requests import CatalogRequests, Reply
 from shardmq.broker.front_door.links.control_stream import ControlStream
 from shardmq.broker.model.catalog import Catalog
-from shardmq.broker.model.changes import AnyChange, is_only_more
+from shardmq.broker.model.changes import TOPOLOGY, AnyChange, is_only_more
 from shardmq.broker.shared.control import (
     Alarmed,
     Answer,
@@ -80,6 +81,9 @@ class Listener(Protocol):
     def received(self) -> None:
         """Hear that the messages are handled."""
 
+    def logins_change(self) -> None:
+        """Hear that what logins depend on is about to change: users, rights, vhosts, limits."""
+
     def catalog_changed(self, changes: list[AnyChange] | None) -> None:
         """Forget what was routed by the old catalog: these changes are in force.
 
@@ -124,8 +128,16 @@ class CatalogLink:
     """
 
     def __init__(
-        self, path: str, *, door: int, incarnation: int, pid: int, listener: Listener
+        self,
+        path: str,
+        *,
+        door: int,
+        incarnation: int,
+        pid: int,
+        listener: Listener,
+        is_alone: bool = False,
     ) -> None:
+        """Prepare. `is_alone` says that there is no other front door."""
         self.catalog = Catalog()
         self._coming = Catalog()  # what the next snapshot completes
         self._path = path
@@ -143,6 +155,12 @@ class CatalogLink:
         self._passed = 0
         self._ups_planned = False
         self._requests = CatalogRequests(self._send)
+        # None where other front doors route, too: they have to hear of a binding first.
+        self.ahead: BindsAhead | None = None
+        if is_alone:
+            self.ahead = BindsAhead(
+                self._requests, lambda: self.catalog, self._listener.catalog_changed
+            )
         self._stream: ControlStream | None = None
         self._applied_unsaid = self._applied_planned = False
         self._controller_version = 0  # of a controller that speaks another wire version
@@ -169,6 +187,18 @@ class CatalogLink:
         self._requests.add(request, owner, user, answer)
         return answer
 
+    def bind_ahead(
+        self, vhost: str, ends: list[tuple[str, str, str]], owner: str, user: str
+    ) -> bool:
+        """Put binds in force before the controller decides on them, as BindsAhead.bind does."""
+        if self.ahead is None or self._stream is None:
+            return False
+        self._stream.hold()
+        try:
+            return self.ahead.bind(vhost, ends, owner, user)
+        finally:
+            self._stream.flush()  # before the client is answered
+
     def connection_up(self, owner: str, info: Callable[[], ConnectionInfo]) -> None:
         """Tell the controller of a connection, or of what is new about it.
 
@@ -183,6 +213,9 @@ class CatalogLink:
             self._send(ConnectionUp(info()))
             return
         self._unsaid[owner] = None
+        self._plan_ups()
+
+    def _plan_ups(self) -> None:
         if not self._ups_planned:
             self._ups_planned = True
             asyncio.get_running_loop().call_later(UP_WAITS_S, self._say_planned_ups)
@@ -200,6 +233,12 @@ class CatalogLink:
             self._passed += 1
         else:
             self._send(ConnectionDown(owner))
+
+    def connection_passed(self) -> None:
+        """Count a connection that came and went before the controller was told of it."""
+        if self.up:
+            self._passed += 1
+            self._plan_ups()
 
     def say(self, message: ControlMessage) -> None:
         """Tell the controller of consumers of virtual queues.
@@ -395,9 +434,16 @@ class CatalogLink:
     def _apply(self, message: Changes) -> Iterator[None]:
         for start in range(0, len(message.changes), SLICE):
             part = message.changes[start : start + SLICE]
+            if not TOPOLOGY.issuperset(map(type, part)):
+                self._listener.logins_change()
+            ahead = self.ahead or None
+            is_known = ahead is not None and ahead.has_all(part)
             self.catalog.apply_all(part)
             # The listener hears of each slice: an old cache must not route what a slice changed.
-            self._has_changed(part)
+            if not is_known:
+                self._has_changed(part)
+                if ahead is not None:
+                    ahead.put_again()
             if start + SLICE < len(message.changes):
                 yield
         self._version = message.version
@@ -427,10 +473,13 @@ class CatalogLink:
 
     def _replace(self, message: Snapshot) -> Iterator[None]:
         yield from self._take_in(message.changes)
+        self._listener.logins_change()
         self.catalog, self._coming = self._coming, Catalog()
         self.catalog.version = message.version
         self._boot, self._version = message.boot, message.version
         self._has_changed(None)
+        if self.ahead is not None:
+            self.ahead.put_again()
         self._send(Applied(message.version))
 
     def _has_changed(self, changes: list[AnyChange] | None) -> None:

@@ -95,7 +95,7 @@ class CatalogRequests:
         """Send a request now or in its turn. It is refused if too many wait."""
         asked = _Asked(Ask(self._next_id, request, owner, user), answer)
         self._next_id += 1
-        if self.up and not self._waiting and self._sent_things < SENT_MAX:
+        if self.sends_at_once:
             self._send_asked(asked)
         elif self._waiting_things < WAITING_MAX:
             self._waiting.setdefault(owner, deque()).append(asked)
@@ -103,6 +103,11 @@ class CatalogRequests:
         else:
             text = "too many requests wait for the controller"
             answer.set_result(Answer(asked.ask.id, RESOURCE_ERROR, text))
+
+    @property
+    def sends_at_once(self) -> bool:
+        """Return whether a request would be sent now."""
+        return self.up and not self._waiting and self._sent_things < SENT_MAX
 
     def answered(self, answer: Answer) -> None:
         """Hand an answer to who asked, if somebody still waits for it."""

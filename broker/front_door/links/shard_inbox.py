@@ -13,6 +13,7 @@ import time
 import zmq
 
 from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLink
+from shardmq.broker.front_door.watch import Watch
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.bodies import BodyMemory
@@ -29,9 +30,13 @@ READABLE = int(zmq.POLLIN)  # an int: `&` with zmq's enum costs as much as a cal
 
 
 class ShardInbox:
-    """Takes in what the shards say. `loop` is set before the first message may come."""
+    """Takes in what the shards say. `loop` is set before the first message may come.
+
+    With a `watch`, compiled passes hear the bells and take in what is plain.
+    """
 
     loop: asyncio.AbstractEventLoop | None = None
+    watch: Watch | None = None
 
     def __init__(
         self,
@@ -59,6 +64,8 @@ class ShardInbox:
         self._socket.bind(endpoint)
         # Only uvloop has it, and calls it private. Without it a look sees the rings alone.
         self._loop_fd = getattr(self.loop, "_get_backend_id", lambda: -1)()
+        if self.watch is not None and self._loop_fd >= 0:
+            self.watch.loop_fd = self._loop_fd
         self.loop.add_reader(self._socket.fileno(), self._receive)
         self.loop.call_soon(self._receive)
 
@@ -129,8 +136,12 @@ class ShardInbox:
                         continue
                     handle = link.by_kind[kind]
                 handle(message)
-            except Exception:
-                log.exception("a message of a shard cannot be handled")
+            except Exception as error:
+                self.cannot_handle(error)
+
+    def cannot_handle(self, error: Exception) -> None:
+        """Note an error of ours in a message of a shard, which harms no other message."""
+        log.error("a message of a shard cannot be handled", exc_info=error)
 
     # -- lanes ------------------------------------------------------------------------------------
 
@@ -143,7 +154,15 @@ class ShardInbox:
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
-        self.loop.add_reader(lane.bell, self._rung, link, lane)
+        self.listen(link, lane)
+
+    def listen(self, link: ShardLink, lane: Lane) -> None:
+        """Hear the bell of a lane from now on, and the end of the other process."""
+        assert self.loop is not None
+        if self.watch is None:
+            self.loop.add_reader(lane.bell, self._rung, link, lane)
+        else:
+            self.watch.hear(lane.bell, link, lane, self._rung, self._hear_rest)
         self.loop.add_reader(lane.fd, self._end, link, lane)
         self._lanes[lane.bell] = link
 
@@ -156,7 +175,10 @@ class ShardInbox:
                 return
             link.rings_full += lane.times_full
             if self.loop is not None:
-                self.loop.remove_reader(lane.bell)
+                if self.watch is None:
+                    self.loop.remove_reader(lane.bell)
+                else:
+                    self.watch.leave(lane.bell)
                 self.loop.remove_reader(lane.fd)
             del self._lanes[lane.bell]
             lane.close()
@@ -166,6 +188,9 @@ class ShardInbox:
 
         An answer that one client waits for does not wait for what others publish.
         """
+        if self.watch is not None:
+            self.watch.wait(seconds)
+            return
         until = time.perf_counter() + seconds
         while seconds > 0 and (rung := wait_for_any(list(self._lanes), seconds)):
             for bell in rung:
@@ -218,11 +243,23 @@ class ShardInbox:
             return
         self._events.receiving()
         try:
-            self._take_all(link, lane.take(RECEIVE_BURST))
+            self._take_all(link, lane.take(RECEIVE_BURST, link.outlet))
         finally:
             self._sleep_or_come_back(link, lane)
             try:
                 self._events.received()
+            finally:
+                self._let_go(lane)
+
+    def _hear_rest(self, link: ShardLink, lane: Lane, most: int) -> None:
+        """Take messages that are not plain, at most so many, in a pass that ends by itself."""
+        try:
+            if most:
+                self._take_all(link, lane.take(most))
+        finally:
+            self._sleep_or_come_back(link, lane)
+            try:
+                self._events.write_borrowed()
             finally:
                 self._let_go(lane)
 

@@ -71,6 +71,9 @@ class Events(Protocol):
     def publish_room(self, shard: int) -> None: ...
     def receiving(self) -> None: ...
     def received(self) -> None: ...
+    def write_borrowed(self) -> None:
+        """Write deliveries that lie in part in a ring, as far as clients take them."""
+
     def own_deliveries(self) -> None:
         """Copy what is still needed of deliveries: the memory they lie in is about to change."""
 
@@ -290,6 +293,7 @@ class ShardLink(LinkState):
             self._bodies.lost(self.shard)
         self.epoch = epoch
         who = self.peer, self.incarnation, epoch, self.shard
+        self.sender = envelope.sender(*who)
         self.by_header = {envelope.header(kind, *who): do for kind, do in self.by_kind.items()}
         self.away_since, self._nacking, self.stalled = None, False, False
         self.in_flight = 0

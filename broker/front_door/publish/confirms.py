@@ -49,9 +49,9 @@ class Answered(Protocol):
 
 
 class Confirms(ConfirmsState):
-    """Confirm mode of one channel. `failure` ends the channel, once."""
+    """Confirm mode of one channel."""
 
-    __slots__ = ("failure",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Confirms(ConfirmsState):
         self.channel = channel
         self.due = due
         self.counts = counts or MessageCounts()
-        self.failure: ChannelException | None = None
 
     def publish_lost(self) -> None:
         """Hear that a publish was lost, or may be.

@@ -85,7 +85,8 @@ class Publishing:
         self._messages = SingleMessages(
             source, batches, counts, self.exchange_counts, replies, dedup
         )
-        self.confirms_due: list[Confirms] = []  # channels with acks, nacks or a failure
+        # Channels with acks, nacks or a failure; the end of a pass empties the list.
+        self.confirms_due: list[Confirms] = []
         self._commits: set[asyncio.Task[asyncio.Future[bool]]] = set()
 
     @property
@@ -104,12 +105,6 @@ class Publishing:
     def confirms(self, client: Answered, channel: int) -> Confirms:
         """Return what puts a channel of a client in confirm mode."""
         return Confirms(client, channel, self.confirms_due, self._counts)
-
-    def take_confirms_due(self) -> list[Confirms]:
-        """Return the channels with something to say, at the end of a pass of the event loop."""
-        due = self.confirms_due.copy()
-        self.confirms_due.clear()
-        return due
 
     def catalog_changed(self, something_went: bool = True) -> None:
         """Have every route looked up anew.

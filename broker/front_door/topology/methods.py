@@ -27,6 +27,7 @@ from shardmq.broker.front_door.topology.steps import (
     CountQueues,
     Counts,
     PurgeQueues,
+    SeeCatalog,
     Step,
     Steps,
 )
@@ -162,7 +163,26 @@ def _passive_declare(session: Session, catalog: Catalog, name: str) -> Step:
     """Return the steps to the counts of a queue. An empty name is no name, not the last queue's."""
     if shards := shards_of(session, catalog, name):
         return _count_shards(session, name, shards)
+    queue = catalog.queue(session.vhost, name)
+    if queue is not None and queue.owner and _door(queue.owner) != _door(session.owner):
+        return _count_in_step(session, name)
     return _count_queue(session, owned_queue(session, catalog, name))
+
+
+def _door(owner: str) -> str:
+    """Return the front door of a connection, and its incarnation."""
+    return owner.rpartition(".")[0]
+
+
+def _count_in_step(session: Session, name: str) -> Steps[base.Frame]:
+    """Count a queue that another front door's connection owns.
+
+    The client may have seen the end of that connection before this copy of the catalog had the end
+    of its queues. What the controller answers comes behind all that other front doors know already.
+    """
+    yield AskEach([VirtualLook(session.vhost, name)])
+    catalog: Catalog = yield SeeCatalog()
+    return (yield from _count_queue(session, owned_queue(session, catalog, name)))
 
 
 def _count_queue(session: Session, queue: QueuePut) -> Steps[base.Frame]:

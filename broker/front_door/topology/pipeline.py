@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from pamqp import base, commands
@@ -70,6 +70,15 @@ class _Running(NamedTuple):
         if not getattr(self.method, "nowait", False):
             say(reply, 1)
 
+    def queues_there(self, channel: DeclaringChannel) -> Iterable[str]:
+        """Return the queues that are at their shards, now that the method is answered."""
+        match self.method:
+            case commands.Queue.Declare(passive=False):
+                return (channel.last_queue,)
+            case commands.Queue.Bind():
+                return (self.method.queue,)
+        return ()
+
 
 class _RunningBinds(NamedTuple):
     """Many binds that are on their way as one request."""
@@ -90,6 +99,10 @@ class _RunningBinds(NamedTuple):
         if answer.code:
             refusal = checks.Refusal(answer.code, answer.text)
             raise methods.failure(commands.Queue.Bind, refusal)
+
+    def queues_there(self, channel: DeclaringChannel) -> Iterable[str]:
+        """Return the queues that are at their shards, now that the binds are answered."""
+        return {name for _, name, _ in self.binds.ends}
 
 
 def _count(work: base.Frame | Binds) -> int:
@@ -163,6 +176,21 @@ class Pipeline:
             self._waiting_count += _count(method)
             self._start()
 
+    def bind_at_once(self, binds: Binds) -> bool:
+        """Put binds in force that need not wait for an answer; the caller replies to the client.
+
+        Return False, and do nothing, if they have to wait.
+        """
+        session = self._session
+        return (
+            not self._closed
+            and not self._running
+            and not self._waiting
+            and self._controller.ahead is not None
+            and self._foresight.is_sure(binds)
+            and self._controller.bind_ahead(session.vhost, binds.ends, session.owner, session.user)
+        )
+
     def close(self) -> None:
         """Forget what was not asked and send no more replies: channel or connection are gone."""
         self._closed = True
@@ -230,6 +258,9 @@ class Pipeline:
             self._running_count -= running.size
             try:
                 running.finish(self._channel, self._say)
+                if (ahead := self._controller.ahead) is not None:
+                    for name in running.queues_there(self._channel):
+                        ahead.queue_is_there(self._session.vhost, name)
             except asyncio.CancelledError:  # not by close(): the whole process ends
                 self.close()
                 return

@@ -1,26 +1,17 @@
-"""Decide when a front door lets small reads, or small batches of large reads, pile up.
-
-Clients that write one message at a time would turn each into a wake-up of every process on its way.
-While reads are small and come fast, passes keep a distance, so that many of them make a batch. The
-distance is short as long as small passes leave most of the processor to others, and up to a tick
-when they do not. A client that sends rarely never waits. Neither does a client that sends one
-message and waits for its answer: nothing would join that message, however long it waited.
+"""broker/front_door/pace.pyx in plain Python: how long small reads and small batches pile up.
 
 Times are in seconds and given by the caller. `now` is of one clock, `busy` is the processor time
-that this thread has had.
+that the thread has had.
 """
 
 from __future__ import annotations
 
-# A small batch waits for this many passes at most.
-PASSES_HELD_MAX = 4
-# The distance, in multiples of the processor time that the pass before took. Small passes then take
-# a third of the processor at most, unless that needs more than a tick.
-TIMES_ITS_WORK = 3.0
-# When this many passes in a row have waited and got only one thing to do, no more can be expected.
-# The next AT_ONCE_PASSES do not wait, and the one after them tries again.
-ALONE_PASSES = 4
-AT_ONCE_PASSES = 16
+from shardmq.broker.front_door.pace import (
+    ALONE_PASSES,
+    AT_ONCE_PASSES,
+    PASSES_HELD_MAX,
+    TIMES_ITS_WORK,
+)
 
 
 class Pace:

@@ -1,0 +1,132 @@
+"""Bindings that are in force at the only front door before the controller has decided on them.
+
+A bind-ok promises that what is published from then on is routed by the binding. If there is only
+one front door, nobody else routes, and what need not outlive the broker need not wait for the disk.
+So the binding is put in force here, the client is answered, and the controller is told in the same
+pass. The request has left this process before the answer does.
+
+The controller decides as always, and its order is the one that counts. If a queue or exchange goes
+at the same time, the bind came before that. The controller answers such a request before it hands
+out the changes of the same batch. So the requests that are unanswered when changes come were
+decided behind these changes, and their bindings are put in force again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from shardmq.broker.front_door.links.catalog_requests import INTERNAL_ERROR, CatalogRequests, Reply
+from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut
+from shardmq.broker.shared.control import BindMany
+
+log = logging.getLogger(__name__)
+
+QUEUES_MAX = 100_000  # queues that are known to be at their shards
+
+
+class BindsAhead:
+    """The binds of one front door that are unanswered by the controller and answered here."""
+
+    def __init__(
+        self,
+        requests: CatalogRequests,
+        catalog: Callable[[], Catalog],
+        changed: Callable[[list[AnyChange]], None],
+    ) -> None:
+        """Begin with none.
+
+        `catalog` returns the copy of the catalog, `changed` hears what is put in force there, or
+        taken back.
+        """
+        self._requests = requests
+        self._catalog = catalog
+        self._changed = changed
+        # Ids of queues that are at their shards: a declare or bind of theirs was answered.
+        self._there: set[int] = set()
+        self._unanswered: dict[Reply, list[BindingPut]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._unanswered)
+
+    def queue_is_there(self, vhost: str, name: str) -> None:
+        """Note that a queue is at its shard."""
+        queue = self._catalog().queue(vhost, name)
+        if queue is not None and queue.id not in self._there:
+            if len(self._there) >= QUEUES_MAX:
+                self._there.clear()
+            self._there.add(queue.id)
+
+    def bind(
+        self, vhost_name: str, ends: list[tuple[str, str, str]], owner: str, user: str
+    ) -> bool:
+        """Put binds between one exchange and one queue in force, and tell the controller.
+
+        The caller knows that the controller will not refuse them by what is known here. Return
+        False, and do nothing, if the client has to wait for the controller: the bindings outlive
+        the broker, the queue may not be at its shard yet, or too much is unanswered.
+        """
+        source, name, _ = ends[0]
+        vhost = self._catalog().vhost(vhost_name)
+        if vhost is None or not self._requests.sends_at_once:
+            return False
+        exchange, queue = vhost.exchanges.get(source), vhost.queues.get(name)
+        if (
+            exchange is None
+            or queue is None
+            or (exchange.durable and queue.durable and not queue.owner)
+            or queue.id not in self._there
+            or any(end[0] != source or end[1] != name for end in ends)
+        ):
+            return False
+        puts = [BindingPut(vhost_name, source, "queue", name, key) for _, _, key in ends]
+        self._put(vhost, puts)
+        answer = Reply()
+        answer.add_done_callback(self._answered)
+        self._unanswered[answer] = puts
+        self._requests.add(BindMany(vhost_name, ends, True), owner, user, answer)
+        return True
+
+    def _answered(self, answer: Reply) -> None:
+        """Forget a request that the controller has decided on, and take back what it refused."""
+        puts, result = self._unanswered.pop(answer), answer.result()
+        if not result.code:
+            return
+        if result.code == INTERNAL_ERROR:  # a fault of ours; the client was promised the bindings
+            log.error("a bind is in force that the controller may not know: %s", result.text)
+            return
+        vhost = self._catalog().vhost(puts[0].vhost)
+        if vhost is not None:
+            gone = [
+                BindingDelete(p.vhost, p.source, p.kind, p.destination, p.routing_key)
+                for p in puts
+                if vhost.has_binding(p)
+            ]
+            for each in gone:
+                vhost.delete_binding(each)
+            self._changed([*gone])
+            self.put_again()  # another request may be for the same binding
+
+    def has_all(self, changes: list[AnyChange]) -> bool:
+        """Return whether the changes are nothing but bindings that are in force here."""
+        catalog = self._catalog()
+        return all(
+            type(change) is BindingPut
+            and (vhost := catalog.vhost(change.vhost)) is not None
+            and vhost.has_binding(change)
+            for change in changes
+        )
+
+    def put_again(self) -> None:
+        """Put in force again what changes of before may have taken along."""
+        catalog = self._catalog()
+        for puts in self._unanswered.values():
+            if (vhost := catalog.vhost(puts[0].vhost)) is not None:
+                self._put(vhost, puts)
+
+    def _put(self, vhost: Vhost, puts: list[BindingPut]) -> None:
+        new: list[AnyChange] = [put for put in puts if not vhost.has_binding(put)]
+        if new:
+            vhost.put_bindings(puts)
+            self._changed(new)

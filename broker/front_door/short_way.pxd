@@ -1,0 +1,67 @@
+# cython: language_level=3
+"""What watch.pyx calls of the short way."""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shardmq.broker.amqp.frames cimport Incoming
+from shardmq.broker.amqp.octets cimport Row
+from shardmq.broker.front_door.hot_state cimport (
+    ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState, PublishingState, SocketState, UnackedState,
+)
+from shardmq.shardd.wire.packer cimport Packer
+from shardmq.shardd.wire.ring cimport Taker
+from shardmq.shardd.wire.routes cimport Routes
+
+
+cdef class ShortWay:
+    cdef Packer packer
+    cdef MessageCounts counts
+    cdef Due due
+    cdef object links  # ShardLinks
+    cdef list link_of  # by shard
+    cdef object alarms
+    cdef object deliveries  # Deliveries
+    cdef dict consumers  # by number
+    cdef PassState loop
+    cdef object open_state
+    cdef str reply_queues
+    cdef bint stamps
+
+    cdef bint is_in_limit(self, ConsumerState consumer)
+
+
+cdef class Inlet:
+    cdef ShortWay way
+    cdef SocketState socket
+    cdef uint32_t connection
+    cdef Incoming amqp
+    cdef dict channels
+    cdef set waiting
+    cdef Routes routes
+    cdef str vhost
+    cdef object failed
+    cdef size_t taken  # of the read: where the first frame begins that is not taken
+    cdef readonly uint64_t things, fed
+    cdef public bint published
+
+    cdef int read(self) except -1
+    cdef bint is_plain(self)
+    cdef int take_plain(self, const uint8_t *base, size_t end) except -1
+    cdef int take_bytes(self, const uint8_t *base, size_t end) except -1
+    cdef size_t publish(self, const uint8_t *base, Row *rows, size_t count, size_t behind) except? 0
+    cdef int note(self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count) except -1
+    cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1
+    cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1
+    cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1
+    cdef int tell(self, UnackedState unacked, Py_ssize_t place, uint64_t first, uint64_t last) except -1
+
+
+cdef class Outlet(Taker):
+    cdef ShortWay way
+    cdef LinkState link
+    cdef object read, deliver, failed
+
+    cdef bint deliver_all(self, const uint8_t *p, size_t size, message) except -1
+    cdef bint deliver_plain(self, const uint8_t *section, uint32_t size) except -1
+    cdef bint confirm(self, uint64_t batch) except -1
+    cdef bint credit(self, const uint8_t *message, size_t size) except -1

@@ -1,0 +1,264 @@
+"""Compiled passes do what slow ones in Python do, with sockets and rings of the kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from pamqp import commands
+
+from shardmq.broker.front_door.connection.output import OUT_BYTES_MAX
+from shardmq.broker.front_door.connection.socket import PAUSE_ALARM, PAUSE_OUTPUT
+from shardmq.shardd.wire import envelope
+from tests.amqp.bytes_of import method, publish
+from tests.connections.door_play import SHARDS
+from tests.connections.test_short_way import History, Mismatch
+from tests.connections.wired_door import Wired
+from tests.reference.watch import Pass
+
+SEEDS = range(int(os.environ.get("WATCH_SEEDS", "16")))
+
+
+class PassHistory(History):
+    """A random history in which several clients and shards have something in the same pass."""
+
+    @property
+    def took(self) -> int:
+        inlets = [each.socket.inlet for each in self.doors[1].entered]
+        return sum(inlet is not None and inlet.published for inlet in inlets)
+
+    def step(self) -> None:
+        for _ in range(self.random.choice([1, 1, 3, 6])):
+            super().step()
+
+
+@contextmanager
+def playing(seed: int, passes: type[Pass] = Pass) -> Iterator[PassHistory]:
+    print(f"seed {seed}")
+    history = PassHistory(seed, new_door=partial(Wired, passes=passes))
+    try:
+        yield history
+    finally:
+        for door in history.doors:
+            door.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_compiled_pass_does_what_a_slow_one_does(seed: int) -> None:
+    with playing(seed) as history:
+        history.rough = min(history.rough, 0.3)
+        await history.play()
+        lives = [each for each in history.model.clients if not each.is_closed]
+        assert history.took or not lives, "nothing went the short way"
+
+
+class ReadsFirst(Pass):
+    """Reads the clients before it hears the shards."""
+
+    def run(self, readable: list[int]) -> None:
+        bells = [fd for fd in readable if fd in self.inbox._lanes]
+        self.loop.end_scheduled = True
+        self.read([fd for fd in readable if fd not in bells])
+        self.hear(bells)
+        self.loop.end_of_pass()
+
+
+class AnswersLate(Pass):
+    """Leaves confirms to the end of the pass, behind the replies to what is read."""
+
+    def answer_publishers(self) -> None:
+        pass
+
+
+class EndsOften(Pass):
+    """Ends the pass behind each read."""
+
+    def read(self, sockets: list[int]) -> None:
+        for fd in sockets:
+            super().read([fd])
+            self.loop.end_of_pass()
+
+
+class ReadsBackwards(Pass):
+    """Reads the clients in another order."""
+
+    def read(self, sockets: list[int]) -> None:
+        super().read(sockets[::-1])
+
+
+@pytest.mark.parametrize("broken", [ReadsFirst, AnswersLate, EndsOften, ReadsBackwards])
+async def test_a_pass_that_is_broken_is_caught(broken: type[Pass]) -> None:
+    with pytest.raises(Mismatch):
+        for seed in range(60):
+            with playing(seed, broken) as history:
+                await history.play()
+
+
+# -- one door --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def door() -> Iterator[Wired]:
+    made = Wired(short=True)
+    yield made
+    made.close()
+
+
+def enter(door: Wired) -> int:
+    """Let a client open a channel in confirm mode; return its place."""
+    at = door.enter()
+    door.read(at, method(1, commands.Channel.Open()) + method(1, commands.Confirm.Select()))
+    door.run()
+    door.seen()
+    return at
+
+
+def is_watched(door: Wired, at: int) -> bool:
+    """Return whether a pass reads the client when it has something."""
+    before = door.entered[at].socket.received_bytes
+    door.read(at, b"".join(publish(1, "", "a", b"x")))
+    door.run()
+    return door.entered[at].socket.received_bytes > before
+
+
+async def test_an_open_connection_leaves_the_event_loop_to_the_watch(door: Wired) -> None:
+    at = enter(door)
+    fd = door.clients[at].near.fileno()
+    assert fd not in door.aio.readers and is_watched(door, at)
+
+
+async def test_a_client_that_is_held_back_is_not_read_and_its_end_makes_no_noise(
+    door: Wired,
+) -> None:
+    at = enter(door)
+    client = door.entered[at].socket
+    client.pause(PAUSE_ALARM)
+    assert not is_watched(door, at)
+    door.clients[at].far.close()
+    assert door.loop.watch is not None
+    assert door.aio.readable() == [], "an end that is not looked at would wake the loop for ever"
+    client.resume(PAUSE_ALARM)
+    door.aio.run()
+    while not client.lost:
+        door.loop.watch.ready()
+    assert door.aio.readable() == []
+
+
+async def test_what_a_full_socket_does_not_take_is_written_later_in_order(door: Wired) -> None:
+    at = enter(door)
+    client, far = door.entered[at].socket, door.clients[at].far
+    said = [bytes([number % 251]) * 1000 for number in range(OUT_BYTES_MAX // 500)]
+    for data in said:
+        client.write(data)
+    door.loop.end_of_pass()
+    assert client.is_writing and client.paused == PAUSE_OUTPUT
+    client.write(b"last")
+    door.loop.end_of_pass()
+    got = b""
+    while client.is_writing or len(got) < len(b"".join(said)) + 4:
+        got += far.recv(1 << 20)
+        for fd in door.aio.writable():
+            door.aio.writers[fd]()
+        door.aio.run()
+    assert got == b"".join(said) + b"last" and not client.paused
+    assert is_watched(door, at)
+
+
+async def test_an_error_of_ours_in_a_read_ends_that_client_and_the_pass_goes_on(
+    door: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = enter(door), enter(door)
+    failing = door.entered[first].socket
+    assert is_watched(door, second), "its route is known from here on"
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(type(failing), "go_on", fails)
+    door.read(first, method(1, commands.Basic.Qos()))
+    door.read(second, b"".join(publish(1, "", "a", b"x")))
+    door.run()
+    assert failing.closing and not door.entered[second].socket.closing
+    assert door.entered[second].channels.by_number[1].published == 2
+    assert b"internal error" in door.clients[first].taken
+    monkeypatch.undo()
+    door.read(first, method(0, commands.Connection.CloseOk()))
+    door.run()
+    assert failing.lost
+
+
+async def test_a_client_that_ends_is_forgotten_and_its_descriptor_may_be_another_ones(
+    door: Wired,
+) -> None:
+    at = enter(door)
+    fd = door.clients[at].near.fileno()
+    door.clients[at].far.close()
+    assert door.loop.watch is not None
+    door.loop.watch.ready()
+    door.aio.run()
+    assert door.entered[at].socket.lost and door.clients[at].is_closed
+    again = enter(door)
+    assert door.clients[again].near.fileno() == fd and is_watched(door, again)
+
+
+class Looks:
+    """Lets a watch look again, and has something come during the first looks."""
+
+    is_on = True
+
+    def __init__(self, *comes: Callable[[], object]) -> None:
+        self.comes = list(comes)
+        self.said: list[tuple[bool, bool]] = []  # of each look: clients were read before, it found
+
+    def most_ns(self, now_ns: int, behind: int = 0) -> int:
+        if self.comes:
+            self.comes.pop(0)()
+        return 200_000
+
+    def looked(self, took_ns: int, found: bool, behind: int = 0) -> None:
+        self.said.append((bool(behind), found))
+
+
+async def test_what_comes_while_the_watch_looks_again_is_done_before_the_loop_sleeps(
+    door: Wired,
+) -> None:
+    at = enter(door)
+    for _ in range(2):
+        assert is_watched(door, at)
+        for shard in range(SHARDS):
+            who, batch = door.who(shard), door.links.links[shard].batch
+            door.hear(shard, envelope.confirmed(*who, batch))
+        door.run()
+    link, watch = door.links.links[0], door.loop.watch
+    assert watch is not None and link.lane.writes_ring and link.lane.reads_ring
+    door.seen()
+    said = b"".join(publish(1, "", "a", b"x"))
+    looks = door.loop.spin = Looks(
+        lambda: door.hear(0, envelope.confirmed(*door.who(0), link.batch)),
+        lambda: door.clients[at].far.send(said),
+    )
+    door.clients[at].far.send(said)
+    before = link.batch
+    watch.ready()
+    assert looks.said == [(True, True), (False, True), (True, False)]
+    door.clients[at].collect()
+    assert door.clients[at].taken.endswith(method(1, commands.Basic.Ack(3)))
+    assert link.batch == before + 2 and not door.loop.looks
+    door.hear(0, envelope.confirmed(*door.who(0), link.batch))
+    looks.is_on = False
+    door.run()
+    assert door.clients[at].taken.endswith(method(1, commands.Basic.Ack(4))), "the bell rings again"
+
+
+async def test_a_watch_that_looks_again_and_again_lets_the_loop_have_its_turn(door: Wired) -> None:
+    at = enter(door)
+    assert door.loop.watch is not None and is_watched(door, at)
+    said = b"".join(publish(1, "", "a", b"x"))
+    looks = door.loop.spin = Looks(*100 * [lambda: door.clients[at].far.send(said)])
+    door.clients[at].far.send(said)
+    door.loop.watch.ready()
+    assert len(looks.said) == 16
+    looks.is_on = False

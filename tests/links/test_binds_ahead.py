@@ -1,0 +1,279 @@
+"""A bind that is answered ahead of the controller is in force from then on, as long as it may be.
+
+Random histories: clients of the only front door bind and unbind, an operator deletes and declares,
+and the controller decides in batches in an order of its own. What was answered ahead holds at each
+moment unless an end of it has gone, and in the end the front door has what the controller has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+
+from shardmq.broker.controller.decisions.decision import Decision
+from shardmq.broker.controller.decisions.decisions import Decisions
+from shardmq.broker.front_door.links.catalog_link import CatalogLink
+from shardmq.broker.front_door.links.catalog_requests import Reply
+from shardmq.broker.model.catalog import Catalog
+from shardmq.broker.model.changes import AnyChange, ExchangePut, QueuePut, VhostPut
+from shardmq.broker.model.checks import Refusal
+from shardmq.broker.shared.control import (
+    Answer,
+    Ask,
+    BindMany,
+    Changes,
+    ExchangeDeclare,
+    ExchangeRemove,
+    QueueDeclare,
+    QueueRemove,
+    Snapshot,
+    Unbind,
+)
+
+ME = "0.1.1"
+CONNECTS_MAX = 3  # fewer than a request may outlive
+QUEUES, EXCHANGES, KEYS = ("q", "r"), ("e", "f"), ("j", "k")
+
+
+class Listener:
+    """Counts how often routes were forgotten."""
+
+    def __init__(self) -> None:
+        self.changed = 0
+
+    def catalog_changed(self, changes: list[AnyChange] | None) -> None:
+        self.changed += 1
+
+    def logins_change(self) -> None: ...
+
+    def consumers_here(self) -> list[Any]:
+        return []
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.sent: deque[Any] = deque()
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def hold(self) -> None: ...
+    def flush(self) -> None: ...
+
+
+class World:
+    """A front door's link, and a controller that keeps its catalog in memory."""
+
+    def __init__(self, answers_first: bool = True) -> None:
+        self.answers_first = answers_first
+        self.listener = Listener()
+        self.link = CatalogLink(
+            "nowhere",
+            door=0,
+            incarnation=1,
+            pid=1,
+            listener=self.listener,
+            is_alone=True,  # type: ignore[arg-type]
+        )
+        self.stream = Stream()
+        self.catalog = Catalog(routes=False)
+        ids = itertools.count(10)
+        self.decisions = Decisions(
+            self.catalog, lambda: next(ids), lambda: "amq.gen", lambda vhost, name: 0
+        )
+        self.catalog.apply_all(
+            [
+                VhostPut("/"),
+                *(ExchangePut("/", name, "direct", durable=False) for name in EXCHANGES),
+                *(QueuePut("/", name, id, 0, durable=False) for id, name in enumerate(QUEUES, 1)),
+            ]
+        )
+        self.of_operator: deque[Any] = deque()
+        self.to_door: deque[Any] = deque()
+        self.connect()
+        self.handle(len(self.to_door))
+        for name in QUEUES:
+            self.there(name)
+
+    def connect(self) -> None:
+        """Begin a stream of the link: what was on the way is lost."""
+        self.link._requests.up = False
+        self.stream = self.link._stream = Stream()  # type: ignore[assignment]
+        self.link._coming = Catalog()
+        self.to_door.clear()
+        self.to_door.append(Snapshot("boot", self.catalog.version, self.catalog.changes()))
+
+    def there(self, name: str) -> None:
+        assert self.link.ahead is not None
+        self.link.ahead.queue_is_there("/", name)
+
+    def bind(self, source: str, queue: str, key: str) -> bool:
+        return self.link.bind_ahead("/", [(source, queue, key)], ME, "guest")
+
+    def ask(self, what: Any) -> None:
+        self.link._requests.add(what, ME, "guest", Reply())
+
+    def decide(self, count: int, dice: random.Random) -> None:
+        """Decide some requests as one batch; those of the front door keep their order."""
+        answers: list[Answer] = []
+        ahead: list[Answer] = []
+        changes: list[AnyChange] = []
+        for _ in range(count):
+            of_door = [each for each in self.stream.sent if isinstance(each, Ask)]
+            if self.of_operator and (not of_door or dice.random() < 0.5):
+                self.change(self.of_operator.popleft(), "", changes)
+            elif of_door:
+                self.stream.sent.remove(of_door[0])
+                code = self.change(of_door[0].what, ME, changes)
+                is_ahead = isinstance(of_door[0].what, BindMany) and of_door[0].what.in_force
+                answer = Answer(of_door[0].id, code, "why" if code else "")
+                (ahead if is_ahead and self.answers_first else answers).append(answer)
+        self.to_door.extend(ahead)
+        if changes:
+            self.to_door.append(Changes(self.catalog.version, changes))
+        self.to_door.extend(answers)
+
+    def change(self, what: Any, owner: str, changes: list[AnyChange]) -> int:
+        try:
+            decision: Decision = self.decisions.decide(what, owner)
+        except Refusal as refusal:
+            return refusal.code
+        self.catalog.apply_all(decision.changes)
+        changes += decision.changes
+        return 0
+
+    def handle(self, count: int) -> None:
+        for _ in range(min(count, len(self.to_door))):
+            for _ in self.link._handle(self.to_door.popleft()):
+                pass
+
+    def bound(self) -> set[tuple[str, str, str]]:
+        return bindings_of(self.link.catalog)
+
+
+def bindings_of(catalog: Catalog) -> set[tuple[str, str, str]]:
+    return {
+        (each.source, each.destination, each.routing_key) for each in catalog.vhosts["/"].bindings()
+    }
+
+
+def play(seed: int, *, answers_first: bool = True) -> int:
+    """Play a history, and return how many binds were answered ahead."""
+    dice = random.Random(seed)
+    world = World(answers_first)
+    answered = connects = 0
+    unanswered: list[tuple[str, str, str]] = []
+    for _ in range(60):
+        chance = dice.random()
+        ends = dice.choice(EXCHANGES), dice.choice(QUEUES), dice.choice(KEYS)
+        if chance < 0.35:
+            if world.bind(*ends):
+                answered += 1
+                assert ends in world.bound()
+        elif chance < 0.45:
+            world.ask(Unbind("/", ends[0], "queue", *ends[1:], {}))
+        elif chance < 0.5:
+            world.ask(BindMany("/", [ends]))
+        elif chance < 0.6:
+            world.of_operator.append(
+                dice.choice(
+                    [
+                        QueueRemove("/", ends[1], False, False),
+                        ExchangeRemove("/", ends[0], False),
+                        Unbind("/", ends[0], "queue", *ends[1:], {}),
+                    ]
+                )
+            )
+        elif chance < 0.7:
+            world.of_operator.append(QueueDeclare("/", ends[1], False, False, False, {}))
+            world.of_operator.append(
+                ExchangeDeclare("/", ends[0], "direct", False, False, False, {})
+            )
+        elif chance < 0.85:
+            world.decide(dice.randrange(1, 4), dice)
+        elif chance < 0.98:
+            world.handle(dice.randrange(1, 4))
+            world.there(ends[1])
+        elif connects < CONNECTS_MAX:
+            connects += 1
+            world.connect()
+            world.handle(1)
+        assert world.link.ahead is not None
+        vhost = world.link.catalog.vhosts["/"]
+        unanswered = [
+            (put.source, put.destination, put.routing_key)
+            for puts in world.link.ahead._unanswered.values()
+            for put in puts
+        ]
+        for source, queue, key in unanswered:
+            if source in vhost.exchanges and queue in vhost.queues:
+                assert (source, queue, key) in world.bound(), seed
+    while world.of_operator or any(isinstance(each, Ask) for each in world.stream.sent):
+        world.decide(3, dice)
+    world.handle(len(world.to_door))
+    assert world.bound() == bindings_of(world.catalog), seed
+    assert not world.link.ahead
+    return answered
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 50))
+def test_binds_that_are_answered_ahead_hold(seed: int) -> None:
+    assert sum(play(each) for each in range(seed, seed + 50)) > 100
+
+
+def test_a_controller_that_answers_behind_its_changes_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(400):
+            play(seed, answers_first=False)
+
+
+def test_what_outlives_the_broker_waits_for_the_controller() -> None:
+    world = World()
+    world.catalog.apply(ExchangePut("/", "lasting", "direct", durable=True))
+    world.catalog.apply(QueuePut("/", "kept", 90, 0, durable=True))
+    world.catalog.apply(QueuePut("/", "own", 91, 0, durable=True, owner=ME))
+    world.connect()
+    world.handle(1)
+    for name in ("kept", "own"):
+        world.there(name)
+    assert not world.bind("lasting", "kept", "k")
+    assert world.bind("lasting", "own", "k")
+    assert world.bind("lasting", "q", "k")
+    assert world.bind("e", "kept", "k")
+
+
+def test_a_queue_that_may_not_be_at_its_shard_yet_waits() -> None:
+    world = World()
+    world.of_operator.append(QueueDeclare("/", "new", False, False, False, {}))
+    world.decide(1, random.Random(1))
+    world.handle(1)
+    assert not world.bind("e", "new", "k")
+    world.there("new")
+    assert world.bind("e", "new", "k")
+
+
+def test_routes_are_not_forgotten_twice_for_one_bind() -> None:
+    world = World()
+    assert world.bind("e", "q", "k")
+    changed = world.listener.changed
+    assert world.bind("e", "r", "k")
+    world.decide(1, random.Random(1))
+    world.handle(2)
+    assert world.listener.changed == changed + 1
+
+
+def test_where_other_front_doors_route_binds_wait() -> None:
+    link = CatalogLink("nowhere", door=0, incarnation=1, pid=1, listener=Listener())  # type: ignore[arg-type]
+    link._requests.up = True
+    link._stream = Stream()  # type: ignore[assignment]
+    assert not link.bind_ahead("/", [("e", "q", "k")], ME, "guest")
+
+
+def test_without_the_controller_binds_wait() -> None:
+    world = World()
+    world.link._requests.up = False
+    assert not world.bind("e", "q", "k")
