@@ -50,6 +50,7 @@ cdef class Inlet:
     cdef int take_bytes(self, const uint8_t *base, size_t end) except -1
     cdef size_t publish(self, const uint8_t *base, Row *rows, size_t count, size_t behind) except? 0
     cdef int note(self, PublishingState channel, ConfirmsState confirms, Row *rows, size_t count) except -1
+    cdef bint answer_channel(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle(self, const uint8_t *base, size_t *position, size_t end) except -1
     cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1
     cdef bint settle_through(self, UnackedState unacked, uint64_t tag) except -1
