@@ -47,6 +47,8 @@ class Combined:
         self._door = FrontDoor(config.front_door, door_end)
         self._passes = Passes(aio, self._server, self._door.hear_local, self._fail)
         self._server.links.add_local(self._door.endpoint, shard_end)
+        if (memory := self._door.lent_memory) is not None:
+            self._server.shard.membership.lends_here(config.front_door.door, memory)
         shard_end.wake = self._passes.soon
         self._door.run_beside(self._passes.run_if_soon)
 

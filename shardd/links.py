@@ -254,6 +254,13 @@ class Links:
                 shared.close()
                 continue
             who = (offer.peer, offer.incarnation, offer.epoch, self._shard.number)
+            peer = self._shard.peers.get(offer.peer)
+            if shared.bodies is not None:
+                if peer is None or peer.incarnation != offer.incarnation:
+                    shared.close()  # without its Join nobody knows who lends these bodies
+                    continue
+                peer.sees(memoryview(shared.bodies))
+                shared = shared._replace(bodies=None)  # a lane stays longer than its front door
             lane = Lane(shared, who, self._outbox(offer.endpoint).send, at_shard=True)
             self._lanes[offer.endpoint] = self._lanes_of[
                 offer.peer, offer.incarnation

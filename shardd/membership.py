@@ -24,6 +24,12 @@ class Membership:
         self._pid = pid
         # By peer; processes with lower incarnations are gone.
         self._incarnations: dict[int, int] = {}
+        # By front door of this process, the memory from which it lends bodies.
+        self._lent_here: dict[int, memoryview] = {}
+
+    def lends_here(self, door: int, memory: memoryview) -> None:
+        """Let the front door of this process lend bodies from this memory, from its Join on."""
+        self._lent_here[door] = memory
 
     def first_words(self, endpoint: str) -> Outgoing:
         """Return the first Hello to the controller.
@@ -50,6 +56,8 @@ class Membership:
                 head.peer, head.incarnation, endpoint, registry.epoch, registry.number
             )
             registry.senders[peer.sender] = peer
+            if head.peer in self._lent_here:
+                peer.sees(self._lent_here[head.peer])
             if head.peer == m.CONTROLLER:
                 if not registry.ready:  # the new controller names all queues again
                     registry.forget_queues()
@@ -76,6 +84,9 @@ class Membership:
         peer = registry.peers.pop(number, None)
         if peer is not None:
             del registry.senders[peer.sender]
+            # Segments may still need the bodies. Without them the memory goes now, not when the
+            # garbage collector finds that the peer and its lender hold each other.
+            peer.lender = None
             self._consumers.release(peer, list(peer.holders), now)
             registry.dead_letters.door_gone(number)
             registry.streams.peer_gone(number)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from shardmq.shardd.lending import Lender
 from shardmq.shardd.queues import Allotment, Consumer, Getter, Window
 from shardmq.shardd.short_way import HeldState, PeerState
 from shardmq.shardd.wire import codec, envelope
@@ -110,6 +111,8 @@ class Peer(PeerState):
         self.held: deque[HeldBatch] = deque()
         self.next_batch: int | None = None  # None: the first batch may have any number
         self.taken = 0  # the weight of publishes since the last credit
+        self.lender: Lender | None = None  # of the bodies that this front door lends
+        self.has_freed = False  # holds of lent bodies are to be given back
         self.withheld = 0  # the weight of publishes taken in that are not to be credited now
         self.has_news = False  # `take` has something to send, apart from confirms and credit
         self.holders: dict[int, Consumer | Getter] = {}
@@ -120,6 +123,13 @@ class Peer(PeerState):
         self.writer = codec.DeliveryWriter(*self._who)
         self.before_deliveries: list[envelope.Parts] = []
         self.after_deliveries: list[envelope.Parts] = []
+
+    def sees(self, memory: memoryview) -> None:
+        """Let the front door lend bodies from this memory."""
+        self.lender = Lender(memory, self._has_freed)
+
+    def _has_freed(self) -> None:
+        self.has_news = self.has_freed = True
 
     def window(self, connection: int) -> Window:
         found = self.windows.get(connection)
@@ -191,6 +201,10 @@ class Peer(PeerState):
         deliveries = self.writer.take_parts()
         if deliveries is not None:
             outgoing.append(_new_tuple(Outgoing, (endpoint, deliveries)))
+        # Behind the deliveries: until then these bodies are the shard's.
+        if self.has_freed and self.lender is not None:
+            self.has_freed = False
+            self.after_deliveries.append(envelope.freed(*self._who, self.lender.take_freed()))
         if self.after_deliveries:
             outgoing += [
                 _new_tuple(Outgoing, (endpoint, message)) for message in self.after_deliveries

@@ -40,6 +40,8 @@ log = logging.getLogger("shardmq.shardd.server")
 RECEIVE_BURST = 32
 # How often data is synced that nobody waits for: acks, positions in streams, unconfirmed publishes.
 TICK_MS = 1000
+# So many write buffers that were given up at once are memory that the system should have back.
+BUFFERS_GIVEN_BACK_MIN = 4
 # How often the shard forgets producers that were not heard for long.
 SWEEP_MS = 60_000
 # A pass with few messages: a batch, and the settles that came with it.
@@ -196,13 +198,16 @@ class Server:
         """Do the work of each second.
 
         The shard tells the watchdog that it lives, checks the room on the disk, asks for a sync of
-        what nobody waits for, closes the sockets of peers that left, and accepts lanes again.
+        what nobody waits for, copies lent bodies that stay, closes the sockets of peers that left,
+        and accepts lanes again.
         """
         self._next_tick = now + TICK_MS
         notify.watchdog()
         self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
+        if self.shard.own_lent() >= BUFFERS_GIVEN_BACK_MIN:
+            give_back()
         self._look_at_gaps()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_MS

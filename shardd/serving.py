@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 
 from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES, Holding
+from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.peers import Peer
 from shardmq.shardd.queues import Allotment, Consumer, Queue
 from shardmq.shardd.registry import Registry
@@ -127,13 +128,17 @@ class Serving:
         first_number: int,
         redelivered: bool,
         count: int,
-        blob: bytes | memoryview,
+        blob: bytes | memoryview | LentMessages,
     ) -> None:
         """Send messages to the peer of the consumer at the end of the pass."""
         peer: Peer = consumer.peer  # type: ignore[assignment] # a Peer attached each consumer
         self._given += len(blob)
         peer.has_news = True
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
+        hides, weight, lent = consumer.queue.backlog.hides, 0, False
+        if isinstance(blob, LentMessages):
+            weight = len(blob)
+            blob, lent = blob.seen_by(peer.lender)
         peer.writer.add(
             connection,
             channel,
@@ -143,7 +148,9 @@ class Serving:
             count,
             blob,
             0,
-            consumer.queue.backlog.hides,
+            hides,
+            weight,
+            lent,
         )
 
     def deliver_again(
@@ -152,7 +159,7 @@ class Serving:
         first_number: int,
         times: int,
         count: int,
-        blob: bytes | memoryview,
+        blob: bytes | memoryview | LentMessages,
     ) -> None:
         """Send messages that came back `times` times."""
         peer = consumer.peer
@@ -161,7 +168,23 @@ class Serving:
         peer.has_news = True
         hides = consumer.queue.backlog.hides
         connection, channel, number = consumer.connection, consumer.channel, consumer.number
-        peer.writer.add(connection, channel, number, first_number, True, count, blob, times, hides)
+        weight, lent = 0, False
+        if isinstance(blob, LentMessages):
+            weight = len(blob)
+            blob, lent = blob.seen_by(peer.lender)
+        peer.writer.add(
+            connection,
+            channel,
+            number,
+            first_number,
+            True,
+            count,
+            blob,
+            times,
+            hides,
+            weight,
+            lent,
+        )
 
     def report(self, allotment: Allotment) -> None:
         assert isinstance(allotment.peer, Peer)

@@ -17,6 +17,7 @@ from typing import Any
 from shardmq.shardd import stats
 from shardmq.shardd.consumer_requests import ConsumerRequests
 from shardmq.shardd.holding import BEHIND_BYTES, BEHIND_MESSAGES, Holding
+from shardmq.shardd.lending import Lender
 from shardmq.shardd.membership import Membership
 from shardmq.shardd.peers import (
     PUBLISH_CREDIT_BYTES,
@@ -33,6 +34,7 @@ from shardmq.shardd.queues import Arrival, Consumer, Queue
 from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import DELIVERY_TURN_BYTES, QUEUE_PASS_BYTES, Serving
 from shardmq.shardd.short_way import ShortWay
+from shardmq.shardd.store.format import lent
 from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
@@ -41,6 +43,9 @@ from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.histogram import Histogram
 
 Handler = Callable[[Peer, Any, int], None]
+
+# The first byte of the flags of a PUBLISH, and the flag that says that it has LENT records.
+FLAGS_AT, LENT = 36, 8
 
 
 class Shard:
@@ -205,9 +210,16 @@ class Shard:
         self.batch_messages.add(messages)
         self.batch_bytes.add(len(message))
         held = peer.hold(batch) if wanted else None
+        lender: Lender | None = None
         try:
+            if message[FLAGS_AT] & LENT:
+                lender = peer.lender
+                if lender is None:
+                    raise envelope.WireError(f"front door {peer.number} lends unknown memory")
             known = self.queues.named(ids)
             if not known:  # all queues of the batch were deleted meanwhile
+                if lender is not None:
+                    lender.let_all_go(lent.runs_of(records))
                 if held is not None:
                     held.need_no_sync()
                 return
@@ -217,6 +229,11 @@ class Shard:
             refused: set[int] | None = None
             fates: Fates | None = None
             origins: Sequence[int] | None = None
+            if lender is not None and (in_sequence or self.streams.queues):
+                runs = lent.runs_of(records)
+                records = memoryview(lent.joined(records, lender.memory))
+                lender.let_all_go(runs)
+                lender = None
             if in_sequence or self.streams.queues:
                 arrivals, fates, origins, streamed = self._append(
                     peer, store, records, known, len(ids) == 1, in_sequence
@@ -227,7 +244,10 @@ class Shard:
                 may_refuse = (
                     first.backlog.rules.may_refuse if len(known) == 1 else _may_refuse(known)
                 )
-                arrivals = store.append(records, may_refuse)
+                if lender is None:
+                    arrivals = store.append(records, may_refuse)
+                else:
+                    arrivals = store.append_lent(records, lender, may_refuse)
                 self._dirty_stores.add(store)
             for arrival in arrivals:
                 queue = first if arrival.queue_id == first.id else self.queues.get(arrival.queue_id)
@@ -334,6 +354,13 @@ class Shard:
             if queue is not None and queue.keeps_in_store:
                 queue.counters.repeated += count
         return screened
+
+    def own_lent(self) -> int:
+        """Copy lent bodies that have been here for long; called each second.
+
+        Returns how many write buffers were given up.
+        """
+        return sum([store.own_lent() for store in self.stores.values()])
 
     def forget_producers(self, heard_before: int) -> None:
         """Forget producers that were last heard before this time, in ms since the epoch."""

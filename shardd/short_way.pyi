@@ -10,6 +10,7 @@ class HeldState:
 class PeerState:
     taken: int
     has_news: bool
+    has_freed: bool
     writer: DeliveryWriter
 
 class SyncsState:

@@ -65,6 +65,7 @@ cdef enum:
     IS_SYNCED = 1
     IS_WANTED = 2
     IS_IN_SEQUENCE = 4
+    HAS_LENT = 8
     # The only flag of a plain record.
     PERSISTENT = 1
     NO_PRIORITY = 255
@@ -97,7 +98,7 @@ cdef class PeerState:
 
     cdef public object number, endpoint, held, next_batch
     cdef public uint64_t taken
-    cdef public bint has_news
+    cdef public bint has_news, has_freed
     cdef public dict holders, windows
     cdef public DeliveryWriter writer
     cdef public list before_deliveries, after_deliveries
@@ -243,7 +244,7 @@ cdef class ShortWay(Taker):
         flags = u32(message + 36)
         records_size = u32(message + 28)
         start = PUBLISH_HEADER + RUN * <size_t> u32(message + 24)
-        if size != start + records_size or flags & IS_IN_SEQUENCE or self.redeeming:
+        if size != start + records_size or flags & (IS_IN_SEQUENCE | HAS_LENT) or self.redeeming:
             return False
         if peer.next_batch is None or <uint64_t> peer.next_batch != batch_number:
             return False
@@ -637,7 +638,7 @@ cdef class ShortWay(Taker):
 
     cdef int take(self, PeerState peer, list outgoing) except -1:
         """Move all messages that wait for this peer to `outgoing`."""
-        if peer.taken >= self.credit_bytes:
+        if peer.taken >= self.credit_bytes or peer.has_freed:
             peer.take(outgoing)
             return 0
         peer.has_news = False

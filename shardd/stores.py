@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from shardmq.shardd.lending import Lender
 from shardmq.shardd.queues import Arrival
 from shardmq.shardd.queues import Store as QueueStore
 from shardmq.shardd.streams import StreamHome
@@ -51,6 +52,17 @@ class Store(QueueStore, UpkeepStore, Protocol):
         indexes: bool = False,
         in_sequence: bool = False,
     ) -> Sequence[Arrival]: ...
+    def append_lent(
+        self, records: memoryview, lender: Lender, indexes: bool = False
+    ) -> Sequence[Arrival]:
+        """Append a batch of which bodies are lent, and hold these as long as they are needed."""
+
+    def own_lent(self) -> int:
+        """Copy lent bodies that have been here for long. The shard calls this each second.
+
+        Returns how many write buffers were given up.
+        """
+
     def screen(
         self, records: memoryview, rooms: Mapping[int, tuple[int, int | None, int, int | None]]
     ) -> Screened:

@@ -185,6 +185,8 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     # The share of the memory of this machine or, if its limit is smaller, of the control group.
     high_watermark: Annotated[float, Meta(ge=0, le=1)] = 0.6
     high_watermark_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    # The memory of each front door for large bodies, which the shards see; 0: bodies are copied.
+    bodies_bytes: Annotated[int, Meta(ge=0, le=1 << 36)] = 128 << 20
 
 
 class Reader(Struct, frozen=True, forbid_unknown_fields=True):

@@ -131,6 +131,7 @@ def children(
             "tls_listen_fds": list(secure),
             "backlog": BACKLOG,
             "proxy_protocol_from": settings.listen.proxy_protocol_from,
+            "bodies_bytes": settings.memory.bodies_bytes,
             "tls": tls,
             "boot": boot,
             "connections_are_limited": settings.front_doors.connections_max > 0,

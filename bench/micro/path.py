@@ -224,6 +224,7 @@ class Path:
         """Return the messages and bytes of the frames."""
         came = taken = 0
         for _, _, _, _, redelivered, count, blob, *_ in codec.read_deliveries(message):
+            assert isinstance(blob, memoryview)  # nobody lends bodies here
             to_frames = (
                 contents.deliveries if len(blob) < LARGE_BYTES * count else contents.delivery_parts
             )

@@ -54,7 +54,9 @@ from shardmq.broker.amqp.states import (
 from shardmq.broker.amqp.unfinished import (
     FRAME_END,
     FRAME_HEAD,
+    SHOWN_BYTES,
     BodyPart,
+    Room,
     UnfinishedPublish,
     UnfinishedPublishes,
 )
@@ -92,8 +94,6 @@ _IMMEDIATE = 2
 # Frames without an event (heartbeats, parts of bodies, discarded frames) before next_event()
 # returns Nothing.
 EVENTLESS_FRAMES_MAX: Final = 64
-# Bytes of a broken frame that the text about it shows.
-SHOWN_BYTES: Final = 16
 # Body frames of at least this much are taken in parts, as their bytes come.
 PART_BYTES_MIN: Final = 8 << 10
 # A body of up to this much gets all its memory at its header, if no other message is unfinished.
@@ -143,7 +143,9 @@ class Connection(frames.Incoming):
         server_properties: dict[str, Any],
         mechanisms: bytes = b"PLAIN AMQPLAIN",
         message_bytes_max: int = 134217728,
+        room: Room = frames.room,
     ) -> None:
+        """Begin at the protocol header. `room` returns memory for a large message."""
         # First what we offer, from tune-ok on what was agreed.
         self.frame_bytes_max = frame_bytes_max
         # Frames are small until login and tune are done.
@@ -157,11 +159,12 @@ class Connection(frames.Incoming):
         self._server_properties = server_properties
         self._mechanisms = mechanisms
         self.message_bytes_max = message_bytes_max
+        self._room = room
         self.state = ConnectionState.AWAITING_HEADER
         self._close_sent = False
         # The state of each channel number up to the highest that was opened.
         self.channels = bytearray(1)
-        self._unfinished = UnfinishedPublishes(message_bytes_max)
+        self.unfinished = UnfinishedPublishes(message_bytes_max)
         self._out: list[bytes] = []
         # What is read: `buffer` from `at` on, then `next`. At least _needed bytes are needed to see
         # more.
@@ -387,7 +390,7 @@ class Connection(frames.Incoming):
             payload_bytes_max = self.received_frame_bytes_max - 2 * spec.FRAME_OVERHEAD_BYTES
             raise self._broken_frame(kind, b"", f"{{frame_too_large,{size},{payload_bytes_max}}}")
         if kind == spec.BODY_FRAME and size >= PART_BYTES_MIN:
-            content = self._unfinished.get(channel)
+            content = self.unfinished.get(channel)
             if (
                 content is not None
                 and size <= content.left
@@ -423,7 +426,7 @@ class Connection(frames.Incoming):
         if not self._has(1):
             return None
         count = min(len(self.buffer) - self.at, part.left)
-        is_wanted = self._unfinished.get(part.channel) is part.content
+        is_wanted = self.unfinished.get(part.channel) is part.content
         if count:
             if is_wanted:
                 part.content.add(memoryview(self.buffer)[self.at : self.at + count])
@@ -549,7 +552,7 @@ class Connection(frames.Incoming):
             if line[-1] & _IMMEDIATE:
                 raise ConnectionException(spec.NOT_IMPLEMENTED, "immediate=true", *ids)
             self.channels[channel] = following
-            self._unfinished.begin(channel, line)
+            self.unfinished.begin(channel, line)
             return None
         if isinstance(method, commands.Channel.Open):
             _make_room(self.channels, channel, self.channels_max)
@@ -584,16 +587,16 @@ class Connection(frames.Incoming):
             raise ChannelException(spec.PRECONDITION_FAILED, text, *spec.PUBLISH)
         props = payload[_CONTENT_HEAD.size :]
         properties.check(props)
-        has_room = len(self._unfinished) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
-        content = self._unfinished.get(channel)
+        has_room = len(self.unfinished) == 1 and PART_BYTES_MIN <= body_len <= ROOM_BYTES_MAX
+        content = self.unfinished.get(channel)
         assert content is not None  # content headers pass only in the state that has one
-        content.begin_body(props, body_len, has_room)
-        self._unfinished.count(len(props))
-        return None if body_len else self._unfinished.finish(channel)
+        content.begin_body(props, body_len, self._room if has_room else None)
+        self.unfinished.count(len(props))
+        return None if body_len else self.unfinished.finish(channel)
 
     def _received_body(self, channel: int, payload: bytes) -> Event | None:
         state = _state_of(self.channels, channel)
-        content = self._unfinished.get(channel)
+        content = self.unfinished.get(channel)
         if content is None or len(payload) > content.left:
             if next_of_channel(state, "body") is None:
                 return None
@@ -612,9 +615,9 @@ class Connection(frames.Incoming):
         if following is None:
             return None
         self.channels[channel] = following
-        self._unfinished.count(size)
+        self.unfinished.count(size)
         content.left -= size
-        return self._unfinished.finish(channel) if is_last else None
+        return self.unfinished.finish(channel) if is_last else None
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -686,12 +689,12 @@ class Connection(frames.Incoming):
             return
         self.state = ConnectionState.CLOSING
         self._close_sent = True
-        self._unfinished.clear()
+        self.unfinished.clear()
         close = commands.Connection.Close(exc.code, exc.reply_text, exc.class_id, exc.method_id)
         self._out.append(_frame(0, encode_method(close)))
 
     def _set_channel(self, channel: int, state: ChannelState) -> None:
-        self._unfinished.drop(channel)
+        self.unfinished.drop(channel)
         self.channels[channel] = state
 
     # -- state ---------------------------------------------------------------------------

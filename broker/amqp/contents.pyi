@@ -19,6 +19,14 @@ def delivery_parts(
     redelivered: bool,
     frame_bytes_max: int,
 ) -> list[bytes | memoryview]: ...
+def framed(
+    messages: list[tuple[bytes, memoryview]],
+    channel: int,
+    consumer_tag: bytes,
+    first_tag: int,
+    redelivered: bool,
+    frame_bytes_max: int,
+) -> list[bytes | memoryview]: ...
 def passed_on(
     buffer: _Bytes,
     table: _Bytes,

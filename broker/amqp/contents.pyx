@@ -43,6 +43,10 @@ cdef struct Stored:
 
 cdef int read_message(const uint8_t *p, size_t left, Stored *s) noexcept nogil:
     """Fill `s`. Return 0, or -1 when the bytes are no whole stored message."""
+    return 0 if read_head(p, left, s) == 0 and s.size <= left else -1
+
+cdef inline int read_head(const uint8_t *p, size_t left, Stored *s) noexcept nogil:
+    """Fill `s`. Return 0, or -1 when the bytes are not a whole stored message up to its body."""
     cdef size_t n
     if left < 10:
         return -1
@@ -52,7 +56,7 @@ cdef int read_message(const uint8_t *p, size_t left, Stored *s) noexcept nogil:
     if n >= left:
         return -1
     n += 1 + <size_t>p[n]
-    if n + s.props_len + s.body_len > left:
+    if n + s.props_len > left:
         return -1
     s.names = p + 8
     s.names_len = n - 8
@@ -178,6 +182,44 @@ def delivery_parts(blob not None, uint32_t count, uint16_t channel, bytes consum
             p = head + 1
             body += part
         at = end
+    found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
+    return found
+
+def framed(list messages not None, uint16_t channel, bytes consumer_tag not None, uint64_t first_tag, bint redelivered,
+           uint32_t frame_bytes_max):
+    """Return what deliveries() returns, in parts, of messages whose bodies lie apart.
+
+    `messages` are (stored message without its body, body). Parts of the bodies are views.
+    """
+    cdef uint32_t part_max = body_part_max(frame_bytes_max), part
+    cdef size_t ctag_len = len(consumer_tag), at, size
+    cdef const uint8_t[::1] bytes_of
+    cdef uint8_t head[HEAD_BYTES_MAX]
+    cdef uint8_t *p = head
+    cdef Stored s
+    cdef list found = []
+    if ctag_len > 255:
+        raise ValueError("a consumer tag has at most 255 bytes")
+    for before, body in messages:
+        bytes_of = before
+        size = len(body)
+        if not bytes_of.shape[0] or read_head(&bytes_of[0], bytes_of.shape[0], &s) < 0 or s.body_len != size:
+            raise ValueError("no whole stored message")
+        p = put_deliver(p, channel, <const uint8_t *>PyBytes_AS_STRING(consumer_tag), ctag_len, first_tag, redelivered, s.names, s.names_len)
+        p = put_frame_head(p, 2, channel, s.props_len + 12)
+        p = put64(put32(p, 60 << 16), s.body_len)
+        found.append(PyBytes_FromStringAndSize(<char *>head, p - head) + s.props[:s.props_len])
+        head[0] = 0xCE
+        p = head + 1
+        at = 0
+        while at < size:
+            part = <uint32_t>min(size - at, part_max)
+            p = put_frame_head(p, 3, channel, part)
+            found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
+            found.append(body if part == size else body[at:at + part])
+            p = head + 1
+            at += part
+        first_tag += 1
     found.append(PyBytes_FromStringAndSize(<char *>head, p - head))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from shardmq.broker.amqp import frames, spec
@@ -13,6 +14,17 @@ FRAME_HEAD: Final = struct.Struct(">BHI")
 FRAME_END: Final = bytes([spec.FRAME_END])
 # Bytes that unfinished messages of one connection may have together, beyond the largest message.
 CONTENT_BYTES_MORE: Final = 32 << 20
+# Bytes of a broken frame that the text about it shows.
+SHOWN_BYTES: Final = 16
+# The end of a body frame and the head of the next one.
+BETWEEN_BYTES: Final = 1 + FRAME_HEAD.size
+# A rest of a frame that is smaller is read with what comes behind it.
+PLACE_BYTES_MIN: Final = 8 << 10
+# Frames that places() expects behind the present one.
+FRAMES_AT_ONCE: Final = 64
+
+# Returns memory of that size, which nobody else changes as long as it is used.
+Room = Callable[[int], bytearray | memoryview]
 
 
 class UnfinishedPublish:
@@ -22,37 +34,52 @@ class UnfinishedPublish:
     the body, in one frame. `left` counts the bytes of the body that are missing.
     """
 
-    __slots__ = ("_place", "_used", "body_len", "data", "facts", "left", "line_len", "props_len")
+    __slots__ = (
+        "body_len", "data", "facts", "is_dropped", "left", "line_len", "props_len", "used",
+        "whole_place",
+    )  # fmt: skip
 
     def __init__(self, line: bytes) -> None:
-        self.data = bytearray(line)
+        self.data: bytearray | memoryview = bytearray(line)
         self.line_len = len(line)
         self.props_len = self.body_len = self.left = 0
         self.facts = (0, 0, 0, 0)
-        self._place: memoryview | None = None  # all of `data`, if it has room for the whole message
-        self._used = 0  # bytes of it
+        # All of `data`, if it has room for the whole message, and how many bytes of it are used.
+        self.whole_place: memoryview | None = None
+        self.used = 0
+        self.is_dropped = False
 
-    def begin_body(self, props: bytes, body_len: int, has_room: bool) -> None:
+    def begin_body(self, props: bytes, body_len: int, room: Room | None) -> None:
+        """Take the properties and the size of the body.
+
+        `room` returns memory for all of the message; None: it grows as its bytes come.
+        """
         self.facts = frames.facts(props)
         self.props_len = len(props)
         self.body_len = self.left = body_len
+        assert isinstance(self.data, bytearray)
         self.data += props
         if body_len:
             self.data += FRAME_HEAD.pack(spec.BODY_FRAME, 0, body_len)
-        if has_room:
-            begun, self._used = self.data, len(self.data)
-            self.data = frames.room(self._used + body_len + len(FRAME_END))
-            self._place = memoryview(self.data)
-            self._place[: self._used] = begun
+        if room is not None:
+            begun, self.used = self.data, len(self.data)
+            self.data = room(self.used + body_len + len(FRAME_END))
+            self.whole_place = memoryview(self.data)
+            self.whole_place[: self.used] = begun
 
     def add(self, part: bytes | bytearray | memoryview) -> None:
         """Add bytes of the body. `left` counts whole frames and is the caller's."""
-        if self._place is None:
+        if self.whole_place is None:
+            assert isinstance(self.data, bytearray)
             self.data += part
         else:
-            stop = self._used + len(part)
-            self._place[self._used : stop] = part
-            self._used = stop
+            stop = self.used + len(part)
+            self.whole_place[self.used : stop] = part
+            self.used = stop
+
+    def filled(self, size: int) -> None:
+        """Note that so many bytes were written to the place of the next ones."""
+        self.used += size
 
     @property
     def kept(self) -> int:
@@ -80,7 +107,7 @@ class BodyPart:
     """A body frame that comes in parts.
 
     `left` bytes of its `size` are missing, then its end. `shown` are its first bytes, for the text
-    about a broken frame.
+    about a broken frame. `is_wanted` is false when the message was dropped meanwhile.
     """
 
     __slots__ = ("channel", "content", "left", "shown", "size")
@@ -90,6 +117,28 @@ class BodyPart:
         self.content = content
         self.size = self.left = size
         self.shown = shown
+
+    def places(self) -> list[memoryview] | None:
+        """Return where the next bytes of the client go; None if they do not lie in one place.
+
+        The first place is that of the rest of this frame. Behind it are, for each of the next
+        frames, a place for the end of the frame before with the head of the frame, and one for the
+        bytes of the frame. Frames are expected to be as large as this one, and the last is smaller.
+        """
+        content = self.content
+        place, at = content.whole_place, content.used
+        if place is None or content.is_dropped or self.left < PLACE_BYTES_MIN:
+            return None
+        places = [place[at : at + self.left]]
+        at += self.left
+        left, frames_left = content.left - self.size, FRAMES_AT_ONCE
+        while left and frames_left:
+            size = min(left, self.size)
+            places += (memoryview(bytearray(BETWEEN_BYTES)), place[at : at + size])
+            at += size
+            left -= size
+            frames_left -= 1
+        return places
 
 
 class UnfinishedPublishes:
@@ -128,12 +177,49 @@ class UnfinishedPublishes:
         self._bytes -= publish.kept
         return publish.whole(channel)
 
+    def body_came(
+        self, part: BodyPart, places: list[memoryview], count: int
+    ) -> memoryview | bytearray:
+        """Take `count` bytes that the client's socket has put into `places`.
+
+        `places` are those of `part`, which the connection reads now, and one more for what comes
+        behind them. Returns the bytes that are not of the body, for Connection.receive_data().
+        """
+        content, left, at = part.content, count, 1
+        while True:
+            got = min(left, part.left)
+            content.filled(got)
+            part.left -= got
+            left -= got
+            if part.left or left < BETWEEN_BYTES + SHOWN_BYTES or at + 1 >= len(places):
+                break
+            between, place = places[at], places[at + 1]
+            if between != FRAME_END + FRAME_HEAD.pack(spec.BODY_FRAME, part.channel, len(place)):
+                break
+            left -= BETWEEN_BYTES
+            at += 2
+            content.left -= part.size
+            self._bytes += part.size
+            part.size = part.left = len(place)
+            part.shown = bytes(place[:SHOWN_BYTES])
+        if left <= len(places[at]):
+            return places[at][:left]
+        rest = bytearray()
+        while left:
+            rest += places[at][:left]
+            left -= min(left, len(places[at]))
+            at += 1
+        return rest
+
     def drop(self, channel: int) -> None:
         """Forget the publish of a channel, if it has one."""
         publish = self._by_channel.pop(channel, None)
         if publish is not None:
+            publish.is_dropped = True
             self._bytes -= publish.kept
 
     def clear(self) -> None:
+        for publish in self._by_channel.values():
+            publish.is_dropped = True
         self._by_channel.clear()
         self._bytes = 0

@@ -122,6 +122,12 @@ class FrontDoor:
         """Call `passes` behind each pass, for what the shard of this process has to do."""
         self._loop.beside = passes
 
+    @property
+    def lent_memory(self) -> memoryview | None:
+        """Return the memory from which this front door lends bodies; None if it lends none."""
+        bodies = self._links.bodies
+        return None if bodies is None else memoryview(bodies.mapped())
+
     def hear_local(self) -> None:
         """Handle messages of the shard of this process. Its owner calls, as it does not ring."""
         self._links.inbox.hear_local()

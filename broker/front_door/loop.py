@@ -15,6 +15,7 @@ import logging
 import time
 from typing import Protocol
 
+from shardmq.broker.amqp import frames
 from shardmq.broker.front_door.connection.output import Output
 from shardmq.broker.front_door.hot_state import PassState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -22,12 +23,16 @@ from shardmq.broker.front_door.pace import Pace
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.time_slices import TimeSlices
 from shardmq.broker.front_door.watch import Watch
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, Run
 from shardmq.shardd.wire.spin import Spin
 
 log = logging.getLogger("shardmq.broker.front_door.loop")
 
 # One read takes at most this from a socket. One buffer serves all clients.
 READ_BYTES = 256 << 10
+# A client whose last read had bodies that were lent is read more at once: lent bodies take no time
+# to copy, so that the fixed cost of a pass would be most of it.
+LARGE_READ_BYTES = 1 << 20
 
 
 class Client(Protocol):
@@ -50,7 +55,9 @@ class PassLoop(PassState):
     """
 
     # More than Python keeps in an object without a dictionary beside it.
-    __slots__ = ("_held_back", "borrowers", "slices", "watch")
+    __slots__ = (
+        "_held_back", "_own_buffer", "_run", "borrowers", "large_read_buffer", "slices", "watch",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -64,7 +71,11 @@ class PassLoop(PassState):
     ) -> None:
         self.aio = aio
         self.now = aio.time()
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        # Large bodies that were read are lent to shards from where they are (bodies.pyx). `_run` is
+        # the memory that they lie in; None: the bytes of the last read are copied.
+        self._own_buffer = self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.large_read_buffer = self.read_buffer  # the same memory, and more behind it
+        self._run: Run | None = None
         self.slices = TimeSlices(time.perf_counter, aio.call_soon)
         self.borrowers: list[Output] = []  # these lie in part in a ring of a shard
         self.watch: Watch | None = None  # None: the event loop waits for all sockets
@@ -73,6 +84,7 @@ class PassLoop(PassState):
         self.pace = Pace(tick_us / 1e6)
         self.spin = spin or Spin(0)
         self.held = [set() for _ in range(shards)]
+        self.next_read_buffer()
         self._held_back = [0] * shards  # how often publishers had to wait
 
     # -- passes ----------------------------------------------------------------------------------
@@ -82,6 +94,26 @@ class PassLoop(PassState):
         if self.beside is not None:
             self.beside()
         self.links.hear_for(seconds)
+
+    def next_read_buffer(self) -> bool:
+        """Read next into other memory if bodies were lent from this one; return whether some were.
+
+        The caller calls this behind each read that may have had such a body.
+        """
+        bodies = self.links.bodies
+        if bodies is None or not (self._run is None or self._run.is_shared):
+            return False
+        lent = self._run is not None
+        self._run = bodies.take(LARGE_READ_BYTES)
+        large = self._own_buffer if self._run is None else memoryview(self._run)
+        self.large_read_buffer, self.read_buffer = large, large[:READ_BYTES]
+        return lent
+
+    def room(self, size: int) -> bytearray | memoryview:
+        """Return memory for a large message, from which its body can be lent if there is room."""
+        bodies = self.links.bodies
+        run = None if bodies is None or size < BODY_BYTES_MIN else bodies.take(size)
+        return frames.room(size) if run is None else memoryview(run)
 
     def read_was_large(self, full: bool) -> None:
         """Note a read that is worth a pass; `full` says that there is more where it came from."""

@@ -76,6 +76,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
       second one counts the channels of all front doors, which the controller knows.
     - `set_timestamp`: a message without a timestamp gets the time when it came.
     - `connections_are_limited`: there is a limit over all front doors, so the controller is asked.
+    - `bodies_bytes`: the memory from which large bodies are lent to the shards; 0: they are copied.
     - `proxy_protocol_from`: networks whose connections may begin with a PROXY header.
     - `tick_us`: how long small reads may pile up while there are many of them; not used when idle.
     - `spin_us`: how long to look at rings and sockets again before sleeping.
@@ -105,6 +106,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     connections_max: Count = 0
     connections_are_limited: bool = False
     proxy_protocol_from: list[str] = []
+    bodies_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 36)] = 0
 
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 300
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Protocol
 
+from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.queues.affinity import LOOK_BYTES, Keys, alike, deal_from_head
 from shardmq.shardd.queues.allotment import Allotment
 from shardmq.shardd.queues.backlog import Backlog
@@ -28,7 +29,7 @@ from shardmq.shardd.queues.unacked import Getter
 # The most messages that expire in one pass: a million at once must not stop the other queues.
 EXPIRED_MAX = 16384
 
-Blob = bytes | memoryview
+Blob = bytes | memoryview | LentMessages
 
 
 class Outlet(Protocol):

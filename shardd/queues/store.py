@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Final, Protocol
 
+from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.queues.order import total
 
 # The most entries that are handed out or let go in one step.
@@ -41,10 +42,11 @@ class Store(Protocol):
     def read(self, entries: array[int], bytes_max: int) -> tuple[bytes, array[int]]: ...
     def look(
         self, entries: array[int], bytes_max: int, whole: bool = True
-    ) -> tuple[bytes | memoryview, array[int]]:
-        """Read as `read` does, or return a view that is good until messages are appended.
+    ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
+        """Read as `read` does, or return what is good until messages are appended.
 
-        If `whole` is False, the answer may end sooner.
+        This is a view, or messages whose bodies front doors have lent. If `whole` is False, the
+        answer may end sooner.
         """
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None: ...

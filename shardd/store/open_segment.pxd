@@ -17,7 +17,7 @@ cdef class SegmentState:
     cdef public long long capacity, used, flushed, records, messages, references, live, dead_until
     cdef public bytearray buffer, settled, forgotten
     cdef public Abstracts abstracts
-    cdef public bint in_sequence, merging, sealed
+    cdef public bint in_sequence, merging, sealed, lends
     cdef public object moves
 
 

@@ -26,6 +26,7 @@ class SegmentState:
     forgotten: bytearray
     abstracts: Abstracts | None
     in_sequence: bool
+    lends: bool
     merging: bool
     sealed: bool
 

@@ -161,9 +161,11 @@ cdef class SegmentStoreState:
         abstracts.added(bytes, segment.used + size, heads + 12 * self.planned_messages)
 
     cdef bint holds(self, uint64_t entry) noexcept:
-        """Return whether the message begins in the buffer of the open segment."""
+        """Return whether the message is in the buffer of the open segment, and its body, too."""
         cdef SegmentState segment = self._segments.open
         if segment is None or segment.number != entry >> 32 or segment.buffer is None or segment.moves is not None:
+            return False
+        if segment.lends:
             return False
         return (<uint32_t> entry >> 4) < segment.used
 

@@ -13,6 +13,9 @@ cdef enum:
     # window of publishes. With four times as much a fan-out to 200 queues is a third as fast, for the
     # shard has too few messages at hand for each queue; with less, others wait longer beside it.
     REFERENCE_BYTES = 4
+    # A lent body weighs this part of its bytes in the window of publishes: it is not copied, so a
+    # window of a few large bodies would only make publishers wait for each of them.
+    LENT_SHARE = 4
 
 cdef inline size_t references_weight(uint32_t messages, uint16_t queues) noexcept nogil:
     """Return what messages to that many queues of a shard weigh beside their bytes.

@@ -19,7 +19,7 @@ cdef class DeliveryWriter:
 
     cdef int leave(self, object blob, size_t blob_bytes) except -1
     cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
-                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes) except -1
+                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=*) except -1
     cpdef object take_parts(self)
     cdef list parts(self)
 

@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
 from shardmq.shardd.wire.envelope import Buffer, Parts
-from shardmq.shardd.wire.messages import Publish
+from shardmq.shardd.wire.messages import Publish, Weighed
 
 def read_publish(message: Buffer) -> Publish: ...
 def run_of(message: Buffer, ordinal: int) -> tuple[int, int, int]: ...
@@ -20,6 +20,8 @@ class DeliveryWriter:
         blob: Buffer,
         times: int = 0,
         hides: bool = False,
+        weight: int = 0,
+        lent: bool = False,
     ) -> None: ...
     def own(self) -> None: ...
     @property
@@ -29,7 +31,7 @@ class DeliveryWriter:
 
 def read_deliveries(
     message: Buffer,
-) -> list[tuple[int, int, int, int, bool, int, memoryview, int, bool]]: ...
+) -> list[tuple[int, int, int, int, bool, int, memoryview | Weighed, int, bool]]: ...
 
 class Tally:
     @property

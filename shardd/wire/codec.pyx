@@ -6,7 +6,8 @@ PUBLISH is drawn in packer.pyx, which makes it. Little endian, after the 16-byte
     DELIVER  16 u32 sections, u32 zero; section:
                  0 u32 connection  4 u32 consumer  8 u16 channel  12 u32 messages
                 10 u16 1 = REDELIVERED, and 2 x how often each of them came back if the queue counts that
-                16 u64 delivery number of the first  24 u32 bytes  28 u32 zero   32 stored messages, zeros to 8
+                16 u64 delivery number of the first  24 u32 bytes  28 u32 what it weighs in the window, 0: its bytes; + 2^31: LENT
+                32 stored messages, zeros to 8; with LENT the places of their bodies instead of these (bodies.pyx)
 
 A stored message is drawn in packer.pyx too; here it is bytes.
 """
@@ -17,14 +18,16 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from shardmq.shardd.wire.buffer cimport KIND_DELIVER, Bytes, references_weight, reserve, write_header
-from shardmq.shardd.wire.messages import Publish
+from shardmq.shardd.wire.buffer cimport KIND_DELIVER, LENT_SHARE, Bytes, references_weight, reserve, write_header
+from shardmq.shardd.wire.messages import Publish, Weighed
 
 cdef enum:
     PUBLISH_HEADER = 40
     RUN = 24
     RECORD_HEADER = 28
+    LENT = 16
     SECTION = 32
+    LENT_SECTION = 0x80000000
     TIMES_MAX = 0x3fff
     HIDES = 0x8000
     # A writer that was once larger than this does not keep its memory.
@@ -134,10 +137,10 @@ def runs_of(const unsigned char[::1] message not None, ordinals):
 
 
 cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
-    """Return the distinct ones in order of appearance; what the references weigh is added to `weight`."""
+    """Return the distinct ones in order of appearance; what references and lent bodies weigh is added to `weight`."""
     cdef size_t at = 0
     cdef const uint8_t *p
-    cdef uint32_t length, count, qid, last = 0
+    cdef uint32_t length, count, qid, body, last = 0
     cdef uint16_t queues
     cdef int k
     cdef dict seen = {}
@@ -147,6 +150,9 @@ cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
         memcpy(&count, p + 20, 4)
         memcpy(&queues, p + 24, 2)
         weight[0] += references_weight(count, queues)
+        if p[27] & LENT and length >= RECORD_HEADER + 4 * <uint32_t> queues + 4:
+            memcpy(&body, p + RECORD_HEADER + 4 * queues, 4)
+            weight[0] += body // LENT_SHARE
         if length < RECORD_HEADER + 4 * queues or at + length > end:
             raise ValueError("record of a wrong length")
         for k in range(queues):
@@ -172,10 +178,11 @@ cdef class DeliveryWriter:
         free(self.out.data)
 
     def add(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number, bint redelivered,
-            uint32_t count, blob not None, uint32_t times=0, bint hides=False):
+            uint32_t count, blob not None, uint32_t times=0, bint hides=False, uint32_t weight=0,
+            bint lent=False):
         """`blob`: `count` stored messages; their delivery numbers are first_number, first_number + 1, ... `times`: how
         often each of them came back before; more than TIMES_MAX is told as that. `hides`: some may have a header BCC, which no consumer
-        is to see."""
+        is to see. `weight` in the window, 0: the size of `blob`. `lent`: `blob` has the places of lent bodies."""
         cdef Py_buffer view
         cdef uint16_t flags = <uint16_t> (
             min(times, TIMES_MAX) << 1 | (1 if redelivered else 0) | (HIDES if hides else 0)
@@ -183,7 +190,8 @@ cdef class DeliveryWriter:
         PyObject_GetBuffer(blob, &view, PyBUF_SIMPLE)
         try:
             self.section(connection, channel, consumer, first_number, flags, count,
-                         NULL if view.len >= LARGE_BYTES else <const uint8_t *> view.buf, view.len)
+                         NULL if view.len >= LARGE_BYTES else <const uint8_t *> view.buf, view.len,
+                         weight | (LENT_SECTION if lent else 0))
             if view.len >= LARGE_BYTES:
                 self.leave(blob, view.len)
         finally:
@@ -199,7 +207,7 @@ cdef class DeliveryWriter:
         return 0
 
     cdef int section(self, uint32_t connection, uint16_t channel, uint32_t consumer, uint64_t first_number,
-                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes) except -1:
+                     uint16_t flags, uint32_t count, const uint8_t *blob, size_t blob_bytes, uint32_t weight=0) except -1:
         """`blob` NULL: they stay where they are, see leave()."""
         cdef size_t here = 0 if blob == NULL else blob_bytes
         cdef uint8_t *p
@@ -217,6 +225,7 @@ cdef class DeliveryWriter:
         memcpy(p + 12, &count, 4)
         memcpy(p + 16, &first_number, 8)
         memcpy(p + 24, &size, 4)
+        memcpy(p + 28, &weight, 4)
         if here:
             memcpy(p + SECTION, blob, here)
         self.out.used += SECTION + here
@@ -273,7 +282,10 @@ cdef class DeliveryWriter:
 
 
 def read_deliveries(message not None):
-    """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message."""
+    """[(connection, channel, consumer, first number, redelivered, count, blob, times, hides)]; blobs look into the message.
+
+    The blob is a Weighed where the section weighs something else than its bytes.
+    """
     cdef Py_buffer view
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
@@ -285,7 +297,7 @@ def read_deliveries(message not None):
 cdef list deliveries(const uint8_t *message, size_t end, object view):
     cdef const uint8_t *p
     cdef size_t at = 24
-    cdef uint32_t sections, i, connection, consumer, count, size
+    cdef uint32_t sections, i, connection, consumer, count, size, weight
     cdef uint16_t channel, flags
     cdef uint64_t number
     cdef list found = []
@@ -303,10 +315,14 @@ cdef list deliveries(const uint8_t *message, size_t end, object view):
         memcpy(&count, p + 12, 4)
         memcpy(&number, p + 16, 8)
         memcpy(&size, p + 24, 4)
+        memcpy(&weight, p + 28, 4)
         at += SECTION
         if at + size > end:
             raise ValueError("DELIVER of another length than it says")
-        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, view[at:at + size],
+        blob = view[at:at + size]
+        if weight:
+            blob = Weighed(blob, weight & ~LENT_SECTION, weight & LENT_SECTION != 0)
+        found.append((connection, channel, consumer, number, (flags & 1) != 0, count, blob,
                       flags >> 1 & TIMES_MAX, (flags & HIDES) != 0))
         at += (size + 7) & ~<size_t> 7
     return found

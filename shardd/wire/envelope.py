@@ -10,13 +10,15 @@ little endian.
                are not refused, but were known before
     CREDIT     header | (u32 connection, u32 bytes)*
                connection 0 is for publishes, to a front door
+    FREED      header | (u32 run, u32 holds)*
+               of lent bodies, see bodies.pyx
     CONTROL    header | msgpack
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +28,7 @@ from shardmq.shardd.wire.messages import (
     CONTROL,
     CONTROLLER,
     CREDIT,
+    FREED,
     HEADER_BYTES,
     SETTLE,
     WIRE_VERSION,
@@ -39,6 +42,7 @@ _REFUSED = struct.Struct("<IIQQ")
 _BATCH = struct.Struct("<Q")
 _EPOCH = struct.Struct("<I")
 _CONFIRMED = struct.Struct("<BBHIIIQ")
+_FREED = struct.Struct("<II")
 _CREDIT = struct.Struct("<II")
 # The largest number in one CREDIT entry; larger sums are split.
 CREDIT_BYTES_MAX = 0xFFFFFFFF
@@ -181,6 +185,13 @@ def credit(
             parts.append(_CREDIT.pack(connection, CREDIT_BYTES_MAX))
             count -= CREDIT_BYTES_MAX
         parts.append(_CREDIT.pack(connection, count))
+    return b"".join(parts)
+
+
+def freed(peer: int, incarnation: int, epoch: int, shard: int, holds: Mapping[int, int]) -> bytes:
+    """Return a FREED message. `holds` says how many of each run are given back."""
+    parts = [header(FREED, peer, incarnation, epoch, shard)]
+    parts += [_FREED.pack(run, count) for run, count in holds.items()]
     return b"".join(parts)
 
 

@@ -24,6 +24,7 @@ writer. The switch marker and the RING message are less than that.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import socket
@@ -34,6 +35,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from shardmq.shardd.wire import envelope
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Message, Parts
 from shardmq.shardd.wire.messages import RING
 from shardmq.shardd.wire.ring import CONTROL_BYTES, LaneState, Reader, Taker, Writer
@@ -56,6 +58,8 @@ _POSITION = struct.Struct("=Q")
 
 # The descriptors that come with an Offer: the memory, the shard's bell, the front door's bell.
 DESCRIPTORS = 3
+# There may be one more: the memory of the bodies that the front door lends (bodies.pyx).
+DESCRIPTORS_MAX = 4
 # The longest Offer, encoded.
 OFFER_BYTES_MAX = 4096
 # A shard waits at most this long for an Offer. The front door sends it right after connecting.
@@ -84,12 +88,14 @@ class Shared(NamedTuple):
     """The things that the two processes of a lane share.
 
     Both have the same files under descriptors of their own. `close` closes those of this process.
+    `bodies` is the memory of the bodies that the front door lends, as the shard sees it.
     """
 
     end: socket.socket
     memory: mmap.mmap
     shard_bell: int
     door_bell: int
+    bodies: mmap.mmap | None = None
 
     @classmethod
     def make(cls, end: socket.socket, memory: mmap.mmap) -> Self:
@@ -148,6 +154,11 @@ class Lane(LaneState):
         self.reads_ring = False
         if at_shard:
             os.eventfd_write(other_bell, 1)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Return whether the shard has taken the offer, and sees the memory of lent bodies."""
+        return self._is_accepted
 
     def send(self, message: Parts) -> None:
         """Put a message on its way, and ring."""
@@ -260,10 +271,15 @@ def listen(runtime_dir: object, shard: int) -> socket.socket:
 
 
 def offer(
-    runtime_dir: object, shard: int, what: Offer, send_by_zmq: Callable[[bytes], object]
+    runtime_dir: object,
+    shard: int,
+    what: Offer,
+    send_by_zmq: Callable[[bytes], object],
+    bodies: int | None = None,
 ) -> Lane:
     """Offer a lane to a shard, and return the end of the front door.
 
+    `bodies` is the descriptor of the memory of lent bodies. A shard that takes the offer sees it.
     Raises NoLane if nobody listens there, or if there is no memory or descriptor for the lane.
     """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -276,6 +292,7 @@ def offer(
             shared = Shared.make(end, mmap.mmap(fd, MEMORY_BYTES))
             try:
                 fds = [fd, shared.shard_bell, shared.door_bell]
+                fds += [] if bodies is None else [bodies]
                 socket.send_fds(end, [msgspec.msgpack.encode(what)], fds)
             except OSError:
                 shared.close()
@@ -287,6 +304,22 @@ def offer(
         raise NoLane(str(error)) from error
     who = (what.peer, what.incarnation, what.epoch, shard)
     return Lane(shared, who, send_by_zmq, at_shard=False)
+
+
+def body_memory(size: int, shards: int) -> BodyMemory:
+    """Return memory from which a front door can lend bodies to shards.
+
+    Raises OSError if there is none. Nobody can make the memory smaller under its readers.
+    """
+    fd = os.memfd_create("shardmq-bodies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return BodyMemory(mmap.mmap(fd, size), fd, shards)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def accept(listener: socket.socket) -> tuple[Offer, Shared] | None:
@@ -303,13 +336,14 @@ def accept(listener: socket.socket) -> tuple[Offer, Shared] | None:
     fds: list[int] = []
     try:
         end.settimeout(OFFER_S_MAX)
-        data, fds, _flags, _address = socket.recv_fds(end, OFFER_BYTES_MAX, DESCRIPTORS)
+        data, fds, _flags, _address = socket.recv_fds(end, OFFER_BYTES_MAX, DESCRIPTORS_MAX)
         end.setblocking(False)
-        if len(fds) != DESCRIPTORS or os.fstat(fds[0]).st_size != MEMORY_BYTES:
+        if len(fds) < DESCRIPTORS or os.fstat(fds[0]).st_size != MEMORY_BYTES:
             raise NoLane("no memory came with an offer")
         offered = msgspec.msgpack.decode(data, type=Offer)
-        shared = Shared(end, mmap.mmap(fds[0], MEMORY_BYTES), fds[1], fds[2])
-        del fds[1:]
+        bodies = mmap.mmap(fds[3], 0, prot=mmap.PROT_READ) if len(fds) > DESCRIPTORS else None
+        shared = Shared(end, mmap.mmap(fds[0], MEMORY_BYTES), fds[1], fds[2], bodies)
+        del fds[1:DESCRIPTORS]
         return offered, shared
     except (OSError, msgspec.MsgspecError) as error:
         end.close()

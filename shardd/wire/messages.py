@@ -40,6 +40,7 @@ SETTLE = 3  # peer to shard: deliveries acknowledged, rejected, requeued
 CONFIRMED = 4
 CREDIT = 5  # both ways: bytes that the sender has taken in
 CONTROL = 6  # both ways: one struct below
+FREED = 8  # shard to front door: holds of lent bodies that are given back, see bodies.pyx
 RING = 7  # both ways, no body: the messages that follow come through the ring again, see lane.py
 
 # Flags in the channel of confirm numbers in CONFIRMED. KNOWN: some queue had the message before,
@@ -87,6 +88,18 @@ def incarnation_at(monotonic_ns: int) -> int:
     The wall clock is not used because people set it back. The u32 lasts for 13 years after boot.
     """
     return monotonic_ns // INCARNATION_STEP_NS + 1
+
+
+class Weighed(NamedTuple):
+    """The messages of a section of a DELIVER that weigh something else than their bytes.
+
+    `weight` is what they take of the window of the connection. `is_lent`: `blob` has the places of
+    the bodies instead of the bodies (bodies.pyx).
+    """
+
+    blob: memoryview
+    weight: int
+    is_lent: bool
 
 
 class Publish(NamedTuple):

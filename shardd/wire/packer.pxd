@@ -3,6 +3,7 @@
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from shardmq.shardd.wire.bodies cimport BodyMemory
 from shardmq.shardd.wire.publishes cimport Row, Writer
 from shardmq.shardd.wire.routes cimport Route, Routes, Spread
 
@@ -33,6 +34,8 @@ cdef class Packer:
     cdef bint alike  # they belong into the same record, but for the queue
     cdef size_t spread_room
     cdef list larges  # of each shard, bodies that were left: (records before it, view), ...
+    cdef BodyMemory bodies  # that bodies are lent from, or None
+    cdef uint64_t borrowers  # bit mask of the shards that see this memory
 
     cdef int pack_rows(self, Routes routes, const uint8_t *buf, Row *table, size_t rows, size_t start,
                        uint32_t connection, uint64_t first_seq, uint64_t now_ms, size_t *stopped) except -1
@@ -53,6 +56,12 @@ cdef class Packer:
                  uint64_t seq, uint64_t now_ms, uint8_t flags, uint64_t generation) noexcept nogil
     cdef int leave(self, Routes routes, object buffer, const uint8_t *buf, Row *row, uint32_t connection, uint64_t seq,
                    uint64_t now_ms) except -1
+    cdef uint32_t lent_run(self, Route *route, const uint8_t *buf, Row *row, int flags) noexcept nogil
+    cdef int lend(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel, uint64_t seq,
+                  uint64_t now_ms, int flags) noexcept nogil
+    cdef void lend_all(self, int shard) noexcept
+    cdef int let_go(self, int shard) except -1
+    cdef list owned(self, int shard)
     cdef size_t close_small(self, int shard) noexcept
     cdef void write(self, int shard, uint8_t *to, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
                     bint wanted) noexcept

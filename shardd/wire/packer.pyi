@@ -1,3 +1,4 @@
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.envelope import Buffer, Parts
 from shardmq.shardd.wire.routes import Routes
 
@@ -18,6 +19,8 @@ class Packer:
     unroutable: int
     near_count: int
     def __init__(self, shards: int) -> None: ...
+    def lend_from(self, bodies: BodyMemory) -> None: ...
+    def may_lend(self, shard: int, may: bool) -> None: ...
     def pack(
         self,
         routes: Routes,

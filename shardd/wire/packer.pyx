@@ -4,13 +4,15 @@
 Little endian throughout. After the 16-byte header (messages.py):
 
     PUBLISH  16 u64 batch number         24 u32 runs        28 u32 bytes of records
-             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all, 4 = records IN_SEQUENCE
+             32 u32 messages in all      36 u32 1 = confirm after a sync, 2 = confirm at all, 4 = records IN_SEQUENCE,
+                                            8 = records LENT
              40 runs x 24: u32 offset of its record among the records, u32 connection, u64 confirm number of
                 its first message (0: none wanted), u32 messages, u16 channel, u16 zero
              .. records, each a multiple of 8 bytes:
                  0 u32 length with padding   4 u32 crc32c of [8, length)    8 u64 ms since epoch
                 16 u32 ttl_ms (0xffffffff none)    20 u32 messages   24 u16 queues   26 u8 priority (0xff none)
-                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.pxd), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py)
+                27 u8 1 = PERSISTENT, 2 = IN_SEQUENCE (sequence.pxd), 4 = HAS_BCC, 8 = OWN_LETTERS (entry.py),
+                   16 = LENT: one message, in place of its body where that lies (bodies.pyx)
                 28 u32 queue id x queues     .. stored messages, zeros to a multiple of 8
     stored message: u32 body bytes, u32 property bytes, u8 n, exchange[n], u8 m, routing key[m], properties, body
 
@@ -27,10 +29,12 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from shardmq.shardd.sequence cimport Sequence, sequence_read
+from shardmq.shardd.wire.bodies cimport NO_RUN, BodyMemory
 from shardmq.shardd.wire.buffer cimport KIND_PUBLISH, Bytes, references_weight, reserve, write_header
 from shardmq.shardd.wire.publishes cimport (
-    IN_SEQUENCE, MAY_HAVE_SEQUENCE, PERSISTENT, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
-    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, record_flags, seal, stored_bytes,
+    IN_SEQUENCE, LENT, MAY_HAVE_SEQUENCE, PERSISTENT, RECORD_HEADER, RUN, SPECIAL, Row, Target, Writer, begin_run, c_crc32c,
+    close_record, copied, crc32c_start, end_run, facts_of, open_record, put, put_head, put_lent, record_flags, seal,
+    stored_bytes,
 )
 from shardmq.shardd.wire.routes cimport H_ANY, Route, Routes, Share, Spread, goes_to, hash_of, passed, same_exchange
 
@@ -43,6 +47,8 @@ cdef enum:
     RUN_BYTES_MAX = 1 << 20
     # Records of at least this much are not copied into their PUBLISH, but handed over with the memory they are in.
     LARGE_BYTES = 32 << 10
+    # Bodies of at least this much are lent, where they lie in memory that the shard can see.
+    LENT_BYTES_MIN = 16 << 10
     # So many rows for each queue are worth records of their own; fewer are put behind what is there of their queue.
     OWN_RECORD_ROWS = 8
     # What the references of one pack() may weigh, of messages that go to several queues of a shard: a read of small
@@ -110,6 +116,33 @@ cdef inline void take_back(Writer *w, Share *share) noexcept nogil:
     w.run_count -= 1
 
 
+cdef bytes owned_record(const uint8_t *record, BodyMemory bodies):
+    """Return a LENT record with a copy of its body."""
+    cdef size_t head, names
+    cdef uint32_t body_len, props_len, n32
+    cdef uint64_t place
+    cdef uint16_t queues
+    memcpy(&queues, record + 24, 2)
+    head = RECORD_HEADER + 4 * <size_t> queues
+    memcpy(&body_len, record + head, 4)
+    memcpy(&props_len, record + head + 4, 4)
+    names = 2 + <size_t> record[head + 8]
+    names += record[head + 8 + names - 1]
+    head += 8 + names + props_len
+    memcpy(&place, record + head, 8)
+    n32 = <uint32_t> ((head + body_len + 7) & ~<size_t> 7)
+    cdef bytes out = PyBytes_FromStringAndSize(NULL, n32)
+    cdef uint8_t *p = <uint8_t *> PyBytes_AS_STRING(out)
+    memcpy(p, record, head)
+    memcpy(p + head, bodies.data + place, body_len)
+    memset(p + head + body_len, 0, n32 - head - body_len)
+    memcpy(p, &n32, 4)
+    p[27] &= ~<uint8_t> LENT
+    n32 = c_crc32c(0, p + 8, n32 - 8)
+    memcpy(p + 4, &n32, 4)
+    return out
+
+
 cdef inline size_t weight_of(Route *route) noexcept nogil:
     """Return what the references of one message on this route weigh."""
     cdef uint32_t k
@@ -141,8 +174,21 @@ cdef class Packer:
             for i in range(self.shards):
                 free(self.writers[i].records.data)
                 free(self.writers[i].runs.data)
+                free(self.writers[i].lent.data)
             free(self.writers)
         free(self.hashes)
+
+    def lend_from(self, BodyMemory bodies not None):
+        """Lend large bodies that lie in this memory to the shards that can see it, see may_lend()."""
+        self.bodies = bodies
+
+    def may_lend(self, int shard, bint may):
+        """Note whether the process of a shard can see the memory of lent bodies."""
+        if not 0 <= shard < self.shards:
+            raise ValueError(f"shard {shard} of {self.shards}")
+        self.borrowers &= ~(<uint64_t> 1 << shard)
+        if may and self.bodies is not None:
+            self.borrowers |= <uint64_t> 1 << shard
 
     def pack(self, Routes routes not None, const unsigned char[::1] buffer not None,
              const unsigned char[::1] table not None, size_t start, uint32_t connection, uint64_t first_seq,
@@ -257,6 +303,10 @@ cdef class Packer:
                     why = W_UNROUTABLE
                     break
                 self.unroutable += 1
+            elif row.body_len >= LENT_BYTES_MIN and self.borrowers and self.lent_run(route, buf, row, flags) != NO_RUN:
+                if self.lend(route, buf, row, connection, channel, seq, now_ms, flags):
+                    stopped[0] = i
+                    return -1
             elif self.add(route, buf, row, connection, channel, seq, now_ms, flags, routes.generation):
                 stopped[0] = i
                 return -1
@@ -435,6 +485,29 @@ cdef class Packer:
                 w.needs_sync = 1
         return 0
 
+    cdef uint32_t lent_run(self, Route *route, const uint8_t *buf, Row *row, int flags) noexcept nogil:
+        """Return the run that a large body is lent from, or NO_RUN if it is copied."""
+        if row.body_frames != 1 or route.count != 1 or flags & ~PERSISTENT \
+                or not self.borrowers >> route.targets.shard & 1:
+            return NO_RUN
+        return self.bodies.run_of(buf + row.body_off + 7)
+
+    cdef int lend(self, Route *route, const uint8_t *buf, Row *row, uint32_t connection, uint16_t channel, uint64_t seq,
+                  uint64_t now_ms, int flags) noexcept nogil:
+        """Put a publish into a record of its own, with the place of its body. lent_run() has said that it may be lent."""
+        cdef const uint8_t *body = buf + row.body_off + 7
+        cdef uint32_t run = self.bodies.run_of(body)
+        cdef Writer *w = &self.writers[route.targets.shard]
+        self.touched |= <uint64_t> 1 << route.targets.shard
+        close_record(w)
+        if open_record(w, route.targets, row, connection, channel, seq, now_ms, <uint8_t> (flags | LENT)) or \
+                put_lent(w, buf, row, body - self.bodies.data, run):
+            return -1
+        self.bodies.hold(run)
+        if flags & PERSISTENT and route.durable:
+            w.needs_sync = 1
+        return 0
+
     cdef int leave(self, Routes routes, object buffer, const uint8_t *buf, Row *row, uint32_t connection, uint64_t seq,
                    uint64_t now_ms) except -1:
         """As _pack(), of one publish with a large body: that stays in `buffer`, which comes between what the records have
@@ -466,6 +539,11 @@ cdef class Packer:
             if buf[row.line_off + row.line_len - 1] & 1:
                 return W_UNROUTABLE
             self.unroutable += 1
+            passed(routes, route, 1)
+            return W_DONE
+        if self.borrowers and self.lent_run(route, buf, row, flags) != NO_RUN:
+            if self.lend(route, buf, row, connection, row.channel, seq, now_ms, flags):
+                raise MemoryError("publish batch")
             passed(routes, route, 1)
             return W_DONE
         for k in range(route.count):
@@ -542,13 +620,17 @@ cdef class Packer:
         return self.writers[shard].records.used + self.writers[shard].elsewhere + self.weight(shard)
 
     cpdef size_t weight(self, int shard):
-        """What the references weigh of messages that wait for take() and go to several queues."""
+        """What waits for take_parts() weighs beside its bytes: lent bodies, and the references of messages that go to
+        several queues."""
         cdef Writer *w = &self.writers[shard]
+        cdef size_t weight = w.weight
         cdef uint16_t queues
+        if self.borrowers >> shard & 1:
+            weight += w.lent_bytes
         if not w.is_open:
-            return w.weight
+            return weight
         memcpy(&queues, w.records.data + w.record_at + 24, 2)
-        return w.weight + references_weight(w.count, queues)
+        return weight + references_weight(w.count, queues)
 
     def messages(self, int shard):
         """Messages that wait for take()."""
@@ -556,7 +638,7 @@ cdef class Packer:
 
     def take(self, int shard, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch, bint wanted=True):
         """The PUBLISH message of what was packed for `shard`, or None; the writer is empty again. `wanted`: somebody waits for its
-        confirm; nothing needs to be synced for nobody."""
+        confirm; nothing needs to be synced for nobody. Bodies are lent if may_lend() has said so, else they are copied."""
         message = self.take_parts(shard, peer, incarnation, epoch, batch, wanted)
         return b"".join(message) if type(message) is list else message
 
@@ -573,9 +655,17 @@ cdef class Packer:
             out = PyBytes_FromStringAndSize(NULL, total)
             self.write(shard, <uint8_t *> PyBytes_AS_STRING(out), peer, incarnation, epoch, batch, wanted)
             return out
+        cdef list owned = self.owned(shard) if w.lent.used and not self.borrowers >> shard & 1 else None
+        cdef uint32_t owned_bytes
         out = PyBytes_FromStringAndSize(NULL, PUBLISH_HEADER + w.runs.used)
         self.write_head(w, <uint8_t *> PyBytes_AS_STRING(out), shard, peer, incarnation, epoch, batch, wanted)
-        parts = self.with_larges(shard, out, handed_over(&w.records))
+        if owned is not None:
+            owned_bytes = <uint32_t> sum(map(len, owned))
+            memcpy(PyBytes_AS_STRING(out) + 28, &owned_bytes, 4)
+            parts = [out, *owned]
+        else:
+            self.lend_all(shard)
+            parts = self.with_larges(shard, out, handed_over(&w.records))
         self.clear(w)
         return parts
 
@@ -583,7 +673,7 @@ cdef class Packer:
         """Close the last record of a shard that has messages; return the bytes of its PUBLISH, 0 if take_parts() makes parts of it."""
         cdef Writer *w = &self.writers[shard]
         close_record(w)
-        return 0 if w.records.used + w.elsewhere >= LARGE_BYTES else PUBLISH_HEADER + w.runs.used + w.records.used
+        return 0 if w.lent.used or w.records.used + w.elsewhere >= LARGE_BYTES else PUBLISH_HEADER + w.runs.used + w.records.used
 
     cdef void write(self, int shard, uint8_t *to, uint16_t peer, uint32_t incarnation, uint32_t epoch, uint64_t batch,
                     bint wanted) noexcept:
@@ -603,6 +693,8 @@ cdef class Packer:
         memcpy(p + 28, &n32, 4)
         memcpy(p + 32, &w.messages, 4)
         n32 = ((2 | w.needs_sync) if wanted else 0) | w.in_sequence << 2
+        if w.lent.used:
+            n32 |= 8
         memcpy(p + 36, &n32, 4)
         memcpy(p + PUBLISH_HEADER, w.runs.data, w.runs.used)
 
@@ -621,15 +713,73 @@ cdef class Packer:
         self.larges[shard] = []
         return parts
 
+    cdef void lend_all(self, int shard) noexcept:
+        """Make the holds of the bodies that wait for `shard` holds of the shard."""
+        cdef Writer *w = &self.writers[shard]
+        cdef uint32_t *runs = <uint32_t *> w.lent.data
+        cdef size_t i
+        for i in range(w.lent.used // 4):
+            self.bodies.lend(runs[i], shard)
+        w.lent.used = 0
+
+    cdef int let_go(self, int shard) except -1:
+        """End the holds of the bodies that wait for `shard`."""
+        cdef Writer *w = &self.writers[shard]
+        cdef uint32_t *runs = <uint32_t *> w.lent.data
+        cdef size_t i
+        for i in range(w.lent.used // 4):
+            self.bodies.let_go(runs[i], 1)
+        w.lent.used = 0
+        return 0
+
+    cdef list owned(self, int shard):
+        """Return the records that wait for `shard`, as parts, with copies of the bodies that were lent: the shard cannot
+        see their memory, or not any more."""
+        cdef Writer *w = &self.writers[shard]
+        cdef list parts = [], larges = self.larges[shard]
+        cdef size_t at = 0, before, was = 0, comes = 0  # offset of a record here, among all records, and in `parts`
+        cdef size_t left = 0, run = 0
+        cdef uint32_t length, said
+        while at < w.records.used:
+            memcpy(&length, w.records.data + at, 4)
+            while run < w.runs.used:
+                memcpy(&said, w.runs.data + run, 4)
+                if said != was:
+                    break
+                said = <uint32_t> comes
+                memcpy(w.runs.data + run, &said, 4)
+                run += RUN
+            was += length
+            if w.records.data[at + 27] & LENT:
+                record = owned_record(w.records.data + at, self.bodies)
+                parts.append(record)
+                at += length
+                comes += <size_t> len(record)
+                continue
+            comes += length
+            if left < <size_t> len(larges) and <size_t> larges[left][0] < at + length:
+                before, body = larges[left]
+                left += 1
+                length -= <uint32_t> len(body)
+                parts += [w.records.data[at:before], body, w.records.data[before:at + length]]
+            else:
+                parts.append(w.records.data[at:at + length])
+            at += length
+        self.larges[shard] = []
+        self.let_go(shard)
+        return parts
+
     def drop(self, int shard):
         """Forget what waits for `shard`."""
         close_record(&self.writers[shard])
+        self.let_go(shard)
         self.larges[shard] = []
         self.clear(&self.writers[shard])
 
     cdef void clear(self, Writer *w) noexcept:
         w.records.used = 0
         w.runs.used = 0
+        w.lent_bytes = 0
         w.run_count = 0
         w.messages = 0
         w.elsewhere = 0

@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 
 from shardmq.shardd.octets cimport be32, copy_short
 from shardmq.shardd.sequence cimport Sequence, sequence_read
-from shardmq.shardd.wire.buffer cimport Bytes, references_weight, regain, reserve
+from shardmq.shardd.wire.buffer cimport LENT_SHARE, Bytes, references_weight, regain, reserve
 
 cdef extern from "../crc32c.h" nogil:
     uint32_t c_crc32c "crc32c"(uint32_t crc, const unsigned char *data, size_t length)
@@ -24,6 +24,9 @@ cdef enum:
     # flags of a record
     PERSISTENT = 1
     IN_SEQUENCE = 2
+    LENT = 16
+    # the place of a lent body, see bodies.pyx
+    LENT_PLACE = 16
 
 cdef struct Row:  # a publish, as broker/amqp/octets.pxd describes it
     uint32_t line_off
@@ -69,6 +72,8 @@ cdef struct Writer:  # the next PUBLISH of one shard
     uint32_t counted  # of these, in runs that are complete
     size_t elsewhere  # bytes of large bodies that belong between the records and are not copied
     size_t weight  # of references, of the records that are sealed
+    Bytes lent  # the run (u32) of each body that is lent
+    size_t lent_bytes  # what these bodies weigh
 
 cdef inline size_t seal(Writer *w, const uint8_t *body, size_t body_len) noexcept nogil:
     """Finish the open record: length, count, checksum, and padding, of which there are so many bytes. `body`: what comes
@@ -189,6 +194,32 @@ cdef inline int put_head(Writer *w, const uint8_t *buf, Row *row, size_t *zeros)
     w.count += 1
     w.messages += 1
     zeros[0] = seal(w, buf + row.body_off + 7, row.body_len)
+    return 0
+
+cdef inline int put_lent(Writer *w, const uint8_t *buf, Row *row, uint64_t place, uint32_t run) noexcept nogil:
+    """Put the row's publish into the open record, which is LENT, and seal it: the body stays where it is."""
+    cdef uint32_t line = row.line_len - 1
+    cdef uint32_t n32 = <uint32_t> row.body_len
+    cdef uint8_t *p
+    if reserve(&w.records, 8 + line + row.props_len + LENT_PLACE + 8) or reserve(&w.lent, 4):
+        return -1
+    p = w.records.data + w.records.used
+    memcpy(p, &n32, 4)
+    memcpy(p + 4, &row.props_len, 4)
+    memcpy(p + 8, buf + row.line_off, line)
+    p += 8 + line
+    memcpy(p, buf + row.props_off, row.props_len)
+    p += row.props_len
+    memcpy(p, &place, 8)
+    memcpy(p + 8, &run, 4)
+    memset(p + 12, 0, 4)
+    w.records.used += 8 + line + row.props_len + LENT_PLACE
+    w.count += 1
+    w.messages += 1
+    seal(w, NULL, 0)
+    memcpy(w.lent.data + w.lent.used, &run, 4)
+    w.lent.used += 4
+    w.lent_bytes += row.body_len // LENT_SHARE
     return 0
 
 cdef inline size_t stored_bytes(Row *row) noexcept nogil:

@@ -32,6 +32,7 @@ from shardmq.broker.shared.config import BrokerConfig
 from shardmq.broker.shared.control import Answer
 from shardmq.broker.shared.logins import TakesLong
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.bodies import BodyMemory
 from tests.amqp.bytes_of import HEADER, method
 
 FD = 5
@@ -173,6 +174,7 @@ class Shards(LinksState):
         self.left_behind = False
         self.forgotten: list[int] = []
         self.ready: dict[int, int] = {}  # messages by queue id
+        self.bodies: BodyMemory | None = None
 
     def ask(self, shard: int, make: Callable[[int], wire.Message]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardmq.broker.front_door.connection.output import Output, close_behind_output
 from shardmq.broker.front_door.hot_state import Due, LinkState
+from shardmq.shardd.wire.lane import body_memory
 from tests.connections.test_socket import Made
 
 
@@ -95,6 +96,24 @@ def test_what_was_lent_is_written_though_its_lender_changes_it(
     assert sum(credit for _, _, credit in output.take_credits()) == sum(
         len(parts) for parts, _ in steps
     )
+
+
+def test_lent_bodies_that_a_client_does_not_take_are_copied() -> None:
+    memory = body_memory(1 << 20, 1)
+    run = memory.take(50_000)
+    assert run is not None
+    body = memoryview(run)
+    body[:] = b"b" * len(body)
+    output = Output()
+    output.add_parts_then_credit([b"head", body[:20_000], b"next", body[20_000:]], 0, 1, 50_000)
+    output.own()  # the memory of a ring changes, that of lent bodies does not
+    del run, body
+    assert memory.held_bytes
+    output.own_lent()
+    assert memory.held_bytes, "they came since the last call"
+    output.own_lent()
+    assert memory.held_bytes == 0
+    assert b"".join(output.chunks) == b"head" + b"b" * 20_000 + b"next" + b"b" * 30_000
 
 
 @pytest.mark.parametrize("seed", range(20))

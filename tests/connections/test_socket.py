@@ -112,7 +112,7 @@ def test_what_a_full_read_left_of_a_message_comes_before_the_next_read() -> None
         receive_data(data, again)
 
     made.socket.amqp = type(
-        "Amqp", (), {"unread": b"y" * 100, "receive_data": staticmethod(receive)}
+        "Amqp", (), {"part": None, "unread": b"y" * 100, "receive_data": staticmethod(receive)}
     )()  # type: ignore[assignment]
     made.readable(whole)
     made.aio.readers[FD]()

@@ -136,6 +136,7 @@ class ClientConnection:
             mechanisms=login.mechanisms(tls),
             server_properties=services.server_properties,
             message_bytes_max=config.message_bytes_max,
+            room=loop.room,
         )
         socket = self.socket = ClientSocket(
             loop,

@@ -10,6 +10,7 @@ import socket
 
 from shardmq.broker.front_door.hot_state import OutputState
 from shardmq.broker.front_door.tls import TlsSocket
+from shardmq.shardd.wire.bodies import Run
 
 # Unsent output past which a client is not read any more. Deliveries have a window of their own,
 # which the shard keeps.
@@ -27,10 +28,11 @@ Stream = socket.socket | TlsSocket
 class Output(OutputState):
     """The output of one connection, in order."""
 
-    __slots__ = ("_borrows",)
+    __slots__ = ("_borrows", "_looked")
 
     def __init__(self) -> None:
         self._borrows = False  # some chunks are views of memory that others will change
+        self._looked = 0  # bytes made for the client before the last own_lent()
 
     def add_parts_then_credit(
         self, parts: list[bytes | memoryview], shard: int, epoch: int, credit: int
@@ -71,6 +73,21 @@ class Output(OutputState):
             self._borrows = False
             self.chunks = [_owned(chunk) for chunk in self.chunks]
 
+    def own_lent(self) -> None:
+        """Copy bodies that the client has not taken since the last call.
+
+        Their memory can be lent again. One small body may hold the memory of a whole read, so a
+        slow client would cost much more than what waits for it.
+        """
+        left = self._looked - self.written
+        self._looked = self.written + self.pending
+        for at, chunk in enumerate(self.chunks):
+            if left <= 0:
+                return
+            left -= len(chunk)
+            if isinstance(chunk, memoryview):
+                self.chunks[at] = bytes(chunk)
+
     async def room(self) -> None:
         """Return when so much was taken that more may be made for this client."""
         while self.pending > OUT_BYTES_MAX:
@@ -99,11 +116,11 @@ class Output(OutputState):
 def _owned(chunk: bytes | memoryview) -> bytes | memoryview:
     """Return the chunk, copied if others will change its memory.
 
-    What is left of a `bytes` object is nobody else's.
+    Nobody changes a `bytes` object, nor a lent body while some view holds it.
     """
     return (
         bytes(chunk)
-        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes)
+        if isinstance(chunk, memoryview) and not isinstance(chunk.obj, bytes | Run)
         else chunk
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pamqp import base
 
 from shardmq.broker.amqp import Connection
+from shardmq.broker.amqp.unfinished import BodyPart
 from shardmq.broker.front_door.connection.output import (
     OUT_BYTES_MAX,
     Output,
@@ -24,8 +25,9 @@ from shardmq.broker.front_door.connection.output import (
 )
 from shardmq.broker.front_door.hot_state import SocketState
 from shardmq.broker.front_door.links.shard_links import ShardLinks
-from shardmq.broker.front_door.loop import PassLoop
+from shardmq.broker.front_door.loop import READ_BYTES, PassLoop
 from shardmq.broker.front_door.short_way import Inlet
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN
 
 log = logging.getLogger("shardmq.broker.front_door.connection.socket")
 
@@ -34,6 +36,8 @@ FULL_READ_BYTES = 64 << 10
 # When a read filled the buffer and left part of a message, the next read goes behind that part, up
 # to this size. In one piece of bytes the messages are one event; the parts apart would be two.
 AGAIN_BYTES_MAX = 64 << 10
+# So much is read behind a part of a body. What is there of the next body is copied.
+BEHIND_BODY_BYTES = 4 << 10
 # How long a client may take to answer our connection.close.
 CLOSE_TIMEOUT_S = 5.0
 
@@ -57,7 +61,7 @@ class ClientSocket(SocketState):
     """
 
     __slots__ = (
-        "_links", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
+        "_lends", "_links", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
         "closing_after_flush", "inlet", "name", "sock",
     )  # fmt: skip
 
@@ -98,6 +102,7 @@ class ClientSocket(SocketState):
         self.paused = 0  # reasons, a bit mask
         self.output: Output = Output()
         self.more_comes = False  # the last read filled the buffer
+        self._lends = False  # bodies of the last read were lent
         self._room: asyncio.Event | None = None  # tasks of this client wait for its shards
         self._slice_scheduled = False
         self.is_dirty = False
@@ -112,7 +117,11 @@ class ClientSocket(SocketState):
         loop.begin_pass()
         if self.lost or self.paused:  # since the loop has seen it readable
             return
-        buffer, begun = loop.read_buffer, 0
+        part = self.amqp.part
+        if part is not None and isinstance(self.sock, socket.socket) and (places := part.places()):
+            self._read_body(self.sock, part, places)
+            return
+        buffer, begun = loop.large_read_buffer if self._lends else loop.read_buffer, 0
         if self.more_comes and (unread := self.amqp.unread):
             begun = len(unread) if len(unread) <= AGAIN_BYTES_MAX else 0
             buffer[:begun] = unread[:begun]
@@ -122,18 +131,19 @@ class ClientSocket(SocketState):
             return
         except OSError:
             count = 0
-        self.came(count, begun)
+        self.came(count, begun, len(buffer))
 
-    def came(self, count: int, begun: int = 0) -> None:
+    def came(self, count: int, begun: int = 0, room: int = READ_BYTES) -> None:
         """Handle `count` bytes that were read into the buffer behind `begun` bytes of before.
 
-        None came if the client or the kernel has ended the connection.
+        The buffer had room for `room` bytes. None came if the client or the kernel has ended the
+        connection.
         """
         if count == 0:
             self._on_end()
             return
         loop, end = self.loop, begun + count
-        self.more_comes = end == len(loop.read_buffer)
+        self.more_comes = end == room
         if count >= FULL_READ_BYTES:
             loop.read_was_large(self.more_comes)
         else:
@@ -142,12 +152,11 @@ class ClientSocket(SocketState):
         self.received_bytes += count
         self.last_received = loop.now
         if (inlet := self.inlet) is None:
-            self.amqp.receive_data(loop.read_buffer[:end], begun)
-            self._on_data()
+            self.go_on(0, end, begun)
             return
         if begun:
             self.amqp.drop_read()
-        taken = inlet.take(loop.read_buffer, end)
+        taken = inlet.take(loop.large_read_buffer, end)
         if taken:
             loop.pace.came(inlet.things)
             if inlet.fed:
@@ -155,10 +164,17 @@ class ClientSocket(SocketState):
         if taken < end:
             self.go_on(taken, end)
 
-    def go_on(self, taken: int, end: int) -> None:
-        """Have Python handle what is read from `taken` on, which is not plain."""
-        self.amqp.receive_data(self.loop.read_buffer[taken:end])
-        self._on_data()
+    def go_on(self, taken: int, end: int, begun: int = 0) -> None:
+        """Have Python handle what is read from `taken` on, which is not plain.
+
+        The first `begun` bytes of it were kept from reads before.
+        """
+        loop = self.loop
+        try:
+            self.amqp.receive_data(loop.large_read_buffer[taken:end], begun)
+            self._on_data()
+        finally:
+            self._lends = end - taken >= BODY_BYTES_MIN and loop.next_read_buffer()
 
     def go_short_way(self, inlet: Inlet) -> None:
         """Let the inlet take what is plain of each read, which it does itself if it can."""
@@ -183,6 +199,28 @@ class ClientSocket(SocketState):
             self.loop.aio.remove_reader(self.fd)
         else:
             self.loop.watch.leave(self.fd)
+
+    def _read_body(self, sock: socket.socket, part: BodyPart, places: list[memoryview]) -> None:
+        """Read a part of a large body straight to its place, and a little behind it."""
+        loop = self.loop
+        places.append(loop.read_buffer[:BEHIND_BODY_BYTES])
+        try:
+            count = sock.recvmsg_into(places)[0]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self._on_end()
+            return
+        loop.read_was_large(False)
+        self.more_comes = False
+        self.received_bytes += count
+        self.last_received = loop.now
+        rest = self.amqp.unfinished.body_came(part, places, count)
+        if rest:
+            self.amqp.receive_data(rest)
+            self._on_data()
 
     def pause(self, reason: int) -> None:
         """Do not read the client until resume() takes this reason, and all others, back."""
@@ -324,8 +362,11 @@ class ClientSocket(SocketState):
     def tick(self, now: float, heartbeat_s: int) -> None:
         """Send a heartbeat when one is due, and drop a client that fell silent.
 
-        This is called about once a second. `now` is loop time.
+        Lent bodies that the client does not take are copied. This is called about once a second,
+        so that no lent body waits here for more than two. `now` is loop time.
         """
+        if self.is_writing:
+            self.output.own_lent()
         if not heartbeat_s:
             return
         if now - self.last_sent >= heartbeat_s / 2 and not self.is_writing:

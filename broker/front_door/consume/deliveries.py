@@ -9,6 +9,7 @@ from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model import message_dlx
+from shardmq.shardd.wire.messages import Weighed
 
 # Messages of this size, on average of a delivery, are written from where they lie. Smaller ones are
 # copied, which costs less than a piece of its own for each.
@@ -34,7 +35,9 @@ class Deliveries:
         self.tracing: Tracing | None = None  # None: nothing is traced
 
     def deliver(
-        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]
+        self,
+        shard: int,
+        section: tuple[int, int, int, int, bool, int, memoryview | Weighed, int, bool],
     ) -> None:
         """Hand messages of one consumer to its connection.
 
@@ -50,11 +53,20 @@ class Deliveries:
         if consumer is None:
             # The consumer was released, and the shard requeues the messages. Their bytes count for
             # the window of the connection, which other consumers may share.
-            self._links.credit(shard, link.epoch, section[0], len(blob))
+            weight = blob.weight if isinstance(blob, Weighed) else len(blob)
+            self._links.credit(shard, link.epoch, section[0], weight)
             return
         channel, client = consumer.channel, consumer.client
         if not consumer.announced:
             client.answer(channel.number, consumer.announce())
+        weight, messages = len(blob), None
+        if isinstance(blob, Weighed):
+            weight = blob.weight
+            if blob.is_lent:
+                messages = self._lent(shard, blob.blob, count)
+            blob = blob.blob
+            if messages is not None and (hides or times or self.tracing is not None):
+                blob, messages = memoryview(_joined(messages)), None
         size = len(blob)
         if hides:
             blob = memoryview(properties.without_header_in_each(blob, count, message_dlx.BCC))
@@ -83,6 +95,17 @@ class Deliveries:
                 client.session, channel.number, consumer.queue_name, redelivered, count, blob
             )
             client.feeds(fed)
+        if messages is not None:
+            parts = contents.framed(
+                messages,
+                channel.number,
+                consumer.tag_bytes,
+                tag,
+                redelivered,
+                client.session.frame_bytes_max,
+            )
+            client.write_delivery(parts, shard, weight)
+            return
         to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts
         data = to_frames(
             properties.with_delivery_count(blob, count, times) if times else blob,
@@ -93,7 +116,18 @@ class Deliveries:
             redelivered,
             client.session.frame_bytes_max,
         )
-        client.write_delivery(data, shard, size)
+        client.write_delivery(data, shard, weight)
+
+    def _lent(self, shard: int, places: memoryview, count: int) -> list[tuple[bytes, memoryview]]:
+        """Return each message without its body, and its body, which stays where it is."""
+        bodies = self._links.bodies
+        if bodies is None:
+            raise ValueError(f"shard {shard} delivers bodies that nobody has lent")
+        return bodies.messages(shard, places, count)
+
+
+def _joined(messages: list[tuple[bytes, memoryview]]) -> bytes:
+    return b"".join([part for message in messages for part in message])
 
 
 def _with_offsets(

@@ -16,6 +16,7 @@ from shardmq.broker.front_door.links.shard_link import AT_ONCE, Events, ShardLin
 from shardmq.broker.front_door.watch import Watch
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
@@ -44,7 +45,9 @@ class ShardInbox:
         incarnation: int,
         runtime_dir: str,
         events: Events,
+        bodies: BodyMemory | None = None,
     ) -> None:
+        self._bodies = bodies
         self._socket = socket
         self._links = links
         self._incarnation = incarnation
@@ -146,7 +149,8 @@ class ShardInbox:
         """Offer a lane to the process that just said Hello."""
         assert self.loop is not None
         try:
-            lane = link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq)
+            bodies = self._bodies.fd if self._bodies is not None else None
+            lane = link.lane = offer(self._runtime_dir, link.shard, what, link.send_by_zmq, bodies)
         except NoLane as error:
             log.warning("no lane to shard %d, all goes through ZeroMQ: %s", link.shard, error)
             return
@@ -166,6 +170,7 @@ class ShardInbox:
         self._ended.pop(link.shard, None)
         if link.lane is not None:
             lane, link.lane = link.lane, None
+            link.may_lend(False)
             if isinstance(lane, LocalLane):
                 return
             link.rings_full += lane.times_full
@@ -219,6 +224,8 @@ class ShardInbox:
 
     def _rung(self, link: ShardLink, lane: Lane) -> None:
         lane.hear()
+        if lane.is_accepted and not link.lends and link.lane is lane:
+            link.may_lend(True)
         self._hear(link, lane)
 
     def _end(self, link: ShardLink, lane: Lane) -> None:

@@ -18,6 +18,7 @@ from shardmq.broker.front_door.consume.settling import Due, Settles
 from shardmq.broker.front_door.hot_state import PUBLISH_WINDOW_BYTES, LinkState
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as wire
+from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.histogram import Histogram
 from shardmq.shardd.wire.lane import joined
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
@@ -52,7 +53,9 @@ class Events(Protocol):
     """The front door, which hears what the shards say."""
 
     def delivery(
-        self, shard: int, section: tuple[int, int, int, int, bool, int, memoryview, int, bool]
+        self,
+        shard: int,
+        section: tuple[int, int, int, int, bool, int, memoryview | wire.Weighed, int, bool],
     ) -> None: ...
     def away(self, shard: int) -> None:
         """Hear that the process of a shard is gone and has nothing more to say."""
@@ -109,6 +112,7 @@ class ShardLink(LinkState):
         due: Due,
         events: Events,
         on_control: Callable[[ShardLink, envelope.Message], None],
+        bodies: BodyMemory | None = None,
     ) -> None:
         self.shard = shard
         self.lane: AnyLane | None = None
@@ -133,12 +137,15 @@ class ShardLink(LinkState):
             wire.DELIVER: self._on_deliver,
             wire.CONFIRMED: self._on_confirmed,
             wire.CREDIT: self._on_credit,
+            wire.FREED: self._on_freed,
             wire.CONTROL: lambda message: on_control(self, message),
         }
         self.by_header: dict[envelope.Message, Callable[[envelope.Message], None]] = {}
         self.peer, self.incarnation = peer, incarnation
         self.packer, self._sizes, self._events = packer, sizes, events
         self.batch_messages, self.batch_bytes = sizes.messages, sizes.bytes
+        self._bodies = bodies
+        self.lends = False  # the shard sees the memory of `bodies`
         self.batch = 0  # number of the batch that was sent last
         self.sent: deque[tuple[int, list[Unconfirmed]]] = deque()  # by number, unconfirmed
         # Batches made while the shard was away, and what each weighs.
@@ -251,6 +258,11 @@ class ShardLink(LinkState):
         if self.lane is not None:
             self.lane.ring()
 
+    def may_lend(self, may: bool) -> None:
+        """Note whether the shard can see the bodies that this front door lends."""
+        self.lends = may
+        self.packer.may_lend(self.shard, may)
+
     def _send_batch(self, batch: envelope.Parts, weight: int, waiting: list[Unconfirmed]) -> None:
         self.note_batch(weight, waiting)
         self._put(batch)
@@ -260,6 +272,7 @@ class ShardLink(LinkState):
         if self.up:
             self.flush()
             return
+        self.may_lend(False)  # the next process cannot see the bodies yet
         messages, weight = self.packer.messages(self.shard), self.packer.weight(self.shard)
         batch = self.packer.take(self.shard, self.peer, self.incarnation, 0, 0)
         if batch is not None:
@@ -275,6 +288,9 @@ class ShardLink(LinkState):
         """Start with a new process of the shard; what the old one has not confirmed is lost."""
         first_time = self.epoch == 0
         lost = self._lose_sent()
+        self.may_lend(False)
+        if self._bodies is not None:
+            self._bodies.lost(self.shard)
         self.epoch = epoch
         who = self.peer, self.incarnation, epoch, self.shard
         self.sender = envelope.sender(*who)
@@ -374,6 +390,10 @@ class ShardLink(LinkState):
             self.in_flight -= count
         if self.in_flight <= PUBLISH_WINDOW_BYTES // 2:
             self._events.publish_room(self.shard)
+
+    def _on_freed(self, message: envelope.Message) -> None:
+        if self._bodies is not None:
+            self._bodies.freed(self.shard, message)
 
 
 def _nacked(count: int) -> str:

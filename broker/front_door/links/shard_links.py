@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
 import zmq
@@ -33,7 +34,8 @@ from shardmq.broker.model.changes import QueuePut
 from shardmq.broker.shared.config import BrokerConfig
 from shardmq.shardd.wire import envelope, packer
 from shardmq.shardd.wire import messages as wire
-from shardmq.shardd.wire.lane import Offer
+from shardmq.shardd.wire.bodies import BodyMemory
+from shardmq.shardd.wire.lane import Offer, body_memory
 from shardmq.shardd.wire.local_lane import LocalLane
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_links")
@@ -44,6 +46,14 @@ JOIN_ALL_S = 2.0
 FENCE_LOOK_S = 0.05
 # What is unsent when the process ends may take this long.
 LINGER_MS = 500
+
+
+def _bodies(size: int, shards: int) -> BodyMemory | None:
+    try:
+        return body_memory(size, shards) if size else None
+    except OSError as error:
+        log.warning("no memory for large bodies, they are copied: %s", error)
+        return None
 
 
 class ShardLinks(LinksState):
@@ -64,6 +74,9 @@ class ShardLinks(LinksState):
     ) -> None:
         self.incarnation = incarnation
         self.packer = packer.Packer(config.shards)
+        self.bodies = _bodies(config.bodies_bytes, config.shards)
+        if self.bodies is not None:
+            self.packer.lend_from(self.bodies)
         self.vhost = ""
         self._peer = config.door
         self._events = events
@@ -83,11 +96,17 @@ class ShardLinks(LinksState):
                 due=self.due,
                 events=events,
                 on_control=self._on_control,
+                bodies=self.bodies,
             )
             for shard in range(config.shards)
         ]
         self.inbox = ShardInbox(
-            self._socket(zmq.PULL), self.links, incarnation, config.runtime_dir, events
+            self._socket(zmq.PULL),
+            self.links,
+            incarnation,
+            config.runtime_dir,
+            events,
+            self.bodies,
         )
         self._requests = ShardRequests(self.links)
         self.on_acks_waited: Callable[[], None] = lambda: None
@@ -131,6 +150,8 @@ class ShardLinks(LinksState):
         for link in self.links:
             link.close(self._loop)
         self._context.term()
+        if self.bodies is not None:
+            os.close(self.bodies.fd)
 
     def tick(self) -> None:
         """Say Join again: a shard that restarted does not know where its front doors are.
@@ -140,6 +161,8 @@ class ShardLinks(LinksState):
         if self._loop is None:
             return  # not started: the catalog is waited for
         now = self._loop.time()
+        if self.bodies is not None:
+            self.bodies.trim()
         is_for_all = now - self._joined_all >= JOIN_ALL_S
         if is_for_all:
             self._joined_all = now
@@ -292,6 +315,7 @@ class ShardLinks(LinksState):
     def numbers(self) -> dict[str, float]:
         """Return the sizes of batches, and the state of each link under names with its shard."""
         told = self._sizes.report()
+        told["lent_bytes"] = self.bodies.held_bytes if self.bodies is not None else 0
         for link in self.links:
             lane = link.lane
             told[f"publish_window_bytes.{link.shard}"] = link.in_flight
@@ -319,7 +343,9 @@ class ShardLinks(LinksState):
         """Start with a new process of a shard."""
         link.begin(epoch, pid)
         link.join(self.endpoint)
-        if not link.is_local:
+        if link.is_local:
+            link.may_lend(True)
+        else:
             self.inbox.close_lane(link)
             self.inbox.open_lane(link, Offer(self._peer, self.incarnation, epoch, self.endpoint))
         link.send_aside()

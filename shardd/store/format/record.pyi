@@ -29,7 +29,7 @@ class Abstracts:
 
 class Batch:
     messages: int
-    def plan(self, records: bytes | bytearray | memoryview) -> int: ...
+    def plan(self, records: bytes | bytearray | memoryview, checked: bool = False) -> int: ...
     def put(
         self,
         records: bytes | bytearray | memoryview,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardmq.shardd.lending import Lender
+from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.record import Arrival, Batch
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
@@ -15,6 +17,7 @@ from shardmq.shardd.store.format.segment_file import (
     encode_header,
     file_name,
 )
+from shardmq.shardd.store.open_segment import RENEW_BYTES
 from shardmq.shardd.store.segments.reclaim import Reclaimer
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments
@@ -61,6 +64,67 @@ class Appender:
         arrivals = batch.take(placed, indexes)
         batch.facts(records, arrivals)
         return arrivals
+
+    def append_lent(
+        self, records: bytes | bytearray | memoryview, lender: Lender, indexes: bool
+    ) -> list[Arrival] | None:
+        """Append a batch with LENT records, whose bodies stay where they are.
+
+        Returns None, and appends nothing, if the batch is larger than a usual segment.
+        """
+        batch, counters = self.batch, self._segments.counters
+        size = lent.stored_bytes(records, len(lender.memory))
+        segment = self._with_room(size)
+        if segment is None:
+            return None
+        buffer, position = segment.buffer, segment.used
+        assert buffer is not None
+        try:
+            segment.lent.lay_out(records, buffer, position, lender)
+            with memoryview(buffer) as whole, whole[position : position + size] as laid_out:
+                batch.plan(laid_out, True)
+                arrivals, counts = batch.put(
+                    laid_out,
+                    buffer,
+                    position,
+                    segment.number,
+                    segment.salt,
+                    indexes,
+                    segment.abstracts,
+                )
+        except Exception:
+            segment.lent.forget_from(position)
+            raise
+        segment.lends = len(segment.lent) > 0
+        segment.add(size, counts)
+        counters.appended_messages += batch.messages
+        counters.appended_bytes += size
+        return arrivals
+
+    def _with_room(self, size: int) -> Segment | None:
+        """Return the open segment if it has room for so many bytes in one piece, or a new one.
+
+        Returns None if no usual segment has so much room.
+        """
+        segments = self._segments
+        segment = segments.open
+        if segment is not None and segment.buffer is not None:
+            if segment.is_needless and (segment.used > RENEW_BYTES or segment.lends):
+                segment = self.renew(segment)
+            if size <= segment.room():
+                return segment
+        if size > segments.segment_bytes - HEADER_BYTES - END_BYTES:
+            return None
+        try:
+            self._state.make_directory()
+            self._flusher.write_oldest()
+            segments.reclaimer.set_aside(1)
+        except Exception as error:
+            raise self._state.named(error) from error
+        try:
+            return self._segment_for(Piece(0, size, fresh=True))
+        except Exception as error:
+            raise self._state.fail(error) from error
 
     def _place(
         self, pieces: list[Piece], view: memoryview, in_sequence: bool

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+from shardmq.shardd.lending import LentMessages
 from shardmq.shardd.store.errors import Closed, Corrupt
-from shardmq.shardd.store.format.record import copy_out, segment_runs
+from shardmq.shardd.store.format.record import copy_out, look_at, segment_runs
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.store.segments.segments import Segments
 from shardmq.shardd.store.segments.windows import Place, are_scattered, is_scattered, span
@@ -41,6 +42,7 @@ class Retrieval:
             ((number, start, stop),) = runs
             segment = self._segments.by_number[number]
             if segment.buffer is not None and segment.moves is None:
+                segment.fill_lent()
                 return copy_out(
                     segment.buffer, 0, segment.used, entries, start, stop, bytes_max, True
                 )
@@ -49,6 +51,17 @@ class Retrieval:
         except Corrupt:
             self._segments.distrust()
             raise
+
+    def look_at_lent(
+        self, segment: Segment, entries: array[int], bytes_max: int
+    ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
+        """Return the first messages of a segment that has lent bodies: all lent, or all not."""
+        assert segment.buffer is not None
+        found = segment.lent.look(segment.buffer, segment.number, entries, bytes_max)
+        if found[0] is None:
+            return look_at(segment.buffer, segment.used, entries, 0, found[3], bytes_max)
+        lender, places, weight, sizes = found
+        return LentMessages(lender, places, weight), sizes
 
     def _read(
         self, runs: list[tuple[int, int, int]], entries: array[int], bytes_max: int, whole: bool
@@ -130,6 +143,7 @@ class Retrieval:
         """
         segments = self._segments
         if segment.buffer is not None:
+            segment.fill_lent()
             return segment.buffer, 0, segment.used
         if scattered:
             return segments.windows.find_stray(segment, segments.handles.of(segment), position)

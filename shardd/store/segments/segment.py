@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from shardmq.shardd.store.files import Files
 from shardmq.shardd.store.format import record, scanning
+from shardmq.shardd.store.format.lent import LentBodies
 from shardmq.shardd.store.format.scanning import moved_entries
 from shardmq.shardd.store.format.segment_file import (
     END_BYTES,
@@ -52,7 +53,8 @@ class Segment(SegmentState):
 
     __slots__ = (
         "acks_end", "after", "before", "chain", "checked", "first", "handle", "has_index", "index",
-        "measured_bytes", "measured_live", "numbers", "path", "recovered", "stays", "unnamed",
+        "lent", "measured_bytes", "measured_live", "numbers", "path", "recovered", "stays",
+        "unnamed",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +118,10 @@ class Segment(SegmentState):
         # This many live references took `measured_bytes` when the segment was read.
         self.measured_live = 0
         self.measured_bytes = 0
+        # Bodies that front doors have lent are held until the buffer gets them or has other bytes
+        # in their place: bytes of settled messages are written, too.
+        self.lent = LentBodies()
+        self.lends = False  # there are some
         self.before: Segment | None = None  # the neighbours in publish order
         self.after: Segment | None = None
 
@@ -148,14 +154,25 @@ class Segment(SegmentState):
         """Collect the abstracts of the records appended from now on, for the index."""
         self.abstracts = record.Abstracts(self.used, self.capacity, INDEX_SHARE_MAX)
 
+    def fill_lent(self) -> None:
+        """Copy the bodies that are lent into the buffer."""
+        if self.lends:
+            assert self.buffer is not None
+            self.lent.fill(self.buffer, self.salt)
+            self.lends = False
+
     def take_buffer(self) -> bytearray | None:
         """Return the buffer for use by another segment; this segment has none any more."""
+        if self.lends:
+            self.lent.let_go()
+            self.lends = False
         buffer, self.buffer, self.abstracts = self.buffer, None, None
         return buffer
 
     def write_out(self, files: Files) -> None:
         """Write to the file the bytes of the buffer that the file does not have."""
         assert self.buffer is not None and self.handle is not None
+        self.fill_lent()
         stop = self.used + END_BYTES
         self.buffer[self.used : stop] = bytes(END_BYTES)
         if self.flushed == 0:

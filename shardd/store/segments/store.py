@@ -18,9 +18,11 @@ import contextlib
 from array import array
 from collections.abc import Collection, Mapping
 
+from shardmq.shardd.lending import Lender, LentMessages
 from shardmq.shardd.store.damage import Damage
 from shardmq.shardd.store.errors import Closed, DiskFull
 from shardmq.shardd.store.files import Files, OsFiles, sync_file
+from shardmq.shardd.store.format import lent
 from shardmq.shardd.store.format.producers_file import NAME as PRODUCERS
 from shardmq.shardd.store.format.record import (
     Arrival,
@@ -77,6 +79,7 @@ class SegmentStore(SegmentStoreState):
         self._counters = segments.counters
         self._producers = segments.producers
         self._returns = segments.returns
+        self._waited_long: list[Segment] = []  # segments that had lent bodies at the last own_lent
         self._settled = segments.settled
 
     # -- start and stop ----------------------------------------------------------------------------
@@ -270,6 +273,55 @@ class SegmentStore(SegmentStoreState):
         counters.appended_bytes += size
         return arrivals
 
+    def append_lent(
+        self, records: bytes | bytearray | memoryview, lender: Lender, indexes: bool = False
+    ) -> list[Arrival]:
+        """Append a batch that was not screened and has LENT records, as `append` does.
+
+        Each lent body is held until its segment has its bytes or needs them no more.
+        """
+        try:
+            self._state.check_usable()
+            arrivals = self._appender.append_lent(records, lender, indexes)
+            if arrivals is not None:
+                return arrivals
+            arrivals = self.append(lent.joined(records, lender.memory), indexes)
+        except Exception:
+            lender.let_all_go(lent.runs_of(records))
+            raise
+        lender.let_all_go(lent.runs_of(records))
+        return arrivals
+
+    def own_lent(self) -> int:
+        """Copy lent bodies that were here at the last call, and give them back.
+
+        Messages that stay for long thus take no memory of front doors. Sealed segments that have
+        all their bytes now are written, as they would have been without lent bodies. A full disk
+        leaves them in memory. Returns how many were written and gave up their buffers.
+        """
+        if self._state.stage != "open" or self._state.failure:
+            return 0
+        segments = self._segments
+        segment = segments.open
+        if segment is not None and segment.lends and segment.is_needless:
+            self._appender.renew(segment)
+        self._waited_long, waited = [], self._waited_long
+        for segment in [*segments.in_memory, *([segments.open] if segments.open else [])]:
+            if segment.lends and segment in waited:
+                segment.fill_lent()
+            elif segment.lends:
+                self._waited_long.append(segment)
+        if not waited:
+            return 0
+        before = len(segments.in_memory)
+        try:
+            self._flusher.write_oldest(0)
+        except Exception as error:
+            named = self._state.named(error)
+            if not isinstance(named, DiskFull):
+                raise named from error
+        return before - len(segments.in_memory)
+
     # -- read and settle ---------------------------------------------------------------------------
 
     def read(
@@ -280,10 +332,11 @@ class SegmentStore(SegmentStoreState):
 
     def look(
         self, entries: array[int], bytes_max: int, whole: bool = True
-    ) -> tuple[bytes | memoryview, array[int]]:
+    ) -> tuple[bytes | memoryview | LentMessages, array[int]]:
         """Read as `read` does, but large messages may be a view of the write buffer.
 
-        The view is good until the next append.
+        The view is good until the next append. The answer may end before the first message whose
+        body is lent, or behind the last one.
         """
         segment = self._by_number.get(only_segment(entries))
         if (
@@ -292,7 +345,12 @@ class SegmentStore(SegmentStoreState):
             and segment.moves is None
             and self._state.stage == "open"
         ):
+            if segment.lends:
+                return self._retrieval.look_at_lent(segment, entries, bytes_max)
             return look_at(segment.buffer, segment.used, entries, 0, len(entries), bytes_max)
+        segment = self._by_number.get(entries[0] >> 32) if entries else None
+        if segment is not None and segment.lends and self._state.stage == "open":
+            return self._retrieval.look_at_lent(segment, entries, bytes_max)
         return self._retrieval.read(entries, bytes_max, whole)
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:

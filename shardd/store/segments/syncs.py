@@ -74,10 +74,16 @@ class Flusher:
             segment.unnamed = False
             segments.directory_changed = True
 
-    def write_oldest(self) -> None:
-        """Write segments and give up their buffers until one more segment may be sealed."""
+    def write_oldest(self, more: int = 1) -> None:
+        """Write segments and give up their buffers until so many more segments may be sealed.
+
+        Segments of which most bytes are lent stay, too: to write them, the bodies would have to be
+        copied. The memory that front doors lend is bounded, and so are these.
+        """
         segments = self._segments
-        while len(segments.in_memory) >= SEALED_BUFFERS_MAX:
+        lent = sum([2 * segment.lent.held_bytes > segment.used for segment in segments.in_memory])
+        most = SEALED_BUFFERS_MAX + lent
+        while len(segments.in_memory) + more > most:
             segment = segments.in_memory[0]
             self.flush_segment(segment)
             if segments.sync and segments.index_bytes < INDEX_BYTES_MAX and not segment.has_index:

@@ -67,6 +67,11 @@ def metrics(stats: Stats) -> Iterator[Metric]:
     for sizes in BATCHES:
         yield _histogram(f"shardmq_batch_{sizes.shown}", sizes, shards)
         yield _histogram(f"shardmq_door_batch_{sizes.shown}", sizes, [(DOORS, stats.counters)])
+    yield GaugeMetricFamily(
+        "shardmq_door_lent_bytes",
+        "Memory of large bodies in use; at most memory.bodies_bytes for each front door",
+        stats.counters.get("lent_bytes", 0),
+    )
     for name, what in GAUGES:
         gauge = GaugeMetricFamily(f"shardmq_door_{name}", what, labels=["shard"])
         for shard, value in parts_of(stats.counters, name).items():
