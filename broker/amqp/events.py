@@ -147,12 +147,17 @@ def copies_by_channel(
         data, table = found[number]
         moved = len(data) - line
         data += event.buffer[line:end]
+        if props >= end:  # they were put in behind all that was read (frames.stamped)
+            props_moved = len(data)
+            data += event.buffer[props : props + props_len]
+        else:
+            props_moved = props + moved
         body = body + moved if body_len else 0
         table += _ROW.pack(
             line + moved,
             line_len,
             number,
-            props + moved,
+            props_moved,
             props_len,
             body,
             body_frames,

@@ -3,8 +3,7 @@
 A *pass* is one turn of the event loop over everything that is readable. What it produced leaves at
 its end, together: confirms, one batch per shard, one write per client. While clients send little at
 a time, and often, passes keep a distance (`tick_us`): the loop sleeps but for what the shards say,
-and what clients have sent meanwhile is done in one go. A client that sends rarely never waits
-(pace.pyx).
+and what clients have sent meanwhile is done in one go. pace.pyx decides who waits.
 
 Clients that publish to a shard with no room are not read until the shard has taken enough.
 """

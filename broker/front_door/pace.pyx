@@ -5,7 +5,9 @@ Clients that write one message at a time would turn each into a wake-up of every
 While reads are small and come fast, passes keep a distance, so that many of them make a batch. The
 distance is short as long as small passes leave most of the processor to others, and up to a tick
 when they do not. A client that sends rarely never waits. Neither does a client that sends one
-message and waits for its answer: nothing would join that message, however long it waited.
+message and waits for its answer: nothing would join that message, however long it waited. Nor does a
+client that is the only one to send, unless it sends much: then larger batches take far less of the
+processor than smaller ones, and without them only its latency counts.
 
 Times are in seconds. `now` is of one clock, `busy` is the processor time that this thread has had.
 tests/reference/pace.py is the same in plain Python.
@@ -23,6 +25,8 @@ cdef enum:
     C_PASSES_HELD_MAX = 4
     C_ALONE_PASSES = 4
     C_AT_ONCE_PASSES = 16
+    C_COMPANY_PASSES = 16
+    C_MUCH = 8
 
 # A small batch waits for this many passes at most.
 PASSES_HELD_MAX = C_PASSES_HELD_MAX
@@ -33,6 +37,10 @@ TIMES_ITS_WORK = 3.0
 # The next AT_ONCE_PASSES do not wait, and the one after them tries again.
 ALONE_PASSES = C_ALONE_PASSES
 AT_ONCE_PASSES = C_AT_ONCE_PASSES
+# A client has company if another one was read in so many passes before.
+COMPANY_PASSES = C_COMPANY_PASSES
+# A client sends much if so many things came in the pass before.
+MUCH = C_MUCH
 
 cdef double C_TIMES_ITS_WORK = TIMES_ITS_WORK
 cdef double UNKNOWN = -1.0
@@ -77,19 +85,28 @@ cdef class Pace:
 
     cdef double next(self, double now, double busy) noexcept:
         cdef double wait = 0.0
+        cdef bint may_wait = self._company > 0 or self._came >= C_MUCH
         if self._waited:
             self._alone = self._alone + 1 if self._came <= 1 else 0
             self._at_once = C_AT_ONCE_PASSES if self._alone >= C_ALONE_PASSES else 0
         if self._at_once:
             self._at_once -= 1
-        elif self._small_reads and busy >= 0 and self._busy_then >= 0:
+        elif may_wait and self._small_reads and busy >= 0 and self._busy_then >= 0:
             wait = self._last_pass + min(self._tick_s, C_TIMES_ITS_WORK * (busy - self._busy_then)) - now
+        if self._company:
+            self._company -= 1
         self._waited = wait > 0
         self._busy_then = busy
         self._last_pass = now + wait if wait > 0 else now
         self._small_reads = True
         self._came = 0
         return wait
+
+    cpdef read_by(self, unsigned int client):
+        """Note that the client with this number is read in this pass."""
+        if client != self._reader:
+            self._reader = client
+            self._company = C_COMPANY_PASSES
 
     cpdef came(self, unsigned long long things):
         """Note how many publishes, acks and methods a read of this pass had."""

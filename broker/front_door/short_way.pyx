@@ -203,6 +203,7 @@ cdef class Inlet:
                 error = errno
             if 0 < count < SMALL_READ_BYTES:
                 loop.reads.short += 1
+                loop.pace.read_by(self.connection)
                 socket.received_bytes += count
                 socket.last_received = loop.now
                 self.take_plain(<const uint8_t *> view.buf, count)

@@ -100,11 +100,18 @@ def test_scan(data: bytes, states: bytes, more: st.DataObject) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join), st.sets(CHANNEL), st.integers(0, 8))
+@given(
+    st.lists(PUBLISH, min_size=1, max_size=8).map(b"".join),
+    st.sets(CHANNEL),
+    st.integers(0, 8),
+    st.booleans(),
+)
 def test_copies_are_the_publishes_of_their_channels(
-    data: bytes, channels: set[int], first: int
+    data: bytes, channels: set[int], first: int, is_stamped: bool
 ) -> None:
     _, table, count, _, _ = frames.scan(data, 0, len(data), b"\1\1\1\1", FRAME_MAX, 1000)
+    if is_stamped:  # properties lie behind all that was read
+        data, table = frames.stamped(data, table, 7) or (data, table)
     expected: dict[int, list[bytes]] = {}
     for index in range(first, count):
         number = reference.ROW.unpack_from(table, index * reference.ROW.size)[2]

@@ -130,6 +130,8 @@ def hasty() -> Made:
     made = Made()
     busy = iter([0.0, 0.0001])
     made.loop.pace = Pace(0.001, lambda: 1.0, lambda: next(busy))
+    for client in (1, 2):
+        made.loop.pace.read_by(client)
     return made
 
 

@@ -22,6 +22,8 @@ from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
 from tests.connections.door_play import SHARDS, Door
 
+pytestmark = pytest.mark.usefixtures("one_second")
+
 TOGETHER = 10  # histories of one test
 SEEDS = range(0, int(os.environ.get("SHORT_WAY_SEEDS", "40")), TOGETHER)
 STEPS = 60

@@ -19,6 +19,8 @@ from tests.connections.test_short_way import History, Mismatch
 from tests.connections.wired_door import Wired
 from tests.reference.watch import Pass
 
+pytestmark = pytest.mark.usefixtures("one_second")
+
 SEEDS = range(int(os.environ.get("WATCH_SEEDS", "16")))
 
 

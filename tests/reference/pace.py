@@ -9,6 +9,8 @@ from __future__ import annotations
 from shardmq.broker.front_door.pace import (
     ALONE_PASSES,
     AT_ONCE_PASSES,
+    COMPANY_PASSES,
+    MUCH,
     PASSES_HELD_MAX,
     TIMES_ITS_WORK,
 )
@@ -26,6 +28,8 @@ class Pace:
         self._came = 0  # things in this pass so far
         self._alone = 0  # passes in a row that waited for nothing
         self._at_once = 0  # how many of the next passes do not wait
+        self._reader = 0  # the client that was read last
+        self._company = 0  # in how many of the next passes it has company
 
     def is_near(self, now: float) -> bool:
         """Return whether the pass before was so recent that this one may have to wait."""
@@ -38,21 +42,28 @@ class Pace:
         is near the one before. A pass does not wait behind a pass whose `busy` was None.
         """
         wait = 0.0
+        may_wait = self._company or self._came >= MUCH
         if self._waited:
             self._alone = self._alone + 1 if self._came <= 1 else 0
             self._at_once = AT_ONCE_PASSES if self._alone >= ALONE_PASSES else 0
         if self._at_once:
             self._at_once -= 1
-        elif self._small_reads and busy is not None and self._busy_then is not None:
+        elif may_wait and self._small_reads and busy is not None and self._busy_then is not None:
             wait = (
                 self._last_pass + min(self._tick_s, TIMES_ITS_WORK * (busy - self._busy_then)) - now
             )
+        self._company = max(0, self._company - 1)
         self._waited = wait > 0
         self._busy_then = busy
         self._last_pass = now + wait if wait > 0 else now
         self._small_reads = True
         self._came = 0
         return wait
+
+    def read_by(self, client: int) -> None:
+        """Note that the client with this number is read in this pass."""
+        if client != self._reader:
+            self._reader, self._company = client, COMPANY_PASSES
 
     def came(self, things: int) -> None:
         """Note how many publishes, acks and methods a read of this pass had."""

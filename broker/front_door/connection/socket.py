@@ -138,6 +138,7 @@ class ClientSocket(SocketState):
             loop.read_was_large(self.more_comes)
         else:
             loop.reads.short += 1
+        loop.pace.read_by(self.id)
         self.received_bytes += count
         self.last_received = loop.now
         if (inlet := self.inlet) is None:
