@@ -18,6 +18,7 @@ from unittest import mock
 from shardmq.shardd import peers
 from shardmq.shardd.queues import Consumer, Getter, Queue
 from shardmq.shardd.shard import Shard
+from shardmq.shardd.store.format.segment_file import HEADER_BYTES
 from shardmq.shardd.store.segments import SegmentStore
 from shardmq.shardd.store.streams import StreamCache, StreamLog
 from shardmq.shardd.store.streams.queue_log import QueueLog
@@ -189,7 +190,9 @@ def _store(store: SegmentStore) -> Iterator[tuple[str, Any]]:
         numbers = (segment.used, segment.flushed, segment.records, segment.messages)
         counts = (segment.references, segment.live, segment.dead_until, segment.sealed)
         pairs = bytes(segment.settled), bytes(segment.forgotten)
-        data = None if segment.buffer is None else bytes(segment.buffer[: segment.used])
+        # The header is written with the first flush: until then it is what the memory had.
+        written = 0 if segment.flushed else HEADER_BYTES
+        data = None if segment.buffer is None else bytes(segment.buffer[written : segment.used])
         index = None if segment.abstracts is None else segment.abstracts.until(segment.used)
         yield f"segment {segment.number}", (numbers, counts, pairs, data, index)
     pending = segments.settled
