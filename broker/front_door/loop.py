@@ -112,7 +112,14 @@ class PassLoop(PassState):
     def room(self, size: int) -> bytearray | memoryview:
         """Return memory for a large message, from which its body can be lent if there is room."""
         bodies = self.links.bodies
-        run = None if bodies is None or size < BODY_BYTES_MIN else bodies.take(size)
+        run = None
+        # Clients that announce bodies and send none must leave room for the others.
+        if (
+            bodies is not None
+            and size >= BODY_BYTES_MIN
+            and bodies.held_bytes + size <= len(bodies) // 2
+        ):
+            run = bodies.take(size)
         return frames.room(size) if run is None else memoryview(run)
 
     def read_was_large(self, full: bool) -> None:

@@ -81,7 +81,8 @@ class Published:
     def fail(self, number: int, error: AmqpError) -> None:
         self.is_plain = False
         failed = self.failed if isinstance(self.failed, dict) else {}
-        failed[number] = error
+        # Its traceback would hold the frame of the publish, and so the memory of its body.
+        failed[number] = error.with_traceback(None)
         self.failed = failed
 
     def defer(self, number: int, event: Publishes) -> None:

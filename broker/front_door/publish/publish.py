@@ -301,7 +301,7 @@ class Publishing:
                 if task.slice_is_over():
                     await task.next_slice()
         except (ChannelException, ConnectionException) as error:
-            failed = error
+            failed = error.with_traceback(None)  # or it and this frame would hold each other
         answers = await self.ask_duplicates(session, held, task)
         try:
             task.begin_slice()

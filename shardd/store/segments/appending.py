@@ -109,7 +109,7 @@ class Appender:
         segments = self._segments
         segment = segments.open
         if segment is not None and segment.buffer is not None:
-            if segment.is_needless and (segment.used > RENEW_BYTES or segment.lends):
+            if segment.is_needless and segment.used > RENEW_BYTES:
                 segment = self.renew(segment)
             if size <= segment.room():
                 return segment
