@@ -87,6 +87,7 @@ cdef enum:
     # States, in their order.
     HEADER, START_OK, TUNE_OK, OPEN, OPENED, CLOSING
     EVENTS_MAX = 64
+    ACCEPT_BURST = 64  # connections taken from a listening socket before others are served again
     READ_BYTES = 4096
     SAID_BYTES_MAX = 4096  # what a newcomer may say; one that says more becomes a connection
     ANSWER_BYTES_MAX = 8192
@@ -239,7 +240,7 @@ cdef class Anteroom:
     def ready(self):
         """Accept who comes, and answer what newcomers say. The caller has seen `epoll` readable."""
         cdef epoll_event events[EVENTS_MAX]
-        cdef int count, at, fd
+        cdef int count, at, fd, left
         cdef Newcomer who
         count = epoll_wait(self.epoll, events, EVENTS_MAX, 0)
         for at in range(count):
@@ -247,10 +248,13 @@ cdef class Anteroom:
             who = self.newcomers.get(fd)
             if who is not None:
                 self.hear(who)
-            elif fd in self.listeners:
-                self.accept(fd)
+            else:
+                left = ACCEPT_BURST
+                while left and fd in self.listeners and self.accept(fd):
+                    left -= 1
 
     cdef int accept(self, int listener) except -1:
+        """Accept a connection; return 0 if there was none."""
         cdef sockaddr_storage address
         cdef socklen_t size = sizeof(address)
         cdef char host[HOST_BYTES]
@@ -281,7 +285,7 @@ cdef class Anteroom:
         who.host = host
         who.port = int(service)
         self.newcomers[fd] = who
-        return 0
+        return 1
 
     cdef int hear(self, Newcomer who) except -1:
         """Read once, and answer what is plain of it."""
@@ -468,7 +472,8 @@ cdef class Anteroom:
         facts = (
             (0.0, who.key, who.lesson, who.vhost, who.channels_max, who.frame_bytes_max, who.heartbeat_s,
              who.channels, who.channels_opened)
-            if who.state == OPENED else (clock() - who.since, who.key)
+            if who.state == OPENED
+            else (clock() - who.since, who.key, None, "", 0, 0, 0, 0, 0, who.state > START_OK)
         )
         self.meet(who.fd, who.host.decode(), who.port, PyBytes_FromStringAndSize(<char *> who.heard, who.said),
                   who.sent, rest, *facts)

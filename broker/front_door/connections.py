@@ -51,8 +51,10 @@ class Connections:
 
     def renew(self) -> None:
         """Meet all newcomers, and forget earlier logins: what they depend on is about to change."""
-        self._meet_newcomers()
-        self._services.lessons.clear()
+        try:
+            self._meet_newcomers()
+        finally:
+            self._services.lessons.clear()
 
     def _meet_newcomers(self) -> None:
         if self.anteroom is not None:
@@ -75,10 +77,13 @@ class Connections:
 
     def _settle(self) -> None:
         assert self.anteroom is not None
-        again_s = self.anteroom.settle()
-        self._settles = again_s > 0
-        if again_s:
-            self._services.loop.aio.call_later(again_s, self._settle)
+        again_s = SOON_S  # also behind an error of ours
+        try:
+            again_s = self.anteroom.settle()
+        finally:
+            self._settles = again_s > 0
+            if again_s:
+                self._services.loop.aio.call_later(again_s, self._settle)
 
     def _meet(
         self,

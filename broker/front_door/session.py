@@ -65,6 +65,7 @@ class Newcomer(NamedTuple):
     heartbeat_s: int = 0
     channels: int = 0
     channels_opened: int = 0
+    logged_in: bool = False  # and was told so, but is not open
 
 
 class Session:

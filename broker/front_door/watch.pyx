@@ -74,6 +74,10 @@ cdef enum:
     READ = 2
 
 
+# No look begins behind this many seconds of looks: timers, listeners and others wait meanwhile.
+cdef double LOOKS_S = 0.001
+
+
 cdef inline double seconds() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_MONOTONIC, &now)
@@ -160,13 +164,15 @@ cdef class Watch:
         cdef PassState loop = self.loop
         cdef bint may_look = not loop.looks and loop.spin.is_on
         cdef int looks = 0, did
+        cdef double until
         if not may_look:
             self.run_pass(False)
             return
         loop.looks = True  # or the ends of passes would schedule one
         try:
             did = self.run_pass(False)
-            while did and looks < LOOKS_MAX:
+            until = seconds() + LOOKS_S
+            while did and looks < LOOKS_MAX and seconds() < until:
                 did = self.look(did == READ)
                 looks += 1
         finally:

@@ -62,6 +62,7 @@ class Opening:
         self._connected = connected
         self._disconnect = disconnect
         self._key = newcomer.key
+        self._verdict = "" if newcomer.logged_in else None  # it was told so
         timeout_s = services.config.handshake_timeout_s
         self._timer = (
             services.loop.aio.call_later(
@@ -85,6 +86,8 @@ class Opening:
 
         `known` is the verdict on the password, if it took a while.
         """
+        if known is None:
+            known, self._verdict = self._verdict, None
         services, session, catalog = self._services, self._session, self._services.catalog
         session.client_properties = said.client_properties
         if session.trusted and said.response.decode() in catalog.users:

@@ -57,6 +57,7 @@ class ShardInbox:
         self._ended: dict[int, Lane] = {}
         self._refused = RecentKeys()  # number and epoch of shards of another wire version
         self._lanes: dict[int, ShardLink] = {}  # those with a lane, by its bell
+        self._comes_back: set[AnyLane] = set()  # lanes that _come_back is planned for
         self._loop_fd = -1  # is readable when the loop has something to do
 
     def bind(self, endpoint: str) -> None:
@@ -265,9 +266,14 @@ class ShardInbox:
 
     def _sleep_or_come_back(self, link: ShardLink, lane: AnyLane) -> None:
         """Have the bell rung for the next message of a ring, or come back for one that is there."""
-        if not lane.sleep():
+        if not lane.sleep() and lane not in self._comes_back:
             assert self.loop is not None
-            self.loop.call_soon(self._hear, link, lane)
+            self._comes_back.add(lane)
+            self.loop.call_soon(self._come_back, link, lane)
+
+    def _come_back(self, link: ShardLink, lane: AnyLane) -> None:
+        self._comes_back.discard(lane)
+        self._hear(link, lane)
 
     def _let_go(self, lane: AnyLane) -> None:
         """Give the memory of what was taken back to the ring."""
