@@ -246,7 +246,7 @@ cdef class ConsumingState:
 
 
 cdef class ConsumerState:
-    """What a delivery needs of its consumer."""
+    """The part of a consumer that a delivery needs."""
 
 
 cdef class UnackedState:
@@ -490,7 +490,7 @@ cdef class SettlesState:
 
 
 cdef class LinkState:
-    """What is gathered for a shard, and what it has not taken in.
+    """The messages gathered for a shard, and those it has not taken in.
 
     `epoch` counts the processes of the shard, 0 before the first. `in_flight` are the bytes of
     publishes that the shard has not taken in. `settles` holds the settles to tell, `packing` who

@@ -169,7 +169,7 @@ cdef class ShortWay:
 
 
 cdef class Inlet:
-    """What one client says, as far as it is plain.
+    """Take in the plain part of what one client says.
 
     After a call of `take`, `things` is how many publishes and acks it took and `fed` has a bit for
     each shard that got a publish. `published`: the client has published something.
@@ -464,7 +464,7 @@ cdef inline bint is_plain_ack(ConsumerState consumer):
 
 
 cdef class Outlet(Taker):
-    """What one shard says, as far as it is plain: deliveries, confirms, room for publishes.
+    """Take in the plain messages of one shard: deliveries, confirms, room for publishes.
 
     An Outlet is called with a DELIVER, or takes messages in where they lie in a ring.
     """

@@ -247,18 +247,18 @@ cdef class Unacked:
 
 
 cdef class ConsumerState:
-    """What is kept of a consumer."""
+    """The state of a consumer."""
 
 
 cdef class ConsumersState:
-    """What is kept of the consumers of a queue.
+    """The state of the consumers of a queue.
 
     `only` is a list with the one consumer that may be given messages, None if several may or none.
     """
 
 
 cdef class BacklogState:
-    """What is kept of the messages of a queue."""
+    """The state of the messages of a queue."""
 
     cdef bint is_plain(self) noexcept:
         """Return whether messages only arrive, are handed out in order, and are settled.
@@ -273,8 +273,8 @@ cdef class BacklogState:
 
 
 cdef class DispatchState:
-    """What is kept of the dispatch of a queue."""
+    """The state of the dispatch of a queue."""
 
 
 cdef class QueueState:
-    """What is kept of a queue."""
+    """The state of a queue."""
