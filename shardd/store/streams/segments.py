@@ -167,9 +167,17 @@ class StreamSegments:
         self._allocate(segment, size, segment_bytes)
 
     def _unmake(self, made: list[StreamSegment]) -> None:
-        for segment in made:
-            self.cache.forget(segment)
-            self.state.quietly(self._remove, segment.path)
+        """Remove the files of segments that were never begun, the last one first.
+
+        A file that stays keeps those before it: a recovery takes a gap in front of it for loss.
+        """
+        for segment in reversed(made):
+            self.state.quietly(self.cache.forget, segment)
+            try:
+                self._remove(segment.path)
+            except OSError as error:
+                self.state.fail(error)
+                return
 
     def _allocate(self, segment: StreamSegment, size: int, segment_bytes: int) -> None:
         if size > segment.allocated:
