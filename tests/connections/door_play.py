@@ -81,15 +81,10 @@ class Door:
 
     new_loop = Tasks
 
-    def __init__(self, *, short: bool, set_timestamp: bool = False) -> None:
+    def __init__(self, *, short: bool, **settings: Any) -> None:
         self.aio = self.new_loop()
         config = BrokerConfig(
-            runtime_dir="nowhere",
-            door=0,
-            shards=SHARDS,
-            listen_fds=[],
-            boot="1",
-            set_timestamp=set_timestamp,
+            runtime_dir="nowhere", door=0, shards=SHARDS, listen_fds=[], boot="1", **settings
         )
         self.line = Line()
         for change in (
@@ -114,7 +109,7 @@ class Door:
         line: Any = self.line
         self.publishing = publishing = Publishing(
             line, links, Reservations(links), DedupService(links), replies, counts,
-            set_timestamp=set_timestamp,
+            set_timestamp=config.set_timestamp,
         )  # fmt: skip
         self.loop = PassLoop(self.aio, links, publishing, shards=SHARDS, tick_us=0)  # type: ignore[arg-type]
         self.loop.slices = TimeSlices(lambda: 0.0, self.aio.call_soon)  # they never end
