@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
-from shardmq.broker.front_door.loop import LARGE_READ_BYTES
+from shardmq.broker.amqp.unfinished import BodyPart
+from shardmq.broker.front_door.loop import LARGE_READ_BYTES, PassLoop
 from tests.amqp.bytes_of import method, publish
 from tests.connections.wired_door import Wired
 
@@ -63,4 +64,38 @@ async def test_clients_that_announce_bodies_and_send_none_leave_room_for_others(
         door.run()
     assert memory.held_bytes <= BODIES_BYTES // 2 + IDLE_BYTES
     assert memory.take(BODIES_BYTES // 4) is not None
+    door.close()
+
+
+async def test_a_body_that_trickles_costs_little_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+    places_of = BodyPart.places
+
+    def counted(part: BodyPart, expected: int) -> list[memoryview] | None:
+        found = places_of(part, expected)
+        places.append(len(found or ()))
+        return found
+
+    monkeypatch.setattr(BodyPart, "places", counted)
+    door = Wired(short=True, bodies_bytes=BODIES_BYTES)
+    at = door.enter()
+    said = method(1, commands.Channel.Open()) + b"".join(publish(1, "", "a", BODY, 16_384))
+    door.read(at, said[:2000])
+    door.run()
+    large = 0
+
+    def was_large(*_: object) -> None:
+        nonlocal large
+        large += 1
+
+    monkeypatch.setattr(PassLoop, "read_was_large", was_large)
+    for begin in range(2000, 4000, 100):
+        door.read(at, said[begin : begin + 100])
+        door.run()
+    assert places[-19:] == 19 * [1] and not large
+    door.read(at, said[4000:])
+    door.run()
+    assert max(places) > 4, "there are more places when more comes"
+    assert door.connections.report()[1][0]["messages_unconfirmed"] == 0
+    assert door.counts.report()["received"] == 1
     door.close()
