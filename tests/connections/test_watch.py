@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -323,3 +325,33 @@ async def test_a_ring_that_is_never_empty_is_planned_for_once(door: Wired, compi
         for call, args in turn:
             call(*args)
         assert len(planned()) == 1
+
+
+async def test_a_damaged_ring_leaves_the_bells_of_others_alone(
+    door: Wired, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = enter(door)
+    assert door.loop.watch is not None and is_watched(door, at)
+    for shard in range(SHARDS):
+        door.hear(shard, envelope.credit(*door.who(shard), [(shard, 1)]))  # by their rings from now
+    door.run()
+
+    def damage() -> None:
+        lane, message = door._lanes[0], envelope.credit(*door.who(0), [(0, 77)])
+        assert lane is not None
+        lane.writer.put(message)
+        memory = lane._shared.memory
+        memory[memory.rfind(message) - 4] = 99  # the kind of the entry
+
+    looks = door.loop.spin = Looks(damage)
+    door.clients[at].far.send(HEARTBEAT)
+    door.loop.watch.ready()
+    assert "no entry of a ring" in caplog.text
+    looks.is_on = False
+    door.aio.soon.clear()  # the damaged ring would be looked at for ever
+    credits = door.links.links[1].credits
+    before = dict(credits)
+    door.hear(1, envelope.credit(*door.who(1), [(1, 33)]))
+    for fd in door.aio.readable():
+        door.aio.readers.get(fd, door.loop.watch.ready)()
+    assert credits != before or door.links.links[1].in_flight, "the bell of the other ring rang"
