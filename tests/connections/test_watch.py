@@ -355,3 +355,20 @@ async def test_a_damaged_ring_leaves_the_bells_of_others_alone(
     for fd in door.aio.readable():
         door.aio.readers.get(fd, door.loop.watch.ready)()
     assert credits != before or door.links.links[1].in_flight, "the bell of the other ring rang"
+
+
+async def test_a_number_that_is_used_again_without_leaving_is_watched(door: Wired) -> None:
+    first, second = enter(door), enter(door)
+    watch = door.loop.watch
+    assert watch is not None
+    gone, inlet = door.clients[first].near, door.entered[second].socket.inlet
+    number = gone.fileno()
+    os.close(gone.detach())
+    near, far = socket.socketpair()
+    assert near.fileno() == number
+    watch.read(number, inlet)
+    watch.read(number, inlet)
+    far.send(b"x")
+    assert select.select([watch.fd], [], [], 0)[0] == [watch.fd]
+    near.close()
+    far.close()
