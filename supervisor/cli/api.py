@@ -322,6 +322,23 @@ def json_argument(text: str, kind: type) -> Any:
     return value
 
 
+def pairs(words: list[str] | None) -> dict[str, Any]:
+    """Return words of the form NAME=VALUE as a dictionary. Other words end the command.
+
+    A value is JSON or, if it is not, a text without quotes.
+    """
+    found = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            fail(f"not NAME=VALUE: {word}", USAGE)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 def _show_warnings(values: Iterable[str]) -> None:
     """Write the warnings of a response on stderr: what the broker keeps without effect.
 

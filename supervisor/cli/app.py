@@ -17,6 +17,7 @@ from shardmq.supervisor.cli import (
     connections,
     definitions,
     diagnostics,
+    messages,
     node,
     perf,
     permissions,
@@ -85,7 +86,10 @@ PANELS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
         streams.delete_super_stream, queues.list_exchanges, queues.list_bindings,
         queues.list_unresponsive_queues, queues.create_queue, queues.delete_queue,
         queues.purge_queue, queues.pause_queue, queues.resume_queue, queues.create_exchange,
-        queues.delete_exchange,
+        queues.delete_exchange, queues.bind, queues.unbind,
+    ),
+    "Messages": (
+        messages.publish, messages.get, messages.tail, messages.move_messages,
     ),
     "Clients": (
         connections.list_connections, connections.list_channels, connections.list_consumers,
