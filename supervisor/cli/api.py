@@ -56,10 +56,14 @@ def fail(text: str, status: int = FAILED) -> NoReturn:
 
 
 class Rows(NamedTuple):
-    """The result of a command that lists objects: the rows, and the columns to show."""
+    """The result of a command that lists objects: the rows, and the columns to show.
+
+    `document` is printed as JSON in their place, if there is one.
+    """
 
     rows: list[dict[str, Any]]
     columns: list[str]
+    document: Any = None
 
 
 class Endpoint(NamedTuple):

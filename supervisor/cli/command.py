@@ -52,6 +52,7 @@ Quiet = Annotated[
     typer.Option("--quiet", "-q", help="Print the result only, as rabbitmqctl does."),
 ]
 Formatter = Annotated[str, typer.Option(help="table, json, csv or pretty_table.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as --formatter json.")]
 NoHeaders = Annotated[
     bool, typer.Option("--no-table-headers", "--silent", "-s", help="Print the rows only.")
 ]
@@ -69,6 +70,7 @@ LOCAL: dict[str, tuple[Any, Any]] = {"node": (Node, "")}
 QUIET: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False)}
 SHOWING: dict[str, tuple[Any, Any]] = {
     "formatter": (Formatter, "table"),
+    "as_json": (Json, False),
     "no_table_headers": (NoHeaders, False),
 }
 
@@ -119,7 +121,8 @@ def bound(function: Command) -> Command:
         else:
             found = function(**given)
         if isinstance(found, Rows):
-            show(found, options["formatter"], not options["no_table_headers"])
+            formatter = "json" if options["as_json"] else options["formatter"]
+            show(found, formatter, not options["no_table_headers"])
 
     own = [
         parameter.replace(annotation=hints[name])

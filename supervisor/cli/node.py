@@ -29,6 +29,7 @@ from shardmq.supervisor.cli.api import (
     searched,
 )
 from shardmq.supervisor.cli.command import DataDir
+from shardmq.supervisor.cli.rabbitmq_json import cluster_document
 from shardmq.supervisor.modules import SOURCE_ROOT
 
 UNITS = {
@@ -104,7 +105,8 @@ def cluster_status(api: Api) -> Rows:
          "alarms": node["alarms"], "listeners": listeners}
         for node in nodes
     ]  # fmt: skip
-    return Rows(rows, ["cluster", "node", "running", "alarms", "listeners"])
+    columns = ["cluster", "node", "running", "alarms", "listeners"]
+    return Rows(rows, columns, cluster_document(overview, nodes))
 
 
 def set_cluster_name(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:

@@ -33,7 +33,7 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
     check_formatter(formatter)
     if formatter == "json":
         rows = [{column: row.get(column) for column in found.columns} for row in found.rows]
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps(rows if found.document is None else found.document))
     elif formatter == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(_lines(found, headers))
