@@ -1,7 +1,7 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
 # bench  measure, ARGS='--group all' (bench-smoke: whether it works; bench-scale: start-up and memory; bench-spark)
-# bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel  dist/*.whl
+# bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel, deb  packages in dist/
 # test-spark  all of the tests of the data pipeline: minutes of Spark, with kills
 # test-asan  the compiled modules under an address sanitizer     clean  away with the environment and what was compiled
 # fuzz   ten million inputs for each compiled loop over what clients send, under the sanitizer: ARGS='scan --inputs 1000'
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan fuzz test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
+.PHONY: setup run test test-asan fuzz test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel deb clean
 
 setup: $(VENV)/.dev
 
@@ -35,6 +35,7 @@ $(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json pyspark_shardmq/
 	.ci/java
 	.ci/chromium
 	.ci/node
+	.ci/promtool
 	@touch $@
 
 run: $(VENV)/.run
@@ -87,6 +88,9 @@ test-spark: $(VENV)/.dev
 
 bench-spark: $(VENV)/.dev
 	$(BIN)/python bench/spark.py $(ARGS)
+
+deb: wheel
+	deploy/debian/build dist/shardmq-*.whl dist $(BIN)/python
 
 # Two wheels: the broker's, without symbols and with a tag that PyPI takes, and the Spark connector's.
 wheel: $(VENV)/.run
