@@ -20,6 +20,7 @@ from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.open_segment import RENEW_BYTES
 from shardmq.shardd.store.segments import store
 from shardmq.shardd.store.segments.segment import Segment
+from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, BodyMemory
@@ -274,6 +275,23 @@ def test_a_batch_that_is_not_appended_leaves_no_hold_and_no_body_behind(
     play.end()
     assert play.memory.lent_to(0) == 0
     assert play.memory.held_bytes == 0
+
+
+def test_a_batch_for_which_the_disk_has_no_room_leaves_no_hold_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoRoom("the disk is full")
+
+    play = Play(tmp_path, 1)
+    (store,) = play.shard.stores.values()
+    monkeypatch.setattr(store._appender, "_with_room", full)  # type: ignore[attr-defined] # it is a SegmentStore
+    for _ in range(5):
+        play.publish(bytes(BODY_BYTES_MIN))
+        play.send()
+    assert play.memory.lent_to(0) == 5
+    play.turn()
+    assert play.memory.lent_to(0) == play.memory.held_bytes == 0
 
 
 def test_lent_bodies_that_are_settled_at_once_take_no_segment_of_their_own(tmp_path: Path) -> None:
