@@ -21,7 +21,10 @@ COMPILED = sorted(
 IMPORT = re.compile(r"^\s*(?:from\s+(\S+)\s+)?c?import\s+(\S+)", re.MULTILINE)
 # Structures and inline functions that several folders of a package share.
 SHARED = [
-    path for package in ("broker", "shardd") for path in (ROOT / "shardmq" / package).glob("*.pxd")
+    path
+    for package in ("broker", "shardd")
+    for path in (ROOT / "shardmq" / package).glob("*.pxd")
+    if not path.with_suffix(".pyx").exists()
 ]
 # The reader sends the arrays of the store's columns from where they lie.
 MADE_FOR = {
