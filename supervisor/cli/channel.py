@@ -205,6 +205,11 @@ def server_of(api: Api) -> Server:
         for door in sorted(Path(api.endpoint.socket).parent.iterdir()):
             if DOOR.fullmatch(door.name) and os.access(door, os.W_OK):
                 return Server("", 0, door=str(door))
+    return tcp_server_of(api)
+
+
+def tcp_server_of(api: Api) -> Server:
+    """Return the TCP listener for AMQP of the broker that answers by `api`."""
     listeners = {one["protocol"]: one for one in reversed(api.get("overview")["listeners"])}
     url = urlsplit(api.endpoint.url)
     kinds = ("amqp/ssl", "amqp") if url.scheme == "https" else ("amqp", "amqp/ssl")
