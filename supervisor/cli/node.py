@@ -87,11 +87,13 @@ def report(api: Api) -> None:
 
 
 def environment(api: Api) -> Rows:
-    """List the settings that hold now, by their keys in the settings file."""
-    return Rows(
-        [{"key": key, "value": value} for key, value in api.get("settings").items()],
-        ["key", "value"],
-    )
+    """List the settings that hold now, by their keys in the settings file, and their sources."""
+    sources = api.get("settings", "sources")
+    rows = [
+        {"key": key, "value": value, "source": sources.get(key, "")}
+        for key, value in api.get("settings").items()
+    ]
+    return Rows(rows, ["key", "value", "source"])
 
 
 def cluster_status(api: Api) -> Rows:
