@@ -187,6 +187,7 @@ def test_a_wrong_variable_is_named_in_one_line(environment: dict[str, str], says
 def test_variables_of_others_are_no_settings() -> None:
     others = {
         "SHARDMQ_URL": "http://x", "SHARDMQ_USER": "a", "SHARDMQ_PASSWORD": "b",
+        "SHARDMQ_PASSWORD_FILE": "/run/secrets/password",
         "SHARDMQ_FASTPATH": "0", "SHARDMQ_TEST_COMBINED": "1", "SHARDMQ_NOTIFY_FD": "3",
         "SHARDMQ_LIFELINE_FD": "4", "SHARDMQ_SERVICE_HOST": "10.0.0.1",
         "SHARDMQ_SERVICE_PORT": "5672", "SHARDMQ_SERVICE_PORT_AMQP": "5672",
