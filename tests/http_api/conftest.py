@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+import time
 from asyncio import Future
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
@@ -34,6 +35,16 @@ from shardmq.shardd.wire import messages as wire
 
 OWNER = "0.7.1"
 CONNECTION = "127.0.0.1:5000 -> 127.0.0.1:5672"
+
+
+@dataclass
+class Clock:
+    """The monotonic clock, which a test can set back to make a past."""
+
+    ahead_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
 
 
 @dataclass
@@ -188,6 +199,7 @@ class Api:
     shards: FakeShards
     doors: FakeDoors
     context: Context
+    clock: Clock  # of the numbers that are collected
     login: tuple[str, str] | None = ("guest", "guest")
 
     async def call(self, method: str, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:
@@ -257,13 +269,14 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     }
     (tmp_path / "status.json").write_text(json.dumps(status))
     writer = asyncio.create_task(authority.run())
+    clock = Clock()
     context = Context(
-        authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors)
+        authority, presence, shards, doors, lambda: config, StatsCollector(shards, doors, clock)
     )  # type: ignore[arg-type]
     server = TestServer(api_app(context))
     await server.start_server(**SERVER)
     async with TestClient(server) as client:
-        yield Api(client, authority, shards, doors, context)
+        yield Api(client, authority, shards, doors, context, clock)
     writer.cancel()
     await asyncio.gather(writer, return_exceptions=True)
     definitions.close()

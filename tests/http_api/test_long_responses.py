@@ -470,7 +470,7 @@ async def test_users_do_not_share_what_they_may_not_see(api: Api) -> None:
     ] == 201
 
     async def of(login: tuple[str, str]) -> Any:
-        mine = Api(api.client, api.authority, api.shards, api.doors, api.context, login)
+        mine = Api(api.client, api.authority, api.shards, api.doors, api.context, api.clock, login)
         return [len(await mine.get("/api/queues")) for _ in range(10)]
 
     counts = await asyncio.gather(*(of(login) for login in [("low", "p"), ("guest", "guest")] * 3))

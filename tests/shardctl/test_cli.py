@@ -38,6 +38,12 @@ ANSWERS: dict[str, Any] = {
         "hashing_algorithm": "SHA256",
     },
     "/api/shards": [{"shard": 0, "queues": 5}],
+    "/api/overview": {
+        "product_version": "1.2",
+        "listeners": [],
+        "object_totals": {"connections": 1, "queues": 2},
+    },
+    "/api/nodes": [{"name": "n"}],
     "/api/users": [{"name": "bob", "tags": ["monitoring"]}],
     "/api/vhosts": [{"name": "/", "description": "d", "tags": []}],
     "/api/vhosts/v/permissions": [

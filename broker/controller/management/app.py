@@ -24,8 +24,9 @@ from shardmq.broker.controller.management.api_error import ApiError, not_authori
 from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
-from shardmq.broker.controller.management.metrics import object_metrics, prometheus
+from shardmq.broker.controller.management.metrics import prometheus
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.resources import (
     bindings,
     channels,
@@ -122,11 +123,7 @@ async def start(context: Context, tls: ssl.SSLContext | None = None) -> Servers:
     for fd in config.https_fds:
         await limited_site(context, runners[0], socket.socket(fileno=fd), tls).start()
     await serve_shardctl(runners[0], f"{config.runtime_dir}/{LOCAL_SOCKET}")
-    # So that the first call that shows them has rates, too.
-    context.stats.noted += [
-        partial(object_metrics.churn_rates, context),
-        partial(processes.node, context),
-    ]
+    context.stats.noted.append(Sampler(context).take)
     tasks = (_watch(context, runners), context.stats.keep_sampling())
     return Servers(runners, map(asyncio.create_task, tasks))
 

@@ -11,6 +11,7 @@ from shardmq.broker.controller.groups.groups import Groups
 from shardmq.broker.controller.management.host_header import RefusalLog
 from shardmq.broker.controller.management.http_connections import HttpConnections
 from shardmq.broker.controller.management.import_progress import Imports
+from shardmq.broker.controller.management.metrics.past import Past
 from shardmq.broker.controller.management.metrics.stats import Rates
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
 from shardmq.broker.controller.management.responses.long_responses import LongResponses
@@ -55,6 +56,7 @@ class Context:
     sorted_queues: SortedQueues = field(default_factory=SortedQueues)
     churn_rates: Rates = field(default_factory=Rates)
     node_rates: Rates = field(default_factory=lambda: Rates(may_fall=True))
+    past: Past = field(default_factory=Past)
     refusal_log: RefusalLog = field(default_factory=RefusalLog)
     http_logins: LoginCounts = field(default_factory=LoginCounts)
 

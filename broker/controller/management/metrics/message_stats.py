@@ -35,6 +35,18 @@ DOOR_COUNTERS = {
     "get_empty": ("got_empty",),
     "deliver_get": ("delivered_manual", "delivered_auto", "got_manual", "got_auto"),
 }
+# The counters of a channel, by the names of message_stats.
+CHANNEL_COUNTERS = {
+    "publish": "published",
+    "deliver_get": "delivered",
+    "deliver": "delivered_manual",
+    "deliver_no_ack": "delivered_auto",
+    "get": "got_manual",
+    "get_no_ack": "got_auto",
+    "get_empty": "got_empty",
+}
+# The counters of shards by their names in message_stats.
+SHARD_COUNTERS = {"ack": "acked", "redeliver": "redelivered"}
 
 
 def message_stats(stats: Stats, queue: QueueStats) -> dict[str, Any]:
@@ -54,10 +66,12 @@ def exchange_stats(stats: Stats, vhost: str, name: str) -> dict[str, Any]:
         return {}
     before = stats.clients_before.exchanges
     shown: dict[str, Any] = {}
-    for said, now, earlier in zip(
-        ("publish_in", "publish_out"), counts, before.get((vhost, name), (0, 0)), strict=True
+    earlier = before.get((vhost, name), (0, 0) if stats.clients_before.is_whole else None)
+    for said, now, then in zip(
+        ("publish_in", "publish_out"), counts, earlier or counts, strict=True
     ):
-        shown |= {said: now} | details(said, stats.rate_of_client(now, earlier))
+        rate = None if earlier is None else stats.rate_of_client(now, then)
+        shown |= {said: now} | details(said, rate)
     return shown
 
 
@@ -69,10 +83,10 @@ def all_message_stats(stats: Stats) -> dict[str, Any]:
         value, earlier = (
             sum(int(at.counters.get(part, 0)) for part in parts) for at in (stats, before)
         )
-        shown |= {name: value} | details(name, stats.rate(value, earlier))
-    for name, counter in (("ack", "acked"), ("redeliver", "redelivered")):
+        shown |= {name: value} | details(name, stats.rate_of_all(value, earlier))
+    for name, counter in SHARD_COUNTERS.items():
         value, earlier = stats.totals[counter], before.totals[counter]
-        shown |= {name: value} | details(name, stats.rate(value, earlier))
+        shown |= {name: value} | details(name, stats.rate_of_all(value, earlier))
     return shown
 
 
@@ -85,8 +99,8 @@ def depths(stats: Stats) -> dict[str, Any]:
         "messages_unacknowledged": unacked,
     }
     before = stats.before
-    if before is None:
-        return shown
+    if before is None or before.shards.keys() != stats.shards.keys():
+        return shown  # a shard that came back brought its messages: the queues did not grow
     grown = ready - before.totals["ready"], unacked - before.totals["unacked"]
     return shown | depth_details(*grown, stats.at - before.at)
 

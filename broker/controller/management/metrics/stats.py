@@ -25,6 +25,9 @@ class Clients:
     """The reports of front doors about clients and exchanges, as of `at`; 0: there are none."""
 
     at: float = 0.0
+    is_whole: bool = (
+        False  # all front doors answered: a client that is not here had counted nothing
+    )
     connections: dict[str, dict[str, Any]] = field(default_factory=dict)  # by owner
     # By owner and number.
     channels: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
@@ -61,6 +64,8 @@ class Stats:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
     is_whole: bool = False  # all shards answered: a queue that is not here has counted nothing
+    # All shards that were ready and all front doors answered: totals do not lack a part.
+    has_all: bool = False
     totals_only: bool = False  # without connections, channels and exchanges
     loads: dict[int, dict[str, int]] = field(default_factory=dict)  # by shard, with deleted queues
 
@@ -80,6 +85,12 @@ class Stats:
         """Return how fast a counter of `clients` rose since `clients_before`."""
         at = self.clients_before.at
         return _rate(now - before, self.clients.at - at) if at else None
+
+    def rate_of_all(self, now: float, before: float) -> float | None:
+        """Return how fast a counter of all processes rose, None if some did not answer."""
+        earlier = self.before
+        can_compare = earlier is not None and self.has_all and earlier.has_all
+        return self.rate(now, before) if can_compare else None
 
     def earlier(self, queue: QueueStats) -> QueueStats | None:
         """Return the numbers of a queue in `self.before`; None if they are not known."""

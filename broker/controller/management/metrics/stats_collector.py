@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import astuple
@@ -72,9 +72,12 @@ class StatsCollector:
         self._doors = doors
         self._clock = clock
         self._last = Stats()
-        self._clients = Clients()  # collected last: later ones are compared with them
+        self._clients = Clients()  # collected last
+        # Those that new ones are compared with: the last that are old enough to make rates of.
+        self._clients_before = Clients()
         self._took = 0.0  # seconds of work to collect everything last time
-        self.noted: list[Callable[[Stats], object]] = []  # called with each sample
+        # Called with each sample. If the call returns an awaitable, the sample ends with it.
+        self.noted: list[Callable[[Stats], object]] = []
         self._collecting: asyncio.Task[Stats] | None = None
         self._collecting_totals = False
 
@@ -109,7 +112,7 @@ class StatsCollector:
 
     def forget(self) -> None:
         """Forget all numbers, so that rates begin anew."""
-        self._last, self._clients = Stats(), Clients()
+        self._last, self._clients, self._clients_before = Stats(), Clients(), Clients()
 
     async def sample(self) -> None:
         """Collect everything, connections and channels too, unless a call has just done so.
@@ -120,7 +123,9 @@ class StatsCollector:
         await self.now()
         self._last.is_sample = self._last is not before
         for note in self.noted:
-            note(self._last)
+            more = note(self._last)
+            if isinstance(more, Awaitable):
+                await more
 
     async def keep_sampling(self) -> None:
         """Sample until cancelled; after an error, too."""
@@ -198,6 +203,7 @@ class StatsCollector:
         if not totals_only:
             self._add_connections(stats, reports)
         stats.is_whole = stats.shards.keys() >= {shard.number for shard in self._shards.shards}
+        stats.has_all = stats.shards.keys() >= set(asked) and self._all_in(reports)
         # Rests are no work, nor is waiting for a silent shard: numbers must not get old for these.
         took = stats.at - begun - work.rested_s / max(1, len(asked))
         self._took = max(0.0, took) if stats.shards.keys() >= set(asked) else 0.0
@@ -226,7 +232,7 @@ class StatsCollector:
             self._add_connections(stats, reports)
         return stats
 
-    def _add_connections(self, stats: Stats, reports: Iterable[DoorReport]) -> None:
+    def _add_connections(self, stats: Stats, reports: Sequence[DoorReport]) -> None:
         clients = stats.clients
         for report in reports:
             clients.connections.update((row["owner"], row) for row in report.connections)
@@ -235,7 +241,15 @@ class StatsCollector:
                 known = clients.exchanges.get((vhost, name), (0, 0))
                 clients.exchanges[vhost, name] = known[0] + published, known[1] + routed
         stats.totals_only, clients.at = False, self._clock()
-        stats.clients_before, self._clients = self._clients, clients
+        clients.is_whole = self._all_in(reports)
+        last = self._clients
+        if last.at and clients.at - last.at >= STATS_FRESH_S:
+            self._clients_before = last
+        stats.clients_before, self._clients = self._clients_before, clients
+
+    def _all_in(self, reports: Sequence[DoorReport]) -> bool:
+        """Return whether these are the reports of all front doors."""
+        return len(reports) >= len(self._doors.doors())
 
     async def _of_shard(self, shard: int, work: SlicedWork) -> Stats:
         """Return the numbers of one shard with all its used queues; none if it falls silent."""

@@ -7,29 +7,28 @@ from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, existing, long_list
+from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics.message_stats import CHANNEL_COUNTERS
+from shardmq.broker.controller.management.metrics.past import CHANNEL
+from shardmq.broker.controller.management.metrics.samples import add_channel_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details
+from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.shared.control import ConnectionInfo
 
-# The counters of a channel, with their names in message_stats.
-COUNTED = {
-    "published": "publish",
-    "delivered": "deliver_get",
-    "delivered_manual": "deliver",
-    "delivered_auto": "deliver_no_ack",
-    "got_manual": "get",
-    "got_auto": "get_no_ack",
-    "got_empty": "get_empty",
-}
+COUNTED = frozenset(CHANNEL_COUNTERS.values())
 
 
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     """Return the message_stats of a channel."""
     earlier = stats.clients_before.channels.get((report["owner"], report["number"]))
+    if earlier is None and stats.clients_before.is_whole:
+        earlier = {}  # the channel is new: it counted from 0
     shown: dict[str, Any] = {}
-    for name, said in COUNTED.items():
+    for said, name in CHANNEL_COUNTERS.items():
         count = report.get(name, 0)
         rate = None if earlier is None else stats.rate_of_client(count, earlier.get(name, 0))
         shown |= {said: count} | details(said, rate)
@@ -37,11 +36,17 @@ def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
-    seen = {info.owner: info for info in visible(call)}
+    wanted = time_range.asked(call.request.query)
+    return _rows(call, stats, {info.owner: info for info in visible(call)}, wanted)
+
+
+def _rows(
+    call: Call, stats: Stats, seen: dict[str, ConnectionInfo], wanted: Asked | None
+) -> Iterator[dict[str, Any]]:
     for report in stats.clients.channels.values():
         info = seen.get(report["owner"])
         if info is not None:
-            yield {
+            shown = {
                 "name": channel_name(info, report["number"]),
                 "vhost": info.vhost,
                 "user": info.user,
@@ -60,6 +65,10 @@ def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
                 },
                 "message_stats": message_stats(stats, report),
             }
+            if wanted is not None:
+                key = (report["owner"], report["number"])
+                add_channel_samples(shown, call.context.past, stats, key, wanted)
+            yield shown
 
 
 async def get_all(call: Call) -> Listing:
@@ -81,6 +90,7 @@ async def get(call: Call) -> dict[str, Any]:
     consuming: list[dict[str, Any]] = []
     info = call.context.presence.by_name(found["connection_details"]["name"])
     if info is not None:
+        call.context.past.see(CHANNEL, (info.owner, found["number"]))
         end = (*consumers.end_of(info.owner), found["number"])
         consuming += consumers.rows(
             call, stats, lambda one: (one.door, one.connection, one.channel) == end

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_authorised, not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
+from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics.past import CONNECTION
+from shardmq.broker.controller.management.metrics.samples import add_connection_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
@@ -19,7 +23,9 @@ OCTETS = ("recv_oct", "send_oct")
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
     report = {**stats.clients.connections.get(info.owner, {})}
     report.pop("owner", None)
-    earlier = stats.clients_before.connections.get(info.owner, {})
+    # A connection that is new since all front doors answered has counted from 0.
+    unknown = dict.fromkeys(OCTETS, 0) if stats.clients_before.is_whole else {}
+    earlier = stats.clients_before.connections.get(info.owner, unknown)
     for name in OCTETS:
         if name in report and name in earlier:
             report |= details(name, stats.rate_of_client(report[name], earlier[name]))
@@ -73,9 +79,21 @@ def visible(call: Call) -> list[ConnectionInfo]:
     ]
 
 
+def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dict[str, Any]]:
+    """Return rows with the samples that the call asks for."""
+    wanted = time_range.asked(call.request.query)
+
+    def with_samples(info: ConnectionInfo) -> dict[str, Any]:
+        shown = row(info, stats)
+        if wanted is not None:
+            add_connection_samples(shown, call.context.past, stats, info.owner, wanted)
+        return shown
+
+    return map(with_samples, found)
+
+
 async def get_all(call: Call) -> Listing:
-    stats = await call.context.stats.now()
-    return Listing(row(info, stats) for info in visible(call))
+    return Listing(_rows(call, visible(call), await call.context.stats.now()))
 
 
 def _connection(call: Call) -> ConnectionInfo:
@@ -86,7 +104,9 @@ def _connection(call: Call) -> ConnectionInfo:
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return row(_connection(call), await call.context.stats.now())
+    info = _connection(call)
+    call.context.past.see(CONNECTION, info.owner)
+    return next(_rows(call, [info], await call.context.stats.now()))
 
 
 async def delete(call: Call) -> None:

@@ -17,7 +17,10 @@ from shardmq.broker.controller.management.call import (
     put_status,
     table_of,
 )
+from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import exchange_stats
+from shardmq.broker.controller.management.metrics.past import EXCHANGE
+from shardmq.broker.controller.management.metrics.samples import add_exchange_samples
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.changes import ExchangePut
@@ -55,13 +58,17 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
 
 
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
-    """Return rows with the numbers of messages published, routed and delayed."""
+    """Return rows with the numbers of messages published, routed and delayed, and samples."""
+    wanted = time_range.asked(call.request.query)
     stats = await call.context.stats.now()
 
     def with_numbers(vhost: Vhost, exchange: ExchangePut) -> dict[str, Any]:
         shown = row(exchange, vhost)
         if counted := exchange_stats(stats, vhost.name, exchange.name):
             shown["message_stats"] = counted
+            if wanted is not None:
+                key = (vhost.name, exchange.name)
+                add_exchange_samples(shown, call.context.past, stats, key, wanted)
         queue = vhost.delay_queue(exchange.name) if vhost.hidden_queues else None
         if queue is not None and queue.id in stats.delayed:
             shown["messages_delayed"] = stats.delayed[queue.id]
@@ -80,7 +87,9 @@ async def get_all(call: Call) -> Listing:
 
 
 async def get(call: Call) -> dict[str, Any]:
-    shown = next(await _rows(call, [(call.vhost(), _exchange(call))]))
+    vhost, exchange = call.vhost(), _exchange(call)
+    call.context.past.see(EXCHANGE, (vhost.name, exchange.name))
+    shown = next(await _rows(call, [(vhost, exchange)]))
     return {**shown, "incoming": [], "outgoing": []}  # as with RabbitMQ where rates_mode is basic
 
 

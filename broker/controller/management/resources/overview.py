@@ -8,8 +8,16 @@ from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import all_message_stats, depths
 from shardmq.broker.controller.management.metrics.object_metrics import churn_rates
+from shardmq.broker.controller.management.metrics.past import (
+    BROKER,
+    COARSE_KEPT_S,
+    FINE_KEPT_S,
+    THE_ONLY,
+)
+from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.resources.processes import status
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.routing.types import TYPES
@@ -49,9 +57,9 @@ def listeners(context: Context) -> list[dict[str, Any]]:
 
 
 async def overview(call: Call) -> dict[str, Any]:
-    context, stats = call.context, await call.context.stats.now(totals_only=True)
-    vhosts = call.visible_vhosts()
-    return {
+    context, wanted = call.context, time_range.asked(call.request.query)
+    stats, vhosts = await context.stats.now(totals_only=True), call.visible_vhosts()
+    shown = {
         "product_name": "shardmq",
         "product_version": product_version(),
         "rabbitmq_version": RABBITMQ_VERSION,
@@ -65,8 +73,12 @@ async def overview(call: Call) -> dict[str, Any]:
         # In RabbitMQ these two are settings. Here each call may choose, by its query.
         "disable_stats": False,
         "enable_queue_totals": False,
-        # No samples of the past are kept.
-        "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+        # For how many seconds samples are kept of the broker, nodes and vhosts, and of others.
+        "sample_retention_policies": {
+            "global": [FINE_KEPT_S, COARSE_KEPT_S],
+            "basic": [FINE_KEPT_S],
+            "detailed": [],
+        },
         "object_totals": {
             "connections": len(context.presence.connections()),
             "channels": int(stats.counters.get("channels", 0)),
@@ -93,14 +105,18 @@ async def overview(call: Call) -> dict[str, Any]:
         ],
         "exchange_types": [{"name": name, "description": "", "enabled": True} for name in TYPES],
     }
+    if wanted is not None:
+        add_row_samples(shown, context.past, BROKER, THE_ONLY, stats.at, wanted)
+    return shown
 
 
 async def reset(call: Call) -> None:
-    """Let rates begin anew. Counts and messages stay as they are."""
+    """Let rates begin anew and drop the samples. Counts and messages stay as they are."""
     call.check_node()
     call.context.stats.forget()
     call.context.churn_rates.forget()
     call.context.node_rates.forget()
+    call.context.past.forget()
 
 
 ROUTES = [

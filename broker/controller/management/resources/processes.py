@@ -11,6 +11,10 @@ from typing import Any
 
 from shardmq.broker.controller.management.call import Call, Route
 from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics.past import NODE as NODE_KIND
+from shardmq.broker.controller.management.metrics.past import THE_ONLY
+from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.routing.types import TYPES
@@ -218,13 +222,23 @@ def node(context: Context, stats: Stats) -> dict[str, Any]:
     }
 
 
+async def _node(call: Call) -> dict[str, Any]:
+    """Return the row of this node with the samples that the call asks for."""
+    wanted = time_range.asked(call.request.query)
+    stats = await call.context.stats.of_shards()
+    shown = node(call.context, stats)
+    if wanted is not None:
+        add_row_samples(shown, call.context.past, NODE_KIND, THE_ONLY, stats.at, wanted)
+    return shown
+
+
 async def nodes(call: Call) -> list[dict[str, Any]]:
-    return [node(call.context, await call.context.stats.of_shards())]
+    return [await _node(call)]
 
 
 async def one_node(call: Call) -> dict[str, Any]:
     call.check_node()
-    return node(call.context, await call.context.stats.of_shards())
+    return await _node(call)
 
 
 async def memory(call: Call) -> dict[str, Any]:

@@ -22,7 +22,10 @@ from shardmq.broker.controller.management.call import (
     table_of,
 )
 from shardmq.broker.controller.management.context import Context
+from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import depth_rates, message_stats
+from shardmq.broker.controller.management.metrics.past import QUEUE
+from shardmq.broker.controller.management.metrics.samples import add_queue_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name
@@ -168,7 +171,7 @@ class _Current:
 
 
 async def get_all(call: Call) -> LazyListing[QueuePut]:
-    vhosts, context = call.vhosts(), call.context
+    vhosts, context, wanted = call.vhosts(), call.context, time_range.asked(call.request.query)
     order = attrgetter("name") if len(vhosts) == 1 else attrgetter("vhost", "name")
 
     async def collect(
@@ -178,6 +181,12 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
             context.stats.now(totals_only=True) if queues is None else context.stats.of(queues)
         )
         return lambda queue: made(queue, stats, context)
+
+    def with_samples(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
+        shown = row(queue, stats, context)
+        if wanted is not None:
+            add_queue_samples(shown, context.past, stats, queue.id, wanted)
+        return shown
 
     def in_order() -> Sequence[QueuePut]:
         names = [
@@ -192,7 +201,7 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
         lambda queue: plain(queue, context),
         PLAIN,
         ATTRIBUTES,
-        partial(collect, row),
+        partial(collect, row if wanted is None else with_samples),
         order,
         keys,
         in_order,
@@ -202,8 +211,12 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
 
 async def get(call: Call) -> dict[str, Any]:
     queue = _queue(call)
+    wanted = time_range.asked(call.request.query)
+    call.context.past.see(QUEUE, queue.id)
     stats = await call.context.stats.of([queue])
     shown = row(queue, stats, call.context)
+    if wanted is not None:
+        add_queue_samples(shown, call.context.past, stats, queue.id, wanted)
     # Not counted for single channels and exchanges: rates_mode is basic.
     shown |= {"incoming": [], "deliveries": []}
     shown["consumer_details"] = [

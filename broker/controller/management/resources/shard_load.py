@@ -6,12 +6,29 @@ from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
+from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics.past import SHARD
+from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import queues
 from shardmq.broker.controller.management.responses.listing import LazyListing
 
 # Counters of a shard, with the names of their rates.
 PER_SECOND = {"published": "publish_per_s", "delivered": "deliver_per_s", "acked": "ack_per_s"}
+OF_PROCESS = ("rss_bytes", "cpu_seconds", "syncs")
+
+
+def counts(stats: Stats, shard: int) -> dict[str, Any]:
+    """Return the numbers of a shard of which samples are kept; {} while the shard is silent."""
+    held, process = stats.loads.get(shard), stats.shards.get(shard)
+    if held is None or process is None:
+        return {}
+    return {
+        "messages": held["ready"] + held["unacked"],
+        "message_bytes": held["ready_bytes"] + held["unacked_bytes"],
+        **{name: held[name] for name in PER_SECOND},
+        **{name: process[name] for name in OF_PROCESS if name in process},
+    }
 
 
 def load(stats: Stats, shard: int) -> dict[str, Any]:
@@ -20,10 +37,9 @@ def load(stats: Stats, shard: int) -> dict[str, Any]:
     if held is None or process is None:
         return {}
     shown: dict[str, Any] = {
+        **counts(stats, shard),
         "messages_ready": held["ready"],
         "messages_unacknowledged": held["unacked"],
-        "messages": held["ready"] + held["unacked"],
-        "message_bytes": held["ready_bytes"] + held["unacked_bytes"],
         "consumers": held["consumers"],
         "rss_bytes": process.get("rss_bytes"),
     }
@@ -38,17 +54,21 @@ def load(stats: Stats, shard: int) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> list[dict[str, Any]]:
-    catalog, stats = call.context.catalog, await call.context.stats.now(totals_only=True)
-    return [
-        {
+    context, wanted = call.context, time_range.asked(call.request.query)
+    stats = await context.stats.now(totals_only=True)
+    rows = []
+    for shard in context.shards.shards:
+        row = {
             "shard": shard.number,
             "ready": shard.ready,
             "alarm": shard.alarm,
-            "queues": catalog.index.count_on(shard.number),
+            "queues": context.catalog.index.count_on(shard.number),
             **load(stats, shard.number),
         }
-        for shard in call.context.shards.shards
-    ]
+        if wanted is not None:
+            add_row_samples(row, context.past, SHARD, shard.number, stats.at, wanted)
+        rows.append(row)
+    return rows
 
 
 async def queues_of(call: Call) -> LazyListing[Any]:

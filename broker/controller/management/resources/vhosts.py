@@ -8,8 +8,12 @@ from typing import Any
 import msgspec
 
 from shardmq.broker.controller.management.call import Call, Route, check, long_list, put_status
+from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import depth_details
+from shardmq.broker.controller.management.metrics.past import VHOST, Past
+from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources.users import get_permissions, tags_of
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import Listing
@@ -40,7 +44,9 @@ def metadata_of(put: VhostPut) -> dict[str, Any]:
     return {**metadata, "protected_from_deletion": True} if put.is_protected else metadata
 
 
-async def row(vhost: Vhost, stats: Stats, work: SlicedWork) -> dict[str, Any]:
+async def row(
+    vhost: Vhost, stats: Stats, work: SlicedWork, past: Past, wanted: Asked | None
+) -> dict[str, Any]:
     ready = unacked = ready_grown = unacked_grown = 0
     queues = iter(list(vhost.queues.values()))
     while part := list(itertools.islice(queues, SLICE_QUEUES)):
@@ -53,7 +59,7 @@ async def row(vhost: Vhost, stats: Stats, work: SlicedWork) -> dict[str, Any]:
             unacked_grown += known.unacked - earlier.unacked
         await work.yield_to_others()
     seconds = stats.at - stats.before.at if stats.before is not None else 0.0
-    return {
+    shown = {
         "name": vhost.name,
         **metadata_of(vhost.put),
         "metadata": metadata_of(vhost.put),
@@ -65,16 +71,23 @@ async def row(vhost: Vhost, stats: Stats, work: SlicedWork) -> dict[str, Any]:
         "messages_unacknowledged": unacked,
         **depth_details(ready_grown, unacked_grown, seconds),
     }
+    if wanted is not None:
+        add_row_samples(shown, past, VHOST, vhost.name, stats.at, wanted)
+    return shown
 
 
 async def get_all(call: Call) -> Listing:
-    stats = await call.context.stats.now(totals_only=True)
-    work = SlicedWork()
-    return Listing([await row(vhost, stats, work) for vhost in list(call.visible_vhosts())])
+    context, wanted = call.context, time_range.asked(call.request.query)
+    stats, work = await context.stats.now(totals_only=True), SlicedWork()
+    found = list(call.visible_vhosts())
+    return Listing([await row(vhost, stats, work, context.past, wanted) for vhost in found])
 
 
 async def get(call: Call) -> dict[str, Any]:
-    return await row(call.vhost(), await call.context.stats.now(totals_only=True), SlicedWork())
+    context, wanted = call.context, time_range.asked(call.request.query)
+    vhost, stats = call.vhost(), await context.stats.now(totals_only=True)
+    context.past.see(VHOST, vhost.name)
+    return await row(vhost, stats, SlicedWork(), context.past, wanted)
 
 
 async def put(call: Call) -> Any:

@@ -1,0 +1,107 @@
+"""The samples that rows of queues, exchanges, connections and channels show.
+
+An object of which no samples are kept has two: that of the last time when everything was collected,
+and the numbers of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from shardmq.broker.controller.management.metrics.message_stats import (
+    CHANNEL_COUNTERS,
+    QUEUE_COUNTERS,
+)
+from shardmq.broker.controller.management.metrics.past import (
+    CHANNEL,
+    CONNECTION,
+    EXCHANGE,
+    QUEUE,
+    Kind,
+    Numbers,
+    Past,
+    Points,
+    numbers_in,
+    with_point,
+)
+from shardmq.broker.controller.management.metrics.stats import Clients, Stats
+from shardmq.broker.controller.management.metrics.time_range import Asked, Row, add_samples
+
+# In each of these functions the numbers are in the order of the columns of the kind of object, and
+# None is returned for an object that is not known.
+
+
+def queue_numbers(stats: Stats, id: int) -> Numbers | None:
+    known = stats.queues.get(id)
+    if known is None:
+        return None
+    # Messages that consumers of a stream have not acknowledged are ready, too.
+    messages = known.ready if id in stats.streams else known.ready + known.unacked
+    counts = [count(known) for count in QUEUE_COUNTERS.values()]
+    return (messages, known.ready, known.unacked, *counts)
+
+
+def exchange_numbers(clients: Clients, key: tuple[str, str]) -> Numbers | None:
+    return clients.exchanges.get(key)
+
+
+def connection_numbers(clients: Clients, owner: str) -> Numbers | None:
+    report = clients.connections.get(owner)
+    return None if report is None else numbers_in(CONNECTION, report)
+
+
+def channel_numbers(clients: Clients, key: tuple[str, int]) -> Numbers | None:
+    report = clients.channels.get(key)
+    return None if report is None else [report.get(name, 0) for name in CHANNEL_COUNTERS.values()]
+
+
+def add_queue_samples(row: Row, past: Past, stats: Stats, id: int, asked: Asked) -> None:
+    before = stats.before
+    earlier = None if before is None else (before.at, queue_numbers(before, id))
+    _add(row, past, QUEUE, id, earlier, (stats.at, queue_numbers(stats, id)), asked)
+
+
+def add_exchange_samples(
+    row: Row, past: Past, stats: Stats, key: tuple[str, str], asked: Asked
+) -> None:
+    now, before = stats.clients, stats.clients_before
+    earlier = (before.at, exchange_numbers(before, key))
+    _add(row, past, EXCHANGE, key, earlier, (now.at, exchange_numbers(now, key)), asked)
+
+
+def add_connection_samples(row: Row, past: Past, stats: Stats, owner: str, asked: Asked) -> None:
+    now, before = stats.clients, stats.clients_before
+    earlier = (before.at, connection_numbers(before, owner))
+    _add(row, past, CONNECTION, owner, earlier, (now.at, connection_numbers(now, owner)), asked)
+
+
+def add_channel_samples(
+    row: Row, past: Past, stats: Stats, key: tuple[str, int], asked: Asked
+) -> None:
+    now, before = stats.clients, stats.clients_before
+    earlier = (before.at, channel_numbers(before, key))
+    _add(row, past, CHANNEL, key, earlier, (now.at, channel_numbers(now, key)), asked)
+
+
+def add_row_samples(
+    row: dict[str, Any], past: Past, kind: Kind, key: Hashable, at: float, asked: Asked
+) -> None:
+    """Add the samples of an object whose row has the numbers of now."""
+    _add(row, past, kind, key, None, (at, numbers_in(kind, row)), asked)
+
+
+def _add(
+    row: Row,
+    past: Past,
+    kind: Kind,
+    key: Hashable,
+    earlier: tuple[float, Numbers | None] | None,
+    now: tuple[float, Numbers | None],
+    asked: Asked,
+) -> None:
+    points: Points = past.points(kind, key)
+    for at, numbers in (now,) if points.times or earlier is None else (earlier, now):
+        if numbers is not None:
+            points = with_point(points, at, numbers)
+    add_samples(row, kind, points, asked)
