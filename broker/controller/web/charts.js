@@ -4,7 +4,7 @@ import { h, svg, fill } from "./dom.js";
 import * as format from "./format.js";
 
 const HEIGHT = 190;
-const LEFT = 52;
+const LEFT = 66; // for labels such as "1,023 KiB/s"
 const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 22;
