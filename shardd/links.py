@@ -17,6 +17,7 @@ import time
 import zmq
 
 from shardmq.shardd.peers import Outgoing
+from shardmq.shardd.plain_passes import RING, UNPOLLED_MAX, PlainPasses
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
@@ -31,10 +32,8 @@ log = logging.getLogger(__name__)
 RECONNECT_MS = 10
 # Messages that are unsent at the end may take this long.
 LINGER_MS = 500
-# What ring.look_again returns when a ring has something.
-RING = 1
-# Passes that a look at the rings may begin before the other descriptors are asked again.
-UNPOLLED_MAX = 4
+# The messages taken in from one front door before syncs and deliveries go on.
+RECEIVE_BURST = 32
 # The constants of zmq are enums: each `&` with one of them costs as much as a call.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
@@ -60,6 +59,9 @@ class Links:
         self._came = False  # the pass before has taken something in
         self._unpolled = 0  # passes in a row that did not poll
         self._ends: dict[int, Lane] = {}  # by the descriptor whose end is the end of the lane
+        self.plain = PlainPasses(
+            shard.short_way, self.poll.fileno(), self._heard, self._lanes, RECEIVE_BURST, self.send
+        )
         self._local: LocalLane | None = None
         # The number and incarnation of processes of another wire version.
         self._refused, self._refused_joins = RecentKeys(), RecentKeys()
@@ -87,10 +89,20 @@ class Links:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def wait(self, wait_ms: int) -> list[tuple[int, int]]:
-        """Wait for events, unless there is something to take in."""
+    def wait(self, wait_ms: int) -> list[tuple[int, int]] | None:
+        """Wait for events, unless there is something to take in.
+
+        Plain passes are run meanwhile. Returns the events of a pass that is not plain, or None if
+        it has taken in its messages (`plain.taken` of them).
+        """
         if wait_ms and self._inbox_told and self._inbox_speaks():
             wait_ms = 0
+        if wait_ms and self._shard.short_way.is_on and self._shard.ready:
+            look = self._look_again if self._spin.is_on and self._readers else None
+            events = self.plain.run(wait_ms, self._came, look)
+            if events is None:
+                self._came = self.plain.taken > 0
+            return events
         may_look = wait_ms and self._came and self._spin.is_on and self._readers
         if may_look and self._look_again() == RING and self._unpolled < UNPOLLED_MAX:
             self._unpolled += 1
@@ -147,7 +159,7 @@ class Links:
             self._inbox_told = bool(self._inbox.get(zmq.EVENTS) & READABLE)  # type: ignore[operator] # the value of this option is an int
         return self._inbox_told
 
-    def receive(self, now: int, most: int) -> int:
+    def receive(self, now: int, most: int = RECEIVE_BURST) -> int:
         """Take in up to `most` messages of each link; return how many were taken in."""
         taken = 0
         if self._local is not None:

@@ -104,11 +104,11 @@ class Membership:
         A former controller may have died with the news.
         """
         registry = self._registry
-        for queue in registry.queues.used():
-            if queue.closed:
-                registry.tell_controller(m.AutoDeleted(queue.id, "auto-delete"))
-            elif queue.id in registry.used:
-                registry.tell_controller(m.FirstConsumer(queue.id))
+        closed = [queue.id for queue in registry.queues.used() if queue.closed]
+        for queue_id in closed:
+            registry.tell_controller(m.AutoDeleted(queue_id, "auto-delete"))
+        for queue_id in sorted(registry.used.difference(closed)):
+            registry.tell_controller(m.FirstConsumer(queue_id))
 
     # -- what exists, from the controller ----------------------------------------------------------
 
@@ -120,8 +120,10 @@ class Membership:
                 self._greet(peer)
             return
         registry.take_assigned(assign.queues, now)
+        registry.used.update(assign.used)
         if not assign.last:
             return
         registry.recover(now)
         for each in registry.peers.values():
             self._greet(each)
+        self._tell_closed()

@@ -36,8 +36,6 @@ from shardmq.supervisor.logs import set_level
 
 log = logging.getLogger("shardmq.shardd.server")
 
-# The messages taken in from one front door before syncs and deliveries go on.
-RECEIVE_BURST = 32
 # How often data is synced that nobody waits for: acks, positions in streams, unconfirmed publishes.
 TICK_MS = 1000
 # So many write buffers that were given up at once are memory that the system should have back.
@@ -146,12 +144,19 @@ class Server:
 
     # -- passes ------------------------------------------------------------------------------------
 
-    def turn(self, events: list[tuple[int, int]]) -> None:
-        """Run one pass. `events` are the descriptors that `links.poll` reports."""
+    def turn(self, events: list[tuple[int, int]] | None) -> None:
+        """Run one pass.
+
+        `events` are the descriptors that `links.poll` reports, or None if `links.wait` has taken in
+        the messages of this pass.
+        """
         now = _now()
-        if events:
-            self._look_at(events, now)
-        taken = self.links.receive(now, RECEIVE_BURST)
+        if events is None:
+            taken = self.links.plain.taken
+        else:
+            if events:
+                self._look_at(events, now)
+            taken = self.links.receive(now)
         if now >= self._next_tick:
             self._tick(now)
         if now >= self.shard.upkeep.due:

@@ -37,7 +37,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy
 
-from shardmq.shardd.grown cimport Grown, reserve
+from shardmq.shardd.grown cimport reserve
 from shardmq.shardd.queues.order cimport Ready
 from shardmq.shardd.queues.state cimport (
     BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
@@ -45,8 +45,6 @@ from shardmq.shardd.queues.state cimport (
 from shardmq.shardd.store.format.layout cimport NO_TTL, RECORD_HEADER, message_bytes, u16, u32, u64
 from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
 from shardmq.shardd.wire.buffer cimport write_header
-from shardmq.shardd.wire.codec cimport DeliveryWriter, Tally
-from shardmq.shardd.wire.ring cimport Taker
 
 cdef enum:
     HEADER = 16
@@ -88,33 +86,17 @@ cdef extern from *:
 cdef class HeldState:
     """What is kept of a batch that wants a confirm."""
 
-    cdef public uint64_t batch
-    cdef public long long sync
-    cdef public object state, refused
-
 
 cdef class PeerState:
     """What is kept of a peer."""
-
-    cdef public object number, endpoint, held, next_batch
-    cdef public uint64_t taken
-    cdef public bint has_news, has_freed
-    cdef public dict holders, windows
-    cdef public DeliveryWriter writer
-    cdef public list before_deliveries, after_deliveries
 
 
 cdef class SyncsState:
     """What is kept of syncs: the numbers of the last begun and the last ended, and if one is wanted."""
 
-    cdef public long long begun, ended
-    cdef public bint wanted
-
 
 cdef class DeadLettersState:
     """What is kept of dead letters. While they are `idle` there is nothing to hand over."""
-
-    cdef public bint idle
 
 
 cdef class ShortWay(Taker):
@@ -128,23 +110,6 @@ cdef class ShortWay(Taker):
     the Python way: it may hold publishers (holding.py). While queues are in `watches`, the end of each
     pass does, too.
     """
-
-    cdef public bint is_on
-    cdef public long long given  # bytes handed out in this pass
-    cdef bytes last_sender  # the key of the last message in `senders`
-    cdef list timers
-    cdef DeadLettersState dead_letters
-    cdef long long turn_bytes, queue_bytes
-    cdef dict senders, queues, dirty, peers, redeeming
-    cdef set dirty_stores
-    cdef SyncsState syncs
-    cdef Tally batch_messages, batch_bytes
-    cdef object queue_kind, consumer_kind, held_kind, outgoing_kind
-    cdef object waiting, confirmable, failed
-    cdef uint64_t credit_bytes
-    cdef long long behind_messages, behind_bytes
-    cdef dict watches
-    cdef Grown gathered, bodies
 
     def __init__(
         self,
@@ -379,7 +344,7 @@ cdef class ShortWay(Taker):
 
     # -- out ---------------------------------------------------------------------------------------
 
-    def turn_end(self, uint64_t now):
+    cpdef list turn_end(self, uint64_t now):
         """Return the messages to send after a pass, None if a part of the pass is left to the Python way.
 
         `given` is then what was handed out so far.

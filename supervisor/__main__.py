@@ -1,7 +1,7 @@
 """The command `python -m shardmq.supervisor [--config FILE] [flags]`.
 
-Flags win over the settings file, and the file over the defaults. Standard output gets one line,
-`ready: ...`. The log goes to standard error.
+Flags win over the environment, the environment over the settings file, and the file over the
+defaults. Standard output gets one line, `ready: ...`. The log goes to standard error.
 
 The exit status is 0 after a drain; 1 if the supervisor gives up or the disk refuses everything; 2
 if a setting, a port or the data directory cannot be used. In the last case one line says which, and
@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardmq.supervisor import logs
-from shardmq.supervisor.config import FLAGS, ConfigError, Settings, read_settings
+from shardmq.supervisor.config import FLAGS, ConfigError, kinds
 from shardmq.supervisor.plan import children
+from shardmq.supervisor.sources import Effective, Given, from_environment, parsed, read
 from shardmq.supervisor.supervisor import Planner, Reread, Supervisor
 
 FILES_WANTED = 65536  # A lower limit of open files is worth a warning.
@@ -43,9 +44,10 @@ def main(arguments: list[str] | None = None, planner: Planner = children) -> int
     """
     try:
         given = sys.argv[1:] if arguments is None else arguments
-        settings = settings_from(given)
+        effective = settings_from(given)
+        settings = effective.settings
         logs.begin(settings.log_level, settings.log_format, "supervisor")
-        return asyncio.run(_run(settings, planner, lambda set: settings_from(given, set)))
+        return asyncio.run(_run(effective, planner, lambda set: settings_from(given, set)))
     except ConfigError as error:
         text, status = str(error), 2
     except OSError as error:  # The disk refuses everything.
@@ -62,15 +64,15 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Settings:
-    """Read the settings.
+def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Effective:
+    """Read the settings from the file, the environment and the flags.
 
     Args:
         arguments: The flags of the command line.
         set: Settings by path that win over the flags.
 
     Raises:
-        ConfigError: A flag or a setting is wrong.
+        ConfigError: A flag, a variable or a setting is wrong.
     """
     parser = Parser(
         prog="python -m shardmq.supervisor", description="Run the broker in the foreground."
@@ -78,18 +80,18 @@ def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Se
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
     for flag, (key, kind, _) in FLAGS.items():
         parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")
-    given: dict[str, Any] = vars(parser.parse_args(arguments))
-    overrides = {key: value for key, *_ in FLAGS.values() if (value := given[key]) is not None}
-    shards = overrides.get("shards.count", "auto")
-    if shards.lstrip("-").isdigit():
-        overrides["shards.count"] = int(shards)
-    if "," in (bind := overrides.get("listen.bind", "")):
-        overrides["listen.bind"] = bind.split(",")
-    return read_settings(given["config"], overrides | (set or {}))
+    values: dict[str, Any] = vars(parser.parse_args(arguments))
+    flags = {
+        key: Given(parsed(value, kinds()[key]) if isinstance(value, str) else value, flag)
+        for flag, (key, *_) in FLAGS.items()
+        if (value := values[key]) is not None
+    }
+    changed = {key: Given(value, "shardctl") for key, value in (set or {}).items()}
+    return read(values["config"], from_environment(os.environ) | flags | changed)
 
 
-async def _run(settings: Settings, planner: Planner, reread: Reread) -> int:
-    supervisor = Supervisor(settings, len(os.sched_getaffinity(0)), planner, reread)
+async def _run(effective: Effective, planner: Planner, reread: Reread) -> int:
+    supervisor = Supervisor(effective, len(os.sched_getaffinity(0)), planner, reread)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, supervisor.stop)

@@ -18,6 +18,7 @@ from typing import Any
 from shardmq.supervisor import modules
 from shardmq.supervisor.notify import DATAGRAM_BYTES_MAX, LIFELINE_FD, NOTIFY_FD
 from shardmq.supervisor.plan import ChildPlan
+from shardmq.supervisor.sources import is_setting
 
 STARTING, READY, STOPPING, EXITED = "starting", "ready", "stopping", "exited"
 
@@ -204,8 +205,14 @@ def _section_file(section: dict[str, Any]) -> int:
 
 
 def _environment(notify_fd: int, lifeline: int) -> dict[str, str]:
-    """Return the environment of a child, without what systemd sets for the supervisor alone."""
-    environment = modules.environment()
-    for name in SYSTEMD_VARIABLES:
-        environment.pop(name, None)
-    return environment | {NOTIFY_FD: str(notify_fd), LIFELINE_FD: str(lifeline)}
+    """Return the environment of a child.
+
+    It has no variables that systemd sets for the supervisor alone, and no settings, of which some
+    are secret: a child gets its settings as its section.
+    """
+    kept = {
+        name: value
+        for name, value in modules.environment().items()
+        if name not in SYSTEMD_VARIABLES and not is_setting(name)
+    }
+    return kept | {NOTIFY_FD: str(notify_fd), LIFELINE_FD: str(lifeline)}

@@ -1,23 +1,25 @@
-"""The settings of the broker: read from one TOML file, completed with defaults and checked.
+"""The table of all settings: their keys, types, bounds and defaults, and the check of given values.
 
-`deploy/broker.toml` documents every key. A wrong key or value raises ConfigError, and the text of
-the error begins with the path of the key. `plan.py` cuts the section of each child out of these
-settings, and each child checks its section again.
+`deploy/broker.toml` documents every key. `sources.py` reads the file, the environment and the
+flags; all of them take their keys from this table. A wrong key or value raises ConfigError, and the
+text of the error begins with the path of the key. `plan.py` cuts the section of each child out of
+these settings, and each child checks its section again.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import ipaddress
-import tomllib
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, inspect
 
 SHARDS_MAX = 64
 FRONT_DOORS_MAX = 256
+NEAR = 0.75  # A name is near another if difflib finds at least this part of it the same.
 
 # The flags of a start that win over the settings file: the key, the type of the value, the help.
 FLAGS: Final[dict[str, tuple[str, type[int | str], str]]] = {
@@ -52,8 +54,23 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Addresses = Text | list[Text]
 
 
+# Settings with `from_file` can be given by the name of a file that holds the value. The value of a
+# setting with `secret` is never shown.
+Name = Annotated[str, Meta(min_length=1, extra={"from_file": True})]
+Secret = Annotated[str, Meta(min_length=1, extra={"from_file": True, "secret": True})]
+
+
 class ConfigError(Exception):
-    """A setting cannot be used. The text names the setting and says why."""
+    """A setting cannot be used. The text names the setting and says why.
+
+    Args:
+        text: The text, which begins with the path of the key.
+        key: The path of the key alone. It is empty if the error is that of no key.
+    """
+
+    def __init__(self, text: str, key: str = "") -> None:
+        super().__init__(text)
+        self.key = key
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,8 +217,8 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
 class Users(Struct, frozen=True, forbid_unknown_fields=True):
     """The first user, and how passwords are stored."""
 
-    default_user: Text = "guest"
-    default_pass: Text = "guest"
+    default_user: Name = "guest"
+    default_pass: Secret = "guest"
     hashing: Literal["scrypt", "sha256", "sha512"] = "scrypt"
     http_without_tls: bool = False
 
@@ -216,69 +233,130 @@ class Supervision(Struct, frozen=True, forbid_unknown_fields=True):
     deaths_within_s: Seconds = 60
 
 
-def read_settings(path: Path | None, overrides: dict[str, Any] | None = None) -> Settings:
-    """Read the settings file and lay overrides over it.
+class Kind(Struct, frozen=True):
+    """The type of the value of a setting, as msgspec describes it, and the marks of the setting."""
+
+    value: inspect.Type
+    from_file: bool = False
+    secret: bool = False
+
+    @property
+    def types(self) -> tuple[inspect.Type, ...]:
+        """The types that the value may have; more than one if the setting is a union."""
+        return self.value.types if isinstance(self.value, inspect.UnionType) else (self.value,)
+
+    def has(self, *types: type[inspect.Type]) -> bool:
+        """Return whether the value may be one of these types."""
+        return any(isinstance(each, types) for each in self.types)
+
+
+@functools.cache
+def kinds() -> dict[str, Kind]:
+    """Return the kind of each setting by the path of its key, such as `listen.amqp_port`."""
+    found: dict[str, Kind] = {}
+    settings = inspect.type_info(Settings)
+    assert isinstance(settings, inspect.StructType)
+    for field in settings.fields:
+        if isinstance(field.type, inspect.StructType):
+            for inner in field.type.fields:
+                found[f"{field.name}.{inner.name}"] = _kind(inner.type)
+        else:
+            found[field.name] = _kind(field.type)
+    return found
+
+
+def _kind(found: inspect.Type) -> Kind:
+    if isinstance(found, inspect.Metadata):
+        return Kind(found.type, **(found.extra or {}))
+    return Kind(found)
+
+
+def checked(document: dict[str, Any]) -> Settings:
+    """Complete settings with their defaults and check them.
 
     Args:
-        path: The TOML file. None means that every setting has its default.
-        overrides: Values by the path of the key, such as {"listen.amqp_port": 0}.
-
-    Returns:
-        The checked settings.
+        document: The tables of a settings file.
 
     Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong.
+        ConfigError: A key or a value is wrong. The text says which values are allowed.
     """
-    document: dict[str, Any] = {}
-    try:
-        if path is not None:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
-    for key, value in (overrides or {}).items():
-        table = document
-        *tables, last = key.split(".")
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{name}: expected a table")
-        table[last] = value
     try:
         return msgspec.convert(document, Settings)
     except msgspec.ValidationError as error:
-        raise ConfigError(explain(str(error))) from None
+        what, _, where = str(error).partition(" - at `$")
+        raise _explained(what, where.rstrip("`").lstrip("."), document) from None
 
 
-def explain(text: str) -> str:
-    """Return an error text of msgspec, "what - at `$.path`", with the path of the key in front."""
-    what, _, where = text.partition(" - at `$")
-    path = where.rstrip("`").lstrip(".")
+def _explained(what: str, path: str, document: dict[str, Any]) -> ConfigError:
+    """Return the error for what msgspec says of the value at a path."""
     if what.startswith("Object contains unknown field "):
         name = what.removeprefix("Object contains unknown field ").strip("`")
-        return f"{path + '.' if path else ''}{name}: there is no such key"
-    if what.startswith("Invalid enum value ") and (choices := _choices(path)):
-        return f"{path}: expected {choices}, got {what.removeprefix('Invalid enum value ')}"
-    what = what[:1].lower() + what[1:]
-    return f"{path}: {what}" if path else what
+        key = f"{path}.{name}" if path else name
+        return ConfigError(f"{key}: there is no such key{did_you_mean(key, _near(key))}", key)
+    if not path:
+        return ConfigError(what[:1].lower() + what[1:])
+    kind = kinds().get(path.partition("[")[0])
+    if kind is None or path.startswith("tls.sni"):  # The text has the key in that table.
+        return ConfigError(f"{path}: {what[:1].lower()}{what[1:]}", path)
+    if what.startswith("Invalid enum value "):
+        got = what.removeprefix("Invalid enum value ")
+        what = f"expected {_allowed(kind, with_bounds=False)}"
+    else:
+        what, got = what[:1].lower() + what[1:], ""
+        if ", got " not in what:
+            got = repr(_value(document, path))
+    text = f"{path}: {what}" + (f", got {got}" if got and not kind.secret else "")
+    is_all_said = all(isinstance(each, inspect.LiteralType) for each in kind.types)
+    return ConfigError(text if is_all_said else f"{text}; allowed: {_allowed(kind)}", path)
 
 
-def _choices(path: str) -> str:
-    """Return the words that a key accepts, such as "auto or a number".
+def _value(document: dict[str, Any], path: str) -> Any:
+    found: Any = document
+    for name in path.partition("[")[0].split("."):
+        found = found[name]
+    return found
 
-    The text is empty if the key does not accept a fixed set of words.
-    """
-    kind: Any = Settings
-    for name in path.split("."):
-        kind = get_type_hints(kind).get(name)
-        if kind is None:
-            return ""
-    kinds = (
-        get_args(kind) if get_origin(kind) is UnionType or get_origin(kind) is Union else (kind,)
-    )
-    words = [str(word) for each in kinds if get_origin(each) is Literal for word in get_args(each)]
-    words += [
-        {int: "a number", bool: "true or false"}[each] for each in kinds if each in (int, bool)
-    ]
-    return " or ".join(words)
+
+def _allowed(kind: Kind, with_bounds: bool = True) -> str:
+    """Return the values that a setting accepts, such as "auto or a number from 1 to 64"."""
+    types = sorted(kind.types, key=lambda each: not isinstance(each, inspect.LiteralType))
+    return " or ".join(dict.fromkeys(_described(each, with_bounds) for each in types))
+
+
+def _described(kind: inspect.Type, with_bounds: bool) -> str:
+    if isinstance(kind, inspect.Metadata):
+        return _described(kind.type, with_bounds)
+    if isinstance(kind, inspect.LiteralType):
+        return " or ".join(map(str, kind.values))
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        if not with_bounds:
+            return "a number"
+        above = f" above {kind.gt}" if kind.gt is not None else ""
+        if kind.ge is not None and kind.le is not None:
+            return f"a number from {kind.ge} to {kind.le}"
+        least = f" of at least {kind.ge}" if kind.ge is not None else above
+        return f"a number{least}" + (f" and up to {kind.le}" if kind.le is not None else "")
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.StrType):
+        return "a text that is not empty" if kind.min_length else "a text"
+    assert isinstance(kind, inspect.ListType)
+    return "a list of texts"
+
+
+def _near(key: str) -> list[str]:
+    """Return the keys and tables that somebody who writes this key may mean."""
+    table, _, name = key.rpartition(".")
+    same = [each for each in kinds() if each.rpartition(".")[2] == name]
+    siblings = [each for each in kinds() if each.rpartition(".")[0] == table]
+    tables = [each for each in Settings.__struct_fields__ if each not in kinds()]
+    return same or [*siblings, *tables, *kinds()]
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """Return "; did you mean NAME?" with the nearest of the names, or "" if none is near."""
+    candidates = list(names)
+    if len(candidates) == 1:
+        return f"; did you mean {candidates[0]}?"
+    near = difflib.get_close_matches(given, candidates, n=1, cutoff=NEAR)
+    return f"; did you mean {near[0]}?" if near else ""

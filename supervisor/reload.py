@@ -26,8 +26,6 @@ RUN_TIME = frozenset({
     "tls.cert", "tls.key", "tls.ca", "tls.min_version", "tls.ciphers", "tls.verify",
     "tls.fail_if_no_peer_cert", "tls.login_from", "tls.san_type", "tls.san_index", "tls.sni",
 })  # fmt: skip
-# status.json and the HTTP API do not show these settings.
-SECRET = frozenset({"users.default_pass"})
 # `shardctl` can change these settings until the next start. The settings file stays as it is.
 SETTABLE = frozenset(
     {

@@ -27,7 +27,7 @@ import msgspec
 
 from shardmq.supervisor import systemd
 from shardmq.supervisor.child import EXITED, READY, STARTING, Child, describe_exit
-from shardmq.supervisor.config import ConfigError, Settings, Supervision
+from shardmq.supervisor.config import ConfigError, Settings, Supervision, kinds
 from shardmq.supervisor.directories import (
     READER_NAME,
     DataDirectory,
@@ -36,9 +36,10 @@ from shardmq.supervisor.directories import (
 )
 from shardmq.supervisor.logs import keep, keep_no_more, set_level
 from shardmq.supervisor.plan import STAGES, ChildPlan, Listening, children
-from shardmq.supervisor.reload import SECRET, SETTABLE, flat, reloaded
+from shardmq.supervisor.reload import SETTABLE, flat, reloaded
 from shardmq.supervisor.restart import Restarts
 from shardmq.supervisor.sockets import Sockets, address, listen, listen_unix
+from shardmq.supervisor.sources import Effective
 
 # The interval between two checks for silent children and for the watchdog of systemd.
 POLL_INTERVAL_S = 0.25
@@ -57,7 +58,7 @@ log = logging.getLogger("supervisor")
 
 Planner = Callable[[Settings, int, str, str, Listening], list[ChildPlan]]
 # Reads the settings again and lays the given ones over them. Raises ConfigError.
-Reread = Callable[[dict[str, Any]], Settings]
+Reread = Callable[[dict[str, Any]], Effective]
 
 
 class Slot:
@@ -97,7 +98,7 @@ class Supervisor:
     """Starts the children, keeps them running and drains them.
 
     Args:
-        settings: The settings of the broker.
+        effective: The settings of the broker and the source of each.
         cores: The number of cores that the broker may use.
         planner: Makes the plans of the children; tests give another one.
         reread: Reads the settings again at a reload. None means that they stay as they are.
@@ -105,14 +106,15 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Settings,
+        effective: Effective,
         cores: int,
         planner: Planner = children,
         reread: Reread | None = None,
     ) -> None:
-        data_dir = str(Path(settings.data_dir).absolute())
+        data_dir = str(Path(effective.settings.data_dir).absolute())
         self._data_dir = data_dir
-        self.settings = msgspec.structs.replace(settings, data_dir=data_dir)
+        self.settings = msgspec.structs.replace(effective.settings, data_dir=data_dir)
+        self.sources = effective.sources  # The source of each setting that holds now.
         self.boot = os.urandom(8).hex()
         self.slots: list[Slot] = []
         self._reread = reread
@@ -271,10 +273,11 @@ class Supervisor:
             return
         self.reload()
 
-    def _apply(self, read: Settings) -> None:
+    def _apply(self, read: Effective) -> None:
         self.settings, changed, later = reloaded(
-            self.settings, msgspec.structs.replace(read, data_dir=self._data_dir)
+            self.settings, msgspec.structs.replace(read.settings, data_dir=self._data_dir)
         )
+        self.sources = read.sources | {key: self.sources[key] for key in later}
         for key in changed:
             log.info("%s has changed", key)
         for key in later:
@@ -290,7 +293,9 @@ class Supervisor:
 
     def describe(self) -> dict[str, Any]:
         """Return the state of the broker and its children, the content of status.json."""
-        settings = {key: value for key, value in flat(self.settings).items() if key not in SECRET}
+        settings = {
+            key: value for key, value in flat(self.settings).items() if not kinds()[key].secret
+        }
         return {
             "pid": os.getpid(),
             "started_at": self._started_at,
@@ -298,6 +303,7 @@ class Supervisor:
             "listeners": self.sockets.listeners(),
             "log_level": self.settings.log_level,
             "settings": settings,
+            "sources": {key: self.sources[key] for key in settings},
             "boot": self.boot,
             "children": [slot.describe() for slot in self.slots],
         }

@@ -118,8 +118,11 @@ class BodyPart:
         self.size = self.left = size
         self.shown = shown
 
-    def places(self) -> list[memoryview] | None:
+    def places(self, expected: int) -> list[memoryview] | None:
         """Return where the next bytes of the client go; None if they do not lie in one place.
+
+        There is room for the rest of this frame, and for twice the `expected` bytes: places take
+        time to make, which a client that sends a little at a time would cost with each read.
 
         The first place is that of the rest of this frame. Behind it are, for each of the next
         frames, a place for the end of the frame before with the head of the frame, and one for the
@@ -132,11 +135,13 @@ class BodyPart:
         places = [place[at : at + self.left]]
         at += self.left
         left, frames_left = content.left - self.size, FRAMES_AT_ONCE
-        while left and frames_left:
+        ahead = 2 * expected - self.left
+        while left and frames_left and ahead > 0:
             size = min(left, self.size)
             places += (memoryview(bytearray(BETWEEN_BYTES)), place[at : at + size])
             at += size
             left -= size
+            ahead -= size
             frames_left -= 1
         return places
 

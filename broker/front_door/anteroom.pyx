@@ -20,18 +20,15 @@ sees to it.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from shardmq.broker.amqp.octets cimport get16, get32
-
-cdef extern from "<time.h>" nogil:
-    ctypedef long time_t
-    struct timespec:
-        time_t tv_sec
-        long tv_nsec
-    int clock_gettime(int clock, timespec *now)
-    int CLOCK_MONOTONIC
+from shardmq.shardd.wire.polling cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
+)
 
 cdef extern from "<sys/socket.h>" nogil:
     ctypedef unsigned int socklen_t
@@ -62,26 +59,6 @@ cdef extern from "<netinet/tcp.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd)
-
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-    struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int flags)
-    int epoll_ctl(int epoll, int what, int fd, epoll_event *event)
-    int epoll_wait(int epoll, epoll_event *events, int most, int timeout)
-    int EPOLL_CLOEXEC
-    int EPOLL_CTL_ADD
-    int EPOLL_CTL_DEL
-    int EPOLLIN
-
-cdef extern from "<errno.h>" nogil:
-    int errno
-    int EAGAIN
-    int EINTR
-    int ECONNABORTED
 
 cdef enum:
     # States, in their order.

@@ -13,49 +13,23 @@ at rings and sockets again before the event loop sleeps (shardd/wire/spin.py).
 """
 
 from cpython.list cimport PyList_GET_SIZE
-from libc.stdint cimport uint32_t, uint64_t
+from libc.errno cimport EEXIST, errno
+from libc.stdint cimport uint64_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from shardmq.broker.front_door.hot_state cimport LinkState, PassState
 from shardmq.broker.front_door.short_way cimport Inlet
+from shardmq.shardd.wire.polling cimport (
+    EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, POLLIN, epoll_create1, epoll_ctl, epoll_event, epoll_wait,
+    pollfd, ppoll,
+)
 from shardmq.shardd.wire.ring cimport LaneState
 
 from shardmq.shardd.wire.ring import look_again
 
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int EPOLL_CLOEXEC
-    int EPOLL_CTL_ADD
-    int EPOLL_CTL_DEL
-    int EPOLLIN
-    int epoll_create1(int flags)
-    int epoll_ctl(int epfd, int op, int fd, epoll_event *event)
-    int epoll_wait(int epfd, epoll_event *events, int most, int timeout_ms)
-
-cdef extern from "<poll.h>" nogil:
-    cdef struct pollfd:
-        int fd
-        short events
-        short revents
-    int POLLIN
-    int ppoll(pollfd *fds, unsigned long count, const timespec *timeout, const void *mask)
-
-cdef extern from "<time.h>" nogil:
-    cdef struct timespec:
-        long tv_sec
-        long tv_nsec
-    int CLOCK_MONOTONIC
-    int clock_gettime(int clock, timespec *now)
-
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int fd)
     ssize_t c_read "read"(int fd, void *data, size_t size)
-
-cdef extern from "<errno.h>" nogil:
-    int errno
 
 cdef extern from "<string.h>" nogil:
     char *strerror(int error)
@@ -151,11 +125,13 @@ cdef class Watch:
             raise ValueError("no descriptor")
         while PyList_GET_SIZE(self.places) <= fd:
             self.places.append(None)
-        if self.places[fd] is None:
-            event.events = EPOLLIN
-            event.data.fd = fd
-            if epoll_ctl(self.fd, EPOLL_CTL_ADD, fd, &event) < 0:
-                raise OSError(errno, strerror(errno).decode())
+        # A place without `leave` tells nothing: its descriptor may be closed, and the number be another one's.
+        event.events = EPOLLIN
+        event.data.fd = fd
+        if epoll_ctl(self.fd, EPOLL_CTL_ADD, fd, &event) < 0 and errno != EEXIST:
+            raise OSError(errno, strerror(errno).decode())
+        if type(self.places[fd]) is Bell:
+            self.bells.remove(self.places[fd])
         self.places[fd] = place
         return 0
 

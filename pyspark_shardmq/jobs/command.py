@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_shardmq.jobs import progress
 from pyspark_shardmq.jobs.session import session
-from pyspark_shardmq.setup import NotInstalled
+from pyspark_shardmq.prerequisites import NotInstalled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

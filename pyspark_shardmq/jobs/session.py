@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark_shardmq.setup import check
+from pyspark_shardmq.prerequisites import check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -192,10 +192,14 @@ class Assign(Message, tag="assign", frozen=True):
     The controller sends Assign to a shard that said Hello(ready=False), several times if there are
     many queues. After the last Assign the shard recovers, drops the data of queues that were not
     named, and then sends Hello(ready=True) to all peers. The others have no answer.
+
+    `used` are auto-delete queues that have had a consumer in a former process of the shard. The
+    shard names them to the next controller if this one dies before they are deleted.
     """
 
     queues: list[QueueSpec]
     last: bool = True
+    used: list[int] = []
 
 
 class CreateQueues(Message, tag="create", frozen=True):

@@ -21,6 +21,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from shardmq.shardd.wire.polling cimport POLLIN, poll, pollfd, ppoll
 
 cdef extern from *:
     """
@@ -49,22 +52,6 @@ cdef extern from *:
     uint32_t peek(const uint32_t *p) nogil
     void ring_bell(int fd) nogil
     void rest() nogil
-
-cdef extern from "<time.h>" nogil:
-    cdef struct timespec:
-        long tv_sec
-        long tv_nsec
-    int CLOCK_MONOTONIC
-    int clock_gettime(int clock, timespec *now)
-
-cdef extern from "<poll.h>" nogil:
-    cdef struct pollfd:
-        int fd
-        short events
-        short revents
-    int POLLIN
-    int poll(pollfd *fds, unsigned long count, int timeout_ms)
-    int ppoll(pollfd *fds, unsigned long count, const timespec *timeout, const void *mask)
 
 cdef enum:
     HEAD = 64

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import typer
 
@@ -36,10 +36,11 @@ NOT_FOUND = 404
 LOGIN_FAILED = "Login failed"
 TIMEOUT_S = 60.0
 DEFAULT_URL = "http://127.0.0.1:15672"
-DEFAULT_USER = "guest"
+DEFAULT_USER = DEFAULT_PASSWORD = "guest"
 # The data directories in which a broker is looked for if none is given. The second one is that of
 # the systemd unit.
 DATA_DIRS = (Path("./data"), Path("/var/lib/shardmq"))
+HINT = "; say where it is by --data-dir DIR, --url URL, or -n NAME (shardctl context)"
 LOCAL_SOCKET = "shardctl.sock"  # The controller binds a socket of this name.
 LOCAL_URL = "http://localhost"
 # The addresses at which a listener that is bound to every address is reached from this host.
@@ -55,17 +56,25 @@ def fail(text: str, status: int = FAILED) -> NoReturn:
 
 
 class Rows(NamedTuple):
-    """The result of a command that lists objects: the rows, and the columns to show."""
+    """The result of a command that lists objects: the rows, and the columns to show.
+
+    `document` is printed as JSON in their place, if there is one.
+    """
 
     rows: list[dict[str, Any]]
     columns: list[str]
+    document: Any = None
 
 
 class Endpoint(NamedTuple):
-    """The address of a broker. If there is a `socket`, the URL is a form only."""
+    """The address of a broker. If there is a `socket`, the URL is a form only.
+
+    `hint` is for the user if nobody answers.
+    """
 
     url: str
     socket: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,19 @@ class Api:
         if status >= 400 and not (status == 503 and isinstance(said, dict)):
             fail(self._refusal(status, said), REFUSED)
         return status < 400, said or {}
+
+    def answers(self) -> bool:
+        """Return whether anybody listens at the address, without a line if not."""
+        url = urlsplit(self.endpoint.url)
+        try:
+            if self.endpoint.socket:
+                _UnixConnection(self.endpoint.socket, "localhost", timeout=self.timeout_s).connect()
+            else:
+                address = (url.hostname or "", url.port or http.client.HTTP_PORT)
+                socket.create_connection(address, timeout=self.timeout_s).close()
+        except OSError:
+            return False
+        return True
 
     def accepts(self) -> bool:
         """Return whether the password is right, even if the user has no permission for the API."""
@@ -176,7 +198,7 @@ class Api:
             reason = getattr(error, "reason", error)
             if isinstance(error, TimeoutError) or isinstance(reason, TimeoutError):
                 fail(f"{asked} does not answer within {self.timeout_s:g} s", UNREACHABLE)
-            fail(f"no broker reachable at {asked}: {reason}", UNREACHABLE)
+            fail(f"no broker reachable at {asked}: {reason}{self.endpoint.hint}", UNREACHABLE)
         try:
             return status, json.loads(text) if text else None
         except ValueError:
@@ -239,7 +261,8 @@ def connect(
         data_dir: The data directory of the broker, or None for the usual ones.
         timeout: The seconds to wait for a response.
     """
-    endpoint, found = Endpoint(url or DEFAULT_URL), None
+    hint = "" if url else f", and none runs on {searched(data_dir)}{HINT}"
+    endpoint, found = Endpoint(url or DEFAULT_URL, hint=hint), None
     if not url:
         found = running(data_dir)
         if found is None and data_dir is not None:
@@ -320,6 +343,23 @@ def json_argument(text: str, kind: type) -> Any:
     if not isinstance(value, kind):
         fail(f"not a JSON object: {text}", USAGE)
     return value
+
+
+def pairs(words: list[str] | None) -> dict[str, Any]:
+    """Return words of the form NAME=VALUE as a dictionary. Other words end the command.
+
+    A value is JSON or, if it is not, a text without quotes.
+    """
+    found = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            fail(f"not NAME=VALUE: {word}", USAGE)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _show_warnings(values: Iterable[str]) -> None:

@@ -5,9 +5,7 @@ The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STA
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
-from importlib import metadata
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,8 +13,10 @@ from typer.core import TyperCommand
 
 from shardmq.supervisor.cli import (
     connections,
+    context_commands,
     definitions,
     diagnostics,
+    messages,
     node,
     perf,
     permissions,
@@ -34,7 +34,6 @@ from shardmq.supervisor.cli import (
 )
 from shardmq.supervisor.cli.api import CONFIG, USAGE
 from shardmq.supervisor.cli.command import bound
-from shardmq.supervisor.modules import SOURCE_ROOT
 
 STATUSES = (
     "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage;"
@@ -85,7 +84,10 @@ PANELS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
         streams.delete_super_stream, queues.list_exchanges, queues.list_bindings,
         queues.list_unresponsive_queues, queues.create_queue, queues.delete_queue,
         queues.purge_queue, queues.pause_queue, queues.resume_queue, queues.create_exchange,
-        queues.delete_exchange,
+        queues.delete_exchange, queues.bind, queues.unbind,
+    ),
+    "Messages": (
+        messages.publish, messages.get, messages.tail, messages.move_messages,
     ),
     "Clients": (
         connections.list_connections, connections.list_channels, connections.list_consumers,
@@ -125,13 +127,30 @@ COMMANDS = tuple(command for commands in PANELS.values() for command in commands
 def _show_version(wanted: bool) -> None:
     if not wanted:
         return
-    try:
-        version = metadata.version("shardmq")
-    except metadata.PackageNotFoundError:  # shardctl runs from its source tree.
-        project = tomllib.loads((SOURCE_ROOT / "pyproject.toml").read_text())["project"]
-        version = str(project["version"])
-    typer.echo(f"shardctl {version}")
+    typer.echo(f"shardctl {node.own_version()}")
     raise typer.Exit
+
+
+# The commands that have commands of their own.
+GROUPS: Final[dict[str, typer.Typer]] = {
+    "context": context_commands.app,
+    "diagnostics": diagnostics.app,
+    "route": routes.route,
+    "ring": routes.ring,
+    "pipeline": pipeline.app,
+    "definitions": definitions.offline,
+    "shards": shards.shards,
+    "store": storage.app,
+    "storage": storage.app,
+}
+FORMER = ("storage",)  # Former names, which the help does not show.
+
+
+class _DefaultsOfGroup(dict[str, Any]):
+    """Gives each command of a group the same defaults."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return default if name == "help" else dict(self)
 
 
 EARLY = "As after the command."
@@ -148,10 +167,7 @@ def options(
     silent: Annotated[bool | None, typer.Option("--silent", "-s", help=EARLY)] = None,
     formatter: Annotated[str | None, typer.Option(help=EARLY)] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", "-t", help=EARLY)] = None,
-    node: Annotated[
-        str | None,
-        typer.Option("--node", "-n", help="Accepted for rabbitmqctl's scripts; without effect."),
-    ] = None,
+    named: Annotated[str | None, typer.Option("--node", "-n", help=EARLY)] = None,
 ) -> None:
     """Run and steer a shardmq broker."""
     # rabbitmqctl accepts its options before the command too. They become defaults of the command.
@@ -161,10 +177,11 @@ def options(
         "no_table_headers": silent,
         "formatter": formatter,
         "timeout": timeout,
+        "node": named,
     }
     given = {name: value for name, value in early.items() if value is not None}
     context.default_map = dict.fromkeys((*(each.__name__ for each in COMMANDS),), given)
-    context.default_map["diagnostics"] = dict.fromkeys(diagnostics.COMMANDS, given)
+    context.default_map |= {name: _DefaultsOfGroup(given) for name in GROUPS}
 
 
 for panel, commands in PANELS.items():
@@ -173,14 +190,8 @@ for panel, commands in PANELS.items():
         # typer would name the command list-queues.
         app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
 unsupported_commands.add_to(app)
-app.add_typer(diagnostics.app, name="diagnostics")
-app.add_typer(routes.route, name="route")
-app.add_typer(routes.ring, name="ring")
-app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(definitions.offline, name="definitions")
-app.add_typer(shards.shards, name="shards")
-app.add_typer(storage.app, name="store")
-app.add_typer(storage.app, name="storage", hidden=True)  # The former name.
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name, hidden=name in FORMER)
 
 
 def main() -> None:

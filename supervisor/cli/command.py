@@ -16,7 +16,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from shardmq.supervisor.cli.api import TIMEOUT_S, Rows, connect
+from shardmq.supervisor.cli.api import DEFAULT_PASSWORD, TIMEOUT_S, Api, Rows, connect
+from shardmq.supervisor.cli.contexts import Broker, chosen, data_dir_here
+from shardmq.supervisor.cli.passwords import for_login
 from shardmq.supervisor.cli.show import check_formatter, show
 
 Url = Annotated[
@@ -26,7 +28,20 @@ Url = Annotated[
     ),
 ]
 User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="User name for HTTP.")]
-Password = Annotated[str, typer.Option(envvar="SHARDMQ_PASSWORD", help="Password of the user.")]
+Password = Annotated[
+    str | None,
+    typer.Option(envvar="SHARDMQ_PASSWORD", help="Password of the user. Default: ask for it."),
+]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(envvar="SHARDMQ_PASSWORD_FILE", help="File whose first line is the password."),
+]
+Node = Annotated[
+    str,
+    typer.Option(
+        "--node", "-n", help="Name of a context: shardctl context. Also a node of this host."
+    ),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(envvar="SHARDMQ_DATA_DIR", help="Data directory of the broker on this host."),
@@ -37,6 +52,7 @@ Quiet = Annotated[
     typer.Option("--quiet", "-q", help="Print the result only, as rabbitmqctl does."),
 ]
 Formatter = Annotated[str, typer.Option(help="table, json, csv or pretty_table.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as --formatter json.")]
 NoHeaders = Annotated[
     bool, typer.Option("--no-table-headers", "--silent", "-s", help="Print the rows only.")
 ]
@@ -44,38 +60,69 @@ NoHeaders = Annotated[
 ASKING: dict[str, tuple[Any, Any]] = {
     "url": (Url, ""),
     "user": (User, ""),
-    "password": (Password, "guest"),
+    "password": (Password, None),
+    "password_file": (PasswordFile, None),
     "data_dir": (DataDir, None),
+    "node": (Node, ""),
     "timeout": (Timeout, TIMEOUT_S),
 }
+LOCAL: dict[str, tuple[Any, Any]] = {"node": (Node, "")}
 QUIET: dict[str, tuple[Any, Any]] = {"quiet": (Quiet, False)}
 SHOWING: dict[str, tuple[Any, Any]] = {
     "formatter": (Formatter, "table"),
+    "as_json": (Json, False),
     "no_table_headers": (NoHeaders, False),
 }
 
 Command = Callable[..., Any]
 
 
+def _api(options: dict[str, Any]) -> Api:
+    """Return the broker to ask, by the options ASKING."""
+    user = options["user"]
+    password = for_login(user, options["password"], options["password_file"])
+    named = Broker(options["url"], user, password, options["data_dir"])
+    broker = chosen(options["node"], named)
+    if broker.password is None and broker.user and broker.url:
+        broker = broker._replace(password=for_login(broker.user, None, None))
+    return connect(
+        broker.url,
+        broker.user,
+        DEFAULT_PASSWORD if broker.password is None else broker.password,
+        broker.data_dir,
+        options["timeout"],
+    )
+
+
 def bound(function: Command) -> Command:
     """Return a command with the common options, as typer expects it.
 
     Args:
-        function: The command. A function whose first parameter is not `api` is returned as it is.
+        function: The command. A function without `api` that has a data directory is for a broker of
+            this host, and gets the option --node only. Any other function is returned as it is.
     """
     parameters = inspect.signature(function).parameters
     hints = get_type_hints(function, include_extras=True)
-    if next(iter(parameters), "") != "api":
+    asks = next(iter(parameters), "") == "api"
+    added = ASKING if asks else LOCAL if "data_dir" in parameters else {}
+    added = added | (SHOWING if hints.get("return") is Rows else {})
+    if not added:
         return function
-    added = ASKING | (SHOWING if hints["return"] is Rows else {})
-    added |= {} if "quiet" in parameters else QUIET
+    added = added | (QUIET if asks and "quiet" not in parameters else {})
 
     def run(**given: Any) -> None:
         options = {name: given.pop(name) for name in added}
         check_formatter(options.get("formatter", "table"))
-        found = function(connect(**{name: options[name] for name in ASKING}), **given)
+        if asks:
+            found = function(_api(options), **given)
+        elif "node" in options:
+            given["data_dir"] = data_dir_here(options["node"], given["data_dir"])
+            found = function(**given)
+        else:
+            found = function(**given)
         if isinstance(found, Rows):
-            show(found, options["formatter"], not options["no_table_headers"])
+            formatter = "json" if options["as_json"] else options["formatter"]
+            show(found, formatter, not options["no_table_headers"])
 
     own = [
         parameter.replace(annotation=hints[name])

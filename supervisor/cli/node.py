@@ -9,6 +9,8 @@ import json
 import platform
 import re
 import time
+import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +29,8 @@ from shardmq.supervisor.cli.api import (
     searched,
 )
 from shardmq.supervisor.cli.command import DataDir
+from shardmq.supervisor.cli.rabbitmq_json import cluster_document
+from shardmq.supervisor.modules import SOURCE_ROOT
 
 UNITS = {
     "": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kib": 1 << 10, "mib": 1 << 20,
@@ -59,8 +63,21 @@ def ping(api: Api) -> None:
 
 
 def version(api: Api) -> None:
-    """Show the version of the broker."""
+    """Show the version of the broker or, if there is none on this host, of shardctl."""
+    if api.endpoint.hint and not api.answers():
+        typer.echo("no broker answers; this is the version of shardctl:", err=True)
+        typer.echo(own_version())
+        return
     typer.echo(api.get("overview")["product_version"])
+
+
+def own_version() -> str:
+    """Return the version of the package."""
+    try:
+        return metadata.version("shardmq")
+    except metadata.PackageNotFoundError:  # shardctl runs from its source tree.
+        project = tomllib.loads((SOURCE_ROOT / "pyproject.toml").read_text())["project"]
+        return str(project["version"])
 
 
 def report(api: Api) -> None:
@@ -70,11 +87,13 @@ def report(api: Api) -> None:
 
 
 def environment(api: Api) -> Rows:
-    """List the settings that hold now, by their keys in the settings file."""
-    return Rows(
-        [{"key": key, "value": value} for key, value in api.get("settings").items()],
-        ["key", "value"],
-    )
+    """List the settings that hold now, by their keys in the settings file, and their sources."""
+    sources = api.get("settings", "sources")
+    rows = [
+        {"key": key, "value": value, "source": sources.get(key, "")}
+        for key, value in api.get("settings").items()
+    ]
+    return Rows(rows, ["key", "value", "source"])
 
 
 def cluster_status(api: Api) -> Rows:
@@ -88,7 +107,8 @@ def cluster_status(api: Api) -> Rows:
          "alarms": node["alarms"], "listeners": listeners}
         for node in nodes
     ]  # fmt: skip
-    return Rows(rows, ["cluster", "node", "running", "alarms", "listeners"])
+    columns = ["cluster", "node", "running", "alarms", "listeners"]
+    return Rows(rows, columns, cluster_document(overview, nodes))
 
 
 def set_cluster_name(api: Api, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:

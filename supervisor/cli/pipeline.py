@@ -21,7 +21,8 @@ JOBS = {
 }
 
 app = typer.Typer(
-    no_args_is_help=True, help=r"Run jobs over streams on Spark (pip install 'shardmq\[spark]')."
+    no_args_is_help=True,
+    help=r"Run jobs over streams on Spark (pip install 'pyspark-shardmq\[spark]').",
 )
 
 

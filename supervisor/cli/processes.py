@@ -23,7 +23,8 @@ from shardmq.supervisor.cli.api import (
     running,
     searched,
 )
-from shardmq.supervisor.cli.command import DataDir, Formatter
+from shardmq.supervisor.cli.command import DataDir, Formatter, Json
+from shardmq.supervisor.cli.rabbitmq_json import status_document
 from shardmq.supervisor.cli.show import check_formatter, show
 from shardmq.supervisor.config import FLAGS
 
@@ -96,13 +97,16 @@ def shutdown(
     stop(data_dir, timeout)
 
 
-def status(api: Api, formatter: Formatter = "table") -> None:
-    """List the processes with their pids, and the shards with their queues."""
+def status(api: Api, formatter: Formatter = "table", as_json: Json = False) -> None:
+    """List the processes with their pids, and the shards with their queues.
+
+    JSON has the keys of rabbitmqctl, and these lists as `broker_processes` and `shards`.
+    """
     check_formatter(formatter)
     processes: list[dict[str, Any]] = api.get("processes")
     shards: list[dict[str, Any]] = api.get("shards")
-    if formatter == "json":
-        typer.echo(json.dumps({"processes": processes, "shards": shards}))
+    if as_json or formatter == "json":
+        typer.echo(json.dumps(status_document(api, processes, shards)))
         return
     if formatter == "table":  # The output is for people, even if it goes to a pipe.
         formatter = "pretty_table"

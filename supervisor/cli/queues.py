@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.api import DATA, USAGE, Api, Rows, Vhost, fail, json_argument
 from shardmq.supervisor.cli.arguments import EXCHANGE, QUEUE
 
 Columns = Annotated[
@@ -17,6 +18,24 @@ Columns = Annotated[
 ]
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
+
+
+class Kind(StrEnum):
+    """The kind of the destination of a binding. The first letter is that of the HTTP API."""
+
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+
+
+Source = Annotated[str, typer.Argument(metavar="EXCHANGE", help="The exchange to bind to.")]
+Destination = Annotated[
+    str, typer.Argument(metavar="DESTINATION", help="The queue, or exchange, that gets messages.")
+]
+BindingKey = Annotated[str, typer.Option("--routing-key", "-k", "-r", help="The binding key.")]
+DestinationKind = Annotated[Kind, typer.Option("--destination-type", help="What DESTINATION is.")]
+Arguments = Annotated[
+    str, typer.Option(metavar="JSON", help='More arguments, such as \'{"x-max-age": "7D"}\'.')
+]
 
 RABBITMQ_NAMES = {
     "source_name": "source",
@@ -178,6 +197,9 @@ def create_queue(
     queue: Queue,
     durable: bool = typer.Option(True, help="Keep it over a restart."),
     auto_delete: bool = typer.Option(False, help="Delete it with its last consumer."),
+    queue_type: str | None = typer.Option(
+        None, "--queue-type", "--type", help=QUEUE["x-queue-type"]
+    ),
     expires: int | None = typer.Option(None, help=QUEUE["x-expires"]),
     max_length: int | None = typer.Option(None, help=QUEUE["x-max-length"]),
     message_ttl: int | None = typer.Option(None, help=QUEUE["x-message-ttl"]),
@@ -189,10 +211,12 @@ def create_queue(
     dead_letter_routing_key: str | None = typer.Option(
         None, help=QUEUE["x-dead-letter-routing-key"]
     ),
+    arguments: Arguments = "{}",
     vhost: Vhost = "/",
 ) -> None:
-    """Create a queue."""
-    arguments = {
+    """Create a queue or a stream."""
+    options = {
+        "x-queue-type": queue_type,
         "x-expires": expires,
         "x-max-length": max_length,
         "x-message-ttl": message_ttl,
@@ -201,7 +225,8 @@ def create_queue(
         "x-dead-letter-exchange": dead_letter_exchange,
         "x-dead-letter-routing-key": dead_letter_routing_key,
     }
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given: dict[str, Any] = json_argument(arguments, dict)
+    given |= {name: value for name, value in options.items() if value is not None}
     api.put(
         "queues",
         vhost,
@@ -223,16 +248,19 @@ def create_exchange(
     auto_delete: Annotated[bool, typer.Option(help="Delete it with its last binding.")] = False,
     internal: Annotated[bool, typer.Option(help="Clients cannot publish to it.")] = False,
     alternate_exchange: str | None = typer.Option(None, help=EXCHANGE["alternate-exchange"]),
+    arguments: Arguments = "{}",
     vhost: Vhost = "/",
 ) -> None:
     """Create an exchange."""
-    arguments = {} if alternate_exchange is None else {"alternate-exchange": alternate_exchange}
+    given: dict[str, Any] = json_argument(arguments, dict)
+    if alternate_exchange is not None:
+        given["alternate-exchange"] = alternate_exchange
     body = {
         "type": type,
         "durable": durable,
         "auto_delete": auto_delete,
         "internal": internal,
-        "arguments": arguments,
+        "arguments": given,
     }
     api.put("exchanges", vhost, name, body=body)
 
@@ -240,6 +268,42 @@ def create_exchange(
 def delete_exchange(api: Api, name: Name, vhost: Vhost = "/") -> None:
     """Delete an exchange and its bindings."""
     api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
+
+
+def bind(
+    api: Api,
+    source: Source,
+    destination: Destination,
+    routing_key: BindingKey = "",
+    kind: DestinationKind = Kind.QUEUE,
+    arguments: Arguments = "{}",
+    vhost: Vhost = "/",
+) -> None:
+    """Bind a queue or exchange to an exchange. A binding that exists already stays."""
+    given = json_argument(arguments, dict)
+    thing = f"exchange '{source}' or {kind} '{destination}' in vhost '{vhost}'"
+    body = {"routing_key": routing_key, "arguments": given}
+    api.post("bindings", vhost, "e", source, kind[0], destination, body=body, thing=thing)
+
+
+def unbind(
+    api: Api,
+    source: Source,
+    destination: Destination,
+    routing_key: BindingKey = "",
+    kind: DestinationKind = Kind.QUEUE,
+    arguments: Arguments = "{}",
+    vhost: Vhost = "/",
+) -> None:
+    """Remove the binding with this key and these arguments."""
+    given = json_argument(arguments, dict)
+    thing = f"exchange '{source}' or {kind} '{destination}' in vhost '{vhost}'"
+    path = ("bindings", vhost, "e", source, kind[0], destination)
+    for row in api.get(*path, thing=thing):
+        if row["routing_key"] == routing_key and row["arguments"] == given:
+            api.delete(*path, row["properties_key"])
+            return
+    fail(f"no such binding of {kind} '{destination}' to exchange '{source}'", DATA)
 
 
 def pause_queue(api: Api, queue: Queue, vhost: Vhost = "/") -> None:

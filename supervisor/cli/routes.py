@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.api import Api, Rows, Vhost, pairs
 from shardmq.supervisor.cli.command import Formatter, bound
 from shardmq.supervisor.cli.show import show
 
@@ -43,7 +43,7 @@ def explain(
     formatter: Formatter = "table",
 ) -> None:
     """Show the queues that a message with this key would go to, by which exchanges, and why."""
-    body = {"routing_key": key, "headers": _pairs(headers), "properties": _pairs(properties)}
+    body = {"routing_key": key, "headers": pairs(headers), "properties": pairs(properties)}
     thing = f"exchange '{exchange}' in vhost '{vhost}'"
     path = ("exchanges", vhost, exchange or "amq.default", "route")
     found = api.post(*path, body=body, thing=thing)
@@ -91,20 +91,6 @@ def _describe(hop: dict[str, Any]) -> str:
         how += f" by {hashed['of']} '{hashed['hashed']}'"
         return line + f"{names} ({how}, hash {hashed['value']})"
     return line + names
-
-
-def _pairs(words: list[str] | None) -> dict[str, Any]:
-    """Return words of the form NAME=VALUE as a dictionary. Other words end the command."""
-    pairs = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            fail(f"not NAME=VALUE: {word}", USAGE)
-        try:
-            pairs[name] = json.loads(value)
-        except ValueError:
-            pairs[name] = value  # The value is a text without quotes.
-    return pairs
 
 
 route.command("explain")(bound(explain))

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
@@ -31,7 +33,7 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
     check_formatter(formatter)
     if formatter == "json":
         rows = [{column: row.get(column) for column in found.columns} for row in found.rows]
-        typer.echo(json.dumps(rows))
+        typer.echo(json.dumps(rows if found.document is None else found.document))
     elif formatter == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(_lines(found, headers))
@@ -50,6 +52,28 @@ def table(found: Rows, headers: bool = True) -> Table:
     for line in _lines(found, headers=False):
         shown.add_row(*map(_one_word, line))
     return shown
+
+
+@contextmanager
+def progress(text: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how far a command is.
+
+    Args:
+        text: The work in one word.
+        total: The number of steps, or None if it is not known. One step is not shown.
+
+    Yields:
+        A function to call with the number of steps that were done.
+    """
+    if total == 1 or not sys.stderr.isatty():
+        yield lambda steps: None
+        return
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn(), TextColumn(text), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(text, total=total)
+        yield lambda steps: shown.advance(task, steps)
 
 
 def check_formatter(formatter: str) -> None:

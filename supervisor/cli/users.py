@@ -24,6 +24,7 @@ from shardmq.supervisor.cli.api import (
     fail,
     http_url,
 )
+from shardmq.supervisor.cli.passwords import given_or_asked
 from shardmq.supervisor.cli.queues import Columns, listed
 
 Tags = Annotated[
@@ -49,7 +50,8 @@ Read = Annotated[
     str, typer.Argument(metavar="READ", help="Names to consume and purge, and to bind queues to.")
 ]
 NewPassword = Annotated[
-    str | None, typer.Argument(metavar="PASSWORD", help="Default: shardctl asks for it.")
+    str | None,
+    typer.Argument(metavar="PASSWORD", help="Default: the first line of a pipe, or a prompt."),
 ]
 Description = Annotated[str | None, typer.Option(help="A text for people.")]
 VhostTags = Annotated[str | None, typer.Option(help="Comma separated.")]
@@ -148,7 +150,11 @@ def add_user(
         hashed = {"password_hash": pre_hashed_password, "hashing_algorithm": RABBITMQ_HASHING}
         api.put("users", username, body={**hashed, "tags": tags})
     else:
-        api.put("users", username, body={"password": _given_or_asked(new_password), "tags": tags})
+        api.put(
+            "users",
+            username,
+            body={"password": given_or_asked(new_password, confirms=True), "tags": tags},
+        )
 
 
 def authenticate_user(
@@ -158,20 +164,20 @@ def authenticate_user(
 ) -> None:
     """Check the password of a user. The exit status is 0 or 65."""
     endpoint = Endpoint(http_url(api)) if api.endpoint.socket else api.endpoint
-    password = given if given is not None else str(typer.prompt("Password", hide_input=True))
-    if not replace(api, endpoint=endpoint, user=username, password=password).accepts():
+    login = replace(api, endpoint=endpoint, user=username, password=given_or_asked(given))
+    if not login.accepts():
         fail(f"user '{username}' is not accepted with this password", DATA)
     typer.echo("Success")
 
 
 def hash_password(
-    password: Annotated[str | None, typer.Argument(metavar="PASSWORD")] = None,
+    password: NewPassword = None,
 ) -> None:
     """Print the hash of a password as RabbitMQ stores it: salted SHA-256.
 
     Definitions and add_user --pre-hashed-password accept the hash.
     """
-    given = password if password is not None else str(typer.prompt("Password", hide_input=True))
+    given = given_or_asked(password)
     salt = os.urandom(SALT_BYTES)
     typer.echo(base64.b64encode(salt + hashlib.sha256(salt + given.encode()).digest()).decode())
 
@@ -184,7 +190,9 @@ def change_password(
     """Set the password of a user. The tags stay."""
     found: dict[str, Any] = api.get("users", username, thing=f"user '{username}'")
     api.put(
-        "users", username, body={"password": _given_or_asked(new_password), "tags": found["tags"]}
+        "users",
+        username,
+        body={"password": given_or_asked(new_password, confirms=True), "tags": found["tags"]},
     )
 
 
@@ -249,10 +257,3 @@ def set_vhost_tags(
 ) -> None:
     """Set the tags of a virtual host."""
     _change(api, vhost, {"tags": ",".join(tags or [])})
-
-
-def _given_or_asked(password: str | None) -> str:
-    if password is not None:
-        return password
-    asked: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
-    return asked

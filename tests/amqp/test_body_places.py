@@ -49,7 +49,7 @@ def heard(made: Connection, data: bytes, at: random.Random) -> tuple[list[Event]
     placed = start = 0
     while start < len(data):
         part = made.part
-        places = part.places() if part is not None else None
+        places = part.places(at.choice((1, 5000, 1 << 20))) if part is not None else None
         if part is None or places is None:
             stop = min(len(data), start + at.choice((1, 7, 100, 5000, 65_536)))
             events += received(made, data[start:stop])
@@ -89,10 +89,10 @@ def test_most_of_a_large_body_is_written_to_its_place() -> None:
 
 
 def test_a_place_that_is_wrong_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    places: Callable[[BodyPart], list[memoryview] | None] = BodyPart.places
+    places: Callable[[BodyPart, int], list[memoryview] | None] = BodyPart.places
 
-    def early(part: BodyPart) -> list[memoryview] | None:
-        found = places(part)
+    def early(part: BodyPart, expected: int) -> list[memoryview] | None:
+        found = places(part, expected)
         if found is not None and part.content.whole_place is not None:
             at = part.content.used - 1
             found[0] = part.content.whole_place[at : at + len(found[0])]

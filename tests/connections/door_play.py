@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import struct
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,15 +81,10 @@ class Door:
 
     new_loop = Tasks
 
-    def __init__(self, *, short: bool, set_timestamp: bool = False) -> None:
+    def __init__(self, *, short: bool, **settings: Any) -> None:
         self.aio = self.new_loop()
         config = BrokerConfig(
-            runtime_dir="nowhere",
-            door=0,
-            shards=SHARDS,
-            listen_fds=[],
-            boot="1",
-            set_timestamp=set_timestamp,
+            runtime_dir="nowhere", door=0, shards=SHARDS, listen_fds=[], boot="1", **settings
         )
         self.line = Line()
         for change in (
@@ -113,7 +109,7 @@ class Door:
         line: Any = self.line
         self.publishing = publishing = Publishing(
             line, links, Reservations(links), DedupService(links), replies, counts,
-            set_timestamp=set_timestamp,
+            set_timestamp=config.set_timestamp,
         )  # fmt: skip
         self.loop = PassLoop(self.aio, links, publishing, shards=SHARDS, tick_us=0)  # type: ignore[arg-type]
         self.loop.slices = TimeSlices(lambda: 0.0, self.aio.call_soon)  # they never end
@@ -148,7 +144,7 @@ class Door:
 
     # -- clients ---------------------------------------------------------------------------------
 
-    def enter(self) -> int:
+    def enter(self, opening: Iterable[bytes] = OPENING) -> int:
         """Let a client connect and open its connection; return its place."""
         client = Client(10 + len(self.clients))
         self.clients.append(client)
@@ -156,7 +152,7 @@ class Door:
         self.connections.enter(client, Peer("127.0.0.1", 4000))  # type: ignore[arg-type]
         self.entered.append(self.connections.all()[-1])
         at = len(self.clients) - 1
-        for said in OPENING:
+        for said in opening:
             self.read(at, said)
             self.run()
         return at
@@ -212,11 +208,11 @@ class Door:
         self.loop.own_deliveries()
         self._reader.let_go()
 
-    def questions(self, shard: int) -> list[int]:
-        """Return the numbers of all questions that this shard was ever asked."""
+    def questions(self, shard: int, since: int = 0) -> list[int]:
+        """Return the numbers of the questions to this shard, from its message `since` on."""
         whats = (
             envelope.read_control(message)
-            for message in self.wires[shard].sent
+            for message in self.wires[shard].sent[since:]
             if message[0] == wire.CONTROL
         )
         return [what.request for what in whats if getattr(what, "request", None)]
@@ -225,18 +221,24 @@ class Door:
 
     def seen(self) -> dict[str, Any]:
         """Return what the others got since the last call, and what the front door counts."""
+        return {**self.said(), **self.state()}
+
+    def said(self) -> dict[str, Any]:
+        """Return what clients and shards got since the last call."""
         sent = []
         for shard, made in enumerate(self.wires):
             sent.append([timeless(message) for message in made.sent[self._seen[shard] :]])
             self._seen[shard] = len(made.sent)
         written = []
         for at, client in enumerate(self.clients):
-            written.append((client.taken[self._read[at] :].hex(), client.is_closed))
+            written.append((client.taken[self._read[at] :], client.is_closed))
             self._read[at] = len(client.taken)
+        return {"written": written, "sent": sent}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the front door counts and remembers."""
         connections, channels = self.connections.report()
         return {
-            "written": written,
-            "sent": sent,
             "counts": self.counts.report(),
             "connections": connections,
             "channels": channels,
@@ -266,10 +268,10 @@ class Door:
         }
 
 
-def timeless(message: bytes) -> str:
+def timeless(message: bytes) -> bytes:
     """Return a message without the times at which its records were packed."""
     if message[0] != wire.PUBLISH:
-        return message.hex()
+        return message
     shown = bytearray(message)
     (runs,) = struct.unpack_from("<I", shown, 24)
     at = PUBLISH_HEADER + RUN * runs
@@ -277,4 +279,4 @@ def timeless(message: bytes) -> str:
         (length,) = struct.unpack_from("<I", shown, at)
         shown[at + 4 : at + 16] = bytes(12)  # the checksum, and the time
         at += length
-    return shown.hex()
+    return bytes(shown)

@@ -16,12 +16,14 @@ from pamqp import commands
 from shardmq.broker.front_door.anteroom import HANDSHAKE_S, OPEN_S
 from shardmq.broker.front_door.proxy import Peer
 from shardmq.broker.model.changes import ParameterPut, UserPut
+from shardmq.broker.shared.logins import TakesLong
 from tests.amqp.bytes_of import HEADER, method, publish
 from tests.connections.door_play import Door
 
 SEEDS = range(int(os.environ.get("ANTEROOM_SEEDS", "60")))
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 TURNS = 4
+ACCEPTED_MAX = 64  # in one turn of the event loop
 INFO = (
     "user", "vhost", "peer_host", "host", "protocol", "auth_mechanism", "tls", "frame_max",
     "channel_max", "heartbeat_s", "client_properties",
@@ -314,3 +316,86 @@ async def test_a_reset_ends_a_newcomer(sides: list[Side]) -> None:
     client.close()
     assert not len(side.anteroom)
     assert side.ups[-1] == "passed"
+
+
+# -- turns of the event loop, and errors -----------------------------------------------------------
+
+
+async def test_a_turn_accepts_some_newcomers_and_the_next_one_the_others(sides: list[Side]) -> None:
+    side = sides[1]
+    assert side.anteroom is not None
+    with ExitStack() as stack:
+        for _ in range(ACCEPTED_MAX + 6):
+            stack.enter_context(socket.create_connection(side.address))
+        side.door.connections.newcomers_ready()
+        assert len(side.anteroom) == ACCEPTED_MAX
+        side.door.connections.newcomers_ready()
+        assert len(side.anteroom) == ACCEPTED_MAX + 6
+
+
+def takes_long(put: Any, user: str, password: str, host: str, now: float) -> str:
+    raise TakesLong(user, password)
+
+
+def refuses(put: Any, user: str, password: str, host: str, now: float) -> str:
+    return "too many wrong passwords"
+
+
+@pytest.mark.parametrize("judge", [takes_long, refuses])
+async def test_a_newcomer_that_was_let_in_is_not_judged_again(
+    sides: list[Side], judge: Any
+) -> None:
+    side = sides[1]
+    first, client = Client(side), Client(side)
+    shake(first)
+    client.say(HEADER)
+    client.say(start_ok())
+    assert len(side.door.connections.by_number) == 1, "it is still a newcomer, and told of tune"
+    side.door.services.logins.at_once = judge  # type: ignore[method-assign]
+    client.say(TUNE_OK[:5])  # part of a frame: Python does all again
+    assert len(side.door.connections.by_number) == 2
+    client.say(TUNE_OK[5:] + OPEN)
+    assert client.got.endswith(method(0, commands.Connection.OpenOk()))
+    assert side.door.counts.logins_failed == 0
+
+
+async def test_an_error_of_ours_does_not_end_the_looks_at_newcomers(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = sides[1]
+    connections = side.door.connections
+    assert side.anteroom is not None
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(24, "too many open files")
+
+    first, second = Client(side), Client(side)
+    select.select([], [], [], 1.5 * HANDSHAKE_S)
+    monkeypatch.setattr(connections, "enter", fails)
+    with pytest.raises(OSError, match="too many"):
+        side.door.aio.pass_time(1)
+    monkeypatch.undo()
+    side.door.aio.pass_time(1)
+    assert not len(side.anteroom), "another look was planned"
+    assert len(connections.by_number) == 1
+    for client in (first, second):
+        client.close()
+
+
+async def test_lessons_are_forgotten_though_a_newcomer_cannot_be_met(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = sides[1]
+    first, client = Client(side), Client(side)
+    shake(first)
+    client.say(HEADER)
+    assert side.door.services.lessons
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(side.door.connections, "enter", fails)
+    with pytest.raises(OSError, match="too many"):
+        side.door.connections.renew()
+    assert not side.door.services.lessons
+    client.close()

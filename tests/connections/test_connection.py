@@ -26,8 +26,8 @@ from shardmq.broker.front_door.publish.confirms import ack_frame
 from shardmq.broker.front_door.publish.effects import Published
 from shardmq.broker.front_door.publish.replies import Reply
 from shardmq.broker.front_door.session import TlsPeer
-from shardmq.broker.model.changes import ParameterPut
-from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen
+from shardmq.broker.model.changes import ParameterPut, QueueDelete, QueuePut
+from shardmq.broker.shared.control import ChannelClose, ChannelOpen, ConnectionOpen, VirtualLook
 from shardmq.shardd.wire import messages as wire
 from tests.amqp.bytes_of import HEADER, method, publish
 from tests.connections.connection_play import FD, WANTS_ALL, Play
@@ -261,6 +261,42 @@ async def test_what_is_said_on_a_closed_channel_is_dropped_until_it_is_opened_an
     assert play.says(1, commands.Basic.Qos(prefetch_count=1)) == []
     assert play.says(1, commands.Channel.CloseOk()) == []
     assert names(play.says(1, commands.Channel.Open())) == ["Channel.OpenOk"]
+
+
+# -- exclusive queues ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what", [commands.Basic.Get(queue="far"), commands.Basic.Consume(queue="far")]
+)
+@pytest.mark.parametrize(("goes", "code"), [(True, 404), (False, 405)])
+async def test_a_queue_that_another_front_door_owns_is_looked_for_behind_its_end(
+    what: commands.Basic.Get | commands.Basic.Consume, goes: bool, code: int
+) -> None:
+    play = Play()
+    play.open()
+    play.line.catalog.apply(QueuePut("/", "far", 9, 0, owner="1.1.1"))
+    play.read(method(1, what))
+    assert await play.settled() == []
+    if goes:  # the change is on its way, and comes before the answer
+        play.line.catalog.apply(QueueDelete("/", "far"))
+    assert play.line.answer() == VirtualLook("/", "far")
+    (close,) = await play.settled()
+    assert isinstance(close, commands.Channel.Close) and close.reply_code == code
+    assert not play.shards.asked
+
+
+async def test_a_channel_that_is_closed_while_a_queue_is_looked_for_consumes_nothing() -> None:
+    play = Play()
+    play.open()
+    play.line.catalog.apply(QueuePut("/", "far", 9, 0, owner="1.1.1"))
+    play.read(method(1, commands.Basic.Consume(queue="far")))
+    await play.settled()
+    play.connection.fail(ChannelException(500, "closed", 0, 0), 1)
+    play.line.catalog.apply(QueuePut("/", "far", 10, 0))  # it is another one's now
+    play.line.answer()
+    assert names(await play.settled()) == ["Channel.Close"]
+    assert not play.shards.asked
 
 
 # -- order -----------------------------------------------------------------------------------------

@@ -75,13 +75,13 @@ class Wired(Door):
     new_loop = Epolled
     clients: list[Any]
 
-    def __init__(self, *, short: bool, passes: type[Pass] = Pass, **config: Any) -> None:
+    def __init__(self, *, short: bool, passes: type[Pass] = Pass, **settings: Any) -> None:
         self._short = short
         self._lanes: list[lane.Lane | None] = [None] * SHARDS
         self._by_zmq: list[bytes] = []
         self._heard = [0] * SHARDS
         self._unsent: list[tuple[int, bytes]] = []
-        super().__init__(short=short, **config)
+        super().__init__(short=short, **settings)
         self._pass = passes(self.loop, self.links.inbox, self.aio.readers)
 
     # -- clients

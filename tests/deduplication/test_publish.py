@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -161,3 +163,17 @@ async def test_a_transaction_asks_before_it_is_committed_and_says_nothing_withou
     assert answers is not None and len(door.links.asked) == 1
     assert await door.publishing.ask_duplicates(door.client, [], door.client) is None
     assert len(door.links.asked) == 1
+
+
+async def test_an_error_behind_deferred_messages_holds_nothing_when_it_is_answered() -> None:
+    door = Deduplicating()
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ChannelException, match="no such") as raised:
+            await door.publish_all(with_id("x"), (1, ("no such", ""), {}, False))
+        error = weakref.ref(raised.value)
+        del raised
+        assert error() is None, "the error and a frame hold each other until the collector comes"
+    finally:
+        gc.enable()

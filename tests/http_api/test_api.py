@@ -83,11 +83,12 @@ READS = [
     "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
     "queues/%2F/q/unacked", "config/effective", "health/checks/certificate-expiration/3/weeks",
-    "shards/load", "shards/0/queues", "logs",
+    "shards/load", "shards/0/queues", "logs", "settings", "settings/sources",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions",
-    "feature-flags", "deprecated-features", "config/effective", "logs",
+    "feature-flags", "deprecated-features", "config/effective", "logs", "settings",
+    "settings/sources",
     "auth/attempts/shardmq@localhost/source",
 }  # fmt: skip
 ABSENT = [

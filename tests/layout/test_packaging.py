@@ -8,15 +8,20 @@ import os
 import re
 import runpy
 import tomllib
+import zipfile
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from setuptools import Extension
 
+from tests.support.wheels import BYTES_MAX, check
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONNECTOR = tomllib.loads((ROOT / "pyspark_shardmq" / "pyproject.toml").read_text())
 with (
     chdir(ROOT),
     mock.patch("setuptools.setup") as setup,
@@ -32,7 +37,7 @@ SOURCES = sorted(
 
 # The short ways of a shard and of a front door are compiled, too, and so are the passes of a front
 # door (pace.pyx, watch.pyx) and its anteroom. Otherwise this number only gets smaller.
-COMPILED_MAX = 26
+COMPILED_MAX = 27
 
 # Headers of our own; those of C stand in angle brackets.
 HEADER = re.compile(r'^\s*cdef extern from "(?!<)([^"]+)"', re.MULTILINE)
@@ -81,6 +86,68 @@ def test_every_dependency_is_pinned_for_the_build() -> None:
         if not line.startswith("#")
     ]
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
-    extras = PROJECT["project"]["optional-dependencies"].values()
-    wanted = [*PROJECT["project"]["dependencies"], *(name for extra in extras for name in extra)]
+    wanted = []
+    for project in (PROJECT["project"], CONNECTOR["project"]):
+        extras = project["optional-dependencies"].values()
+        wanted += [*project["dependencies"], *(name for extra in extras for name in extra)]
     assert {name.partition(">")[0].lower() for name in wanted} <= pinned
+
+
+def test_the_connector_has_the_version_of_the_broker_and_all_its_modules() -> None:
+    assert CONNECTOR["project"]["version"] == PROJECT["project"]["version"]
+    tops = {path.parent for path in (ROOT / "pyspark_shardmq").rglob("*.py")}
+    found = {".".join(path.relative_to(ROOT).parts) for path in tops}
+    assert set(CONNECTOR["tool"]["setuptools"]["packages"]) == found
+
+
+@pytest.mark.parametrize("project", [PROJECT, CONNECTOR], ids=["broker", "connector"])
+def test_the_metadata_is_what_a_package_index_shows(project: dict[str, Any]) -> None:
+    told = project["project"]
+    assert {"description", "readme", "license", "license-files", "classifiers"} <= told.keys()
+    assert (told["readme"], told["license"]) == ("README.md", "Apache-2.0")
+    assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License")
+    assert "Programming Language :: Python :: 3.11" in told["classifiers"]
+
+
+def wheel(folder: Path, name: str, *files: str) -> None:
+    with zipfile.ZipFile(folder / name, "w") as made:
+        for file in files:
+            made.writestr(file, "")
+
+
+GOOD = ("shardmq/__init__.py", "shardmq/a.so", "shardmq-0.1.0.data/data/share/shardmq/bench/x.c")
+TAGGED = "shardmq-0.1.0-cp311-cp311-manylinux_2_31_x86_64.whl"
+
+
+def test_a_wheel_that_an_index_would_take_passes(tmp_path: Path) -> None:
+    wheel(tmp_path, TAGGED, *GOOD)
+    wheel(tmp_path, "pyspark_shardmq-0.1.0-py3-none-any.whl", "pyspark_shardmq/__init__.py")
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "says"),
+    [
+        ("shardmq-0.1.0-cp311-cp311-linux_x86_64.whl", GOOD, "the tag is not that of manylinux"),
+        (TAGGED, (*GOOD, "bench/run.py"), "bench is at the top level"),
+        (TAGGED, (*GOOD, "shardmq/a.c"), "shardmq/a.c is a source"),
+    ],
+)
+def test_a_wheel_with_a_fault_does_not(
+    tmp_path: Path, name: str, files: tuple[str, ...], says: str
+) -> None:
+    wheel(tmp_path, name, *files)
+    assert any(says in fault for fault in check(tmp_path))
+
+
+def test_a_wheel_that_is_too_large_or_not_python_alone_does_not(tmp_path: Path) -> None:
+    wheel(tmp_path, "pyspark_shardmq-0.1.0-py3-none-any.whl", "pyspark_shardmq/a.so")
+    (tmp_path / TAGGED).write_bytes(b"")
+    wheel(tmp_path, TAGGED, *GOOD)
+    with (tmp_path / TAGGED).open("r+b") as file:
+        content = file.read()
+        file.seek(0)
+        file.write(bytes(BYTES_MAX) + content)
+    faults = check(tmp_path)
+    assert any("bytes" in fault for fault in faults)
+    assert any("pyspark_shardmq/a.so is compiled" in fault for fault in faults)

@@ -68,8 +68,9 @@ class Stream:
 class World:
     """A front door's link, and a controller that keeps its catalog in memory."""
 
-    def __init__(self, answers_first: bool = True) -> None:
+    def __init__(self, answers_first: bool = True, refusals: float = 0.0) -> None:
         self.answers_first = answers_first
+        self.refusals = refusals  # the share of binds ahead that are refused, whatever they are
         self.listener = Listener()
         self.link = CatalogLink(
             "nowhere",
@@ -128,8 +129,11 @@ class World:
                 self.change(self.of_operator.popleft(), "", changes)
             elif of_door:
                 self.stream.sent.remove(of_door[0])
-                code = self.change(of_door[0].what, ME, changes)
                 is_ahead = isinstance(of_door[0].what, BindMany) and of_door[0].what.in_force
+                if is_ahead and dice.random() < self.refusals:
+                    code = 403
+                else:
+                    code = self.change(of_door[0].what, ME, changes)
                 answer = Answer(of_door[0].id, code, "why" if code else "")
                 (ahead if is_ahead and self.answers_first else answers).append(answer)
         self.to_door.extend(ahead)
@@ -161,10 +165,10 @@ def bindings_of(catalog: Catalog) -> set[tuple[str, str, str]]:
     }
 
 
-def play(seed: int, *, answers_first: bool = True) -> int:
+def play(seed: int, *, answers_first: bool = True, refusals: float = 0.0) -> int:
     """Play a history, and return how many binds were answered ahead."""
     dice = random.Random(seed)
-    world = World(answers_first)
+    world = World(answers_first, refusals)
     answered = connects = 0
     unanswered: list[tuple[str, str, str]] = []
     for _ in range(60):
@@ -223,6 +227,23 @@ def play(seed: int, *, answers_first: bool = True) -> int:
 @pytest.mark.parametrize("seed", range(0, 400, 50))
 def test_binds_that_are_answered_ahead_hold(seed: int) -> None:
     assert sum(play(each) for each in range(seed, seed + 50)) > 100
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 50))
+def test_what_the_controller_refuses_is_taken_back_and_nothing_else(seed: int) -> None:
+    assert sum(play(each, refusals=0.3) for each in range(seed, seed + 50)) > 100
+
+
+def test_a_binding_of_before_outlives_the_refusal_of_the_same_bind() -> None:
+    world, dice = World(), random.Random(1)
+    world.ask(BindMany("/", [("e", "q", "k")]))
+    world.decide(1, dice)
+    world.handle(2)
+    assert world.bind("e", "q", "k") and world.bind("e", "q", "j")
+    world.refusals = 1.0
+    world.decide(2, dice)
+    world.handle(2)
+    assert world.bound() == bindings_of(world.catalog) == {("e", "q", "k")}
 
 
 def test_a_controller_that_answers_behind_its_changes_is_caught() -> None:

@@ -167,6 +167,10 @@ async def test_auto_delete_queues_that_had_a_consumer_are_looked_at_in_a_new_lif
         await world.shard.say(wire.FirstConsumer(ids[name]))
     world.shard.epoch += 1
     await world.shard.say(wire.Hello(2, ready=False))
+    async with asyncio.timeout(60):
+        while not isinstance(assign := world.shard.received[-1], wire.Assign):
+            await asyncio.sleep(0.005)
+    assert assign.used == [ids["q1"]]
     # a front door that has heard of it has attached its consumers before it says so
     for _ in range(2):
         fence = await read(reader)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import pika
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardmq.broker.controller.management.metrics import object_metrics
@@ -234,4 +235,8 @@ def _check_sizes(text: str, published: int) -> None:
 
 def _expressions() -> list[str]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
+    (alerts,) = yaml.safe_load(DASHBOARD.with_name("alerts.yaml").read_text())["groups"]
+    return [
+        *(target["expr"] for panel in panels for target in panel["targets"]),
+        *(rule["expr"] for rule in alerts["rules"]),
+    ]

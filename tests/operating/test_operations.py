@@ -32,10 +32,11 @@ USERS = {"users": [{"name": "late", "password": "secret", "tags": "monitoring"}]
 class Operated(RealBroker):
     """With a settings file, which `set` replaces and has read anew."""
 
-    def __init__(self, folder: Path, text: str) -> None:
+    def __init__(self, folder: Path, text: str, environment: dict[str, str] | None = None) -> None:
         self.file = folder / "broker.toml"
         self.file.write_text(text)
-        super().__init__(folder / "data", more=("--config", str(self.file), "--bind", "127.0.0.1"))
+        flags = ("--config", str(self.file), "--bind", "127.0.0.1")
+        super().__init__(folder / "data", more=flags, environment=environment)
 
     def set(self, text: str) -> None:
         self.file.write_text(text)
@@ -193,6 +194,36 @@ def test_users_and_the_log_level_are_read_anew_and_a_wrong_file_changes_nothing(
     operated.says("load_definitions: not taken in to its end")
     operated.set("")
     operated.says("log_level has changed", 2)
+
+
+@pytest.mark.row("N6")
+def test_the_environment_wins_over_the_file_at_a_start_and_at_a_reload(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret of alice\n")
+    environment = {
+        "SHARDMQ_USERS_DEFAULT_USER": "alice",
+        "SHARDMQ_USERS_DEFAULT_PASS_FILE": str(secret),
+        "SHARDMQ_FRONT_DOORS_HEARTBEAT_S": "11",
+        "SHARDMQ_LISTEN_AMQP_PORT": "1",  # the flag wins
+    }
+    text = "[front_doors]\nheartbeat_s = 22\nchannels_max = 99\n"
+    broker = Operated(tmp_path, text, environment)
+    connect(broker, "alice", "secret of alice").close()
+    broker.set(text.replace("22", "33").replace("99", "88"))
+    broker.says("front_doors.channels_max has changed")
+    assert "heartbeat_s has changed" not in broker.log_path.read_text()
+    rows = json.loads(broker.ctl("environment", "--formatter", "json"))
+    found = {row["key"]: (row["value"], row["source"]) for row in rows}
+    assert found["front_doors.heartbeat_s"] == (11, "SHARDMQ_FRONT_DOORS_HEARTBEAT_S")
+    assert found["front_doors.channels_max"] == (88, "file")
+    assert found["front_doors.tick_us"] == (300, "default")
+    assert found["listen.amqp_port"] == (0, "--amqp-port")
+    assert found["users.default_user"] == ("alice", "SHARDMQ_USERS_DEFAULT_USER")
+    assert "users.default_pass" not in found
+    broker.ctl("set_log_level", "warning")
+    broker.says("log_level has changed")
+    assert "log_level\twarning\tshardctl" in broker.ctl("environment")
+    broker.stop()
 
 
 @pytest.mark.row("H12")

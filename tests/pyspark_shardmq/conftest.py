@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 def missing() -> str | None:
     """Return what Spark needs and this machine lacks, in one line, or None."""
-    from pyspark_shardmq.setup import java_home
+    from pyspark_shardmq.prerequisites import java_home
 
     for name in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed (pip install shardmq[spark])"
+            return f"{name} is not installed (pip install pyspark-shardmq[spark])"
     if java_home() is None:
         return "there is no Java (apt-get install default-jre-headless)"
     return None

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from shardmq.shardd.shard import Shard
+from shardmq.shardd.store.open_segment import RENEW_BYTES
 from shardmq.shardd.store.segments.segment import Segment
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as m
-from shardmq.shardd.wire.bodies import BodyMemory
+from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, BodyMemory
 from shardmq.shardd.wire.lane import body_memory, joined
 from shardmq.shardd.wire.routes import TARGETS, Routes
 from tests.reference.wire import Facts, read_of
@@ -83,12 +84,12 @@ class Play:
     def tell(self, peer: int, what: m.Control) -> None:
         self.shard.receive(envelope.control(peer, INCARNATION, self.epoch, 0, what), self.now)
 
-    def publish(self) -> None:
+    def publish(self, *bodies: bytes) -> None:
         """Receive a read of some messages and pack them."""
-        bodies = [
+        bodies = bodies or tuple(
             self.random.randbytes(self.random.choice(SIZES))
             for _ in range(self.random.choice((1, 1, 4)))
-        ]
+        )
         mode = self.random.choice((1, 2))
         facts = [
             Facts(1, b"", b"q", 0, b"\0\0", (body,) if body else (), NO_TTL, mode, NO_PRIORITY, 0)
@@ -268,3 +269,16 @@ def test_a_batch_that_is_not_appended_leaves_no_hold_and_no_body_behind(
     play.end()
     assert play.memory.lent_to(0) == 0
     assert play.memory.held_bytes == 0
+
+
+def test_lent_bodies_that_are_settled_at_once_take_no_segment_of_their_own(tmp_path: Path) -> None:
+    play = Play(tmp_path, 1)
+    (store,) = play.shard.stores.values()
+    segments = store._segments  # type: ignore[attr-defined] # it is a SegmentStore
+    first = segments.next_number
+    for _ in range(LIVES):
+        play.publish(bytes(BODY_BYTES_MIN))
+        play.send()
+        play.turn()
+        play.settle()
+    assert segments.next_number - first <= LIVES * BODY_BYTES_MIN // RENEW_BYTES + 1

@@ -247,6 +247,27 @@ def test_the_controller_hears_once_that_an_auto_delete_queue_has_had_a_consumer(
     assert bench.turn(m.CONTROLLER) == [m.Hello(1, ready=True), m.FirstConsumer(2)]
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_controller_hears_of_consumers_that_a_former_process_of_the_shard_had(
+    is_ready: bool,
+) -> None:
+    """The controller that knew it dies: before the shard is ready, or behind that."""
+    shard = Shard(0, EPOCH, 1, DictHome())
+
+    def say(what: Any, incarnation: int) -> None:
+        epoch = 0 if isinstance(what, m.Join) else EPOCH
+        shard.receive(envelope.control(m.CONTROLLER, incarnation, epoch, 0, what), 1000)
+
+    say(m.Join("controller-3"), 3)
+    say(m.Assign([AUTO], last=is_ready, used=[2]), 3)
+    shard.turn_end(1000)
+    say(m.Join("controller-4"), 4)
+    if not is_ready:
+        say(m.Assign([AUTO]), 4)
+    told = [read(joined(out.message)) for out in shard.turn_end(1000)]
+    assert m.FirstConsumer(2) in told
+
+
 def test_an_auto_delete_queue_nobody_came_back_to_goes_when_the_controller_has_looked() -> None:
     """Its consumers were of another process.
 

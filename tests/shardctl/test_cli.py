@@ -38,6 +38,12 @@ ANSWERS: dict[str, Any] = {
         "hashing_algorithm": "SHA256",
     },
     "/api/shards": [{"shard": 0, "queues": 5}],
+    "/api/overview": {
+        "product_version": "1.2",
+        "listeners": [],
+        "object_totals": {"connections": 1, "queues": 2},
+    },
+    "/api/nodes": [{"name": "n"}],
     "/api/users": [{"name": "bob", "tags": ["monitoring"]}],
     "/api/vhosts": [{"name": "/", "description": "d", "tags": []}],
     "/api/vhosts/v/permissions": [
@@ -323,9 +329,20 @@ def test_a_start_with_a_flag_that_is_wrong_is_status_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--shards", "none"], "shards.count: expected auto or a number, got 'none'"),
-        (["--shards", "0"], "shards.count: expected `int` >= 1"),
-        (["--durability", "hope"], "shards.durability: expected fsync or page-cache, got 'hope'"),
+        (
+            ["--shards", "none"],
+            "shards.count: expected auto or a number, got 'none';"
+            " allowed: auto or a number from 1 to 64 (--shards)",
+        ),
+        (
+            ["--shards", "0"],
+            "shards.count: expected `int` >= 1, got 0;"
+            " allowed: auto or a number from 1 to 64 (--shards)",
+        ),
+        (
+            ["--durability", "hope"],
+            "shards.durability: expected fsync or page-cache, got 'hope' (--durability)",
+        ),
         (["--amqp-port", "abc"], "argument --amqp-port: invalid int value: 'abc'"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file or directory"),
     ],

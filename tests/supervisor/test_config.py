@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardmq.supervisor.config import ConfigError, Settings, read_settings
+from shardmq.supervisor.config import ConfigError, Settings
+from shardmq.supervisor.sources import Given, read
 
 DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
 
@@ -48,19 +49,20 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, says: str) -> 
     path = tmp_path / "broker.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(says)):
-        read_settings(path)
+        read(path)
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "none.toml"))):
-        read_settings(tmp_path / "none.toml")
+        read(tmp_path / "none.toml")
 
 
 @pytest.mark.row("N6")
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text("[listen]\namqp_port = 1234\nhttp_port = 99\n")
-    settings = read_settings(path, {"listen.amqp_port": 0, "shards.count": 3})
+    flags = {"listen.amqp_port": Given(0, "--amqp-port"), "shards.count": Given(3, "--shards")}
+    settings = read(path, flags).settings
     assert (settings.listen.amqp_port, settings.listen.http_port, settings.shards.count) == (
         0,
         99,
@@ -71,4 +73,4 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 def test_the_documented_file_gives_every_key_with_its_default() -> None:
     documented = tomllib.loads(DOCUMENTED.read_text())
     assert documented == msgspec.to_builtins(Settings())
-    assert read_settings(DOCUMENTED) == Settings()  # each default is within its own bounds
+    assert read(DOCUMENTED).settings == Settings()  # each default is within its own bounds

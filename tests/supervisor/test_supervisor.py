@@ -37,6 +37,7 @@ from shardmq.supervisor.config import (
 from shardmq.supervisor.directories import DataDirectory, RuntimeDirectory
 from shardmq.supervisor.plan import ChildPlan, Listening, children
 from shardmq.supervisor.reload import flat, nested
+from shardmq.supervisor.sources import Effective
 from shardmq.supervisor.supervisor import Supervisor
 
 FAKE = "tests.supervisor.fake_child"
@@ -62,6 +63,14 @@ def settings_for(tmp_path: Path, reader: bool = False, **supervision: Any) -> Se
     )
 
 
+def effective(settings: Settings, **sources: str) -> Effective:
+    return Effective(settings, dict.fromkeys(flat(settings), "file") | sources)
+
+
+def supervised(settings: Settings, *arguments: Any) -> Supervisor:
+    return Supervisor(effective(settings), *arguments)
+
+
 class Broker:
     """A supervisor over fake children; `does` tells single ones to misbehave."""
 
@@ -78,7 +87,7 @@ class Broker:
         self.lines: list[str] = []
         self.ready = asyncio.Event()
         self.written = settings_for(tmp_path, reader, **supervision)  # what a reload finds
-        self.supervisor = Supervisor(self.written, 2, self._plans, self._reread)
+        self.supervisor = supervised(self.written, 2, self._plans, self._reread)
         self.supervisor.open()
         self.running = asyncio.create_task(self.supervisor.run(self._announce))
 
@@ -99,11 +108,12 @@ class Broker:
         )
         return replace_fields(plan, module=FAKE, section=section)
 
-    def _reread(self, set: dict[str, Any]) -> Settings:
+    def _reread(self, set: dict[str, Any]) -> Effective:
         if self.written.log_level == "debug":
             raise ConfigError("log_level: too much")
         try:
-            return convert(nested(flat(self.written) | set), Settings)
+            settings = convert(nested(flat(self.written) | set), Settings)
+            return effective(settings, **dict.fromkeys(set, "shardctl"))
         except msgspec.ValidationError as error:
             raise ConfigError(str(error)) from None
 
@@ -423,12 +433,12 @@ async def test_front_doors_let_clients_in_while_a_shard_recovers_and_systemd_hea
 
 @pytest.mark.row("N18")
 async def test_a_second_broker_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
-    first = Supervisor(settings_for(tmp_path), 1)
+    first = supervised(settings_for(tmp_path), 1)
     first.open()
     with pytest.raises(
         ConfigError, match=f"data_dir: .*in use by the broker with pid {os.getpid()}"
     ):
-        Supervisor(settings_for(tmp_path), 1).open()
+        supervised(settings_for(tmp_path), 1).open()
 
 
 @pytest.mark.parametrize("key", ["amqp_port", "http_port", "metrics_port"])
@@ -450,7 +460,7 @@ async def test_a_busy_port_is_named_and_nothing_is_touched(
         with pytest.raises(
             ConfigError, match=f"listen.{key}: 127.0.0.1:{port}: Address already in use"
         ):
-            Supervisor(settings, 1).open()
+            supervised(settings, 1).open()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -488,7 +498,7 @@ def test_a_runtime_directory_belongs_to_one_broker_and_a_second_one_touches_noth
     with pytest.raises(
         ConfigError, match=f"runtime_dir: .*/run: in use by the broker with pid {os.getpid()}"
     ):
-        Supervisor(settings_for(tmp_path), 2).open()
+        supervised(settings_for(tmp_path), 2).open()
     assert (tmp_path / "run" / "shard-0.sock").exists() and not (tmp_path / "data").exists()
     first.remove()
     assert not (tmp_path / "run").exists()
@@ -513,7 +523,7 @@ def test_a_runtime_directory_that_cannot_be_used_is_named_and_nothing_is_touched
     (tmp_path / "f").touch()
     settings = msgspec.structs.replace(settings_for(tmp_path), runtime_dir=str(tmp_path / name))
     with pytest.raises(ConfigError, match=f"runtime_dir: .*{says}"):
-        Supervisor(settings, 2).open()
+        supervised(settings, 2).open()
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
@@ -523,7 +533,7 @@ def test_a_runtime_directory_that_cannot_be_written_is_named(
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "run")
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match="runtime_dir: .*/run: not writable"):
-        Supervisor(settings_for(tmp_path), 2).open()
+        supervised(settings_for(tmp_path), 2).open()
     assert not (tmp_path / "data").exists()
 
 
@@ -535,7 +545,7 @@ def test_a_data_directory_open_to_all_users_is_warned_of(
     (tmp_path / "data").chmod(mode)
     # Said here: a test before this one may have run something that turns the root logger down.
     with caplog.at_level(logging.WARNING, logger="supervisor"):
-        Supervisor(settings_for(tmp_path), 2).open()
+        supervised(settings_for(tmp_path), 2).open()
     assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
@@ -544,8 +554,8 @@ def test_fewer_shards_than_the_data_has_are_refused_and_auto_starts_them_all(
 ) -> None:
     (tmp_path / "data" / "shard-03").mkdir(parents=True)
     with pytest.raises(ConfigError, match="shards.count: 2, but .* holds the queues of 4 shards"):
-        Supervisor(settings_for(tmp_path), 1).open()
-    supervisor = Supervisor(msgspec.structs.replace(settings_for(tmp_path), shards=Shards()), 1)
+        supervised(settings_for(tmp_path), 1).open()
+    supervisor = supervised(msgspec.structs.replace(settings_for(tmp_path), shards=Shards()), 1)
     supervisor.open()
     assert [slot.plan.name for slot in supervisor.slots if slot.plan.kind == "shard"] == [
         "shard-0",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections import deque
 from collections.abc import Callable, Hashable
+from contextvars import Context, copy_context
 from typing import Any
 
 from pamqp import commands
@@ -14,11 +15,13 @@ from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
+from tests.connections import door_play
 from tests.connections.door_play import SHARDS, Door
 from tests.support.seen import METHOD, frames, kind_of
 
 INPUTS = 200  # until the two front doors are made anew
 CLIENTS_MAX = 20
+TURNS_MAX = 4  # of the event loop, for what an input makes due
 DELIVERED = 8  # messages of each consumer, to be acknowledged
 # The first byte of an input: from whom the bytes come, and where they are cut in two.
 FROM_SHARD, SHARD, CUT = 0x80, 0x40, 0x3F
@@ -29,6 +32,7 @@ CLOSES = (b"\0\x0a\0\x32", b"\0\x14\0\x28")  # of the connection, of a channel
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"
 OPENING = b"".join(
     (
+        *door_play.OPENING,
         *(method(number, commands.Channel.Open()) for number in (1, 2, 3)),
         method(2, commands.Confirm.Select()),
         method(3, commands.Tx.Select()),
@@ -43,46 +47,74 @@ class Differs(AssertionError):
     """The two front doors did not do the same."""
 
 
+class Due(asyncio.BaseEventLoop):
+    """An event loop that waits for nothing: what is due runs in `turn`, timers never do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: deque[tuple[Context, Callable[..., object], tuple[Any, ...]]] = deque()
+
+    def call_soon(  # type: ignore[override] # nobody cancels what it returns
+        self, call: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> None:
+        self.due.append((context or copy_context(), call, args))
+
+    def turn(self) -> None:
+        """Run what is due, but not what that makes due."""
+        for _ in range(len(self.due)):
+            context, call, args = self.due.popleft()
+            context.run(call, *args)
+
+
 class Doors:
-    """Two front doors with a client whose channels publish and consume."""
+    """Two front doors with a client whose channels publish and consume.
+
+    What clients and shards get is compared after each input, all that the front doors remember only
+    by `compare`. The front doors are also compared before they are made anew.
+    """
 
     def __init__(self) -> None:
         self._left = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop = Due()
         self._doors: list[Door] = []
         self._client = 0
         self._is_over = False
 
     def take(self, data: bytes) -> Hashable:
         """Receive bytes of a client or of a shard; raises Differs where the two front doors do."""
-        logging.disable(logging.CRITICAL)  # each bad message would be told with its traceback
-        try:
-            return self._loop.run_until_complete(self._take(data))
-        finally:
-            logging.disable(logging.NOTSET)
-
-    async def _take(self, data: bytes) -> Hashable:
         if not data:
             return None
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self._loop)
+        try:
+            return self._take(data)
+        finally:
+            asyncio._set_running_loop(outer)
+
+    def compare(self, data: bytes = b"") -> None:
+        """Compare all that the front doors remember, whatever the last input was."""
+        if self._doors:
+            self._compare(*(door.state() for door in self._doors))
+
+    def _take(self, data: bytes) -> Hashable:
         if not self._left or len(self._doors[0].clients) > CLIENTS_MAX:
-            await self._begin()
+            self._begin()
         elif self._is_over:
-            await self._enter()
+            self._enter()
         self._left -= 1
         flags, rest = data[0], data[1:]
         if flags & FROM_SHARD:
             shard = int(flags & SHARD > 0)
             message = self._message(shard, rest)
-            said = self._both(lambda door: door.hear(shard, message))
+            failed = self._both(lambda door: door.hear(shard, message))
         else:
             cut = (flags & CUT) * len(rest) // CUT
-            said = self._read(rest[:cut])
-            await self._settle()
-            said = said or self._read(rest[cut:])
-        await self._settle()
-        seen = self._compare()
-        text, is_closed = seen["written"][self._client]
-        written = bytes.fromhex(text)
+            failed = self._read(rest[:cut])
+            self._settle()
+            failed = failed or self._read(rest[cut:])
+        self._settle()
+        said = self._compare(*(door.said() for door in self._doors))
+        written, is_closed = said["written"][self._client]
         methods = [
             kind_of(each.payload)
             for each in frames(written, may_be_cut=True)
@@ -90,7 +122,7 @@ class Doors:
         ]
         self._is_over = is_closed or any(close in written for close in CLOSES)
         self._answer()
-        return said, is_closed, tuple(methods[:3]), tuple(map(len, seen["sent"]))
+        return failed, is_closed, tuple(methods[:3]), tuple(map(len, said["sent"]))
 
     def _answer(self) -> None:
         """Let the shards confirm and give room, or clients are read no longer."""
@@ -142,46 +174,48 @@ class Doors:
             raise Differs(f"{raised[0]} by Python, {raised[1]} on the short way")
         return raised[0] and raised[0].partition(":")[0]
 
-    async def _settle(self) -> None:
-        for _ in range(3):
+    def _settle(self) -> None:
+        for _ in range(TURNS_MAX):
             for door in self._doors:
                 door.aio.run()
-            await asyncio.sleep(0)
+            if not self._loop.due:
+                return
+            self._loop.turn()
 
-    def _compare(self) -> dict[str, Any]:
-        plain, short = (door.seen() for door in self._doors)
+    def _compare(self, plain: dict[str, Any], short: dict[str, Any]) -> dict[str, Any]:
         for name, value in plain.items():
             if value != short[name]:
                 raise Differs(f"{name}: {value!s:.800} by Python, {short[name]!s:.800}")
         return plain
 
-    async def _begin(self) -> None:
+    def _begin(self) -> None:
+        self.compare()
         self._left = INPUTS
         self._doors = [Door(short=short) for short in (False, True)]
-        await self._enter()
+        self._enter()
 
-    async def _enter(self) -> None:
+    def _enter(self) -> None:
         """Let a client connect, with consumers that have something to acknowledge."""
         self._is_over = False
-        before = [len(self._doors[0].questions(shard)) for shard in range(SHARDS)]
+        wires = self._doors[0].wires
+        before = [len(each.sent) for each in wires]
         for door in self._doors:
-            self._client = door.enter()
-            door.read(self._client, OPENING)
+            self._client = door.enter([OPENING])
         for _ in range(4):
-            await self._settle()
+            self._settle()
             for shard in range(SHARDS):
-                asked = self._doors[0].questions(shard)
-                for request in asked[before[shard] :]:
-                    done = wire.Done(request)
-                    for door in self._doors:
-                        door.hear(shard, envelope.control(*door.who(shard), done))
-                before[shard] = len(asked)
+                asked = self._doors[0].questions(shard, before[shard])
+                before[shard] = len(wires[shard].sent)
+                who = self._doors[0].who(shard)
+                done = [envelope.control(*who, wire.Done(request)) for request in asked]
+                for door in self._doors if done else ():
+                    door.hear(shard, *done)
         for shard in range(SHARDS):
             if message := deliveries(self._doors[0], shard, DELIVERED):
                 for door in self._doors:
                     door.hear(shard, message)
-        await self._settle()
-        self._compare()
+        self._settle()
+        self._compare(*(door.said() for door in self._doors))
 
 
 def deliveries(door: Door, shard: int, count: int, size: int = 16) -> bytes | None:

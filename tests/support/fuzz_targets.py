@@ -120,7 +120,11 @@ IN_SEQUENCE, TURN, SYNC, WAIT = 1, 2, 4, 8
 
 
 class Shards:
-    """Two shards that receive the same messages, one with the short way and one without."""
+    """Two shards that receive the same messages, one with the short way and one without.
+
+    What the shards send is compared after each input, their state only by `compare` and before the
+    shards are made anew.
+    """
 
     def __init__(self) -> None:
         self._left = 0
@@ -139,16 +143,21 @@ class Shards:
             number = peer.next_batch & (1 << 64) - 1
             message[BATCH_AT : BATCH_AT + 8] = number.to_bytes(8, "little")
         view = bytes(message)
-        said = history.both("fuzz", lambda side: side.receive(view, history.now))
+        said = history.act("fuzz", lambda side: side.receive(view, history.now))
         if flags & WAIT:
             history.now += 10
-        sent = history.both("turn", lambda side: side.turn(history.now)) if flags & TURN else ()
+        sent = history.act("turn", lambda side: side.turn(history.now)) if flags & TURN else ()
         if flags & SYNC:
-            history.both("begin", Side.begin_sync)
-            history.both("end", Side.end_sync)
+            history.act("begin", Side.begin_sync)
+            history.act("end", Side.end_sync)
         return message[0] & 15, said and said[0], tuple(out[0] for _, out in sent[:3])
 
+    def compare(self, data: bytes = b"") -> None:
+        """Compare all that the shards hold, whatever the last input was."""
+        self._history.compare("fuzz")
+
     def _begin(self) -> None:
+        self.compare()
         self._left, self._history = SHARD_INPUTS, History(0)
         self._history.start()
         for number in CONSUMERS:
@@ -174,14 +183,15 @@ def _shard_messages() -> tuple[bytes, ...]:
     return tuple(flags + message for message in made if message is not None and len(message) < 2000)
 
 
+_shards, _doors = Shards(), Doors()
 TARGETS = {
     target.name: target
     for target in (
         Target("scan", PUBLISHES, scan, compare_scan),
         Target("settles", SETTLES, settles, compare_settles),
         Target("binds", BINDS, binds, compare_binds),
-        Target("shard", _shard_messages(), Shards().receive),
-        Target("door", (*client_bytes(), *shard_recipes()), Doors().take),
+        Target("shard", _shard_messages(), _shards.receive, _shards.compare),
+        Target("door", (*client_bytes(), *shard_recipes()), _doors.take, _doors.compare),
         Target("client", tuple(b"\x80" + each for each in CLIENT), client),
     )
 }

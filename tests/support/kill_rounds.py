@@ -272,8 +272,7 @@ class Rounds:
                 self._kill_some([("shard", shard), ("front-door", door)])
             case "controller and shard":
                 self._kill_some([("controller", 0), ("shard", shard)])
-                if self.broker.combined:
-                    self.load.declarer.forget_auto_delete()
+                self.load.declarer.forget_auto_delete()
             case "shard again":
                 self._kill_again(shard)
             case _:

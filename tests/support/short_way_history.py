@@ -155,7 +155,8 @@ class Side:
         for store in shard.stores.values():
             assert isinstance(store, SegmentStore)
             yield from _store(store)
-        yield "calls", self.home.files.calls[-20:]
+        calls = self.home.files.calls
+        yield "calls", (len(calls), calls[-20:])
         yield "disk", {name: bytes(one.data) for name, one in self.home.files.names.items()}
 
 
@@ -242,15 +243,24 @@ class History:
 
     def both(self, what: str, act: Callable[[Side], Any]) -> Any:
         """Do the same on both sides; raise Differs if anything differs then."""
+        result = self.act(what, act)
+        self.compare(what)
+        return result
+
+    def act(self, what: str, act: Callable[[Side], Any]) -> Any:
+        """Do the same on both sides; raise Differs if the results or the errors differ."""
         results = [side.do(act) for side in self.sides]
         if results[0] != results[1]:
             raise Differs(f"{what}: {results[0]!r} on the short way, {results[1]!r} in Python")
+        return results[0]
+
+    def compare(self, what: str) -> None:
+        """Raise Differs if anything differs in the state of both sides."""
         for (name, short), (_, python) in zip(
             self.sides[0].state(), self.sides[1].state(), strict=True
         ):
             if short != python:
                 raise Differs(f"{what}: {name} is {short!r} on the short way, {python!r} in Python")
-        return results[0]
 
     def receive(self, what: str, message: bytes) -> None:
         """Let both sides receive a message: in a ring, alone, or in a view."""

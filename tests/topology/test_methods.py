@@ -200,13 +200,16 @@ def test_refusals_have_rabbitmqs_codes_and_texts(
     assert refused(FakeSession(SOURCE, PLAIN, THEIRS), method) == answer
 
 
-def test_an_exclusive_queue_of_another_front_door_is_looked_for_behind_its_end() -> None:
-    passive = Queue.Declare(queue="far", passive=True)
-
+@pytest.mark.parametrize(
+    "method", [Queue.Declare(queue="far", passive=True), Queue.Purge(queue="far")]
+)
+def test_an_exclusive_queue_of_another_front_door_is_looked_for_behind_its_end(
+    method: base.Frame,
+) -> None:
     async def scenario(goes: bool) -> Driver:
         session = FakeSession(QueuePut("/", "far", 9, 0, owner="1.1.1"))
         driver = Driver(session)
-        driver.receive(passive)
+        driver.receive(method)
         await driver.settle()
         assert driver.controller.asked == [VirtualLook("/", "far")]
         assert not driver.said

@@ -21,7 +21,7 @@ CONTROL: list[wire.Control] = [
     wire.Join("ipc:///run/door-0.sock"),
     wire.Hello(4711, True),
     wire.FrontDoorGone(0, 99),
-    wire.Assign([SPEC], False),
+    wire.Assign([SPEC], False, [3]),
     wire.CreateQueues(1, [SPEC]),
     wire.DeleteQueue(2, 7, True, False),
     wire.DropVhost(3, "/"),

@@ -306,7 +306,9 @@ class ShardLinks:
         for start in range(0, last, ASSIGN_PART_QUEUES):
             part = queues[start : start + ASSIGN_PART_QUEUES]
             self._send(shard, wire.Assign(part, last=False))
-        self._send(shard, wire.Assign(queues[last:]))
+        rest = queues[last:]
+        used = {queue.id for queue in queues if queue.auto_delete} & shard.used
+        self._send(shard, wire.Assign(rest, used=sorted(used)))
 
     async def _watch_for_abandoned(self, shard: Shard, epoch: int) -> None:
         """Wait until front doors have attached their consumers to a new process of a shard."""

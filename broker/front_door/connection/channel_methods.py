@@ -69,10 +69,10 @@ async def _consume(caller: Caller, channel: Channel, method: commands.Basic.Cons
         return await consuming.consume_shards(channel.consuming, method, name, shards)
     if method.queue == checks.REPLY_TO:
         queue = await _reply_queue(caller, channel)
-        if queue is None:
-            return None
     else:
-        queue = _readable_queue(caller, channel, method.queue, CONSUME)
+        queue = await _readable_queue(caller, channel, method.queue, CONSUME)
+    if queue is None:
+        return None
     return await consuming.consume(channel.consuming, method, queue)
 
 
@@ -96,7 +96,9 @@ async def _get(caller: Caller, channel: Channel, method: commands.Basic.Get) -> 
         if shards := _readable_shards(caller, channel, method.queue, GET):
             name = _queue_name(channel, method.queue)
             return await gets.get_of_shards(channel.consuming, name, shards, no_ack)
-        queue = _readable_queue(caller, channel, method.queue, GET)
+        queue = await _readable_queue(caller, channel, method.queue, GET)
+        if queue is None:
+            return None
         return await gets.get(channel.consuming, queue, no_ack)
 
 
@@ -112,14 +114,21 @@ def _queue_name(channel: Channel, name: str) -> str:
     return checks.clean_name(name or channel.last_queue)
 
 
-def _readable_queue(
+async def _readable_queue(
     caller: Caller, channel: Channel, name: str, method: tuple[int, int]
-) -> QueuePut:
-    """Return the queue of a consume or get, if it is there and this user may read it."""
+) -> QueuePut | None:
+    """Return the queue of a consume or get, if it is there and this user may read it.
+
+    There is none if the channel was closed meanwhile.
+    """
+    session, services = caller.session, caller.services
+    name = _queue_name(channel, name)
     try:
-        return queues.readable_queue(
-            caller.session, caller.services.catalog, name or channel.last_queue
-        )
+        if queues.is_far(session, services.catalog, name):
+            await services.steps.run(methods.catalog_in_step(session, name), session)
+            if not channel.is_open:
+                return None
+        return queues.readable_queue(session, services.catalog, name)
     except checks.Refusal as refusal:
         raise ChannelException(refusal.code, refusal.text, *method) from None
 

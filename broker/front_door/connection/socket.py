@@ -61,8 +61,8 @@ class ClientSocket(SocketState):
     """
 
     __slots__ = (
-        "_lends", "_links", "_on_data", "_on_end", "_room", "_slice_scheduled", "amqp",
-        "closing_after_flush", "inlet", "name", "sock",
+        "_body_bytes", "_lends", "_links", "_on_data", "_on_end", "_room", "_slice_scheduled",
+        "amqp", "closing_after_flush", "inlet", "name", "sock",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class ClientSocket(SocketState):
         self.output: Output = Output()
         self.more_comes = False  # the last read filled the buffer
         self._lends = False  # bodies of the last read were lent
+        self._body_bytes = READ_BYTES  # of the last read of a large body
         self._room: asyncio.Event | None = None  # tasks of this client wait for its shards
         self._slice_scheduled = False
         self.is_dirty = False
@@ -118,7 +119,11 @@ class ClientSocket(SocketState):
         if self.lost or self.paused:  # since the loop has seen it readable
             return
         part = self.amqp.part
-        if part is not None and isinstance(self.sock, socket.socket) and (places := part.places()):
+        if (
+            part is not None
+            and isinstance(self.sock, socket.socket)
+            and (places := part.places(self._body_bytes))
+        ):
             self._read_body(self.sock, part, places)
             return
         buffer, begun = loop.large_read_buffer if self._lends else loop.read_buffer, 0
@@ -213,8 +218,12 @@ class ClientSocket(SocketState):
         if count == 0:
             self._on_end()
             return
-        loop.read_was_large(False)
+        if count >= FULL_READ_BYTES:
+            loop.read_was_large(False)
+        else:
+            loop.reads.short += 1
         self.more_comes = False
+        self._body_bytes = count
         self.received_bytes += count
         self.last_received = loop.now
         rest = self.amqp.unfinished.body_came(part, places, count)

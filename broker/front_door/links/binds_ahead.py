@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 
 from shardmq.broker.front_door.links.catalog_requests import INTERNAL_ERROR, CatalogRequests, Reply
-from shardmq.broker.model.catalog import Catalog, Vhost
+from shardmq.broker.model.catalog import BindingKey, Catalog, Vhost, binding_key
 from shardmq.broker.model.changes import AnyChange, BindingDelete, BindingPut
 from shardmq.broker.shared.control import BindMany
 
@@ -46,6 +46,9 @@ class BindsAhead:
         # Ids of queues that are at their shards: a declare or bind of theirs was answered.
         self._there: set[int] = set()
         self._unanswered: dict[Reply, list[BindingPut]] = {}
+        # Bindings that the controller is not known to have, each by the request that has put the
+        # binding in force. If the request is refused, these are taken back and no older ones.
+        self._new: dict[_Key, Reply] = {}
 
     def __bool__(self) -> bool:
         return bool(self._unanswered)
@@ -81,8 +84,8 @@ class BindsAhead:
         ):
             return False
         puts = [BindingPut(vhost_name, source, "queue", name, key) for _, _, key in ends]
-        self._put(vhost, puts)
         answer = Reply()
+        self._put(vhost, puts, answer)
         answer.add_done_callback(self._answered)
         self._unanswered[answer] = puts
         self._requests.add(BindMany(vhost_name, ends, True), owner, user, answer)
@@ -91,12 +94,15 @@ class BindsAhead:
     def _answered(self, answer: Reply) -> None:
         """Forget a request that the controller has decided on, and take back what it refused."""
         puts, result = self._unanswered.pop(answer), answer.result()
+        puts = [put for put in puts if self._new.get(_key(put)) is answer]
+        for put in puts:
+            self._new.pop(_key(put), None)  # a client may name a binding twice
         if not result.code:
             return
         if result.code == INTERNAL_ERROR:  # a fault of ours; the client was promised the bindings
             log.error("a bind is in force that the controller may not know: %s", result.text)
             return
-        vhost = self._catalog().vhost(puts[0].vhost)
+        vhost = self._catalog().vhost(puts[0].vhost) if puts else None
         if vhost is not None:
             gone = [
                 BindingDelete(p.vhost, p.source, p.kind, p.destination, p.routing_key)
@@ -118,15 +124,33 @@ class BindsAhead:
             for change in changes
         )
 
+    def decided(self, changes: list[AnyChange] | None) -> None:
+        """Note that the controller has the bindings of these changes, or of a whole catalog."""
+        if changes is None:
+            self._new.clear()
+        elif self._new:
+            for change in changes:
+                if type(change) is BindingPut:
+                    self._new.pop(_key(change), None)
+
     def put_again(self) -> None:
         """Put in force again what changes of before may have taken along."""
         catalog = self._catalog()
-        for puts in self._unanswered.values():
+        for answer, puts in self._unanswered.items():
             if (vhost := catalog.vhost(puts[0].vhost)) is not None:
-                self._put(vhost, puts)
+                self._put(vhost, puts, answer)
 
-    def _put(self, vhost: Vhost, puts: list[BindingPut]) -> None:
-        new: list[AnyChange] = [put for put in puts if not vhost.has_binding(put)]
+    def _put(self, vhost: Vhost, puts: list[BindingPut], answer: Reply) -> None:
+        """Put bindings in force that are not yet, for the request with this answer."""
+        new = [put for put in puts if not vhost.has_binding(put)]
         if new:
             vhost.put_bindings(puts)
-            self._changed(new)
+            self._new.update((_key(put), answer) for put in new)
+            self._changed([*new])
+
+
+_Key = tuple[str, BindingKey]
+
+
+def _key(put: BindingPut) -> _Key:
+    return put.vhost, binding_key(put)

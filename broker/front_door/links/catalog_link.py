@@ -438,6 +438,8 @@ class CatalogLink:
                 self._listener.logins_change()
             ahead = self.ahead or None
             is_known = ahead is not None and ahead.has_all(part)
+            if ahead is not None:
+                ahead.decided(part)
             self.catalog.apply_all(part)
             # The listener hears of each slice: an old cache must not route what a slice changed.
             if not is_known:
@@ -479,6 +481,7 @@ class CatalogLink:
         self._boot, self._version = message.boot, message.version
         self._has_changed(None)
         if self.ahead is not None:
+            self.ahead.decided(None)
             self.ahead.put_again()
         self._send(Applied(message.version))
 

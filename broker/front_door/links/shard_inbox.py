@@ -20,7 +20,7 @@ from shardmq.shardd.wire.bodies import BodyMemory
 from shardmq.shardd.wire.lane import ALL, Lane, NoLane, Offer, offer
 from shardmq.shardd.wire.local_lane import AnyLane, LocalLane
 from shardmq.shardd.wire.recent import RecentKeys
-from shardmq.shardd.wire.ring import look_again, wait_for_any
+from shardmq.shardd.wire.ring import Taker, look_again, wait_for_any
 
 log = logging.getLogger("shardmq.broker.front_door.links.shard_inbox")
 
@@ -233,7 +233,7 @@ class ShardInbox:
         """At the end of the other process, take all that it has said, and close the lane."""
         if lane.is_over() and link.lane is lane:
             self._hear(link, lane)
-            self._take_all(link, lane.take(ALL))
+            self._take(link, lane, ALL)
             self._let_go(lane)
             self.close_lane(link)
             self._ended[link.shard] = lane
@@ -244,7 +244,7 @@ class ShardInbox:
             return
         self._events.receiving()
         try:
-            self._take_all(link, lane.take(RECEIVE_BURST, link.outlet))
+            self._take(link, lane, RECEIVE_BURST, link.outlet)
         finally:
             self._sleep_or_come_back(link, lane)
             try:
@@ -256,13 +256,20 @@ class ShardInbox:
         """Take messages that are not plain, at most so many, in a pass that ends by itself."""
         try:
             if most:
-                self._take_all(link, lane.take(most))
+                self._take(link, lane, most)
         finally:
             self._sleep_or_come_back(link, lane)
             try:
                 self._events.write_borrowed()
             finally:
                 self._let_go(lane)
+
+    def _take(self, link: ShardLink, lane: AnyLane, most: int, taker: Taker | None = None) -> None:
+        """Take messages of a ring. If it is damaged, the rings of other shards are served on."""
+        try:
+            self._take_all(link, lane.take(most, taker))
+        except Exception as error:
+            self.cannot_handle(error)
 
     def _sleep_or_come_back(self, link: ShardLink, lane: AnyLane) -> None:
         """Have the bell rung for the next message of a ring, or come back for one that is there."""

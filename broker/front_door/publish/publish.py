@@ -317,7 +317,10 @@ class Publishing:
             if answers is not None:
                 answers.release()
         if failed is not None:
-            raise failed
+            try:
+                raise failed
+            finally:
+                failed = None  # the traceback has this frame, and so all that was held
 
     async def ask_duplicates(
         self, session: Session, held: Sequence[Decided], task: SlicedTask

@@ -17,6 +17,7 @@ from shardmq.broker.amqp.spec import HARD_CODES, INTERNAL_ERROR
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.front_door.topology import history
 from shardmq.broker.front_door.topology.queues import (
+    is_far,
     named_queue,
     owned_queue,
     shards_of,
@@ -66,6 +67,17 @@ def failure(method: base.Frame | type[base.Frame], refusal: checks.Refusal) -> E
     code = INTERNAL_ERROR if refusal.code == checks.NO_ROOM else refusal.code
     kind = ConnectionException if code in HARD_CODES else ChannelException
     return kind(code, refusal.text, method.index >> 16, method.index & 0xFFFF)
+
+
+def catalog_in_step(session: Session, name: str) -> Steps[Catalog]:
+    """Return the copy of the catalog, when it has all that other front doors know already.
+
+    The client may have seen the end of a connection at another front door before this copy had the
+    end of the queues of that connection. The answer of the controller comes behind that.
+    """
+    yield AskEach([VirtualLook(session.vhost, name)])
+    catalog: Catalog = yield SeeCatalog()
+    return catalog
 
 
 # -- exchanges ------------------------------------------------------------------------------------
@@ -163,25 +175,13 @@ def _passive_declare(session: Session, catalog: Catalog, name: str) -> Step:
     """Return the steps to the counts of a queue. An empty name is no name, not the last queue's."""
     if shards := shards_of(session, catalog, name):
         return _count_shards(session, name, shards)
-    queue = catalog.queue(session.vhost, name)
-    if queue is not None and queue.owner and _door(queue.owner) != _door(session.owner):
-        return _count_in_step(session, name)
+    if is_far(session, catalog, name):
+        return _count_far_queue(session, name)
     return _count_queue(session, owned_queue(session, catalog, name))
 
 
-def _door(owner: str) -> str:
-    """Return the front door of a connection, and its incarnation."""
-    return owner.rpartition(".")[0]
-
-
-def _count_in_step(session: Session, name: str) -> Steps[base.Frame]:
-    """Count a queue that another front door's connection owns.
-
-    The client may have seen the end of that connection before this copy of the catalog had the end
-    of its queues. What the controller answers comes behind all that other front doors know already.
-    """
-    yield AskEach([VirtualLook(session.vhost, name)])
-    catalog: Catalog = yield SeeCatalog()
+def _count_far_queue(session: Session, name: str) -> Steps[base.Frame]:
+    catalog = yield from catalog_in_step(session, name)
     return (yield from _count_queue(session, owned_queue(session, catalog, name)))
 
 
@@ -271,7 +271,16 @@ def _purge_queue(
 ) -> Step:
     name = named_queue(method.queue, last_queue)
     rights.check(catalog, session.user, rights.Read(session.vhost, name))
-    return _purge(shards_of(session, catalog, name) or (owned_queue(session, catalog, name),))
+    if shards := shards_of(session, catalog, name):
+        return _purge(shards)
+    if is_far(session, catalog, name):
+        return _purge_far_queue(session, name)
+    return _purge((owned_queue(session, catalog, name),))
+
+
+def _purge_far_queue(session: Session, name: str) -> Steps[base.Frame]:
+    catalog = yield from catalog_in_step(session, name)
+    return (yield from _purge((owned_queue(session, catalog, name),)))
 
 
 def _purge(queues: tuple[QueuePut, ...]) -> Steps[base.Frame]:

@@ -40,6 +40,20 @@ def owned_queue(session: Session, catalog: Catalog, name: str) -> QueuePut:
     return queue
 
 
+def is_far(session: Session, catalog: Catalog, name: str) -> bool:
+    """Return whether the queue of this name belongs to a connection of another front door.
+
+    Then the end of the queue may be on its way: see `methods.catalog_in_step`.
+    """
+    queue = catalog.queue(session.vhost, name)
+    return queue is not None and bool(queue.owner) and _door(queue.owner) != _door(session.owner)
+
+
+def _door(owner: str) -> str:
+    """Return the front door of a connection, and its incarnation."""
+    return owner.rpartition(".")[0]
+
+
 def readable_queue(session: Session, catalog: Catalog, name: str) -> QueuePut:
     """Return the queue that a consume or get names, if this connection may have its messages.
 

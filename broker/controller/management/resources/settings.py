@@ -39,6 +39,12 @@ async def get(call: Call) -> dict[str, Any]:
     return found
 
 
+async def get_sources(call: Call) -> dict[str, str]:
+    """Return the source of each setting: `default`, `file`, a variable, a flag or `shardctl`."""
+    found: dict[str, str] = status(call.context).get("sources", {})
+    return found
+
+
 async def put(call: Call) -> None:
     name = call.part("name")
     if name not in SETTABLE:
@@ -55,6 +61,7 @@ async def put(call: Call) -> None:
 
 ROUTES = [
     Route("GET", "/api/settings", get, "administrator"),
+    Route("GET", "/api/settings/sources", get_sources, "administrator"),
     Route("GET", "/api/config/effective", get, "administrator"),
     Route("PUT", "/api/settings/{name}", put, "administrator"),
 ]

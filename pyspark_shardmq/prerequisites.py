@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-INSTALL = "pip install 'shardmq[spark]'"
+INSTALL = "pip install 'pyspark-shardmq[spark]'"
 INSTALL_JAVA = "apt-get install default-jre-headless"
 
 

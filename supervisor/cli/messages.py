@@ -1,0 +1,421 @@
+"""The commands that publish, show, follow and move messages."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import datetime
+import decimal
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pamqp.commands
+import pamqp.encode
+import typer
+
+from shardmq.supervisor import amqp_client
+from shardmq.supervisor.amqp_client import Confirmed, Message, Received
+from shardmq.supervisor.cli import channel as amqp
+from shardmq.supervisor.cli.api import (
+    REFUSED,
+    USAGE,
+    Api,
+    Vhost,
+    fail,
+    json_argument,
+    pairs,
+)
+from shardmq.supervisor.cli.channel import Channel
+from shardmq.supervisor.cli.queues import Queue
+from shardmq.supervisor.cli.show import progress
+from shardmq.supervisor.cli.streams import AGE
+from shardmq.supervisor.logs import escaped
+
+# The messages that are under way at the same time: published and not confirmed, or fetched and not
+# settled. A message that is larger than all the bytes goes alone.
+AT_ONCE_MESSAGES_MAX = 200
+AT_ONCE_BYTES_MAX = 1 << 20
+TAIL_PREFETCH = 1000
+OFFSETS = ("first", "last", "next")
+STREAM_OFFSET = "x-stream-offset"
+PRODUCER_ID = "x-producer-id"
+DEDUPLICATED = "x-message-deduplication"
+SHORT_BYTES_MAX = 255
+# The properties of AMQP 0-9-1 by the names of the HTTP API. pamqp has another name for one.
+PROPERTIES = (
+    "content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id",
+    "reply_to", "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
+)  # fmt: skip
+OTHER_NAMES = {"type": "message_type"}
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print a line of JSON for each message, as the HTTP API.")
+]
+
+
+def publish(
+    api: Api,
+    queue: Annotated[
+        str | None, typer.Argument(metavar="QUEUE", help="Not with --exchange.")
+    ] = None,
+    body: Annotated[
+        str | None, typer.Argument(metavar="BODY", help="Default: all of standard input.")
+    ] = None,
+    exchange: Annotated[
+        str | None, typer.Option("--exchange", "-e", help="Publish to this exchange.")
+    ] = None,
+    routing_key: Annotated[str, typer.Option("--routing-key", "-k", "-r", help="Its key.")] = "",
+    properties: Annotated[
+        str, typer.Option(metavar="JSON", help='Such as \'{"priority": 3, "type": "t"}\'.')
+    ] = "{}",
+    headers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="NAME=VALUE",
+            help="Numbers, true and false are read as such. Several are possible.",
+        ),
+    ] = None,
+    persistent: Annotated[bool, typer.Option(help="Keep the message over a restart.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="Publish the message so often.")] = 1,
+    vhost: Vhost = "/",
+) -> None:
+    """Publish a message and wait until the broker confirms it.
+
+    The exit status is 1 if the message goes to no queue, and nothing is printed if it does.
+    """
+    if exchange is not None:
+        if body is not None:
+            fail("QUEUE or --exchange, not both", USAGE)
+        queue, body = None, queue
+    elif queue is None:
+        fail("where to: QUEUE, or --exchange and --routing-key", USAGE)
+    elif routing_key:
+        fail("--routing-key needs --exchange", USAGE)
+    key = routing_key if queue is None else queue
+    encoded = encode_properties(_given_properties(properties, headers, persistent))
+    data = _standard_input() if body is None else body.encode("utf-8", "surrogateescape")
+    for name in (exchange or "", key):
+        check_name(name)
+    with amqp.opened(api, vhost) as channel:
+        publisher = Publisher(channel)
+        with progress("publishing", count) as advance:
+            for _ in range(count):
+                publisher.publish(exchange or "", key, encoded, data)
+                advance(1)
+            publisher.finish()
+    if publisher.returned:
+        what = "the message was" if count == 1 else f"{publisher.returned} messages were"
+        by = f"exchange '{exchange}' has no binding for key '{key}'"
+        why = f"no queue '{key}'" if queue is not None else by
+        fail(f"{what} not routed: {why} in vhost '{vhost}'")
+    if publisher.refused:
+        what = "the message was" if count == 1 else f"{len(publisher.refused)} messages were"
+        fail(f"{what} refused: the queue is full", REFUSED)
+
+
+def get(
+    api: Api,
+    queue: Queue,
+    count: Annotated[int, typer.Option("--count", "-c", min=1, help="Messages at most.")] = 1,
+    ack: Annotated[
+        bool, typer.Option("--ack/--requeue", help="Take the messages, or leave them there.")
+    ] = False,
+    as_json: Json = False,
+    vhost: Vhost = "/",
+) -> None:
+    """Print the bodies of the oldest messages of a queue, which stay there without --ack.
+
+    A file or pipe gets one body to the byte. With --count, a line end follows each body. The exit
+    status is 1 if the queue is empty.
+    """
+    shown = 0
+    with amqp.opened(api, vhost) as channel:
+        for batch in _batches(channel, queue, count):
+            for message in batch:
+                _print(message, as_json, ends_line=count > 1)
+            sys.stdout.flush()
+            shown += len(batch)
+            if ack:
+                channel.client.ack(batch[-1].tag, multiple=True)
+                channel.flush()
+    if not shown:
+        fail(f"queue '{queue}' in vhost '{vhost}' is empty")
+
+
+def tail(
+    api: Api,
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="A stream, or an exchange over streams.")
+    ],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            "-f",
+            metavar="FROM",
+            help="first, last, next, an offset, an age such as 10m or 1h, or a time such as"
+            " 2026-11-26T10:00:00.",
+        ),
+    ] = "next",
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=0, help="End after so many messages. 0: never.")
+    ] = 0,
+    as_json: Json = False,
+    vhost: Vhost = "/",
+) -> None:
+    """Print the messages of a stream as they come, a line for each, until Ctrl-C."""
+    arguments = pamqp.encode.field_table({STREAM_OFFSET: _offset(start)})
+    api.get("streams", vhost, stream, thing=f"stream '{stream}' in vhost '{vhost}'")
+    with contextlib.suppress(KeyboardInterrupt), amqp.opened(api, vhost) as channel:
+        channel.client.qos(TAIL_PREFETCH)
+        channel.expect(amqp_client.QOS_OK)
+        channel.client.consume(stream, "", False, arguments)
+        channel.expect(amqp_client.CONSUME_OK)
+        shown = 0
+        while not count or shown < count:
+            event = channel.next_or_none(0)
+            if event is None:
+                sys.stdout.flush()
+                event = channel.next_or_none(None)
+            if event == Received(amqp_client.CANCEL):
+                sys.stdout.flush()
+                fail(f"stream '{stream}' in vhost '{vhost}' is gone")
+            if isinstance(event, Message):
+                _print(event, as_json, ends_line=True)
+                channel.client.ack(event.tag)
+                shown += 1
+        sys.stdout.flush()
+
+
+def move_messages(
+    api: Api,
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The queue to take them from.")],
+    destination: Annotated[str, typer.Argument(metavar="TO", help="The queue to move them to.")],
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=0, help="Messages at most. 0: all that are there.")
+    ] = 0,
+    vhost: Vhost = "/",
+) -> None:
+    """Move ready messages from one queue to another, the oldest first.
+
+    A message leaves the first queue when the other queue has confirmed it. If the command is
+    interrupted, a message may be in both queues, but never in none. Messages that come to the
+    first queue meanwhile are not moved.
+    """
+    if source == destination:
+        fail("from a queue to itself", USAGE)
+    thing = f"queue '{destination}' in vhost '{vhost}'"
+    other: dict[str, Any] = api.get("queues", vhost, destination, thing=thing)
+    if {**other["arguments"], **(other.get("effective_policy_definition") or {})}.get(DEDUPLICATED):
+        fail(f"{thing} has {DEDUPLICATED}: it would drop what it has seen before")
+    moved, why = 0, ""
+    with amqp.opened(api, vhost) as channel:
+        publisher = Publisher(channel)
+        with progress("moving", count or None) as advance:
+            for batch in _batches(channel, source, count):
+                if any(_has_producer(message) for message in batch):
+                    why = f"{thing} might take a message with {PRODUCER_ID} for a repeated one"
+                    break
+                first = publisher.published + 1
+                for message in batch:
+                    publisher.publish("", destination, message.properties, message.body)
+                publisher.finish()
+                if publisher.returned:
+                    # A return does not say which: what was routed before went with the queue.
+                    why = f"{thing} is not there any more"
+                    break
+                done = [
+                    message
+                    for tag, message in enumerate(batch, first)
+                    if tag not in publisher.refused
+                ]
+                for message in done:
+                    channel.client.ack(message.tag)
+                channel.flush()
+                moved += len(done)
+                advance(len(done))
+                if publisher.refused:
+                    why = f"{thing} takes no more"
+                    break
+    typer.echo(f"{moved} messages moved")
+    if why:
+        fail(f"the others stay: {why}")
+
+
+class Publisher:
+    """Publishes with confirms, a bounded number of messages at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        channel.client.select()
+        channel.expect(amqp_client.SELECT_OK)
+        self.published = 0
+        self.returned = 0
+        self.refused: set[int] = set()  # The tags of the messages that a queue did not take.
+        self._channel = channel
+        self._waiting: dict[int, int] = {}  # The bytes of the messages without a confirm, by tag.
+
+    def publish(self, exchange: str, key: str, properties: bytes, body: bytes) -> None:
+        """Publish a message, after waiting for the confirms of earlier ones if there are many."""
+        while len(self._waiting) >= AT_ONCE_MESSAGES_MAX or (
+            self._waiting and sum(self._waiting.values()) + len(body) > AT_ONCE_BYTES_MAX
+        ):
+            self._hear()
+        self._channel.client.publish(exchange, key, properties, body, True)
+        self.published += 1
+        self._waiting[self.published] = len(body)
+
+    def finish(self) -> None:
+        """Wait for the confirms of all messages."""
+        while self._waiting:
+            self._hear()
+
+    def _hear(self) -> None:
+        match self._channel.next():
+            case Message():
+                self.returned += 1
+            case Confirmed(tag, multiple, stored):
+                tags = [one for one in self._waiting if one <= tag] if multiple else [tag]
+                for one in tags:
+                    del self._waiting[one]
+                if not stored:
+                    self.refused.update(tags)
+
+
+def _batches(channel: Channel, queue: str, count: int) -> Iterator[list[Message]]:
+    """Yield messages of a queue, some at a time. The caller settles them.
+
+    Args:
+        channel: The channel.
+        queue: The queue.
+        count: The messages to fetch at most. 0: those that are ready at the beginning.
+    """
+    first = channel.get(queue)
+    if first is None:
+        return
+    yield [first]
+    left = min(count or first.remaining + 1, first.remaining + 1) - 1
+    largest = len(first.body)
+    while left > 0:
+        asked = min(left, max(1, min(AT_ONCE_MESSAGES_MAX, AT_ONCE_BYTES_MAX // (largest + 1))))
+        for _ in range(asked):
+            channel.client.get(queue)
+        batch = [message for _ in range(asked) if (message := channel.fetched()) is not None]
+        if not batch:
+            return
+        yield batch
+        left -= asked
+        largest = max(largest, *(len(message.body) for message in batch))
+
+
+def _print(message: Message, as_json: bool, ends_line: bool) -> None:
+    if as_json:
+        data = json.dumps(_row(message)).encode()
+        ends_line = True
+    elif sys.stdout.isatty():
+        text = message.body.decode("utf-8", "backslashreplace")
+        data = "".join(c if c in "\n\t" else escaped(c) for c in text).encode()
+        ends_line = True
+    else:
+        data = message.body
+    sys.stdout.buffer.write(data + b"\n" if ends_line else data)
+
+
+def _row(message: Message) -> dict[str, Any]:
+    """Return a message as the HTTP API shows it."""
+    decoded = pamqp.commands.Basic.Properties()
+    (flags,) = struct.unpack_from(">H", message.properties)
+    decoded.unmarshal(flags, message.properties[2:])
+    values = {name: getattr(decoded, OTHER_NAMES.get(name, name)) for name in PROPERTIES}
+    try:
+        payload, encoding = message.body.decode(), "string"
+    except UnicodeDecodeError:
+        payload, encoding = base64.b64encode(message.body).decode(), "base64"
+    return {
+        "payload_bytes": len(message.body),
+        "redelivered": message.redelivered,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "message_count": message.remaining,
+        # pamqp shows an absent cluster_id as an empty text.
+        "properties": {n: _shown(value) for n, value in values.items() if value not in (None, "")},
+        "payload": payload,
+        "payload_encoding": encoding,
+    }
+
+
+def _shown(value: Any) -> Any:
+    """Return a value of a property in a form that JSON can hold."""
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, datetime.datetime):
+        return int(value.timestamp())
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return float(value) if isinstance(value, decimal.Decimal) else value
+
+
+def _has_producer(message: Message) -> bool:
+    return PRODUCER_ID.encode() in message.properties
+
+
+def _standard_input() -> bytes:
+    if sys.stdin.isatty():
+        typer.echo("the body, until Ctrl-D:", err=True)
+    return sys.stdin.buffer.read()
+
+
+def _given_properties(
+    properties: str, headers: list[str] | None, persistent: bool
+) -> dict[str, Any]:
+    given: dict[str, Any] = json_argument(properties, dict)
+    if unknown := given.keys() - PROPERTIES:
+        known = ", ".join(PROPERTIES)
+        fail(f"--properties: no property {', '.join(sorted(unknown))}; known are {known}", USAGE)
+    if persistent:
+        given["delivery_mode"] = 2
+    if headers:
+        given["headers"] = {**given.get("headers", {}), **pairs(headers)}
+    return given
+
+
+def encode_properties(given: dict[str, Any]) -> bytes:
+    """Return properties as they stand in a content header. A wrong value ends the command."""
+    values = {OTHER_NAMES.get(name, name): value for name, value in given.items()}
+    try:
+        if "timestamp" in values:
+            values["timestamp"] = datetime.datetime.fromtimestamp(values["timestamp"], datetime.UTC)
+        return pamqp.commands.Basic.Properties(**values).marshal()
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
+        fail(f"--properties: {error}", USAGE)
+
+
+def check_name(name: str) -> None:
+    """End the command if a name is none that AMQP can send."""
+    try:
+        if len(name.encode()) > SHORT_BYTES_MAX:
+            fail(f"longer than {SHORT_BYTES_MAX} bytes: {name[:40]}...", USAGE)
+    except UnicodeEncodeError:
+        fail(f"not UTF-8: {escaped(name)}", USAGE)
+
+
+def _offset(text: str) -> int | str | datetime.datetime:
+    """Return a value of x-stream-offset. A wrong text ends the command."""
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    if text in OFFSETS or AGE.fullmatch(text):
+        return text
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        fail(
+            f"--from: {', '.join(OFFSETS)}, an offset, an age such as 10m, or a time such as"
+            f" 2026-11-26T10:00:00, not {text}",
+            USAGE,
+        )

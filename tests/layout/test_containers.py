@@ -1,0 +1,206 @@
+"""The files for containers name settings, files, ports and metrics that are there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardmq.supervisor.sources import OTHERS, from_environment, is_setting, read
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+MANIFESTS = {
+    (found["kind"], found["metadata"]["name"]): found
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for found in yaml.safe_load_all(path.read_text())
+    if found["kind"] != "Kustomization"
+}
+STATEFUL_SET = MANIFESTS["StatefulSet", "shardmq"]["spec"]
+POD = STATEFUL_SET["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+BROKER = COMPOSE["services"]["shardmq"]
+PORTS = {"amqp": 5672, "http": 15672, "metrics": 15692}
+VARIABLE = re.compile(r"\bSHARDMQ_[A-Z0-9_]+")
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.*")), ids=lambda path: path.name)
+def test_each_variable_that_a_file_names_is_one_of_ours(path: Path) -> None:
+    not_variables = {"SHARDMQ_PROCESS", "SHARDMQ_SECTION_KEY"}
+    from_services = {"SHARDMQ_PORT", "SHARDMQ_SERVICE_HOST", "SHARDMQ_PORT_5672_TCP"}
+    names = set(VARIABLE.findall(path.read_text(errors="ignore")))
+    names -= OTHERS | not_variables | from_services
+    assert [name for name in sorted(names) if not is_setting(name)] == []
+
+
+def test_the_image_runs_as_a_user_of_its_own_with_a_volume_and_a_health_check() -> None:
+    last = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER shardmq$", last, re.MULTILINE)
+    assert re.search(r"--uid 999 --gid 999 .*shardmq", last)
+    assert re.search(r"^VOLUME /var/lib/shardmq$", last, re.MULTILINE)
+    assert re.search(r"^ENV .*SHARDMQ_DATA_DIR=/var/lib/shardmq", last, re.MULTILINE)
+    assert re.search(r"^HEALTHCHECK .*check_running", last, re.MULTILINE)
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", last, re.MULTILINE)
+    assert {int(port) for port in exposed.split()} >= set(PORTS.values())
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", last, re.MULTILINE)
+    (command,) = re.findall(r"^CMD (.*)$", last, re.MULTILINE)
+    assert [*json.loads(entry), *json.loads(command)][:2] == ["shardctl", "start"]
+
+
+def test_files_that_the_image_and_compose_take_are_there() -> None:
+    for source in re.findall(r"^COPY (deploy/\S+)", DOCKERFILE, re.MULTILINE):
+        assert (DEPLOY.parent / source).is_file()
+    for service in COMPOSE["services"].values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            found = (
+                (DEPLOY / source).is_file() if source[0] == "." else source in COMPOSE["volumes"]
+            )
+            assert found, volume
+        assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"])
+    build = BROKER["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [BROKER["environment"], {one["name"]: one["value"] for one in CONTAINER["env"]}],
+    ids=["compose", "kubernetes"],
+)
+def test_the_broker_takes_the_variables_and_lets_the_first_user_in(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    given = {
+        name: str(secret) if name.endswith("_FILE") else value
+        for name, value in environment.items()
+    }
+    text = MANIFESTS["ConfigMap", "shardmq"]["data"]["broker.toml"]
+    (tmp_path / "broker.toml").write_text(text if environment is not BROKER["environment"] else "")
+    settings = read(tmp_path / "broker.toml", from_environment(given)).settings
+    assert settings.users.default_user != "guest"  # who may log in from the container alone
+    assert settings.users.default_pass == "s3cret"
+    assert settings.users.http_without_tls  # else the page takes no password from outside
+
+
+def test_a_stop_has_the_time_of_a_drain() -> None:
+    stages_s = (
+        3 * tomllib.loads((DEPLOY / "broker.toml").read_text())["supervision"]["drain_timeout_s"]
+    )
+    assert BROKER["stop_grace_period"] == "2m" and stages_s < 120
+    hook = CONTAINER["lifecycle"]["preStop"]["exec"]["command"][-1]
+    found = re.fullmatch(r"sleep (\d+); exec shardctl stop --timeout (\d+)", hook)
+    assert found is not None
+    assert stages_s < int(found[2])
+    assert int(found[1]) + int(found[2]) < POD["terminationGracePeriodSeconds"]
+
+
+def test_services_lead_to_the_ports_of_the_pod() -> None:
+    assert {one["name"]: one["containerPort"] for one in CONTAINER["ports"]} == PORTS
+    labels = STATEFUL_SET["template"]["metadata"]["labels"]
+    assert STATEFUL_SET["selector"]["matchLabels"].items() <= labels.items()
+    for name in ("shardmq", "shardmq-headless"):
+        service = MANIFESTS["Service", name]["spec"]
+        assert service["selector"].items() <= labels.items()
+        for port in service["ports"]:
+            assert PORTS[port["targetPort"]] == port["port"]
+    assert ("Service", STATEFUL_SET["serviceName"]) in MANIFESTS
+
+
+def test_the_pod_is_confined_and_its_directories_can_be_written() -> None:
+    assert STATEFUL_SET["replicas"] == 1
+    own = POD["securityContext"]
+    assert (own["runAsUser"], own["runAsNonRoot"], own["fsGroup"]) == (999, True, 999)
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounts = {one["name"]: one["mountPath"] for one in CONTAINER["volumeMounts"]}
+    volumes = [*POD["volumes"], *(one["metadata"] for one in STATEFUL_SET["volumeClaimTemplates"])]
+    assert mounts.keys() == {one["name"] for one in volumes}
+    assert {"/var/lib/shardmq", "/run/shardmq", "/tmp"} <= set(mounts.values())
+    assert "enableServiceLinks" in POD and not POD["enableServiceLinks"]
+
+
+def test_probes_are_health_checks_of_shardctl() -> None:
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        command = CONTAINER[kind]["exec"]["command"]
+        help_of = [*command[: command.index("--quiet")], "--help"]
+        assert invoked(help_of[1:]) == 0, command
+
+
+def invoked(arguments: list[str]) -> Any:
+    from typer.testing import CliRunner
+
+    from shardmq.supervisor.cli.app import app
+
+    return CliRunner().invoke(app, arguments).exit_code
+
+
+def test_grafana_gets_its_data_source_and_the_dashboard() -> None:
+    grafana, prometheus = COMPOSE["services"]["grafana"], COMPOSE["services"]["prometheus"]
+    mounted = dict(volume.split(":")[:2] for volume in grafana["volumes"])
+    folder = yaml.safe_load((DEPLOY / "grafana" / "dashboards.yaml").read_text())["providers"][0]
+    assert str(Path(mounted["./grafana-dashboard.json"]).parent) == folder["options"]["path"]
+    (source,) = yaml.safe_load((DEPLOY / "grafana" / "datasource.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090" and source["isDefault"]
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    (job,) = scraped["scrape_configs"]
+    assert job["static_configs"][0]["targets"] == [f"shardmq:{PORTS['metrics']}"]
+    assert job["job_name"] == "shardmq"  # the alert for a broker that is down asks for this name
+    mounted = dict(volume.split(":")[:2] for volume in prometheus["volumes"])
+    assert {str(Path(mounted[f"./{name}"]).name) for name in scraped["rule_files"]} == {
+        "alerts.yaml"
+    }
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def test_each_alert_is_tested_and_described() -> None:
+    tested = (DEPLOY / "alerts-test.yaml").read_text()
+    described = (DEPLOY / "README.md").read_text()
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"].keys() == {"summary", "description"}
+        assert f'alertname="{rule["alert"]}"' in tested
+        assert f"| `{rule['alert']}` |" in described
+
+
+needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
+
+
+def promtool(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = ["promtool", "test", "rules", "alerts-test.yaml"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@needs_promtool
+def test_the_alerts_are_raised_when_they_should_be() -> None:
+    done = promtool(DEPLOY)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_a_rule_that_is_never_true_is_caught(tmp_path: Path, rule: dict[str, Any]) -> None:
+    found = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())
+    for one in found["groups"][0]["rules"]:
+        if one["alert"] == rule["alert"]:
+            one["expr"] = f"({one['expr']}) and vector(1) < 0"
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(found))
+    shutil.copy(DEPLOY / "alerts-test.yaml", tmp_path)
+    assert promtool(tmp_path).returncode == 1
