@@ -6,13 +6,15 @@ The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STA
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from shardmq.supervisor.cli.api import CONFIG, USAGE
+from shardmq.supervisor.cli.api import CONFIG, FAILED, USAGE
 from shardmq.supervisor.cli.lazy import Make, group_of
 from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED, refusing
 
@@ -222,7 +224,16 @@ def options(
 
 def main() -> None:
     """Run shardctl with the arguments of the command line."""
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # The standard output may be a full disk.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes once more.
+        print(f"shardctl: {error}", file=sys.stderr)
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

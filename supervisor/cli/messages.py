@@ -21,6 +21,7 @@ from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Confirmed, Message, Received
 from shardmq.supervisor.cli import channel as amqp
 from shardmq.supervisor.cli.api import (
+    DATA,
     REFUSED,
     USAGE,
     Api,
@@ -346,12 +347,7 @@ def _print(message: Message, as_json: bool, ends_line: bool) -> None:
 
 def _row(message: Message) -> dict[str, Any]:
     """Return a message as the HTTP API shows it."""
-    import pamqp.commands
-
-    decoded = pamqp.commands.Basic.Properties()
-    (flags,) = struct.unpack_from(">H", message.properties)
-    decoded.unmarshal(flags, message.properties[2:])
-    values = {name: getattr(decoded, OTHER_NAMES.get(name, name)) for name in PROPERTIES}
+    values = _properties(message)
     try:
         payload, encoding = message.body.decode(), "string"
     except UnicodeDecodeError:
@@ -369,14 +365,40 @@ def _row(message: Message) -> dict[str, Any]:
     }
 
 
+def _properties(message: Message) -> dict[str, Any]:
+    """Return the properties of a message by their names, absent ones as None.
+
+    Properties that pamqp cannot read end the command.
+    """
+    import pamqp.commands
+    import pamqp.decode
+
+    decoded = pamqp.commands.Basic.Properties()
+    (flags,) = struct.unpack_from(">H", message.properties)
+    # pamqp fails at times after the year 9999, and takes large ones for milliseconds.
+    methods, table = pamqp.decode.METHODS, pamqp.decode.TABLE_MAPPING
+    read_time = methods["timestamp"]
+    methods["timestamp"] = table[b"T"] = _raw_time
+    try:
+        decoded.unmarshal(flags, message.properties[2:])
+    except ValueError as error:
+        fail(f"the properties of a message are not readable: {error}", DATA)
+    finally:
+        methods["timestamp"] = table[b"T"] = read_time
+    return {name: getattr(decoded, OTHER_NAMES.get(name, name)) for name in PROPERTIES}
+
+
+def _raw_time(data: bytes) -> tuple[int, int]:
+    """Return the bytes and the value of a timestamp, as pamqp's readers do."""
+    return 8, int.from_bytes(data[:8], "big")
+
+
 def _shown(value: Any) -> Any:
     """Return a value of a property in a form that JSON can hold."""
     if isinstance(value, dict):
         return {key: _shown(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_shown(item) for item in value]
-    if isinstance(value, datetime.datetime):
-        return int(value.timestamp())
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "backslashreplace")
     return float(value) if isinstance(value, decimal.Decimal) else value
@@ -402,6 +424,8 @@ def _given_properties(
     if persistent:
         given["delivery_mode"] = 2
     if headers:
+        if not isinstance(given.get("headers", {}), dict):
+            fail("--properties: headers is not an object", USAGE)
         given["headers"] = {**given.get("headers", {}), **pairs(headers)}
     return given
 
