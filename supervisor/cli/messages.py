@@ -37,6 +37,8 @@ from shardmq.supervisor.cli.show import progress
 # settled. A message that is larger than all the bytes goes alone.
 AT_ONCE_MESSAGES_MAX = 200
 AT_ONCE_BYTES_MAX = 1 << 20
+# The size of a message is known when it is here. So many may be asked for beyond those bytes.
+GETS_AHEAD_MAX = 16
 TAIL_PREFETCH = 1000
 OFFSETS = ("first", "last", "next")
 STREAM_OFFSET = "x-stream-offset"
@@ -307,6 +309,10 @@ class Publisher:
 def _batches(channel: Channel, queue: str, count: int) -> Iterator[list[Message]]:
     """Yield messages of a queue, some at a time. The caller settles them.
 
+    A batch has AT_ONCE_BYTES_MAX at the most, and beyond that the messages that were asked for
+    before their size was known: one at the beginning and after large ones, and up to
+    GETS_AHEAD_MAX after small ones.
+
     Args:
         channel: The channel.
         queue: The queue.
@@ -317,17 +323,26 @@ def _batches(channel: Channel, queue: str, count: int) -> Iterator[list[Message]
         return
     yield [first]
     left = min(count or first.remaining + 1, first.remaining + 1) - 1
-    largest = len(first.body)
+    ahead = 1
     while left > 0:
-        asked = min(left, max(1, min(AT_ONCE_MESSAGES_MAX, AT_ONCE_BYTES_MAX // (largest + 1))))
-        for _ in range(asked):
-            channel.client.get(queue)
-        batch = [message for _ in range(asked) if (message := channel.fetched()) is not None]
-        if not batch:
+        batch: list[Message] = []
+        size, most, is_empty = 0, min(left, AT_ONCE_MESSAGES_MAX), False
+        asked = 0
+        while asked < most and size < AT_ONCE_BYTES_MAX and not is_empty:
+            ahead = min(ahead, most - asked)
+            for _ in range(ahead):
+                channel.client.get(queue)
+            came = [message for _ in range(ahead) if (message := channel.fetched()) is not None]
+            asked += ahead
+            is_empty = len(came) < ahead
+            size += sum(len(message.body) for message in came)
+            batch += came
+            ahead = 1 if size >= AT_ONCE_BYTES_MAX else min(2 * ahead, GETS_AHEAD_MAX)
+        if batch:
+            yield batch
+        if is_empty:
             return
-        yield batch
         left -= asked
-        largest = max(largest, *(len(message.body) for message in batch))
 
 
 def _print(message: Message, as_json: bool, ends_line: bool) -> None:
