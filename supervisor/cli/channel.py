@@ -56,8 +56,11 @@ class Server(NamedTuple):
 class Channel:
     """An open channel. A refusal of the broker, or its absence, ends the command."""
 
-    def __init__(self, server: Server, sock: socket.socket, client: Client, timeout_s: float):
+    def __init__(
+        self, server: Server, sock: socket.socket, client: Client, user: str, timeout_s: float
+    ) -> None:
         self.client = client
+        self.user = user
         self._server, self._sock, self._timeout_s = server, sock, timeout_s
         self._events: deque[Event] = deque()
 
@@ -177,8 +180,9 @@ def opened(api: Api, vhost: str) -> Iterator[Channel]:
 
     properties = pamqp.encode.field_table({"product": "shardctl", "capabilities": CAPABILITIES})
     server = server_of(api)
+    user = _acting_user(api, vhost) if server.door else api.user
     if server.door:
-        client = Client(vhost, "EXTERNAL", _acting_user(api, vhost), properties=properties)
+        client = Client(vhost, "EXTERNAL", user, properties=properties)
     else:
         login = f"\0{api.user}\0{api.password}"
         client = Client(vhost, "PLAIN", login, properties=properties)
@@ -187,7 +191,7 @@ def opened(api: Api, vhost: str) -> Iterator[Channel]:
     except OSError as error:
         fail(f"no broker reachable by AMQP at {server}: {error.strerror or error}", UNREACHABLE)
     with sock:
-        channel = Channel(server, sock, client, api.timeout_s)
+        channel = Channel(server, sock, client, user, api.timeout_s)
         opening = channel.next()
         assert opening == amqp_client.Opened()
         yield channel

@@ -44,6 +44,13 @@ OFFSETS = ("first", "last", "next")
 STREAM_OFFSET = "x-stream-offset"
 PRODUCER_ID = "x-producer-id"
 DEDUPLICATED = "x-message-deduplication"
+USER_ID_FLAG = 1 << 4  # AMQP 0-9-1, section 4.2.6.1: the property user_id is there.
+# The headers of messages that move_messages leaves, and the reasons.
+UNMOVABLE = {
+    "CC": "by which it would go to other queues once more",
+    "BCC": "by which it would go to other queues once more",
+    PRODUCER_ID: "with which the other queue might take a message for a repeated one",
+}
 SHORT_BYTES_MAX = 255
 # The properties of AMQP 0-9-1 by the names of the HTTP API. pamqp has another name for one.
 PROPERTIES = (
@@ -226,6 +233,9 @@ def move_messages(
     A message leaves the first queue when the other queue has confirmed it. If the command is
     interrupted, a message may be in both queues, but never in none. Messages that come to the
     first queue meanwhile are not moved.
+
+    The command stops at a message that it cannot move unchanged to the other queue alone: one with
+    a header CC, BCC or x-producer-id, or with the user_id of another user.
     """
     if source == destination:
         fail("from a queue to itself", USAGE)
@@ -234,37 +244,76 @@ def move_messages(
     if {**other["arguments"], **(other.get("effective_policy_definition") or {})}.get(DEDUPLICATED):
         fail(f"{thing} has {DEDUPLICATED}: it would drop what it has seen before")
     moved, why = 0, ""
-    with amqp.opened(api, vhost) as channel:
-        publisher = Publisher(channel)
+    # A refused publish closes the channel of the publisher. What was confirmed before it can be
+    # acknowledged even then, because it was fetched by another channel.
+    with amqp.opened(api, vhost) as channel, amqp.opened(api, vhost) as publishing:
+        publisher, user = Publisher(publishing), publishing.user
+        found = api.get("users", user) if api.endpoint.socket else api.get("whoami")
+        may_impersonate = "impersonator" in found["tags"]
         with progress("moving", count or None) as advance:
             for batch in _batches(channel, source, count):
-                if any(_has_producer(message) for message in batch):
-                    why = f"{thing} might take a message with {PRODUCER_ID} for a repeated one"
-                    break
-                first = publisher.published + 1
+                movable: list[Message] = []
                 for message in batch:
-                    publisher.publish("", destination, message.properties, message.body)
-                publisher.finish()
+                    if why := _obstacle(message, user, may_impersonate):
+                        break
+                    movable.append(message)
+                first = publisher.published + 1
+                try:
+                    for message in movable:
+                        publisher.publish("", destination, message.properties, message.body)
+                    publisher.finish()
+                except BaseException:
+                    moved += _ack_stored(channel, movable, publisher, first)
+                    channel.close()
+                    typer.echo(f"{moved} messages moved")
+                    raise
+                done = _ack_stored(channel, movable, publisher, first)
+                moved += done
+                advance(done)
                 if publisher.returned:
-                    # A return does not say which: what was routed before went with the queue.
                     why = f"{thing} is not there any more"
-                    break
-                done = [
-                    message
-                    for tag, message in enumerate(batch, first)
-                    if tag not in publisher.refused
-                ]
-                for message in done:
-                    channel.client.ack(message.tag)
-                channel.flush()
-                moved += len(done)
-                advance(len(done))
-                if publisher.refused:
+                elif publisher.refused:
                     why = f"{thing} takes no more"
+                if why:
                     break
     typer.echo(f"{moved} messages moved")
     if why:
         fail(f"the others stay: {why}")
+
+
+def _ack_stored(channel: Channel, messages: list[Message], publisher: Publisher, first: int) -> int:
+    """Take the messages that the other queue has stored, and return their number.
+
+    Args:
+        channel: The channel that has fetched the messages.
+        messages: The messages, published in this order. The last ones may not be published.
+        publisher: The publisher of the messages.
+        first: The tag of the first publish.
+    """
+    if publisher.returned:
+        # A return does not say which: what was routed before went with the queue.
+        return 0
+    done = [message for tag, message in enumerate(messages, first) if publisher.has_stored(tag)]
+    for message in done:
+        channel.client.ack(message.tag)
+    channel.flush()
+    return len(done)
+
+
+def _obstacle(message: Message, user: str, may_impersonate: bool) -> str:
+    """Return why a message cannot be moved unchanged and to one queue alone, or ""."""
+    (flags,) = struct.unpack_from(">H", message.properties)
+    data = message.properties
+    if not flags & USER_ID_FLAG and not any(name.encode() in data for name in UNMOVABLE):
+        return ""
+    values = _properties(message)
+    name = next((name for name in UNMOVABLE if name in (values["headers"] or {})), None)
+    if name is not None:
+        return f"the next message has the header {name}, {UNMOVABLE[name]}"
+    claimed = values["user_id"]
+    if claimed and claimed != user and not may_impersonate:
+        return f"the next message has the user_id '{claimed}', and this is user '{user}': --user"
+    return ""
 
 
 class Publisher:
@@ -293,6 +342,10 @@ class Publisher:
         """Wait for the confirms of all messages."""
         while self._waiting:
             self._hear()
+
+    def has_stored(self, tag: int) -> bool:
+        """Return whether the broker has confirmed a publish and no queue has refused it."""
+        return tag <= self.published and tag not in self._waiting and tag not in self.refused
 
     def _hear(self) -> None:
         match self._channel.next():
@@ -417,10 +470,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return bytes(value).decode("utf-8", "backslashreplace")
     return float(value) if isinstance(value, decimal.Decimal) else value
-
-
-def _has_producer(message: Message) -> bool:
-    return PRODUCER_ID.encode() in message.properties
 
 
 def _standard_input() -> bytes:

@@ -8,12 +8,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any, cast
 
 import pika
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from shardmq.supervisor import amqp_client
+from shardmq.supervisor.amqp_client import Message
+from shardmq.supervisor.cli import messages
+from shardmq.supervisor.cli.api import fail
 from shardmq.supervisor.cli.app import app
+from shardmq.supervisor.cli.channel import Channel
 from tests.support.brokers import Api
 from tests.support.real_broker import SOURCE, RealBroker
 
@@ -232,6 +239,7 @@ def test_exchanges_and_arguments_can_be_bound(ctl: Ctl, queue: str, api: Api) ->
         (["publish", "q", "x", "--properties", '{"priority": 300}'], 64, "--properties: "),
         (["publish", "q", "x", "--properties", '{"headers": 3}'], 64, "--properties: "),
         (["publish", "q", "x", "--properties", '{"timestamp": "now"}'], 64, "--properties: "),
+        (["publish", "q", "x", "--properties", '{"headers": [1]}', "-H", "a=1"], 64, "headers is"),
         (["publish", "q", "x", "-H", "novalue"], 64, "not NAME=VALUE: novalue"),
         (["publish", "q" * 256, "x"], 64, "longer than 255 bytes"),
         (["publish", "-e", "no-such-exchange", "x"], 65, "no exchange 'no-such-exchange'"),
@@ -258,3 +266,109 @@ def test_a_login_over_tcp_may_do_what_its_user_may(ctl: Ctl, queue: str) -> None
     login = ["--user", "guest", "--password", "guest"]
     ctl("publish", queue, "by tcp", *login)
     assert ctl("get", queue, "--ack", *login).stdout == "by tcp"
+
+
+def test_a_message_that_cannot_move_stays_and_nothing_doubles(
+    ctl: Ctl, queue: str, connection: pika.BlockingConnection
+) -> None:
+    """A refused publish would close the channel after others of its batch are in both queues."""
+    channel = connection.channel()
+    channel.confirm_delivery()
+    other, third = f"{queue}-other", f"{queue}-third"
+    for name in (other, third):
+        ctl("create_queue", name)
+    ctl("add_user", queue, "pw")
+    ctl("set_permissions", queue, ".*", ".*", ".*")
+    for at in range(60):
+        channel.basic_publish("", queue, b"%d" % at)
+    channel.basic_publish("", queue, b"owned", pika.BasicProperties(user_id="guest"))
+    login = ["--user", queue, "--password", "pw"]
+    ctl("set_user_tags", queue, "monitoring")
+    said = ctl("move_messages", queue, other, *login, status=1)
+    assert said.stdout == "60 messages moved\n"
+    assert "has the user_id 'guest', and this is user" in said.stderr
+    assert ctl("move_messages", queue, other, *login, status=1).stdout == "0 messages moved\n"
+    assert len(bodies(ctl, other)) == 60
+    assert ctl("move_messages", queue, other).stdout == "1 messages moved\n"
+    ctl("delete_user", queue)
+    channel.basic_publish("", other, b"cc", pika.BasicProperties(headers={"CC": [third]}))
+    assert len(bodies(ctl, third)) == 1
+    said = ctl("move_messages", other, queue, status=1)
+    assert said.stdout == "61 messages moved\n"
+    assert "the next message has the header CC" in said.stderr
+    assert bodies(ctl, other) == ["cc"]
+    assert len(bodies(ctl, third)) == 1
+
+
+def test_what_was_confirmed_is_taken_if_a_later_publish_fails(
+    ctl: Ctl, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"{queue}-other"
+    ctl("create_queue", other)
+    ctl("publish", queue, "x", "--count", "60")
+    publish = messages.Publisher.publish
+
+    def failing(self: messages.Publisher, *given: Any) -> None:
+        if self.published == 40:
+            self.finish()
+            fail("no more", 70)
+        publish(self, *given)
+
+    monkeypatch.setattr(messages.Publisher, "publish", failing)
+    assert ctl("move_messages", queue, other, status=70).stdout == "40 messages moved\n"
+    assert (len(bodies(ctl, queue)), len(bodies(ctl, other))) == (20, 40)
+
+
+def test_what_is_fetched_at_once_is_bounded_in_bytes() -> None:
+    """Small messages before large ones must not make the command ask for many large ones."""
+    sizes = [1] * 100 + [1 << 20] * 50 + [1] * 300
+
+    class Fetching:
+        def __init__(self) -> None:
+            self.client, self.asked, self.answered = self, 0, 0
+
+        def get(self, queue: str) -> Any:
+            self.asked += 1
+            return self.fetched() if self.asked == 1 else None
+
+        def fetched(self) -> Any:
+            self.answered += 1
+            left = len(sizes) - self.answered
+            body = b"x" * sizes[self.answered - 1]
+            return Message(amqp_client.GET_OK, self.answered, False, "", "", left, b"", body)
+
+    batches = [*messages._batches(cast(Channel, Fetching()), "q", 0)]
+    assert [len(message.body) for batch in batches for message in batch] == sizes
+    largest = max(sum(len(message.body) for message in batch) for batch in batches)
+    assert largest <= messages.AT_ONCE_BYTES_MAX + messages.GETS_AHEAD_MAX * max(sizes)
+    assert sum(map(len, batches)) / len(batches) > 5
+
+
+@pytest.mark.parametrize("time", [2**60, 1_700_000_000_000])
+def test_a_time_that_no_clock_shows_is_a_number(
+    ctl: Ctl, queue: str, connection: pika.BlockingConnection, time: int
+) -> None:
+    properties = pika.BasicProperties(timestamp=time)
+    connection.channel().basic_publish("", queue, b"x", properties)
+    row = json.loads(ctl("get", queue, "--json").stdout)
+    assert row["properties"]["timestamp"] == time
+
+
+def test_an_output_that_takes_nothing_is_one_line(broker: RealBroker, ctl: Ctl, queue: str) -> None:
+    ctl("publish", queue, "x")
+    for words in (["get", queue, "--ack"], ["list_queues"]):
+        with open("/dev/full", "wb") as full:
+            ended = subprocess.run(
+                command_line(broker, *words), cwd=SOURCE, stdout=full, stderr=subprocess.PIPE
+            )
+        assert ended.returncode == 1
+        assert ended.stderr == b"shardctl: [Errno 28] No space left on device\n"
+    assert bodies(ctl, queue) == ["x"]
+
+
+def test_properties_that_are_not_readable_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """AMQP has no encoding for a short string, and a client may send any bytes."""
+    unreadable = b"\x04\x00\x01\xff"  # The property correlation_id alone.
+    with pytest.raises(typer.Exit):
+        messages._row(Message(amqp_client.GET_OK, 1, False, "", "", 0, unreadable, b""))
+    assert capsys.readouterr().err.startswith("shardctl: the properties of a message are not")
