@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from shardmq.supervisor.cli.api import DEFAULT_PASSWORD, TIMEOUT_S, Api, Rows, connect
-from shardmq.supervisor.cli.contexts import Broker, chosen, data_dir_here
+from shardmq.supervisor.cli.contexts import Broker, chosen, data_dir_here, flags
 from shardmq.supervisor.cli.names import complete_contexts, complete_users
 from shardmq.supervisor.cli.passwords import for_login
 from shardmq.supervisor.cli.show import check_formatter, show
@@ -84,18 +84,15 @@ SHOWING: dict[str, tuple[Any, Any]] = {
 Command = Callable[..., Any]
 
 
-def _api(options: dict[str, Any]) -> Api:
-    """Return the broker to ask, by the options ASKING."""
-    user = options["user"]
-    password = for_login(user, options["password"], options["password_file"])
-    named = Broker(options["url"], user, password, options["data_dir"])
-    broker = chosen(options["node"], named)
-    if broker.password is None and broker.user and broker.url:
-        broker = broker._replace(password=for_login(broker.user, None, None))
+def _api(options: dict[str, Any], by_flag: set[str]) -> Api:
+    """Return the broker to ask, by the options ASKING and the names of those that are flags."""
+    given = Broker(**{name: options[name] for name in Broker._fields})
+    broker = chosen(options["node"], given, by_flag)
+    password = for_login(broker.user, broker.password, broker.password_file)
     return connect(
         broker.url,
         broker.user,
-        DEFAULT_PASSWORD if broker.password is None else broker.password,
+        DEFAULT_PASSWORD if password is None else password,
         broker.data_dir,
         options["timeout"],
     )
@@ -117,13 +114,17 @@ def bound(function: Command) -> Command:
         return function
     added = added | (QUIET if asks and "quiet" not in parameters else {})
 
-    def run(**given: Any) -> None:
+    def run(typer_context: typer.Context, **given: Any) -> None:
+        by_flag = flags(typer_context)
         options = {name: given.pop(name) for name in added}
         check_formatter(options.get("formatter", "table"))
         if asks:
-            found = function(_api(options), **given)
+            found = function(_api(options, by_flag), **given)
         elif "node" in options:
-            given["data_dir"] = data_dir_here(options["node"], given["data_dir"])
+            # A context in use says where a broker runs, not where another one starts.
+            if options["node"] or function.__name__ != "start":
+                here = data_dir_here(options["node"], given["data_dir"], "data_dir" in by_flag)
+                given["data_dir"] = here
             found = function(**given)
         else:
             found = function(**given)
@@ -142,6 +143,9 @@ def bound(function: Command) -> Command:
         )
         for name, (annotation, default) in added.items()
     ]
+    common.append(
+        inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    )
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     # typer reads the signature and the annotations.
     run.__signature__ = inspect.Signature([*own, *common])  # type: ignore[attr-defined]

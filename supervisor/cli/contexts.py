@@ -11,8 +11,9 @@ import socket
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import typer
+
 from shardmq.supervisor.cli.api import CONFIG, USAGE, fail
-from shardmq.supervisor.cli.passwords import password_in
 
 # Names of a node on this host in scripts for rabbitmqctl, before the @.
 THIS_HOST = ("localhost", "127.0.0.1", "::1")
@@ -25,6 +26,7 @@ class Broker(NamedTuple):
     url: str = ""
     user: str = ""
     password: str | None = None
+    password_file: Path | None = None
     data_dir: Path | None = None
 
 
@@ -34,15 +36,26 @@ def path() -> Path:
     return Path(base).expanduser() / "shardmq" / "contexts.json"
 
 
-def read() -> dict[str, Any]:
-    """Return the contexts by name under `contexts`, and the name of the one in use or None."""
+def read(is_needed: bool = True) -> dict[str, Any]:
+    """Return the contexts by name under `contexts`, and the name of the one in use or None.
+
+    Args:
+        is_needed: Whether the command ends if this user has no home directory or may not enter it.
+            Otherwise there are no contexts then.
+    """
     try:
         found = json.loads(path().read_text())
         if isinstance(found, dict) and isinstance(found.get("contexts"), dict):
             return found
     except FileNotFoundError:
         return {"contexts": {}, "current": None}
+    except RuntimeError as error:
+        if not is_needed:
+            return {"contexts": {}, "current": None}
+        fail(f"no place for contexts: {error} HOME or XDG_CONFIG_HOME names one", CONFIG)
     except OSError as error:
+        if not is_needed and isinstance(error, PermissionError | NotADirectoryError):
+            return {"contexts": {}, "current": None}
         fail(f"{path()}: {error.strerror}", CONFIG)
     except ValueError:
         pass
@@ -71,7 +84,7 @@ def named(node: str, is_elsewhere_named: bool = False) -> dict[str, Any]:
         is_elsewhere_named: Whether --url or --data-dir says where the broker is. Only then may
             a node of RabbitMQ be on another host.
     """
-    found = read()
+    found = read(is_needed=bool(node))
     contexts: dict[str, Any] = found["contexts"]
     if not node:
         current = found.get("current")
@@ -101,46 +114,73 @@ def _how_to_add(name: str) -> str:
     return f"shardctl context add {name} --url URL"
 
 
-def chosen(node: str, given: Broker) -> Broker:
+def flags(context: typer.Context) -> set[str]:
+    """Return the names of the options that stand on the command line behind the command."""
+    # Some versions of typer have a copy of click, so the enum of click itself may be another one.
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def chosen(node: str, given: Broker, by_flag: set[str]) -> Broker:
     """Return the broker that a command is for.
 
     Flags win over the option --node, --node over the environment, and the environment over the
-    context in use.
+    context in use. A login of the environment is not for the broker that --node names.
 
     Args:
         node: The option --node, or "".
         given: The flags of the command, or what the environment says in their place.
+        by_flag: The fields of `given` that are flags.
     """
-    from_environment = given.url == os.environ.get("SHARDMQ_URL", "") and str(
-        given.data_dir or ""
-    ) == os.environ.get("SHARDMQ_DATA_DIR", "")
-    is_named = bool(given.url or given.data_dir)
-    if is_named and from_environment:
-        is_named = not node
-        given = given._replace(url="", data_dir=None) if node else given
-    context = named(node, is_named)
+    unset = Broker()._asdict()
+    ignored: set[str] = set()
+    if places := by_flag & {"url", "data_dir"}:
+        ignored |= {"url", "data_dir"} - places
+    elif node:
+        ignored |= {"url", "data_dir"}
+    if given.password is not None and given.password_file is not None:
+        if "password_file" not in by_flag:
+            ignored.add("password_file" if "password" in by_flag else "password")
+        elif "password" not in by_flag:
+            ignored.add("password")
+    given = given._replace(**{name: unset[name] for name in ignored})
+    context = named(node, bool(given.url or given.data_dir))
     if not context:
         return given
-    password = given.password
-    if password is None and given.user in ("", context.get("user", "")):
+    if node:
+        login = {"user", "password", "password_file"} - by_flag
+        given = given._replace(**{name: unset[name] for name in login})
+    password, file = given.password, given.password_file
+    if password is None and file is None and given.user in ("", context.get("user", "")):
         password = context.get("password")
-        if password is None and context.get("password_file"):
-            password = password_in(Path(context["password_file"]))
+        file = Path(context["password_file"]) if context.get("password_file") else None
     data_dir = Path(context["data_dir"]) if context.get("data_dir") else None
     user = given.user or context.get("user", "")
-    return Broker(context.get("url", ""), user, password, data_dir)
+    return Broker(context.get("url", ""), user, password, file, data_dir)
 
 
-def data_dir_here(node: str, data_dir: Path | None) -> Path | None:
+def data_dir_here(node: str, data_dir: Path | None, is_flag: bool) -> Path | None:
     """Return the data directory for a command that acts on a broker of this host.
 
-    If the context is a broker at a URL, the command ends: it must not act on another broker.
+    If the context or the environment says that the broker is at a URL, the command ends: it must
+    not act on another broker.
+
+    Args:
+        node: The option --node, or "".
+        data_dir: The data directory of the command line or the environment.
+        is_flag: Whether the data directory stands on the command line.
     """
-    is_named = data_dir is not None and str(data_dir) != os.environ.get("SHARDMQ_DATA_DIR")
-    if data_dir is not None and not node:
-        return data_dir
-    context = named(node, is_named)
+    if not node:
+        url = os.environ.get("SHARDMQ_URL")
+        if url and not is_flag:
+            _fail_elsewhere("SHARDMQ_URL", url)
+        if data_dir is not None:
+            return data_dir
+    context = named(node, is_flag)
     if context.get("url"):
-        where = f"-n {node}" if node else "the context in use"
-        fail(f"{where} is {context['url']}; for a broker on this host use --data-dir DIR", USAGE)
+        _fail_elsewhere(f"-n {node}" if node else "the context in use", context["url"])
     return Path(context["data_dir"]) if context.get("data_dir") else data_dir
+
+
+def _fail_elsewhere(what: str, url: str) -> NoReturn:
+    fail(f"{what} is {url}; for a broker on this host use --data-dir DIR", USAGE)

@@ -16,7 +16,8 @@ import typer
 
 from shardmq.supervisor.cli.api import DEFAULT_PASSWORD, connect
 from shardmq.supervisor.cli.columns import COLUMNS, KINDS
-from shardmq.supervisor.cli.contexts import Broker, chosen, read
+from shardmq.supervisor.cli.contexts import Broker, chosen, flags, read
+from shardmq.supervisor.cli.passwords import password_in
 
 WAIT_S_MAX = 1.0
 ROWS_MAX = 500  # The rows that the HTTP API gives in one page.
@@ -36,20 +37,22 @@ def offered(context: typer.Context, incomplete: str, kind: str, in_vhost: bool) 
     early = context.find_root().params
     file = given.get("password_file")
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(typer.Exit, OSError):
-        password = given.get("password")
-        if password is None and file:
-            password = Path(file).read_text().split("\n")[0]
         data_dir = given.get("data_dir")
         broker = chosen(
             given.get("node") or early.get("named") or "",
             Broker(
                 given.get("url") or "",
                 given.get("user") or "",
-                password,
+                given.get("password"),
+                Path(file) if file else None,
                 Path(data_dir) if data_dir else None,
             ),
+            flags(context),
         )
-        password = DEFAULT_PASSWORD if broker.password is None else broker.password
+        password = broker.password
+        if password is None and broker.password_file is not None:
+            password = password_in(broker.password_file)
+        password = DEFAULT_PASSWORD if password is None else password
         api = connect(broker.url, broker.user, password, broker.data_dir, WAIT_S_MAX)
         vhost = early.get("vhost") or given.get("vhost") or "/"
         path = [kind, vhost] if in_vhost else [kind]

@@ -169,6 +169,101 @@ def test_the_version_needs_no_broker(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) 
     assert ctl("version").stdout == ctl("--version").stdout.removeprefix("shardctl ")
 
 
+def test_a_flag_wins_over_the_other_kind_of_place_in_the_environment(
+    ctl: Ctl, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDMQ_URL", url)
+    assert "no broker runs on data" in ctl("ping", "--data-dir", "data", status=69).stderr
+    # The same directory by flag and environment is a flag.
+    monkeypatch.setenv("SHARDMQ_DATA_DIR", "data")
+    assert "no broker runs on data" in ctl("ping", "--data-dir", "data", status=69).stderr
+    assert Handler.asked == []
+    assert ctl("ping", "--url", url).exit_code == 0
+
+
+def test_a_broker_at_a_url_of_the_environment_is_not_stopped_here(
+    ctl: Ctl, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDMQ_URL", url)
+    for command in ("stop", "shutdown", "await_startup"):
+        assert f"SHARDMQ_URL is {url}; for a broker" in ctl(command, status=64).stderr
+    assert "no broker runs on data" in ctl("stop", "--data-dir", "data", status=69).stderr
+
+
+def test_a_start_is_for_no_context_in_use(
+    ctl: Ctl, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execve", lambda _path, words, _environment: started.append(words))
+    ctl("context", "add", "prod", "--url", url)
+    ctl("context", "add", "here", "--data-dir", "/elsewhere")
+    for name in ("prod", "here"):
+        ctl("context", "use", name)
+        ctl("start", "--config", "c.toml")
+    monkeypatch.setenv("SHARDMQ_URL", url)
+    ctl("start", "--config", "c.toml")
+    assert [words[-1] for words in started] == ["--config=c.toml"] * 3
+    ctl("start", "-n", "here")
+    assert started[-1][-1] == "--data-dir=/elsewhere"
+    assert "-n prod is http://" in ctl("-n", "prod", "start", status=64).stderr
+
+
+def test_a_login_of_the_environment_is_not_sent_to_the_context_that_n_names(
+    ctl: Ctl, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctl("context", "add", "plain", "--url", url)
+    ctl("context", "add", "prod", "--url", url, "--user", "bob", "--password-stdin", piped="pw\n")
+    (tmp_path / "secret").write_text("secret\n")
+    monkeypatch.setenv("SHARDMQ_USER", "alice")
+    for name, value in (("", "secret"), ("_FILE", str(tmp_path / "secret"))):
+        monkeypatch.setenv(f"SHARDMQ_PASSWORD{name}", value)
+        ctl("-n", "plain", "ping")
+        assert login() == "guest:guest"
+        ctl("ping", "-n", "prod")
+        assert login() == "bob:pw"
+        ctl("ping", "-n", "prod", "--user", "eve", "--password", "given")
+        assert login() == "eve:given"
+        monkeypatch.delenv(f"SHARDMQ_PASSWORD{name}")
+
+
+def test_a_password_that_is_a_flag_wins_over_the_environment(
+    ctl: Ctl, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("from file\n")
+    to = ["ping", "--url", url, "--user", "bob"]
+    monkeypatch.setenv("SHARDMQ_PASSWORD_FILE", str(tmp_path / "file"))
+    ctl(*to, "--password", "flag")
+    assert login() == "bob:flag"
+    monkeypatch.setenv("SHARDMQ_PASSWORD", "from environment")
+    ctl(*to)
+    assert login() == "bob:from file"
+    monkeypatch.delenv("SHARDMQ_PASSWORD_FILE")
+    ctl(*to, "--password-file", str(tmp_path / "file"))
+    assert login() == "bob:from file"
+
+
+def test_a_user_without_a_home_has_no_contexts(
+    ctl: Ctl, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    class Closed(type(Path())):  # type: ignore[misc]
+        def read_text(self, *_: Any, **__: Any) -> str:
+            raise PermissionError(13, "Permission denied")
+
+    def closed() -> Path:
+        return Closed("/closed/contexts.json")
+
+    for place in (homeless, closed):
+        with monkeypatch.context() as patched:
+            patched.setattr("shardmq.supervisor.cli.contexts.path", place)
+            assert ctl("ping", "--url", url).exit_code == 0
+            ctl("stop", "--data-dir", "data", status=69)
+            assert ctl("ping", "-n", "prod", "--url", url, status=2).stderr.count("\n") == 1
+            assert ctl("context", "list", status=2).stderr.count("\n") == 1
+
+
 # -- passwords -----------------------------------------------------------------------------------
 
 
