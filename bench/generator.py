@@ -90,8 +90,15 @@ def measure(
 def started(
     target: Target, options: list[str], seconds_max: float
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [str(GENERATOR), "--url", target.url, "--json", "--marks", *options]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [str(GENERATOR), "--json", "--marks", *options]
+    # Other users can read a command line, and the URL holds the password.
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "AMQPLOAD_URL": target.url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     limits = [
         threading.Timer(
             seconds_max, process.terminate

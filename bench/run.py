@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -90,7 +91,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     groups = f"all, {', '.join(FAMILIES)} (core)"
     parser.add_argument("--group", type=families, default=[], metavar="NAME,...", help=groups)
     parser.add_argument(
-        "--self", dest="self_url", metavar="URL", help="do not start this broker, it is there"
+        "--self",
+        dest="self_url",
+        metavar="URL",
+        default=os.environ.get("SHARDMQ_BENCH_SELF"),  # A list of processes does not show it.
+        help="do not start this broker, it is there (SHARDMQ_BENCH_SELF)",
     )
     parser.add_argument(
         "--self-pid", type=int, metavar="PID", help="its topmost process (found by its port)"

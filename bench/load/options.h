@@ -58,7 +58,7 @@ static inline uint64_t copies(void) { return opt.fanout ? opt.queues : 1; }
 
 static const char usage[] =
     "amqpload: publish to and consume from any AMQP 0-9-1 broker, and print the rates\n\n"
-    "  --url amqp://user:password@host:port/vhost\n"
+    "  --url amqp://user:password@host:port/vhost   (or in the environment: AMQPLOAD_URL)\n"
     "  --body BYTES             body of each message (16)\n"
     "  --batch BYTES|N          one write: 64K, 4096B are bytes, a bare number counts messages (64K)\n"
     "  --confirms WINDOW        wait for confirms, at most WINDOW outstanding to each producer (0: none)\n"
@@ -179,6 +179,8 @@ static inline void settle(bool seconds_given, bool load_given) {
 
 static inline void parse_options(int argc, char **argv, const char **scan_file, size_t *scan_piece) {
     bool seconds_given = false, load_given = false;
+    const char *url = getenv("AMQPLOAD_URL");
+    if (url && !parse_url(url, &opt.broker)) bad_usage("AMQPLOAD_URL is not amqp://host...");
     for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
             case O_URL: if (!parse_url(optarg, &opt.broker)) bad_usage("--url is not amqp://host..."); break;
             case O_BODY: opt.body_bytes = number(optarg, BODY_BYTES_MAX); break;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,25 @@ def test_the_wait_for_a_rate_is_no_latency(broker: RealBroker) -> None:
     """A publisher at 10 messages a second rests for 100 ms before each."""
     found = perf(broker, "--rate", "10", "--time", "1", "--json")
     assert json.loads(found.stdout)[0]["latency_p50_ms"] < 60
+
+
+@pytest.mark.skipif(
+    not (shutil.which("cc") and shutil.which("make")), reason="the generator is compiled"
+)
+def test_no_list_of_processes_shows_the_password_of_a_scenario(broker: RealBroker) -> None:
+    command = [sys.executable, "-m", "shardmq.supervisor.cli.app", "perf", "--quick"]
+    command += ["--scenarios", "latency", "--data-dir", str(broker.data_dir)]
+    # The login is the default one of perf, guest:guest.
+    with subprocess.Popen(
+        command, cwd=SOURCE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
+        shown: set[str] = set()
+        while running.poll() is None:
+            with contextlib.suppress(OSError):
+                own = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+                for pid in (running.pid, *own):
+                    shown.add(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+            time.sleep(0.02)
+        assert running.returncode == 0
+    assert any("amqpload" in line for line in shown)
+    assert [line for line in shown if "guest:guest" in line] == []
