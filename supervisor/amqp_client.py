@@ -192,6 +192,7 @@ class Client:
         """
         self.state = State.AWAITING_START
         self.frame_bytes_max = frame_bytes_max
+        self.server_properties = b""  # The encoded table of connection.start, when it is here.
         self._start_ok = properties + _short(mechanism) + _long(response) + _short("en_US")
         self._open = _short(vhost) + b"\0\0"
         self._keeps_content = keeps_content
@@ -265,6 +266,7 @@ class Client:
             first, last, altered = struct.unpack_from(">QQB", payload, 4)
             return Known(first, last, bool(altered))
         if method == START:
+            self.server_properties = payload[6 : 10 + int.from_bytes(payload[6:10], "big")]
             self._send(START_OK, self._start_ok)
         elif method == TUNE:
             channels, offered, _ = _TUNE.unpack_from(payload, 4)

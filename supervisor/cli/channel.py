@@ -64,6 +64,15 @@ class Channel:
         self._server, self._sock, self._timeout_s = server, sock, timeout_s
         self._events: deque[Event] = deque()
 
+    def greeting(self) -> dict[str, Any]:
+        """Return what the broker says about itself, before the login is sent."""
+        import pamqp.decode
+
+        self.flush()
+        while not self.client.server_properties:
+            self._receive()
+        return pamqp.decode.field_table(self.client.server_properties)[1]
+
     def expect(self, method: int) -> None:
         """Wait for the arrival of a method. Messages that come before it are kept."""
         kept: list[Event] = []
@@ -213,16 +222,43 @@ def server_of(api: Api) -> Server:
 
 def tcp_server_of(api: Api) -> Server:
     """Return the TCP listener for AMQP of the broker that answers by `api`."""
-    listeners = {one["protocol"]: one for one in reversed(api.get("overview")["listeners"])}
+    overview = api.get("overview")
+    listeners = {one["protocol"]: one for one in reversed(overview["listeners"])}
     url = urlsplit(api.endpoint.url)
     kinds = ("amqp/ssl", "amqp") if url.scheme == "https" else ("amqp", "amqp/ssl")
     kind = next((kind for kind in kinds if kind in listeners), None)
     if kind is None:
         fail("the broker has no AMQP listener")
-    host = url.hostname or ""
-    if host in ("localhost", *HERE.values()):
-        host = HERE.get(listeners[kind]["ip_address"], listeners[kind]["ip_address"])
-    return Server(host, listeners[kind]["port"], kind == "amqp/ssl")
+    host, port, is_secure = url.hostname or "", listeners[kind]["port"], kind == "amqp/ssl"
+    if host not in ("localhost", *HERE.values()):
+        return Server(host, port, is_secure)
+    host = HERE.get(listeners[kind]["ip_address"], listeners[kind]["ip_address"])
+    server = Server(host, port, is_secure)
+    if not api.endpoint.socket:
+        _check_identity(server, api, overview.get("cluster_name"))
+    return server
+
+
+def _check_identity(server: Server, api: Api, cluster_name: str | None) -> None:
+    """End the command if another broker listens at `server` than the one that answers by `api`.
+
+    A URL of this host may be the end of a tunnel to another host. The port for AMQP that the broker
+    there reports is not forwarded then, and a broker of this host may listen at it. This costs a
+    connection, because the login must not be sent to another broker.
+    """
+    try:
+        sock = _connected(server, api.timeout_s)
+    except OSError:
+        return  # Who connects next says why.
+    with sock:
+        channel = Channel(server, sock, Client("/", "PLAIN", ""), "", api.timeout_s)
+        found = channel.greeting().get("cluster_name")
+    if found != cluster_name:
+        fail(
+            f"{api.endpoint.url} is the broker '{cluster_name}', and at {server}, its port for"
+            f" AMQP, is the broker '{found}': a tunnel must forward this port too",
+            UNREACHABLE,
+        )
 
 
 def _connected(server: Server, timeout_s: float) -> socket.socket:

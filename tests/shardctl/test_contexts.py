@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shardmq.supervisor.cli.app import app
-from tests.shardctl.test_cli_commands import Handler, http, nothing_asked_yet
+from tests.shardctl.test_cli_commands import ANSWERS, Handler, http, nothing_asked_yet
 from tests.support.brokers import Api
 from tests.support.real_broker import RealBroker
 
@@ -314,3 +314,16 @@ def test_a_context_works_over_amqp_too(
     ctl("-n", "test", "create_queue", name)
     ctl("-n", "test", "publish", name, "by name")
     assert ctl("-n", "test", "get", name).stdout == "by name"
+
+
+def test_amqp_goes_to_no_other_broker_than_http(
+    ctl: Ctl, url: str, broker: RealBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tunnel to the HTTP API of another host ends here, and another broker has the AMQP port."""
+    listener = {"protocol": "amqp", "ip_address": "0.0.0.0", "port": broker.port}
+    far = {"cluster_name": "far", "product_version": "1", "listeners": [listener]}
+    monkeypatch.setitem(ANSWERS, "/api/overview", far)
+    for words in (["publish", "q", "x"], ["get", "q"], ["perf", "--time", "0.1"]):
+        said = ctl(*words, "--url", url, "--user", "guest", "--password", "guest", status=69).stderr
+        assert said.startswith(f"shardctl: {url} is the broker 'far', and at 127.0.0.1:")
+        assert said.count("\n") == 1
