@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from urllib.parse import quote, urlsplit
 import pika
 import pytest
 
+from shardmq.broker.controller.management.metrics.stats_collector import SAMPLE_S
 from tests.support.real_broker import RealBroker, wait_until
 
 sync_api = pytest.importorskip(
@@ -385,6 +387,55 @@ def test_shards_show_load_placement_ring_and_owners(visit: Visit, broker: RealBr
     expect(page.locator(".matrix tbody th")).to_contain_text("owner of all")
     connection.close()
     expect(page.get_by_text("Nobody consumes it by its own name.")).to_be_visible()
+
+
+POINTS = re.compile("[ML]")
+
+
+@pytest.mark.row("M2.3")
+def test_charts_are_full_when_a_queue_is_opened(visit: Visit, broker: RealBroker) -> None:
+    make(broker, "queues/%2F/charted", {})
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        channel = connection.channel()
+        until = time.monotonic() + 4 * SAMPLE_S  # nobody looks meanwhile
+        while time.monotonic() < until:
+            for _ in range(10):
+                channel.basic_publish("", "charted", b"x")
+            connection.process_data_events(0.1)
+    page = visit.log_in()
+    visit.go("queues/%2F/charted")
+    titled(page, "charted")
+    line = page.locator(".chart .line").first
+    expect(line).to_be_attached()
+    drawn = POINTS.findall(line.get_attribute("d") or "")
+    assert len(drawn) >= 3, "what was before the page was opened is drawn"
+
+    plot = page.locator(".plot").first
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] / 2)
+    expect(page.locator(".tip .tiptext").first).to_have_text(re.compile(r"in [\d.,]+/s"))
+    said = page.locator(".tip .tiptext").first.text_content() or ""
+    assert 20 <= float(said.split()[1].removesuffix("/s").replace(",", "")) <= 120
+    page.get_by_text("Day", exact=True).click()
+    expect(page.locator(".kept")).to_contain_text("Samples are kept for 10 minutes")
+    page.get_by_text("Minute", exact=True).click()
+    expect(page.locator(".kept")).not_to_contain_text("Samples are kept")
+
+
+@pytest.mark.parametrize("wide", [390, 1280])
+def test_charts_of_each_span_fit_the_screen(
+    browser: Browser, broker: RealBroker, wide: int
+) -> None:
+    visit = Visit(browser, broker, viewport={"width": wide, "height": 844})
+    page = visit.log_in()
+    for where in ("", "shards", "queues/%2F/first", "exchanges/%2F/orders"):
+        visit.go(where)
+        for span in ("Minute", "10 minutes", "Hour", "8 hours", "Day"):
+            page.get_by_text(span, exact=True).click()
+            expect(page.locator(".plot svg, .heat").first).to_be_attached()
+            assert page.evaluate("document.documentElement.scrollWidth") <= wide, (where, span)
+    visit.close()
 
 
 def test_logs_of_all_processes_come_as_they_are_said(visit: Visit, broker: RealBroker) -> None:

@@ -2,7 +2,6 @@
 
 import * as api from "./api.js";
 import { fill, h } from "./dom.js";
-import * as history from "./history.js";
 import { Page } from "./page.js";
 import { here, match, to } from "./router.js";
 import { button, failure, notice } from "./widgets.js";
@@ -119,7 +118,6 @@ function showView(isFirst = false) {
 }
 
 function showLogin() {
-  history.stop();
   document.title = "Log in · shardmq";
   const name = h("input", { id: "name", name: "name", autocomplete: "username", required: true, spellcheck: "false", autocapitalize: "none" });
   const password = h("input", { id: "password", name: "password", type: "password", autocomplete: "current-password" });
@@ -151,7 +149,6 @@ function brandMark() {
 
 function begin() {
   frame();
-  history.begin();
   showView(true);
 }
 

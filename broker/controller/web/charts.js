@@ -1,16 +1,20 @@
 // Charts as SVG: lines over time, heat maps, rings, bars. Colours are classes of the theme.
 
 import { h, svg, fill } from "./dom.js";
+import * as format from "./format.js";
 
 const HEIGHT = 190;
-const LEFT = 52;
+const LEFT = 66; // for labels such as "1,023 KiB/s"
 const RIGHT = 10;
 const TOP = 10;
 const BOTTOM = 22;
 const TICKS = 4;
 export const COLOURS = 8;
 const HEAT_STEPS = 8;
-const SPAN_MS_MIN = 60_000; // the shortest span, for a chart that has just begun
+const TIME_WIDTH = 110; // of a time below the lines
+const TIP_PAD = 8;
+const TIP_LINE = 17;
+const TIP_CHAR = 6.6; // about the width of a character
 
 /** Return a round number that is at least `most`, and the step between `TICKS` lines. */
 function scale(most) {
@@ -21,38 +25,49 @@ function scale(most) {
 }
 
 /**
- * Lines over time. `series`: {name, colour, of(sample)}; `samples`: {at (ms), ...}, oldest first; `show(value)` a text.
- * Returns an element with `draw(samples)`. It shows the last `spanMsMax`, or less if the samples span less.
+ * Lines over time. `series`: {name, colour, of(sample)}; `show(value)` a text.
+ * Returns an element with `draw(samples, spanMs)`. Samples are {at (ms), ...}, the oldest first; those of the last
+ * `spanMs` before the newest one are shown. The pointer, or a finger, shows the values of one time.
  */
-export function lineChart(title, series, show, spanMsMax) {
+export function lineChart(title, series, show) {
   const plot = h("div", { class: "plot" });
   const values = series.map(() => h("output", null, "–"));
   const legend = h("ul", { class: "legend" }, series.map((one, i) => h("li", null, h("i", { class: `swatch c${one.colour}` }), one.name, " ", values[i])));
   const element = h("figure", { class: "chart" }, h("figcaption", null, h("h3", null, title), legend), plot);
   let last = [];
-  let spanMs = spanMsMax;
+  let spanMs = 1;
+  let pointed = null; // the x of the pointer
   const tell = (sample) => series.forEach((one, i) => (values[i].textContent = sample ? show(one.of(sample)) : "–"));
 
-  element.draw = (samples) => {
-    last = samples;
-    const held = samples.length ? samples.at(-1).at - samples[0].at : 0;
-    spanMs = Math.min(spanMsMax, Math.max(SPAN_MS_MIN, Math.ceil(held / 60_000) * 60_000));
+  element.draw = (samples, span = spanMs) => {
+    [last, spanMs] = [samples, span];
     const width = plot.clientWidth;
     if (width < 2 * LEFT) return;
     fill(plot, lines(title, series, samples, show, spanMs, width));
     tell(samples.at(-1));
+    if (pointed !== null) point();
   };
-  plot.addEventListener("pointermove", (event) => {
+  const point = () => {
     const drawn = plot.firstChild;
-    if (!drawn || last.length < 2) return;
-    const x = event.clientX - drawn.getBoundingClientRect().left;
-    const place = xOf(last, spanMs, plot.clientWidth);
-    const sample = last.reduce((a, b) => (Math.abs(place(b) - x) < Math.abs(place(a) - x) ? b : a));
+    if (!drawn || !last.length) return;
+    const width = plot.clientWidth;
+    const place = xOf(last, spanMs, width);
+    const sample = last.reduce((a, b) => (Math.abs(place(b) - pointed) < Math.abs(place(a) - pointed) ? b : a));
     tell(sample);
-    drawn.querySelector(".cross")?.setAttribute("transform", `translate(${place(sample)} 0)`);
+    drawn.querySelector(".cross").setAttribute("transform", `translate(${place(sample)} 0)`);
+    fill(drawn.querySelector(".tip"), tip(series, sample, show, place(sample), width));
     drawn.classList.add("pointed");
+  };
+  const follow = (event) => {
+    pointed = event.clientX - plot.getBoundingClientRect().left;
+    point();
+  };
+  plot.addEventListener("pointerdown", follow);
+  plot.addEventListener("pointermove", follow);
+  plot.addEventListener("pointerleave", () => {
+    pointed = null;
+    element.draw(last);
   });
-  plot.addEventListener("pointerleave", () => element.draw(last));
   new ResizeObserver(() => element.draw(last)).observe(plot);
   return element;
 }
@@ -75,14 +90,47 @@ function lines(title, series, samples, show, spanMs, width) {
       svg("line", { class: i ? "grid" : "grid base", x1: LEFT, x2: width - RIGHT, y1: y(i * step), y2: y(i * step) }),
       svg("text", { class: "tick", x: LEFT - 8, y: y(i * step) + 4, "text-anchor": "end" }, show(i * step)),
     ]),
-    svg("text", { class: "tick", x: LEFT, y: HEIGHT - 5 }, `${Math.round(spanMs / 60_000)} min ago`),
-    svg("text", { class: "tick", x: width - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, "now"),
-    series.map((one) => svg("path", { class: `line c${one.colour}`, d: pathOf(samples.filter((sample) => Number.isFinite(one.of(sample))), x, (sample) => y(one.of(sample))) })),
-    svg("line", { class: "cross", x1: 0, x2: 0, y1: TOP, y2: bottom }));
+    now ? times(now.at, spanMs, x, width) : null,
+    series.map((one) => svg("path", { class: `line c${one.colour}`, d: pathOf(samples, x, (sample) => y(one.of(sample)), (sample) => Number.isFinite(one.of(sample))) })),
+    svg("line", { class: "cross", x1: 0, x2: 0, y1: TOP, y2: bottom }),
+    svg("g", { class: "tip", "aria-hidden": "true" }));
 }
 
-function pathOf(samples, x, y) {
-  return samples.map((sample, i) => `${i ? "L" : "M"}${x(sample).toFixed(1)} ${y(sample).toFixed(1)}`).join("");
+/** Times below the lines, the newest one at the right end. */
+function times(end, spanMs, x, width) {
+  const count = Math.max(1, Math.min(TICKS, Math.floor((width - LEFT) / TIME_WIDTH)));
+  return Array.from({ length: count + 1 }, (_, i) => {
+    const at = end - (spanMs * i) / count;
+    const anchor = i === 0 ? "end" : i === count ? "start" : "middle";
+    return svg("text", { class: "tick", x: x({ at }), y: HEIGHT - 5, "text-anchor": anchor }, format.clock(at, spanMs));
+  });
+}
+
+/** The time and the values of a sample in a box beside the pointer. */
+function tip(series, sample, show, x, width) {
+  const rows = series.map((one) => [one, `${one.name} ${show(one.of(sample))}`]);
+  const head = format.clock(sample.at, 0);
+  const wide = TIP_PAD * 3 + TIP_CHAR * Math.max(head.length, ...rows.map(([, text]) => text.length + 2));
+  const left = x + TIP_PAD + wide < width ? x + TIP_PAD : Math.max(0, x - TIP_PAD - wide);
+  const line = (i) => TOP + TIP_PAD + TIP_LINE * (i + 0.6);
+  return [
+    svg("rect", { class: "tipbox", x: left, y: TOP, width: wide, height: 2 * TIP_PAD + TIP_LINE * (rows.length + 1) - 4, rx: 6 }),
+    svg("text", { class: "tick", x: left + TIP_PAD, y: line(0) }, head),
+    rows.map(([one, text], i) => [
+      svg("rect", { class: `mark c${one.colour}`, x: left + TIP_PAD, y: line(i + 1) - 8, width: 8, height: 8, rx: 2 }),
+      svg("text", { class: "tiptext", x: left + TIP_PAD + 13, y: line(i + 1) }, text),
+    ]),
+  ];
+}
+
+/** A path through the known samples, with gaps where samples are not known. */
+function pathOf(samples, x, y, isKnown) {
+  let pen = "M";
+  return samples.map((sample) => {
+    const drawn = isKnown(sample) ? `${pen}${x(sample).toFixed(1)} ${y(sample).toFixed(1)}${pen === "M" ? "h0" : ""}` : ""; // h0: a dot
+    pen = drawn ? "L" : "M";
+    return drawn;
+  }).join("");
 }
 
 /** A heat map, darker for larger values. `rows`: {name, href, values (oldest first), now}. */

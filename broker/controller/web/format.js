@@ -54,6 +54,14 @@ export function moment(milliseconds) {
   return Number.isFinite(milliseconds) ? new Date(milliseconds).toLocaleString() : NONE;
 }
 
+const seconds = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const minutes = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit" });
+
+/** Return the time of day, without the seconds in a span of more than ten minutes. */
+export function clock(milliseconds, spanMs) {
+  return (spanMs > 600_000 ? minutes : seconds).format(milliseconds);
+}
+
 /** Return a value in a table of arguments or properties as a text. */
 export function value(any) {
   if (any === null || any === undefined || any === "") return NONE;

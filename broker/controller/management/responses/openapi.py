@@ -12,6 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from shardmq.broker.controller.management.call import NUMBER_MAX, Route
+from shardmq.broker.controller.management.metrics import past
+from shardmq.broker.controller.management.metrics.time_range import SAMPLES_MAX
 from shardmq.broker.controller.management.responses.schemas import (
     DOCUMENT,
     ROWS,
@@ -39,6 +41,12 @@ _QUERY: Final[dict[str, Schema]] = {
     },
     "disable_stats": {"enum": ["true", "false"]},
 }
+# The kinds of objects whose rows have samples, by the name of the row.
+_SAMPLED: Final = {
+    "Overview": past.BROKER, "Node": past.NODE, "Load": past.SHARD, "Vhost": past.VHOST,
+    "Queue": past.QUEUE, "Exchange": past.EXCHANGE, "Connection": past.CONNECTION,
+    "Channel": past.CHANNEL,
+}  # fmt: skip
 _FLAG: Schema = {"enum": ["true", "false"]}
 # The parameters of calls that delete or purge. Calls with any other parameter are refused.
 _DELETE_QUERY: Final[dict[str, Schema]] = {
@@ -173,10 +181,27 @@ def _parameters(route: Route, path: str) -> list[Schema]:
     if path == "/api/logs":
         wanted = {"since": _SINCE}
     elif route.method == "GET":
-        wanted = _QUERY if isinstance(route.shows, list) else {"columns": _QUERY["columns"]}
+        is_list = isinstance(route.shows, list)
+        wanted = {**_QUERY} if is_list else {"columns": _QUERY["columns"]}
+        row = route.shows[0] if isinstance(route.shows, list) else route.shows
+        if row in _SAMPLED:
+            wanted |= _sample_query(_SAMPLED[row])
     elif route.query:
         wanted = {name: _DELETE_QUERY[name] for name in route.query}
     return found + [{"name": n, "in": "query", "schema": schema} for n, schema in wanted.items()]
+
+
+def _sample_query(kind: past.Kind) -> dict[str, Schema]:
+    """Return the parameters that ask for samples of the past of such objects."""
+    found: dict[str, Schema] = {}
+    for prefix in dict.fromkeys(column.asked_by for column in kind.columns):
+        for end, text in (
+            ("age", "of the past that samples are wanted of"),
+            ("incr", "between two samples"),
+        ):
+            about = f"Seconds {text}; age / incr is at most {SAMPLES_MAX}."
+            found[f"{prefix}_{end}"] = {"type": "integer", "minimum": 1, "description": about}
+    return found
 
 
 def _successes(route: Route, path: str) -> Schema:

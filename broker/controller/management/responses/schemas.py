@@ -111,7 +111,8 @@ MORE: Final[dict[str, str]] = {
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (
         "messages:int messages_ready:int messages_unacknowledged:int message_bytes:int "
-        "consumers:int rss_bytes:num? publish_per_s:num deliver_per_s:num ack_per_s:num cpu:num "
+        "consumers:int rss_bytes:num? published:int delivered:int acked:int cpu_seconds:num "
+        "syncs:num publish_per_s:num deliver_per_s:num ack_per_s:num cpu:num "
         "syncs_per_s:num"
     ),
 }

@@ -3,6 +3,7 @@
 import { path, remove } from "../api.js";
 import { h, update } from "../dom.js";
 import * as format from "../format.js";
+import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
 import { attempt, dangerous, empty, entries, facts, link, queueLink, section, state } from "../widgets.js";
@@ -30,13 +31,19 @@ function perSecond(details) {
   return details ? `${format.bytes(details.rate)}/s` : "–";
 }
 
+const BYTES = [{
+  title: "Bytes a second",
+  show: (value) => (Number.isFinite(value) ? `${format.bytes(value)}/s` : "–"),
+  lines: [{ name: "from client", colour: 0, of: "recv_oct", isRate: true }, { name: "to client", colour: 1, of: "send_oct", isRate: true }],
+}];
+
 export function connection(page, name) {
   const about = h("div", null, empty("…"));
   const opened = h("div", null, empty("…"));
   const close = dangerous("Close connection", `Close ${name}? Its client is told, and may come back.`, async () => {
     if (await attempt(() => remove(path("connections", name)), "The connection is closed.")) location.hash = to("connections");
   });
-  page.show(name, section(null, about), section("Channels", opened), section("End it", close));
+  page.show(name, pastCharts(page, path("connections", name), BYTES, OBJECT_KEPT_S), section(null, about), section("Channels", opened), section("End it", close));
   page.live(async () => {
     const where = path("connections", name);
     const [found, channels] = await Promise.all([page.get(where), page.get(`${where}/channels`)]);
@@ -84,10 +91,16 @@ export function channels(page) {
   })));
 }
 
+const MESSAGES = [{
+  title: "Messages a second",
+  show: format.rate,
+  lines: [{ name: "in", colour: 0, of: "message_stats.publish", isRate: true }, { name: "out", colour: 1, of: "message_stats.deliver_get", isRate: true }],
+}];
+
 export function channel(page, name) {
   const about = h("div", null, empty("…"));
   const consumers = h("div", null, empty("…"));
-  page.show(name, section(null, about), section("Consumers", consumers));
+  page.show(name, pastCharts(page, path("channels", name), MESSAGES, OBJECT_KEPT_S), section(null, about), section("Consumers", consumers));
   page.live(async () => {
     const found = await page.get(path("channels", name));
     update(about, facts([

@@ -4,6 +4,7 @@ import { exchangePart, path, post, put, remove } from "../api.js";
 import { EXCHANGE_ARGUMENTS } from "../arguments.js";
 import { fill, h, update } from "../dom.js";
 import * as format from "../format.js";
+import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, vhostChoice } from "../table.js";
 import { attempt, badge, dangerous, empty, entries, exchangeLink, facts, fold, form, notice, queueLink, section } from "../widgets.js";
@@ -60,11 +61,17 @@ function addForm(page) {
   });
 }
 
+const CHARTS = [{
+  title: "Messages a second",
+  show: format.rate,
+  lines: [{ name: "in", colour: 0, of: "message_stats.publish_in", isRate: true }, { name: "to queues", colour: 1, of: "message_stats.publish_out", isRate: true }],
+}];
+
 export function exchange(page, vhost, name) {
   const where = path("exchanges", vhost, exchangePart(name));
   const about = h("div", null, empty("…"));
   const circle = h("div");
-  const rows = [section(null, about), circle];
+  const rows = [pastCharts(page, where, CHARTS, OBJECT_KEPT_S), section(null, about), circle];
   if (name !== "") {
     rows.push(section("Bindings from here", bindingsOf(page, { vhost, kind: "exchange", name }, true)));
     rows.push(section("Bindings to here", bindingsOf(page, { vhost, kind: "exchange", name }, false)));

@@ -1,44 +1,45 @@
 // Overview: rates, waiting messages, processes, and warnings.
 
 import { ApiError, has } from "../api.js";
-import { bar, lineChart } from "../charts.js";
+import { bar } from "../charts.js";
 import { h, update } from "../dom.js";
 import * as format from "../format.js";
-import * as history from "../history.js";
+import { BROKER_KEPT_S, pastCharts } from "../history.js";
 import { plainTable } from "../table.js";
 import { badge, empty, facts, figures, section, state } from "../widgets.js";
 import { to } from "../router.js";
 
-const stat = (name) => (sample) => sample.said.message_stats[`${name}_details`]?.rate;
-const total = (name) => (sample) => sample.said.queue_totals[name];
+const rate = (name, colour, of) => ({ name, colour, of: `message_stats.${of}`, isRate: true });
+const CHARTS = [
+  {
+    title: "Messages a second",
+    show: format.rate,
+    lines: [rate("published", 0, "publish"), rate("delivered", 1, "deliver_get"), rate("acknowledged", 2, "ack"), rate("confirmed", 3, "confirm")],
+  },
+  {
+    title: "Messages in queues",
+    show: format.compact,
+    lines: [
+      { name: "ready", colour: 0, of: "queue_totals.messages_ready" },
+      { name: "unacknowledged", colour: 4, of: "queue_totals.messages_unacknowledged" },
+    ],
+  },
+];
 
 export function overview(page) {
-  const rates = lineChart("Messages a second", [
-    { name: "published", colour: 0, of: stat("publish") },
-    { name: "delivered", colour: 1, of: stat("deliver_get") },
-    { name: "acknowledged", colour: 2, of: stat("ack") },
-    { name: "confirmed", colour: 3, of: stat("confirm") },
-  ], format.rate, history.SPAN_MS);
-  const depth = lineChart("Messages in queues", [
-    { name: "ready", colour: 0, of: total("messages_ready") },
-    { name: "unacknowledged", colour: 4, of: total("messages_unacknowledged") },
-  ], format.compact, history.SPAN_MS);
   const totals = h("div");
   const alarms = h("div", { role: "status" });
   const node = h("div", { class: "meters" }, empty("…"));
   const about = h("div");
   const processes = h("div", null, empty("…"));
-  page.show("Overview", alarms, totals, h("div", { class: "pair" }, h("div", { class: "card" }, rates), h("div", { class: "card" }, depth)),
+  page.show("Overview", alarms, totals, pastCharts(page, "overview", CHARTS, BROKER_KEPT_S),
     has("monitoring") ? [section("Room left", node), section("Processes", processes)] : null, section("About", about));
 
-  history.follow(() => {
-    rates.draw(history.overviews);
-    depth.draw(history.overviews);
-    const said = history.overviews.at(-1)?.said;
-    if (!said) return;
+  page.live(async () => {
+    const said = await page.get("overview");
     update(totals, figuresOf(said));
     update(about, aboutOf(said));
-  }, page.signal);
+  });
   page.live(async () => update(alarms, await wrongs(page)));
   if (has("monitoring")) {
     page.live(async () => {

@@ -2,9 +2,9 @@
 
 import { path, post, put, remove } from "../api.js";
 import { QUEUE_ARGUMENTS } from "../arguments.js";
-import { lineChart } from "../charts.js";
 import { h, update } from "../dom.js";
 import * as format from "../format.js";
+import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, vhostChoice } from "../table.js";
 import { attempt, badge, button, dangerous, empty, entries, facts, figures, fold, form, notice, queueLink, section, state } from "../widgets.js";
@@ -13,8 +13,23 @@ import { consumerTable } from "./connections.js";
 import { getForm, publishForm } from "./messages.js";
 import { vhostOptions } from "./vhosts.js";
 
-const CHART_EVERY_MS = 2_000;
-const CHART_SPAN_MS = 300_000;
+const EVERY_MS = 2_000;
+const CHARTS = [
+  {
+    title: "Messages a second",
+    show: format.rate,
+    lines: [
+      { name: "in", colour: 0, of: "message_stats.publish", isRate: true },
+      { name: "out", colour: 1, of: "message_stats.deliver_get", isRate: true },
+      { name: "acknowledged", colour: 2, of: "message_stats.ack", isRate: true },
+    ],
+  },
+  {
+    title: "Messages",
+    show: format.compact,
+    lines: [{ name: "ready", colour: 0, of: "messages_ready" }, { name: "unacknowledged", colour: 4, of: "messages_unacknowledged" }],
+  },
+];
 
 export function queues(page) {
   const list = listTable(page, {
@@ -71,34 +86,20 @@ function addForm(page) {
 
 export function queue(page, vhost, name) {
   const where = path("queues", vhost, name);
-  const samples = [];
-  const rates = lineChart("Messages a second", [
-    { name: "in", colour: 0, of: ({ said }) => said.message_stats?.publish_details?.rate },
-    { name: "out", colour: 1, of: ({ said }) => said.message_stats?.deliver_get_details?.rate },
-    { name: "acknowledged", colour: 2, of: ({ said }) => said.message_stats?.ack_details?.rate },
-  ], format.rate, CHART_SPAN_MS);
-  const depth = lineChart("Messages", [
-    { name: "ready", colour: 0, of: ({ said }) => said.messages_ready },
-    { name: "unacknowledged", colour: 4, of: ({ said }) => said.messages_unacknowledged },
-  ], format.compact, CHART_SPAN_MS);
   const numbers = h("div", null, empty("…"));
   const about = h("div", null, empty("…"));
   const consumers = h("div", null, empty("…"));
   const pausing = h("span");
   const again = page.live(async () => {
     const found = await page.get(where);
-    samples.push({ at: Date.now(), said: found });
-    while (samples[0].at < Date.now() - CHART_SPAN_MS) samples.shift();
-    rates.draw(samples);
-    depth.draw(samples);
     update(numbers, numbersOf(found));
     update(about, aboutOf(found));
     update(consumers, consumerTable(found.consumer_details ?? []));
     update(pausing, pauseButton(where, found, again));
-  }, CHART_EVERY_MS);
+  }, EVERY_MS);
 
   page.show(name,
-    section(null, numbers), h("div", { class: "pair" }, h("div", { class: "card" }, rates), h("div", { class: "card" }, depth)),
+    section(null, numbers), pastCharts(page, where, CHARTS, OBJECT_KEPT_S),
     section("About", about), section("Consumers", consumers),
     section("Bindings", bindingsOf(page, { vhost, kind: "queue", name }, false)),
     fold("Publish a message", publishForm(vhost, "", name, again)),

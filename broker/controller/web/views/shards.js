@@ -8,48 +8,54 @@ import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
 import { badge, empty, facts, queueLink, section, state } from "../widgets.js";
 
-const COLUMNS_MIN = 30; // a minute
+const EVERY_MS = 5_000;
 const COLUMNS_MAX = 90;
 const COLUMNS_NARROW_MAX = 40;
 const NARROW_PX = 600;
 
+// For each metric: its label, how it is shown, the number that has samples, and whether its rate is shown.
 const METRICS = {
-  publish_per_s: ["Published", format.rate],
-  deliver_per_s: ["Delivered", format.rate],
-  messages: ["Messages held", format.compact],
-  message_bytes: ["Bytes held", format.bytes],
-  cpu: ["CPU", format.percent],
-  rss_bytes: ["Memory", format.bytes],
-  syncs_per_s: ["Disk syncs", format.rate],
+  publish_per_s: ["Published", format.rate, "published", true],
+  deliver_per_s: ["Delivered", format.rate, "delivered", true],
+  messages: ["Messages held", format.compact, "messages", false],
+  message_bytes: ["Bytes held", format.bytes, "message_bytes", false],
+  cpu: ["CPU", format.percent, "cpu_seconds", true],
+  rss_bytes: ["Memory", format.bytes, "rss_bytes", false],
+  syncs_per_s: ["Disk syncs", format.rate, "syncs", true],
 };
 
 export function shards(page) {
   const map = h("div", null, empty("Waiting for the first numbers …"));
   const table = h("div", null, empty("…"));
+  const note = h("p", { class: "faint kept", role: "status" });
   let metric = "publish_per_s";
-  const draw = () => update(map, mapOf(metric));
+  let rows = [];
+  const draw = () => rows.length && update(map, mapOf(metric, rows));
+  const again = page.live(async () => {
+    const most = window.innerWidth < NARROW_PX ? COLUMNS_NARROW_MAX : COLUMNS_MAX;
+    rows = await page.get("shards/load", history.query(history.BROKER_KEPT_S, most));
+    draw();
+    update(table, loadTable(rows));
+    const oldest = Math.min(...rows.map((row) => history.values(row, "messages", false)[0]?.[0] ?? Infinity));
+    update(note, history.noteOf(oldest, history.BROKER_KEPT_S));
+  }, EVERY_MS);
   const choices = h("fieldset", { class: "choices" }, h("legend", { class: "hidden" }, "What the heat map shows"),
     Object.entries(METRICS).map(([name, [label]]) => h("label", null,
       h("input", { type: "radio", name: "metric", value: name, checked: name === metric, on: { change: () => draw((metric = name)) } }), h("span", null, label))));
-  page.show("Shards", section("Load over time", choices, map), section("Now", table));
-  history.follow(() => {
-    draw();
-    const now = history.loads.at(-1)?.said;
-    if (now) update(table, loadTable(now));
-  }, page.signal);
+  page.show("Shards", section("Load over time", choices, history.spanChoice(() => again()), note, map), section("Now", table));
 }
 
-function mapOf(metric) {
-  if (!history.loads.length) return empty("Waiting for the first numbers …");
-  const [label, show] = METRICS[metric];
-  const most = window.innerWidth < NARROW_PX ? COLUMNS_NARROW_MAX : COLUMNS_MAX;
-  const columns = Math.min(most, Math.max(COLUMNS_MIN, history.loads.length));
-  const last = history.loads.at(-1).said;
-  const rows = last.map(({ shard }) => {
-    const values = history.loads.slice(-columns).map(({ said }) => said.find((one) => one.shard === shard)?.[metric] ?? NaN);
-    return { name: `Shard ${shard}`, href: to("shards", shard), values, now: show(values.at(-1)) };
+function mapOf(metric, loads) {
+  const [label, show, name, isRate] = METRICS[metric];
+  const known = new Map(loads.map((row) => [row.shard, new Map(history.values(row, name, isRate))]));
+  const times = [...new Set([...known.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b);
+  const step = times.length > 1 ? times[1] - times[0] : history.spanMs();
+  const columns = Math.max(1, Math.round(history.spanMs() / step));
+  const rows = loads.map((row) => {
+    const values = times.map((at) => known.get(row.shard).get(at) ?? NaN);
+    return { name: `Shard ${row.shard}`, href: to("shards", row.shard), values, now: show(row[metric]) };
   });
-  return heatMap(`${label}, the last ${Math.round((columns * history.EVERY_MS) / 1_000)} seconds`, rows, show, columns);
+  return heatMap(`${label}, the last ${format.duration(history.spanMs() / 1_000)}`, rows, show, columns);
 }
 
 function loadTable(rows) {
