@@ -53,11 +53,13 @@ def main() -> int:
         except RunFailed as failure:  # the broker did not start: earlier results get their table
             taken = not_run(arguments, scenario, failure)
         outcome["scenarios"][scenario.name] = taken
-        save(outcome, path)
+        if not arguments.no_files:
+            save(outcome, path)
         print(report.progress(scenario, taken), file=sys.stderr, flush=True)
     print(report.table(outcome))
     print(f"\n{report.bars_line(outcome)}")
-    print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
+    if not arguments.no_files:
+        print(f"\nwritten to {', '.join(map(str, [path, *report.write(outcome, path)]))}")
     return (
         1
         if any(
@@ -113,6 +115,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="instead of results/<date>.json"
     )
+    parser.add_argument("--no-files", action="store_true", help="only print the table")
     parser.add_argument(
         "--smoke",
         action="store_true",

@@ -100,8 +100,7 @@ class Links:
         if wait_ms and self._shard.short_way.is_on and self._shard.ready:
             look = self._look_again if self._spin.is_on and self._readers else None
             events = self.plain.run(wait_ms, self._came, look)
-            if events is None:
-                self._came = self.plain.taken > 0
+            self._came = self.plain.taken > 0
             return events
         may_look = wait_ms and self._came and self._spin.is_on and self._readers
         if may_look and self._look_again() == RING and self._unpolled < UNPOLLED_MAX:
@@ -161,9 +160,9 @@ class Links:
 
     def receive(self, now: int, most: int = RECEIVE_BURST) -> int:
         """Take in up to `most` messages of each link; return how many were taken in."""
-        taken = 0
+        taken, self.plain.taken = self.plain.taken, 0
         if self._local is not None:
-            taken = self._receive_by_ring(self._local, now, most)
+            taken += self._receive_by_ring(self._local, now, most)
         for lane in self._heard.values():
             taken += self._receive_by_ring(lane, now, most)
         by_zmq = 0

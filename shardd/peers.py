@@ -17,8 +17,10 @@ from shardmq.shardd.short_way import HeldState, PeerState
 from shardmq.shardd.wire import codec, envelope
 from shardmq.shardd.wire import messages as m
 
-# The bytes of deliveries that may be on their way to one client. The window must hold at least four
-# reads and chunks (measured).
+# The bytes of deliveries that may be on their way from this shard to one client. The window must
+# hold at least four reads and chunks (measured). A lent body weighs a quarter (LENT_SHARE in
+# wire/buffer.pxd), so a client that takes nothing may have four times as many bytes of lent bodies.
+# Its front door copies these after a second.
 CONNECTION_WINDOW_BYTES = 1 << 20
 # The bytes of publishes that a shard takes in before it credits them: a quarter of the window of a
 # front door, so that a trickle of publishes costs no message of its own.

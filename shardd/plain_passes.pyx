@@ -8,31 +8,16 @@ the same pass where it stands (links.py, server.py). So each rule of a pass has 
 and this file has the order of the steps alone.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, clockid_t, timespec
 
 from shardmq.shardd.short_way cimport ShortWay
+from shardmq.shardd.wire.polling cimport epoll_event, epoll_wait
 from shardmq.shardd.wire.ring cimport LaneState
-
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        int fd
-    cdef struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_wait(int epfd, epoll_event *events, int most, int timeout_ms)
-
-cdef extern from "<time.h>" nogil:
-    cdef struct timespec:
-        long tv_sec
-        long tv_nsec
-    int CLOCK_REALTIME
-    int clock_gettime(int clock, timespec *now)
 
 cdef enum:
     # Descriptors that are reported at once. The others are reported by the next wait.
     EVENTS_MAX = 64
-    # The longest wait, in ms: the clock may be set back meanwhile.
-    WAIT_MS_MAX = 1000
     # Passes in a row that a look at the rings may begin before the other descriptors are asked.
     C_UNPOLLED_MAX = 4
     # What ring.look_again returns when a ring has something.
@@ -41,10 +26,9 @@ cdef enum:
 UNPOLLED_MAX, RING = C_UNPOLLED_MAX, C_RING
 
 
-cdef inline uint64_t now_ms() noexcept nogil:
-    """Return milliseconds since the epoch: messages expire by this clock."""
+cdef inline uint64_t now_ms(clockid_t clock) noexcept nogil:
     cdef timespec now
-    clock_gettime(CLOCK_REALTIME, &now)
+    clock_gettime(clock, &now)
     return <uint64_t> now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
@@ -61,8 +45,9 @@ cdef class PlainPasses:
     cdef int descriptor, most
     cdef dict heard, lanes
     cdef object send
-    # How many messages the last pass took in.
-    cdef readonly int taken
+    # How many messages the last pass took in, also if Python goes on with that pass.
+    cdef public int taken
+    cdef int unpolled  # passes in a row that a look at the rings has begun
 
     def __init__(self, ShortWay way not None, int descriptor, dict heard not None, dict lanes not None, int most, send):
         self.way = way
@@ -80,29 +65,27 @@ cdef class PlainPasses:
         at the rings for a while and returns RING if one has something.
         """
         cdef epoll_event events[EVENTS_MAX]
-        cdef uint64_t now = now_ms(), until = now + <uint64_t> wait_ms
-        cdef int count, timeout_ms, unpolled = 0, before, i
+        cdef uint64_t now = now_ms(CLOCK_MONOTONIC), until = now + <uint64_t> wait_ms
+        cdef int count, timeout_ms, before, i
         cdef bint speaks, is_left
         cdef LaneState lane
         cdef list outgoing
         while True:
-            count = 0
-            if came and look is not None and unpolled < C_UNPOLLED_MAX and look() == C_RING:
-                unpolled += 1
+            self.taken = count = 0
+            if came and look is not None and self.unpolled < C_UNPOLLED_MAX and look() == C_RING:
+                self.unpolled += 1
             else:
-                unpolled = 0
+                self.unpolled = 0
                 speaks = self.speaks()
-                now = now_ms()
-                timeout_ms = 0 if speaks or now >= until else <int> min(until - now, <uint64_t> WAIT_MS_MAX)
+                now = now_ms(CLOCK_MONOTONIC)
+                timeout_ms = 0 if speaks or now >= until else <int> (until - now)
                 with nogil:
                     count = epoll_wait(self.descriptor, events, EVENTS_MAX, timeout_ms)
                 for i in range(count):
                     if events[i].data.fd not in self.heard:
                         return [(events[i].data.fd, events[i].events) for i in range(count)]
-            now = now_ms()
-            if count < 0 or now >= until:  # a signal, or something is due
+            if count < 0 or now_ms(CLOCK_MONOTONIC) >= until:  # a signal, or something is due
                 return []
-            self.taken, is_left = 0, False
             for each in self.heard.values():
                 lane = <LaneState> each
                 if not lane.reads_ring:
@@ -114,7 +97,7 @@ cdef class PlainPasses:
                     return []
             if self.way.syncs.wanted:
                 return None
-            outgoing = self.way.turn_end(now)
+            outgoing = self.way.turn_end(now_ms(CLOCK_REALTIME))  # messages expire by this clock
             if outgoing is None:
                 return None
             if outgoing:

@@ -152,12 +152,12 @@ class Server:
         """
         now = _now()
         if events is None:
-            taken = self.links.plain.taken
+            taken, self.links.plain.taken = self.links.plain.taken, 0
         else:
             if events:
                 self._look_at(events, now)
             taken = self.links.receive(now)
-        if now >= self._next_tick:
+        if now >= self._next_tick or self._next_tick > now + TICK_MS:  # the clock was set back
             self._tick(now)
         if now >= self.shard.upkeep.due:
             self._threads.begin_reclaim(now)

@@ -129,8 +129,12 @@ class Serving:
         redelivered: bool,
         count: int,
         blob: bytes | memoryview | LentMessages,
+        times: int = 0,
     ) -> None:
-        """Send messages to the peer of the consumer at the end of the pass."""
+        """Send messages to the peer of the consumer at the end of the pass.
+
+        They came back `times` times, 0 if their queue does not count that.
+        """
         peer: Peer = consumer.peer  # type: ignore[assignment] # a Peer attached each consumer
         self._given += len(blob)
         peer.has_news = True
@@ -147,7 +151,7 @@ class Serving:
             redelivered,
             count,
             blob,
-            0,
+            times,
             hides,
             weight,
             lent,
@@ -162,29 +166,7 @@ class Serving:
         blob: bytes | memoryview | LentMessages,
     ) -> None:
         """Send messages that came back `times` times."""
-        peer = consumer.peer
-        assert isinstance(peer, Peer)
-        self._given += len(blob)
-        peer.has_news = True
-        hides = consumer.queue.backlog.hides
-        connection, channel, number = consumer.connection, consumer.channel, consumer.number
-        weight, lent = 0, False
-        if isinstance(blob, LentMessages):
-            weight = len(blob)
-            blob, lent = blob.seen_by(peer.lender)
-        peer.writer.add(
-            connection,
-            channel,
-            number,
-            first_number,
-            True,
-            count,
-            blob,
-            times,
-            hides,
-            weight,
-            lent,
-        )
+        self.deliver(consumer, first_number, True, count, blob, times)
 
     def report(self, allotment: Allotment) -> None:
         assert isinstance(allotment.peer, Peer)

@@ -275,6 +275,8 @@ class Shard:
                     *known_runs(message, sorted(fates.known), fates.altered),
                 ]
         except self._no_room:
+            # The store has given the holds of lent bodies back. A WireError comes where nobody is
+            # known to give them back to. Any other error ends this process, and the holds with it.
             if held is not None:
                 held.refuse(_all_of(message, messages))
             # Publishes without confirms would be lost silently, so the front doors must hold them

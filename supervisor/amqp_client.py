@@ -369,6 +369,11 @@ class Client:
         """Close the channel; `Received(CHANNEL_CLOSE_OK)` answers."""
         self._send(CHANNEL_CLOSE, struct.pack(">HBHH", 200, 0, 0, 0))
 
+    def reopen(self) -> None:
+        """Open the channel again, after the answer to `close()`; `Opened` answers."""
+        self.state = State.AWAITING_CHANNEL
+        self._send(CHANNEL_OPEN, b"\0")
+
     def _send(self, method: int, fields: bytes = b"") -> None:
         channel = 0 if method >> 16 == 10 else CHANNEL
         self._frame(_METHOD_FRAME, _METHOD.pack(method) + fields, channel)

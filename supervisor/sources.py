@@ -37,6 +37,7 @@ OTHERS: Final = frozenset(
         "SHARDMQ_URL",
         "SHARDMQ_USER",
         "SHARDMQ_PASSWORD",
+        "SHARDMQ_PASSWORD_FILE",
         "SHARDMQ_FASTPATH",
         NOTIFY_FD,
         LIFELINE_FD,

@@ -210,11 +210,21 @@ class Lane(LaneState):
         """Return the next messages of the ring, at most `most`.
 
         A `taker` takes the first of them in where they lie, and they are not returned. The messages
-        are valid until `let_go` or the next `take`. Raises ValueError if the ring is damaged.
+        are valid until `let_go` or the next `take`. Raises ValueError if the ring is damaged, once:
+        then nothing is read from it any more.
         """
-        if not self.reads_ring or (taker is not None and not self.reader.offer(taker, most)):
+        if not self.reads_ring:
             return []
-        messages, switched = self.reader.take(most)
+        if taker is not None:
+            before = taker.taken
+            if not self.reader.offer(taker, most):
+                return []
+            most -= taker.taken - before
+        try:
+            messages, switched = self.reader.take(most)
+        except ValueError:
+            self.reads_ring = False
+            raise
         self.reads_ring = not switched
         return messages
 

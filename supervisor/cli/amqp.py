@@ -6,6 +6,8 @@ A connection is an asyncio driver of `supervisor/amqp_client.py`.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,7 @@ import pamqp.encode
 
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Broken, Client, Closed, Confirmed, Event
+from shardmq.supervisor.cli.latency import Histogram, UnderWay
 
 FRAME_BYTES_MAX = 131072
 READ_BYTES = 256 << 10
@@ -34,6 +37,10 @@ class Counts:
     confirmed: int = 0
     refused: int = 0
     consumed: int = 0
+    latency: Histogram = field(default_factory=Histogram)
+    confirm_latency: Histogram = field(default_factory=Histogram)
+    # The messages of each queue that are published and not consumed.
+    sent: defaultdict[str, UnderWay] = field(default_factory=lambda: defaultdict(UnderWay))
     moved: asyncio.Event = field(default_factory=asyncio.Event)  # Each take() sets it for a moment.
 
     def has_moved(self) -> None:
@@ -55,6 +62,7 @@ class Connection:
         self.writer = writer
         self.confirmed = 0  # The highest confirmed tag. All tags below it are confirmed.
         self.last_delivery = 0
+        self.unconfirmed = UnderWay()
         self._reader, self._counts = reader, counts
         self._events: list[Event] = []  # Events that are received and not handled yet.
 
@@ -93,6 +101,7 @@ class Connection:
             further = event.multiple or event.tag > self.confirmed
             count = event.tag - self.confirmed if further else 0
             self.confirmed = max(self.confirmed, event.tag)
+            self.unconfirmed.arrived(count, time.monotonic(), self._counts.confirm_latency)
             if event.stored:
                 self._counts.confirmed += count
             else:

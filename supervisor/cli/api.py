@@ -10,22 +10,16 @@ given, it uses HTTP with a login.
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote, urlencode, urlsplit
 
 import typer
-
-from shardmq.supervisor.logs import escaped
 
 # The exit statuses of rabbitmqctl, which come from sysexits.h. CONFIG is the status with which the
 # processes of the broker refuse their settings.
@@ -45,8 +39,6 @@ LOCAL_SOCKET = "shardctl.sock"  # The controller binds a socket of this name.
 LOCAL_URL = "http://localhost"
 # The addresses at which a listener that is bound to every address is reached from this host.
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-Vhost = Annotated[str, typer.Option("--vhost", "-p", help="Virtual host.")]
 
 
 def fail(text: str, status: int = FAILED) -> NoReturn:
@@ -113,9 +105,9 @@ class Api:
         url = urlsplit(self.endpoint.url)
         try:
             if self.endpoint.socket:
-                _UnixConnection(self.endpoint.socket, "localhost", timeout=self.timeout_s).connect()
+                self._socket().close()
             else:
-                address = (url.hostname or "", url.port or http.client.HTTP_PORT)
+                address = (url.hostname or "", url.port or 80)
                 socket.create_connection(address, timeout=self.timeout_s).close()
         except OSError:
             return False
@@ -171,34 +163,35 @@ class Api:
         headers: dict[str, str] | None = None,
     ) -> tuple[int, Any]:
         """Return the status of the response and its JSON, or None in place of other content."""
+        import http.client  # It takes longer to load than the rest of shardctl.
+
         asked = self.endpoint.socket or self.endpoint.url
-        parts = [self.endpoint.url.rstrip("/"), "api", *(quote(part, safe="") for part in path)]
-        target = "/".join(parts) + (f"?{urlencode(query)}" if query else "")
-        sent = {"Content-Type": "application/json"}
-        # No proxy of the environment may come between shardctl and its broker.
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
-        if self.endpoint.socket:
-            handlers.append(_UnixHandler(self.endpoint.socket))
-        else:
+        url = urlsplit(self.endpoint.url)
+        target = "/".join([url.path.rstrip("/"), "api", *(quote(part, safe="") for part in path)])
+        target += f"?{urlencode(query)}" if query else ""
+        sent = {"Content-Type": "application/json", "Connection": "close"}
+        if not self.endpoint.socket:
             login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             sent["Authorization"] = f"Basic {login}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(target, data, sent | (headers or {}), method=method)
-            opener = urllib.request.build_opener(*handlers)
-            try:
-                reply = opener.open(request, timeout=self.timeout_s)
-            except urllib.error.HTTPError as error:
-                reply = error
-            with reply:
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ValueError("not http://HOST:PORT or https://HOST:PORT")
+            secure = url.scheme == "https"
+            kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+            connection = kind(url.hostname, url.port, timeout=self.timeout_s)
+            if self.endpoint.socket:
+                connection.sock = self._socket()
+            connection.request(method, target, data, sent | (headers or {}))
+            with connection.getresponse() as reply:
                 status, text = reply.status, reply.read()
                 if status < 400:
                     _show_warnings(reply.headers.get_all("Warning", ()))
+            connection.close()
+        except TimeoutError:
+            fail(f"{asked} does not answer within {self.timeout_s:g} s", UNREACHABLE)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(error, TimeoutError) or isinstance(reason, TimeoutError):
-                fail(f"{asked} does not answer within {self.timeout_s:g} s", UNREACHABLE)
-            fail(f"no broker reachable at {asked}: {reason}{self.endpoint.hint}", UNREACHABLE)
+            fail(f"no broker reachable at {asked}: {error}{self.endpoint.hint}", UNREACHABLE)
         try:
             return status, json.loads(text) if text else None
         except ValueError:
@@ -206,34 +199,23 @@ class Api:
                 fail(f"{asked} does not answer like a broker")
             return status, None
 
+    def _socket(self) -> socket.socket:
+        """Return a connection to the socket of the broker on this host."""
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(self.timeout_s)
+        connected.connect(self.endpoint.socket)
+        return connected
+
     def _refusal(self, status: int, said: Any) -> str:
         if isinstance(said, dict):
             reason = str(said.get("reason") or said.get("error"))
         else:
-            reason = http.client.responses.get(status, "")
+            from http import HTTPStatus
+
+            reason = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
         if status == 401:  # The password is wrong, or the user lacks a tag.
             return f"user {self.user} is not accepted: {reason}"
         return f"refused ({status}): {reason}"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, host: str, **options: Any) -> None:
-        super().__init__(host, **options)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class _UnixHandler(urllib.request.HTTPHandler):
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(_UnixConnection, self._path), request)
 
 
 def check_exists(api: Api, username: str = "", vhost: str = "") -> None:
@@ -381,4 +363,6 @@ def warn(text: str) -> None:
 
     A warning holds names that clients chose, and a terminal must act on none of them.
     """
+    from shardmq.supervisor.logs import escaped
+
     typer.echo(f"warning: {escaped(str(text))}", err=True)

@@ -5,35 +5,16 @@ The exit statuses are those of rabbitmqctl, which come from sysexits.h: see `STA
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from shardmq.supervisor.cli import (
-    connections,
-    context_commands,
-    definitions,
-    diagnostics,
-    messages,
-    node,
-    perf,
-    permissions,
-    pipeline,
-    policies,
-    processes,
-    queues,
-    routes,
-    shards,
-    storage,
-    streams,
-    top,
-    unsupported_commands,
-    users,
-)
 from shardmq.supervisor.cli.api import CONFIG, USAGE
-from shardmq.supervisor.cli.command import bound
+from shardmq.supervisor.cli.lazy import Make, group_of
+from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED, refusing
 
 STATUSES = (
     "Exit status: 0 done; 1 failed, or a probe that was not passed; 64 wrong usage;"
@@ -41,12 +22,6 @@ STATUSES = (
     " 70 refused by the broker. The help of start, store and pipeline names theirs."
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Run and steer a shardmq broker.",
-    epilog=STATUSES,
-)
 # The status of click for wrong usage is 2, which scripts written for rabbitmqctl do not know. The
 # class is that of click or of the copy of click in typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -68,82 +43,123 @@ class StartCommand(TyperCommand):
             raise
 
 
-# The commands by their headings in --help.
-PANELS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
+# The commands by their headings in --help: the module and the function of each.
+PANELS: Final[dict[str, str]] = {
     "The broker": (
-        processes.start, processes.stop, processes.shutdown, processes.status, node.ping,
-        node.version, node.report, node.cluster_status, node.environment, node.set_cluster_name,
-        node.await_startup, node.wait, node.set_log_level, node.set_vm_memory_high_watermark,
-        node.set_disk_free_limit, node.force_gc, node.rotate_logs, node.await_online_nodes,
-        node.list_feature_flags, node.enable_feature_flag, node.list_deprecated_features, top.top,
-        perf.perf,
+        "processes.start processes.stop processes.shutdown processes.status node.ping"
+        " node.version node.report node.cluster_status node.environment"
+        " node.set_cluster_name node.await_startup node.wait node.set_log_level"
+        " node.set_vm_memory_high_watermark node.set_disk_free_limit node.force_gc"
+        " node.rotate_logs node.await_online_nodes node.list_feature_flags"
+        " node.enable_feature_flag node.list_deprecated_features top.top perf.perf"
     ),
     "Queues, exchanges, bindings": (
-        queues.list_queues, queues.list_virtual_queues, queues.list_shard_owners,
-        queues.list_stream_tracking, queues.reset_offset, streams.add_super_stream,
-        streams.delete_super_stream, queues.list_exchanges, queues.list_bindings,
-        queues.list_unresponsive_queues, queues.create_queue, queues.delete_queue,
-        queues.purge_queue, queues.pause_queue, queues.resume_queue, queues.create_exchange,
-        queues.delete_exchange, queues.bind, queues.unbind,
+        "queues.list_queues queues.list_virtual_queues queues.list_shard_owners"
+        " queues.list_stream_tracking queues.reset_offset streams.add_super_stream"
+        " streams.delete_super_stream queues.list_exchanges queues.list_bindings"
+        " queues.list_unresponsive_queues queues.create_queue queues.delete_queue"
+        " queues.purge_queue queues.pause_queue queues.resume_queue queues.create_exchange"
+        " queues.delete_exchange queues.bind queues.unbind"
     ),
-    "Messages": (
-        messages.publish, messages.get, messages.tail, messages.move_messages,
-    ),
+    "Messages": ("messages.publish messages.get messages.tail messages.move_messages"),
     "Clients": (
-        connections.list_connections, connections.list_channels, connections.list_consumers,
-        connections.close_connection, connections.close_all_connections,
-        connections.close_all_user_connections,
+        "connections.list_connections connections.list_channels connections.list_consumers"
+        " connections.close_connection connections.close_all_connections"
+        " connections.close_all_user_connections"
     ),
     "Users and virtual hosts": (
-        users.add_vhost, users.update_vhost_metadata, users.trace_on, users.trace_off,
-        users.enable_vhost_deletion_protection, users.disable_vhost_deletion_protection,
-        users.delete_vhost, users.restart_vhost, users.list_vhosts, users.set_vhost_tags,
-        users.add_user, users.authenticate_user, users.hash_password, users.change_password,
-        users.clear_password, users.set_user_tags, users.list_users, users.delete_user,
-        users.set_permissions, users.set_permissions_globally,
+        "users.add_vhost users.update_vhost_metadata users.trace_on users.trace_off"
+        " users.enable_vhost_deletion_protection users.disable_vhost_deletion_protection"
+        " users.delete_vhost users.restart_vhost users.list_vhosts users.set_vhost_tags"
+        " users.add_user users.authenticate_user users.hash_password users.change_password"
+        " users.clear_password users.set_user_tags users.list_users users.delete_user"
+        " users.set_permissions users.set_permissions_globally"
     ),
     "Permissions and limits": (
-        permissions.clear_permissions, permissions.list_permissions,
-        permissions.list_user_permissions, permissions.set_topic_permissions,
-        permissions.clear_topic_permissions, permissions.list_topic_permissions,
-        permissions.list_user_topic_permissions, permissions.set_vhost_limits,
-        permissions.clear_vhost_limits, permissions.list_vhost_limits, permissions.set_user_limits,
-        permissions.clear_user_limits, permissions.list_user_limits,
+        "permissions.clear_permissions permissions.list_permissions"
+        " permissions.list_user_permissions permissions.set_topic_permissions"
+        " permissions.clear_topic_permissions permissions.list_topic_permissions"
+        " permissions.list_user_topic_permissions permissions.set_vhost_limits"
+        " permissions.clear_vhost_limits permissions.list_vhost_limits"
+        " permissions.set_user_limits permissions.clear_user_limits"
+        " permissions.list_user_limits"
     ),
     "Policies and parameters": (
-        policies.set_policy, policies.clear_policy, policies.list_policies,
-        policies.list_policies_that_match, policies.set_operator_policy,
-        policies.clear_operator_policy, policies.list_operator_policies, policies.set_parameter,
-        policies.clear_parameter, policies.list_parameters, policies.set_global_parameter,
-        policies.clear_global_parameter, policies.list_global_parameters,
+        "policies.set_policy policies.clear_policy policies.list_policies"
+        " policies.list_policies_that_match policies.set_operator_policy"
+        " policies.clear_operator_policy policies.list_operator_policies"
+        " policies.set_parameter policies.clear_parameter policies.list_parameters"
+        " policies.set_global_parameter policies.clear_global_parameter"
+        " policies.list_global_parameters"
     ),
-    "Definitions": (
-        definitions.export_definitions, definitions.import_definitions,
-    ),
-}  # fmt: skip
-COMMANDS = tuple(command for commands in PANELS.values() for command in commands)
+    "Definitions": ("definitions.export_definitions definitions.import_definitions"),
+}
+COMMANDS: Final = {
+    command.partition(".")[2]: command for words in PANELS.values() for command in words.split()
+}
 
 
 def _show_version(wanted: bool) -> None:
     if not wanted:
         return
-    typer.echo(f"shardctl {node.own_version()}")
+    typer.echo(f"shardctl {load('node.own_version')()}")
     raise typer.Exit
 
 
-# The commands that have commands of their own.
-GROUPS: Final[dict[str, typer.Typer]] = {
-    "context": context_commands.app,
-    "diagnostics": diagnostics.app,
-    "route": routes.route,
-    "ring": routes.ring,
-    "pipeline": pipeline.app,
-    "definitions": definitions.offline,
-    "shards": shards.shards,
-    "store": storage.app,
-    "storage": storage.app,
+# The commands that have commands of their own: the module and the application of typer of each.
+GROUPS: Final = {
+    "context": "context_commands.app",
+    "diagnostics": "diagnostics.app",
+    "route": "routes.route",
+    "ring": "routes.ring",
+    "pipeline": "pipeline.app",
+    "definitions": "definitions.offline",
+    "shards": "shards.shards",
+    "store": "storage.app",
 }
-FORMER = ("storage",)  # Former names, which the help does not show.
+FORMER: Final = {"storage": "storage.app"}  # Former names, which the help does not show.
+
+
+def load(place: str) -> Any:
+    """Return a function or application by its module in this folder and its name."""
+    module, _, name = place.partition(".")
+    return getattr(importlib.import_module(f"shardmq.supervisor.cli.{module}"), name)
+
+
+def _command(panel: str, place: str) -> Any:
+    from shardmq.supervisor.cli.command import bound
+
+    function = load(place)
+    made = typer.Typer(add_completion=False)
+    kind = StartCommand if function.__name__ == "start" else None
+    # typer would name the command list-queues.
+    made.command(function.__name__, cls=kind, rich_help_panel=panel)(bound(function))
+    return typer.main.get_command(made)
+
+
+def _group(place: str) -> Any:
+    return typer.main.get_group(load(place))
+
+
+VISIBLE: Final[dict[str, Make]] = {
+    **{
+        place.partition(".")[2]: partial(_command, panel, place)
+        for panel, words in PANELS.items()
+        for place in words.split()
+    },
+    **{name: partial(_group, place) for name, place in GROUPS.items()},
+}
+HIDDEN: Final[dict[str, Make]] = {
+    **{name: partial(refusing, name) for name in UNSUPPORTED},
+    **{name: partial(_group, place) for name, place in FORMER.items()},
+}
+app = typer.Typer(
+    cls=group_of(VISIBLE, HIDDEN),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run and steer a shardmq broker.",
+    epilog=STATUSES,
+)
 
 
 class _DefaultsOfGroup(dict[str, Any]):
@@ -151,6 +167,20 @@ class _DefaultsOfGroup(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         return default if name == "help" else dict(self)
+
+
+def _names(completion: str) -> Any:
+    """Return a completion of names.py that imports the file when it is called."""
+
+    def complete(context: typer.Context, incomplete: str) -> Any:
+        function = load(f"names.{completion}")
+        return (
+            function(incomplete)
+            if completion == "complete_contexts"
+            else function(context, incomplete)
+        )
+
+    return complete
 
 
 EARLY = "As after the command."
@@ -162,12 +192,18 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True)
     ] = False,
-    vhost: Annotated[str | None, typer.Option("--vhost", "-p", help=EARLY)] = None,
+    vhost: Annotated[
+        str | None,
+        typer.Option("--vhost", "-p", help=EARLY, autocompletion=_names("complete_vhosts")),
+    ] = None,
     quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help=EARLY)] = None,
     silent: Annotated[bool | None, typer.Option("--silent", "-s", help=EARLY)] = None,
     formatter: Annotated[str | None, typer.Option(help=EARLY)] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", "-t", help=EARLY)] = None,
-    named: Annotated[str | None, typer.Option("--node", "-n", help=EARLY)] = None,
+    named: Annotated[
+        str | None,
+        typer.Option("--node", "-n", help=EARLY, autocompletion=_names("complete_contexts")),
+    ] = None,
 ) -> None:
     """Run and steer a shardmq broker."""
     # rabbitmqctl accepts its options before the command too. They become defaults of the command.
@@ -180,18 +216,8 @@ def options(
         "node": named,
     }
     given = {name: value for name, value in early.items() if value is not None}
-    context.default_map = dict.fromkeys((*(each.__name__ for each in COMMANDS),), given)
-    context.default_map |= {name: _DefaultsOfGroup(given) for name in GROUPS}
-
-
-for panel, commands in PANELS.items():
-    for command in commands:
-        kind = StartCommand if command is processes.start else None
-        # typer would name the command list-queues.
-        app.command(command.__name__, cls=kind, rich_help_panel=panel)(bound(command))
-unsupported_commands.add_to(app)
-for name, group in GROUPS.items():
-    app.add_typer(group, name=name, hidden=name in FORMER)
+    context.default_map = dict.fromkeys(COMMANDS, given)
+    context.default_map |= {name: _DefaultsOfGroup(given) for name in (*GROUPS, *FORMER)}
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import os
 import re
 import select
 import socket
-import ssl
 import sys
 import time
 from collections import deque
@@ -20,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
-
-import pamqp.encode
 
 from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Broken, Client, Closed, Event, Message, Received
@@ -39,7 +36,6 @@ READ_BYTES = 256 << 10
 # With these capabilities the broker says that a password is wrong and that a consumer is cancelled,
 # instead of only closing or stopping.
 CAPABILITIES: Any = {"authentication_failure_close": True, "consumer_cancel_notify": True}
-PROPERTIES = pamqp.encode.field_table({"product": "shardctl", "capabilities": CAPABILITIES})
 DOOR = re.compile(r"door-\d+\.sock")  # The front door of that number binds a socket of this name.
 NOT_ALLOWED = 403
 NOT_FOUND = 404
@@ -95,8 +91,8 @@ class Channel:
             poll.register(sys.stdout.fileno(), 0)
         until = None if within_s is None else time.monotonic() + within_s
         while not self._events:
-            has_buffered = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
-            if not has_buffered:
+            # TLS may have decrypted more than was asked for.
+            if not (self._server.is_secure and self._sock.pending()):  # type: ignore[attr-defined]
                 wait_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
                 ready = poll.poll(wait_ms)
                 if not ready:
@@ -177,12 +173,15 @@ def opened(api: Api, vhost: str) -> Iterator[Channel]:
 
     Messages that are not acknowledged by then go back to their queues.
     """
+    import pamqp.encode
+
+    properties = pamqp.encode.field_table({"product": "shardctl", "capabilities": CAPABILITIES})
     server = server_of(api)
     if server.door:
-        client = Client(vhost, "EXTERNAL", _acting_user(api, vhost), properties=PROPERTIES)
+        client = Client(vhost, "EXTERNAL", _acting_user(api, vhost), properties=properties)
     else:
         login = f"\0{api.user}\0{api.password}"
-        client = Client(vhost, "PLAIN", login, properties=PROPERTIES)
+        client = Client(vhost, "PLAIN", login, properties=properties)
     try:
         sock = _connected(server, api.timeout_s)
     except OSError as error:
@@ -205,6 +204,11 @@ def server_of(api: Api) -> Server:
         for door in sorted(Path(api.endpoint.socket).parent.iterdir()):
             if DOOR.fullmatch(door.name) and os.access(door, os.W_OK):
                 return Server("", 0, door=str(door))
+    return tcp_server_of(api)
+
+
+def tcp_server_of(api: Api) -> Server:
+    """Return the TCP listener for AMQP of the broker that answers by `api`."""
     listeners = {one["protocol"]: one for one in reversed(api.get("overview")["listeners"])}
     url = urlsplit(api.endpoint.url)
     kinds = ("amqp/ssl", "amqp") if url.scheme == "https" else ("amqp", "amqp/ssl")
@@ -227,6 +231,8 @@ def _connected(server: Server, timeout_s: float) -> socket.socket:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not server.is_secure:
         return sock
+    import ssl
+
     return ssl.create_default_context().wrap_socket(sock, server_hostname=server.host)
 
 

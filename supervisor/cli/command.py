@@ -18,6 +18,7 @@ import typer
 
 from shardmq.supervisor.cli.api import DEFAULT_PASSWORD, TIMEOUT_S, Api, Rows, connect
 from shardmq.supervisor.cli.contexts import Broker, chosen, data_dir_here
+from shardmq.supervisor.cli.names import complete_contexts, complete_users
 from shardmq.supervisor.cli.passwords import for_login
 from shardmq.supervisor.cli.show import check_formatter, show
 
@@ -27,7 +28,10 @@ Url = Annotated[
         envvar="SHARDMQ_URL", help="URL of the HTTP API. Default: the broker on this host."
     ),
 ]
-User = Annotated[str, typer.Option(envvar="SHARDMQ_USER", help="User name for HTTP.")]
+User = Annotated[
+    str,
+    typer.Option(envvar="SHARDMQ_USER", help="User name for HTTP.", autocompletion=complete_users),
+]
 Password = Annotated[
     str | None,
     typer.Option(envvar="SHARDMQ_PASSWORD", help="Password of the user. Default: ask for it."),
@@ -39,7 +43,10 @@ PasswordFile = Annotated[
 Node = Annotated[
     str,
     typer.Option(
-        "--node", "-n", help="Name of a context: shardctl context. Also a node of this host."
+        "--node",
+        "-n",
+        help="Name of a context: shardctl context. Also a node of this host.",
+        autocompletion=complete_contexts,
     ),
 ]
 DataDir = Annotated[

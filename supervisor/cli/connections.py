@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
-from shardmq.supervisor.cli.queues import Columns, listed
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, fail
+from shardmq.supervisor.cli.names import Columns, Username, Vhost
+from shardmq.supervisor.cli.queues import listed
 
 Reason = Annotated[str, typer.Argument(metavar="REASON", help="The reason that the client gets.")]
 Limit = Annotated[int, typer.Option(help="Number of connections to close at most. 0: all.")]
@@ -77,7 +78,7 @@ def close_all_connections(
 
 def close_all_user_connections(
     api: Api,
-    username: Annotated[str, typer.Argument(metavar="USERNAME")],
+    username: Username,
     reason: Reason = "Closed via shardctl",
     limit: Limit = 0,
 ) -> None:

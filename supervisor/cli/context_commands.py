@@ -11,6 +11,7 @@ import typer
 from shardmq.supervisor.cli.api import DATA, USAGE, Rows, fail
 from shardmq.supervisor.cli.command import bound
 from shardmq.supervisor.cli.contexts import NODE_OF_RABBITMQ, read, unknown, write
+from shardmq.supervisor.cli.names import ContextName, complete_contexts
 from shardmq.supervisor.cli.passwords import password_in
 
 COLUMNS = ["name", "url", "data_dir", "user", "current"]
@@ -66,7 +67,7 @@ def list_contexts() -> Rows:
     return Rows(rows, COLUMNS)
 
 
-def remove(name: Name) -> None:
+def remove(name: ContextName) -> None:
     """Remove a context."""
     found = read()
     if found["contexts"].pop(name, None) is None:
@@ -78,7 +79,12 @@ def remove(name: Name) -> None:
 
 def use(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Default: the broker on this host.")
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Default: the broker on this host.",
+            autocompletion=complete_contexts,
+        ),
     ] = None,
 ) -> None:
     """Make a context the one for all commands without -n, --url or --data-dir."""

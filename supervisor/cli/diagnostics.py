@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,8 @@ import typer
 from shardmq.supervisor.cli import log, node, processes, unsupported_commands
 from shardmq.supervisor.cli.api import FAILED, HERE, Api, Rows, fail
 from shardmq.supervisor.cli.command import Command, bound
+from shardmq.supervisor.cli.lazy import group_of
+from shardmq.supervisor.cli.unsupported_commands import UNSUPPORTED
 
 Port = Annotated[int, typer.Argument(metavar="PORT")]
 Protocol = Annotated[
@@ -22,10 +25,6 @@ Protocol = Annotated[
 ]
 CONNECT_TIMEOUT_S = 5.0
 STATUSES = "Exit status of the checks: 0 passed, 1 failed, 64 usage, 69 no broker reachable."
-
-app = typer.Typer(
-    no_args_is_help=True, help="Probes, for scripts and orchestrators.", epilog=STATUSES
-)
 
 # Checks without an argument: the command, the health check of the HTTP API and the help.
 CHECKS = {
@@ -191,6 +190,24 @@ COMMANDS: dict[str, Command] = {
     "environment": node.environment,
 }
 
-for name, command in COMMANDS.items():
-    app.command(name)(bound(command))
-unsupported_commands.add_to(app)
+
+def _command(name: str, function: Command) -> Any:
+    made = typer.Typer(add_completion=False)
+    made.command(name)(bound(function))
+    return typer.main.get_command(made)
+
+
+app = typer.Typer(
+    cls=group_of(
+        {name: partial(_command, name, command) for name, command in COMMANDS.items()},
+        {name: partial(unsupported_commands.refusing, name) for name in UNSUPPORTED},
+    ),
+    no_args_is_help=True,
+    help="Probes, for scripts and orchestrators.",
+    epilog=STATUSES,
+)
+
+
+@app.callback()
+def _options() -> None:
+    pass

@@ -1,4 +1,7 @@
-"""The commands that publish, show, follow and move messages."""
+"""The commands that publish, show, follow and move messages.
+
+pamqp is imported when a command runs: completions must be quick.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import pamqp.commands
-import pamqp.encode
 import typer
 
 from shardmq.supervisor import amqp_client
@@ -23,16 +24,13 @@ from shardmq.supervisor.cli.api import (
     REFUSED,
     USAGE,
     Api,
-    Vhost,
     fail,
     json_argument,
     pairs,
 )
 from shardmq.supervisor.cli.channel import Channel
-from shardmq.supervisor.cli.queues import Queue
+from shardmq.supervisor.cli.names import Queue, Stream, Vhost, complete_exchanges, complete_queues
 from shardmq.supervisor.cli.show import progress
-from shardmq.supervisor.cli.streams import AGE
-from shardmq.supervisor.logs import escaped
 
 # The messages that are under way at the same time: published and not confirmed, or fetched and not
 # settled. A message that is larger than all the bytes goes alone.
@@ -59,13 +57,22 @@ Json = Annotated[
 def publish(
     api: Api,
     queue: Annotated[
-        str | None, typer.Argument(metavar="QUEUE", help="Not with --exchange.")
+        str | None,
+        typer.Argument(
+            metavar="QUEUE", help="Not with --exchange.", autocompletion=complete_queues
+        ),
     ] = None,
     body: Annotated[
         str | None, typer.Argument(metavar="BODY", help="Default: all of standard input.")
     ] = None,
     exchange: Annotated[
-        str | None, typer.Option("--exchange", "-e", help="Publish to this exchange.")
+        str | None,
+        typer.Option(
+            "--exchange",
+            "-e",
+            help="Publish to this exchange.",
+            autocompletion=complete_exchanges,
+        ),
     ] = None,
     routing_key: Annotated[str, typer.Option("--routing-key", "-k", "-r", help="Its key.")] = "",
     properties: Annotated[
@@ -149,9 +156,7 @@ def get(
 
 def tail(
     api: Api,
-    stream: Annotated[
-        str, typer.Argument(metavar="STREAM", help="A stream, or an exchange over streams.")
-    ],
+    stream: Stream,
     start: Annotated[
         str,
         typer.Option(
@@ -169,6 +174,8 @@ def tail(
     vhost: Vhost = "/",
 ) -> None:
     """Print the messages of a stream as they come, a line for each, until Ctrl-C."""
+    import pamqp.encode
+
     arguments = pamqp.encode.field_table({STREAM_OFFSET: _offset(start)})
     api.get("streams", vhost, stream, thing=f"stream '{stream}' in vhost '{vhost}'")
     with contextlib.suppress(KeyboardInterrupt), amqp.opened(api, vhost) as channel:
@@ -194,8 +201,18 @@ def tail(
 
 def move_messages(
     api: Api,
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The queue to take them from.")],
-    destination: Annotated[str, typer.Argument(metavar="TO", help="The queue to move them to.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FROM", help="The queue to take them from.", autocompletion=complete_queues
+        ),
+    ],
+    destination: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="The queue to move them to.", autocompletion=complete_queues
+        ),
+    ],
     count: Annotated[
         int, typer.Option("--count", "-c", min=0, help="Messages at most. 0: all that are there.")
     ] = 0,
@@ -317,6 +334,8 @@ def _print(message: Message, as_json: bool, ends_line: bool) -> None:
         data = json.dumps(_row(message)).encode()
         ends_line = True
     elif sys.stdout.isatty():
+        from shardmq.supervisor.logs import escaped
+
         text = message.body.decode("utf-8", "backslashreplace")
         data = "".join(c if c in "\n\t" else escaped(c) for c in text).encode()
         ends_line = True
@@ -327,6 +346,8 @@ def _print(message: Message, as_json: bool, ends_line: bool) -> None:
 
 def _row(message: Message) -> dict[str, Any]:
     """Return a message as the HTTP API shows it."""
+    import pamqp.commands
+
     decoded = pamqp.commands.Basic.Properties()
     (flags,) = struct.unpack_from(">H", message.properties)
     decoded.unmarshal(flags, message.properties[2:])
@@ -387,6 +408,8 @@ def _given_properties(
 
 def encode_properties(given: dict[str, Any]) -> bytes:
     """Return properties as they stand in a content header. A wrong value ends the command."""
+    import pamqp.commands
+
     values = {OTHER_NAMES.get(name, name): value for name, value in given.items()}
     try:
         if "timestamp" in values:
@@ -402,11 +425,13 @@ def check_name(name: str) -> None:
         if len(name.encode()) > SHORT_BYTES_MAX:
             fail(f"longer than {SHORT_BYTES_MAX} bytes: {name[:40]}...", USAGE)
     except UnicodeEncodeError:
-        fail(f"not UTF-8: {escaped(name)}", USAGE)
+        fail(f"not UTF-8: {name!a}", USAGE)
 
 
 def _offset(text: str) -> int | str | datetime.datetime:
     """Return a value of x-stream-offset. A wrong text ends the command."""
+    from shardmq.supervisor.cli.streams import AGE
+
     if text.isascii() and text.isdecimal():
         return int(text)
     if text in OFFSETS or AGE.fullmatch(text):

@@ -9,13 +9,10 @@ import json
 import platform
 import re
 import time
-import tomllib
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from shardmq.supervisor.cli.api import (
     DATA,
@@ -73,6 +70,9 @@ def version(api: Api) -> None:
 
 def own_version() -> str:
     """Return the version of the package."""
+    import tomllib
+    from importlib import metadata
+
     try:
         return metadata.version("shardmq")
     except metadata.PackageNotFoundError:  # shardctl runs from its source tree.
@@ -204,6 +204,8 @@ def await_startup(
 
     All its processes are ready then, and every queue is recovered.
     """
+    from rich.console import Console
+
     end = time.monotonic() + timeout
     with Console(stderr=True).status("starting") as shown:
         while (missing := _missing(data_dir)) is not None:

@@ -1,17 +1,21 @@
-"""The command `shardctl perf`: put a load on a running broker and measure its rate.
+"""The command `shardctl perf`: put a load on a running broker and measure rates and latencies.
 
 One process plays all publishers and consumers, so the figure measures this program as much as the
-broker. `--scenarios` runs the scenarios of bench/ instead (scenarios.py). Their generator is
-written in C, and they are the ones to compare brokers with.
+broker. `--churn` opens and closes things instead (churn.py). `--scenarios` runs the scenarios of
+bench/ (scenarios.py). Their generator is written in C, and they are the ones to compare brokers
+with.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import typer
@@ -20,7 +24,13 @@ from shardmq.supervisor import amqp_client
 from shardmq.supervisor.amqp_client import Received
 from shardmq.supervisor.cli import scenarios as played
 from shardmq.supervisor.cli.amqp import READ_BYTES, Connection, Counts, Lost
-from shardmq.supervisor.cli.api import FAILED, HERE, UNREACHABLE, USAGE, Api, Rows, fail
+from shardmq.supervisor.cli.api import FAILED, UNREACHABLE, USAGE, Api, Rows, fail
+from shardmq.supervisor.cli.channel import tcp_server_of
+from shardmq.supervisor.cli.churn import Churned, churn_rows, churn_run
+from shardmq.supervisor.cli.command import Quiet
+from shardmq.supervisor.cli.latency import PERCENTILES
+
+T = TypeVar("T")
 
 BURST_BYTES = 64 << 10  # The size of the publishes in one write.
 # Publishers wait at this number of messages that are not consumed yet, so that the rate is that of
@@ -68,6 +78,10 @@ def perf(
     prefetch: int = typer.Option(1000, "--prefetch", min=0, max=65535, help="0: no limit."),
     seconds: float = typer.Option(10.0, "--time", "-z", min=0.1, help="Seconds to publish."),
     keep: bool = typer.Option(False, help="Leave the queues, and what is in them."),
+    churn: Churned | None = typer.Option(
+        None, help="Open and close these instead, by --producers, at --rate each."
+    ),
+    quiet: Quiet = False,
     scenarios: str = typer.Option("", help="Run scenarios of bench/ instead: all, small, rpc ..."),
     peer: list[str] | None = typer.Option(
         None, help="NAME=URL: another broker to measure by turns (scenarios)."
@@ -75,10 +89,14 @@ def perf(
     runs: int = typer.Option(3, min=1, help="Runs of each scenario. The medians are shown."),
     quick: bool = typer.Option(False, help="Run each scenario once, for a second."),
     output: str = typer.Option(
-        "", help="JSON file of the scenarios, with table and charts beside it."
+        "", help="JSON file of the scenarios, with table and charts beside it. Default: no file."
     ),
 ) -> Rows:
-    """Publish and consume as fast as one process can, and print the rates."""
+    """Publish and consume as fast as one process can, and print rates and latencies.
+
+    Each second gets a line on standard error, unless --quiet. Latencies are in milliseconds: of a
+    message, from the publisher's write to the consumer's read, and of its confirm.
+    """
     names = [queue] if queues == 1 else [f"{queue}-{at}" for at in range(queues)]
     load = Load(
         producers, consumers, size, names, persistent, confirm, rate, auto_ack, prefetch, seconds
@@ -86,22 +104,35 @@ def perf(
     target = _target(uri, api)
     if scenarios:
         played.run(target.uri, scenarios, peer or [], runs, seconds, quick, output)
+    said = None if quiet else partial(print, file=sys.stderr, flush=True)
+    if churn is not None:
+        work = churn_run(churn, partial(_connected, target), max(1, producers), rate, seconds, said)
+        return churn_rows(_ended(work), churn)
+    counts, took = _ended(_run(target, load, keep, said))
+    row: dict[str, Any] = {
+        f"{name}/s": round(getattr(counts, name) / took)
+        for name in ("published", "confirmed", "consumed")
+    } | {"refused": counts.refused, "seconds": took}
+    columns = [*row, *PERCENTILES]
+    latency = counts.latency if counts.latency.count else counts.confirm_latency
+    row |= latency.row()
+    document = row | {f"latency_{name}_ms": row[name] for name in PERCENTILES}
+    document |= {
+        f"confirm_{name}_ms": value for name, value in counts.confirm_latency.row().items()
+    }
+    return Rows([row], columns, [{k: v for k, v in document.items() if k not in PERCENTILES}])
+
+
+def _ended(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a load. A load that cannot go on ends the command."""
     try:
-        counts, took = asyncio.run(_run(target, load, keep))
+        return asyncio.run(work)
     except asyncio.CancelledError:
         raise typer.Exit(128 + signal.SIGTERM) from None
     except Lost as lost:
         fail(f"the broker ends the connection: {lost}", FAILED)
     except OSError as error:
         fail(f"no broker reachable by AMQP: {error}", UNREACHABLE)
-    rates = {
-        name: round(getattr(counts, name) / took) for name in ("published", "confirmed", "consumed")
-    }
-    row = {f"{name}/s": value for name, value in rates.items()} | {
-        "refused": counts.refused,
-        "seconds": took,
-    }
-    return Rows([row], list(row))
 
 
 class LoadTarget(NamedTuple):
@@ -131,16 +162,27 @@ def _target(uri: str, api: Api) -> LoadTarget:
         vhost = unquote(parts.path[1:]) if len(parts.path) > 1 else "/"
         login = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return LoadTarget(parts.hostname, parts.port or 5672, *login, vhost)
-    found = next(
-        (one for one in api.get("overview")["listeners"] if one["protocol"] == "amqp"), None
-    )
-    if found is None:
-        fail("the broker has no AMQP listener; use --uri")
-    host = HERE.get(found["ip_address"], found["ip_address"])
-    return LoadTarget(host, found["port"], api.user, api.password, "/")
+    server = tcp_server_of(api)
+    if server.is_secure:
+        fail("perf speaks AMQP without TLS, and the broker listens for TLS only", USAGE)
+    return LoadTarget(server.host, server.port, api.user, api.password, "/")
 
 
-async def _run(target: LoadTarget, load: Load, keep: bool) -> tuple[Counts, float]:
+async def _connected(target: LoadTarget, counts: Counts) -> Connection:
+    reader, writer = await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
+    connection = Connection(reader, writer, counts)
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            await connection.open(target.user, target.password, target.vhost)
+    except BaseException:
+        writer.close()
+        raise
+    return connection
+
+
+async def _run(
+    target: LoadTarget, load: Load, keep: bool, said: Callable[[str], None] | None
+) -> tuple[Counts, float]:
     counts = Counts()
     connections: list[Connection] = []
     if (task := asyncio.current_task()) is not None:
@@ -148,12 +190,8 @@ async def _run(target: LoadTarget, load: Load, keep: bool) -> tuple[Counts, floa
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
     async def connected() -> Connection:
-        reader, writer = await asyncio.open_connection(target.host, target.port, limit=READ_BYTES)
-        connection = Connection(reader, writer, counts)
-        connections.append(connection)
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            await connection.open(target.user, target.password, target.vhost)
-        return connection
+        connections.append(await _connected(target, counts))
+        return connections[-1]
 
     try:
         control = await connected()
@@ -165,7 +203,12 @@ async def _run(target: LoadTarget, load: Load, keep: bool) -> tuple[Counts, floa
                 await _consumer(await connected(), at, load) for at in range(load.consumers)
             ]
             publishing = [await connected() for _ in range(load.producers)]
-            took = await _play(publishing, consuming, load, counts)
+            showing = asyncio.create_task(_show_seconds(counts, said)) if said else None
+            try:
+                took = await _play(publishing, consuming, load, counts)
+            finally:
+                if showing is not None:
+                    showing.cancel()
         except asyncio.CancelledError:
             # The interrupted connection may still wait for a response, so another one is opened.
             await _delete_queues(await connected(), load, keep)
@@ -175,6 +218,24 @@ async def _run(target: LoadTarget, load: Load, keep: bool) -> tuple[Counts, floa
     finally:
         for connection in connections:
             connection.writer.close()
+
+
+async def _show_seconds(counts: Counts, said: Callable[[str], None]) -> None:
+    """Write a line for each second with what has happened in it."""
+    names = ("published", "confirmed", "consumed")
+    began = at = time.monotonic()
+    before = [0] * len(names)
+    while True:
+        await asyncio.sleep(at + 1.0 - time.monotonic())
+        now = time.monotonic()
+        total = [getattr(counts, name) for name in names]
+        rates = ", ".join(
+            f"{name} {(new - old) / (now - at):,.0f}/s"
+            for name, new, old in zip(names, total, before, strict=True)
+        )
+        latency = counts.latency if counts.latency.count else counts.confirm_latency
+        said(f"{now - began:5.1f} s: {rates}, ms {latency.text_since_last()}")
+        at, before = now, total
 
 
 async def _delete_queues(control: Connection, load: Load, keep: bool) -> None:
@@ -189,7 +250,9 @@ async def _play(
     """Run the load and return the seconds until the last message has arrived."""
     began = time.monotonic()
     until = began + load.seconds
-    readers = [asyncio.create_task(_consume(one, load)) for one in consuming]
+    readers = [
+        asyncio.create_task(_consume(one, at, load, counts)) for at, one in enumerate(consuming)
+    ]
     readers += [asyncio.create_task(_hear(one)) for one in publishing]
     try:
         publishers = [_publish(one, at, load, until, counts) for at, one in enumerate(publishing)]
@@ -240,9 +303,13 @@ async def _consumer(connection: Connection, at: int, load: Load) -> Connection:
     return connection
 
 
-async def _consume(connection: Connection, load: Load) -> None:
+async def _consume(connection: Connection, at: int, load: Load, counts: Counts) -> None:
+    sent = counts.sent[load.queues[at % len(load.queues)]]
     while True:
-        if await connection.take() and not load.auto_ack:
+        came = await connection.take()
+        if came:
+            sent.arrived(came, time.monotonic(), counts.latency)
+        if came and not load.auto_ack:
             connection.client.ack(connection.last_delivery, multiple=True)
             connection.flush()
 
@@ -265,6 +332,7 @@ async def _publish(
     most = max(1, BURST_BYTES // len(one))
     burst = min(most, load.confirm or most, max(1, load.rate // 100) if load.rate else most)
     data, published, began = one * burst, 0, time.monotonic()
+    sent = counts.sent[queue]
     while (now := time.monotonic()) < until:
         if load.rate and (ahead_s := published / load.rate - (now - began)) > 0:
             await asyncio.sleep(ahead_s)
@@ -274,6 +342,10 @@ async def _publish(
         if load.consumers and counts.published - counts.consumed > BACKLOG_MESSAGES_MAX:
             await counts.moved.wait()
             continue
+        now = time.monotonic()  # The time before has passed in waiting.
+        sent.left(burst, now)
+        if load.confirm:
+            connection.unconfirmed.left(burst, now)
         connection.writer.write(data)
         published += burst
         counts.published += burst

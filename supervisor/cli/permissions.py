@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import Api, Rows, Vhost, check_exists, json_argument
-from shardmq.supervisor.cli.users import Username
+from shardmq.supervisor.cli.api import Api, Rows, check_exists, json_argument
+from shardmq.supervisor.cli.names import Exchange, Username, Vhost
 
 Global = Annotated[bool, typer.Option("--global", help="All of them.")]
 
@@ -36,7 +36,7 @@ def list_user_permissions(api: Api, username: Username) -> Rows:
 def set_topic_permissions(
     api: Api,
     username: Username,
-    exchange: Annotated[str, typer.Argument(metavar="EXCHANGE")],
+    exchange: Exchange,
     write: Annotated[
         str,
         typer.Argument(metavar="WRITE", help="Routing keys to publish with, such as '^app\\.'."),

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail, json_argument
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, fail, json_argument
 from shardmq.supervisor.cli.arguments import APPLY_TO, OPERATOR_POLICY_KEYS, POLICY_KEYS
+from shardmq.supervisor.cli.names import Vhost
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Pattern = Annotated[str, typer.Argument(metavar="PATTERN", help="Regular expression over names.")]

@@ -7,16 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import DATA, USAGE, Api, Rows, Vhost, fail, json_argument
+from shardmq.supervisor.cli.api import DATA, USAGE, Api, Rows, fail, json_argument
 from shardmq.supervisor.cli.arguments import EXCHANGE, QUEUE
+from shardmq.supervisor.cli.columns import COLUMNS
+from shardmq.supervisor.cli.names import (
+    Columns,
+    Exchange,
+    Queue,
+    Stream,
+    Vhost,
+    complete_exchanges,
+    complete_queues,
+)
 
-Columns = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Columns to show, such as name. An unknown column is refused with a list of all."
-    ),
-]
-Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
@@ -27,9 +30,13 @@ class Kind(StrEnum):
     EXCHANGE = "exchange"
 
 
-Source = Annotated[str, typer.Argument(metavar="EXCHANGE", help="The exchange to bind to.")]
 Destination = Annotated[
-    str, typer.Argument(metavar="DESTINATION", help="The queue, or exchange, that gets messages.")
+    str,
+    typer.Argument(
+        metavar="DESTINATION",
+        help="The queue, or exchange, that gets messages.",
+        autocompletion=complete_queues,
+    ),
 ]
 BindingKey = Annotated[str, typer.Option("--routing-key", "-k", "-r", help="The binding key.")]
 DestinationKind = Annotated[Kind, typer.Option("--destination-type", help="What DESTINATION is.")]
@@ -41,41 +48,6 @@ RABBITMQ_NAMES = {
     "source_name": "source",
     "destination_name": "destination",
     "destination_kind": "destination_type",
-}
-
-# The columns that are known even if there is nothing to list. All columns that the broker returns
-# are known too.
-COLUMNS = {
-    "queues": (
-        "arguments auto_delete consumers durable exchange exclusive exclusive_consumer_tag"
-        " first_offset head_message_timestamp index last_offset memory message_bytes"
-        " message_bytes_ready message_bytes_unacknowledged message_stats messages"
-        " messages_ready messages_unacknowledged name node policy segments shard shard_state"
-        " single_active_consumer_tag state stream_positions type vhost"
-    ),
-    "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
-    "virtual-queues": "consumers groups moving name shards vhost",
-    "bindings": (
-        "arguments destination destination_kind destination_name destination_type"
-        " properties_key routing_key source source_kind source_name vhost"
-    ),
-    "vhosts": (
-        "cluster_state default_queue_type description messages messages_ready"
-        " messages_unacknowledged metadata name protected_from_deletion tags tracing"
-    ),
-    "channels": (
-        "acks_uncommitted confirm connection consumer_count global_prefetch_count"
-        " message_stats messages_unacknowledged messages_unconfirmed name node number pid"
-        " prefetch_count state transactional user vhost"
-    ),
-    "consumers": (
-        "ack_required active activity_status arguments channel_details consumer_tag exclusive"
-        " prefetch_count priority queue queue_name vhost"
-    ),
-    "connections": (
-        "auth_mechanism channel_max channels client_properties connected_at frame_max host"
-        " name node pid peer_host peer_port port protocol ssl state timeout type user vhost"
-    ),
 }
 
 
@@ -112,7 +84,12 @@ def list_virtual_queues(api: Api, columns: Columns = None, vhost: Vhost = "/") -
 def list_shard_owners(
     api: Api,
     queue: Annotated[
-        str, typer.Argument(metavar="QUEUE", help="A virtual queue: a stream exchange's name.")
+        str,
+        typer.Argument(
+            metavar="QUEUE",
+            help="A virtual queue: a stream exchange's name.",
+            autocompletion=complete_exchanges,
+        ),
     ],
     vhost: Vhost = "/",
 ) -> Rows:
@@ -128,11 +105,6 @@ def list_shard_owners(
     for row in rows:
         row["owner"] = row.get("consumer_tag", "")
     return Rows(rows, ["index", "queue", "shard", "state", "group", "owner", "channel", "moving"])
-
-
-Stream = Annotated[
-    str, typer.Argument(metavar="STREAM", help="A stream, or an exchange whose shards are streams.")
-]
 
 
 def list_stream_tracking(api: Api, stream: Stream, vhost: Vhost = "/") -> Rows:
@@ -265,14 +237,14 @@ def create_exchange(
     api.put("exchanges", vhost, name, body=body)
 
 
-def delete_exchange(api: Api, name: Name, vhost: Vhost = "/") -> None:
+def delete_exchange(api: Api, name: Exchange, vhost: Vhost = "/") -> None:
     """Delete an exchange and its bindings."""
     api.delete("exchanges", vhost, name, thing=f"exchange '{name}' in vhost '{vhost}'")
 
 
 def bind(
     api: Api,
-    source: Source,
+    source: Exchange,
     destination: Destination,
     routing_key: BindingKey = "",
     kind: DestinationKind = Kind.QUEUE,
@@ -288,7 +260,7 @@ def bind(
 
 def unbind(
     api: Api,
-    source: Source,
+    source: Exchange,
     destination: Destination,
     routing_key: BindingKey = "",
     kind: DestinationKind = Kind.QUEUE,

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import Api, Rows, Vhost, pairs
+from shardmq.supervisor.cli.api import Api, Rows, pairs
 from shardmq.supervisor.cli.command import Formatter, bound
+from shardmq.supervisor.cli.names import Exchange, Vhost
 from shardmq.supervisor.cli.show import show
 
 route = typer.Typer(no_args_is_help=True, help="The queues that a message goes to.")
@@ -19,7 +20,6 @@ ring = typer.Typer(
     no_args_is_help=True, help="The share of each destination of an exchange that spreads messages."
 )
 
-Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The routing key.")]
 Headers = Annotated[
     list[str] | None,

@@ -7,7 +7,6 @@ command needs make and a C compiler.
 
 from __future__ import annotations
 
-import datetime
 import os
 import shutil
 import sys
@@ -41,7 +40,7 @@ def run(
         runs: How often each scenario runs.
         seconds: The length of a run.
         quick: Run each scenario once, for a second.
-        output: The file for the results. If it is empty, the file lies in the working directory.
+        output: The file for the results, or "" for none.
     """
     script = folder() / "run.py"
     missing = [name for name in ("make", "cc") if shutil.which(name) is None]
@@ -50,9 +49,8 @@ def run(
             f"the generator is compiled on first use, and {' and '.join(missing)} is missing",
             FAILED,
         )
-    now = datetime.datetime.now(datetime.UTC)
     command = [sys.executable, str(script), "--self", uri, "--group", families]
-    command += ["--output", output or f"shardmq-{now:%Y-%m-%dT%H%M%S}.json"]
+    command += ["--output", output] if output else ["--no-files"]
     command += [word for peer in peers for word in ("--peer", peer)]
     command += ["--quick"] if quick else ["--runs", str(runs), "--seconds", str(seconds)]
     os.execv(sys.executable, command)

@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from shardmq.supervisor.cli.api import USAGE, Api, Rows, Vhost, fail
+from shardmq.supervisor.cli.api import USAGE, Api, Rows, fail
 from shardmq.supervisor.cli.command import Formatter, bound
+from shardmq.supervisor.cli.names import Exchange, Vhost
 from shardmq.supervisor.cli.show import show
 
 shards = typer.Typer(no_args_is_help=True, help="The number of shard queues of a stream exchange.")
 
-Exchange = Annotated[str, typer.Argument(metavar="EXCHANGE")]
 POLL_INTERVAL_S = 0.5
 BAR_CHARS = 20
 

@@ -1,17 +1,17 @@
-"""The output of commands that list rows: a table, tab-separated lines, CSV or JSON."""
+"""The output of commands that list rows: a table, tab-separated lines, CSV or JSON.
+
+rich is imported where a terminal needs it: it takes longer to load than most commands.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from shardmq.supervisor.cli.api import USAGE, Rows, fail
 
@@ -35,6 +35,9 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
         rows = [{column: row.get(column) for column in found.columns} for row in found.rows]
         typer.echo(json.dumps(rows if found.document is None else found.document))
     elif formatter == "csv":
+        import csv
+        import io
+
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(_lines(found, headers))
         typer.echo(out.getvalue(), nl=False)
@@ -42,12 +45,16 @@ def show(found: Rows, formatter: str = "table", headers: bool = True) -> None:
         for line in _lines(found, headers):
             typer.echo("\t".join(map(_one_word, line)))
     else:
+        from rich.console import Console
+
         console = Console(width=None if sys.stdout.isatty() else WIDE)
         console.print(table(found, headers), markup=False)
 
 
-def table(found: Rows, headers: bool = True) -> Table:
+def table(found: Rows, headers: bool = True) -> Any:
     """Return rows as a table of rich, to be shown on a terminal."""
+    from rich.table import Table
+
     shown = Table(*found.columns, box=None, header_style="bold", show_header=headers)
     for line in _lines(found, headers=False):
         shown.add_row(*map(_one_word, line))
@@ -68,6 +75,7 @@ def progress(text: str, total: int | None) -> Iterator[Callable[[int], None]]:
     if total == 1 or not sys.stderr.isatty():
         yield lambda steps: None
         return
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
     columns = (SpinnerColumn(), TextColumn(text), MofNCompleteColumn())

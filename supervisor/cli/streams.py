@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import REFUSED, USAGE, Api, Vhost, fail
+from shardmq.supervisor.cli.api import REFUSED, USAGE, Api, fail
+from shardmq.supervisor.cli.names import Vhost
 from shardmq.supervisor.cli.node import size_bytes
 
 PARTITIONS = 3  # The default of rabbitmq-streams.

@@ -6,7 +6,6 @@ list these commands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import typer
@@ -105,12 +104,11 @@ GROUPS: Final = (
 UNSUPPORTED: Final = {name: why for why, names in GROUPS for name in names.split()}
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to an application of typer."""
-
-    def refusing(text: str) -> Callable[[], None]:
-        return lambda: fail(text, USAGE)
-
-    for name, why in UNSUPPORTED.items():
-        command = app.command(name, hidden=True, context_settings=ANYTHING, help=why)
-        command(refusing(f"{name}: {why}"))
+def refusing(name: str) -> Any:
+    """Return the command of this name, which says why it does nothing."""
+    why = UNSUPPORTED[name]
+    made = typer.Typer(add_completion=False)
+    made.command(name, hidden=True, context_settings=ANYTHING, help=why)(
+        lambda: fail(f"{name}: {why}", USAGE)
+    )
+    return typer.main.get_command(made)

@@ -19,20 +19,18 @@ from shardmq.supervisor.cli.api import (
     Api,
     Endpoint,
     Rows,
-    Vhost,
     check_exists,
     fail,
     http_url,
 )
+from shardmq.supervisor.cli.names import Columns, Username, Vhost, VhostName
 from shardmq.supervisor.cli.passwords import given_or_asked
-from shardmq.supervisor.cli.queues import Columns, listed
+from shardmq.supervisor.cli.queues import listed
 
 Tags = Annotated[
     str, typer.Option(help="Comma separated: administrator, monitoring, management ...")
 ]
 
-Username = Annotated[str, typer.Argument(metavar="USERNAME")]
-VhostName = Annotated[str, typer.Argument(metavar="VHOST")]
 TagList = Annotated[list[str] | None, typer.Argument(metavar="TAG", help="Default: no tags.")]
 
 RABBITMQ_HASHING = "rabbit_password_hashing_sha256"

@@ -132,7 +132,7 @@ class Door:
             self.services.use_short_way()
         self.connections = Connections(self.services)
         events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type]
-        self.clients: list[Client] = []
+        self.clients: list[Any] = []
         self.entered: list[ClientConnection] = []
         memory = mmap.mmap(-1, RING_AT + RING_BYTES)
         self._writer = Writer(memory, 0, RING_AT, RING_BYTES, -1)
@@ -144,12 +144,17 @@ class Door:
 
     # -- clients ---------------------------------------------------------------------------------
 
+    def new_client(self) -> tuple[Any, Any]:
+        """Return a client, and the socket that the front door has of it."""
+        client = Client(10 + len(self.clients))
+        return client, client
+
     def enter(self, opening: Iterable[bytes] = OPENING) -> int:
         """Let a client connect and open its connection; return its place."""
-        client = Client(10 + len(self.clients))
+        client, sock = self.new_client()
         self.clients.append(client)
         self._read.append(0)
-        self.connections.enter(client, Peer("127.0.0.1", 4000))  # type: ignore[arg-type]
+        self.connections.enter(sock, Peer("127.0.0.1", 4000))
         self.entered.append(self.connections.all()[-1])
         at = len(self.clients) - 1
         for said in opening:

@@ -10,10 +10,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from shardmq.broker.front_door.proxy import Peer
 from shardmq.shardd.wire import lane
 from shardmq.shardd.wire import messages as wire
-from tests.connections.door_play import INCARNATION, OPENING, SHARDS, Door, Tasks
+from tests.connections.door_play import INCARNATION, SHARDS, Door, Tasks
 from tests.reference.watch import Pass
 from tests.support.lanes import shared_by_two
 
@@ -73,7 +72,6 @@ class Wired(Door):
     """A front door that goes the short way in compiled passes, or Python's way in slow ones."""
 
     new_loop = Epolled
-    clients: list[Any]
 
     def __init__(self, *, short: bool, passes: type[Pass] = Pass, **settings: Any) -> None:
         self._short = short
@@ -86,17 +84,9 @@ class Wired(Door):
 
     # -- clients
 
-    def enter(self) -> int:
+    def new_client(self) -> tuple[Any, Any]:
         client = WiredClient()
-        self.clients.append(client)
-        self._read.append(0)
-        self.connections.enter(client.near, Peer("127.0.0.1", 4000))
-        self.entered.append(self.connections.all()[-1])
-        at = len(self.clients) - 1
-        for said in OPENING:
-            self.read(at, said)
-            self.run()
-        return at
+        return client, client.near
 
     def read(self, at: int, data: bytes) -> None:
         self._unsent.append((at, data))

@@ -44,7 +44,7 @@ def test_each_variable_that_a_file_names_is_one_of_ours(path: Path) -> None:
 def test_the_image_runs_as_a_user_of_its_own_with_a_volume_and_a_health_check() -> None:
     last = DOCKERFILE.rpartition("\nFROM ")[2]
     assert re.search(r"^USER shardmq$", last, re.MULTILINE)
-    assert re.search(r"--uid 999 --gid 999 .*shardmq", last)
+    assert re.search(r"--uid 5672 --gid 5672 .*shardmq", last)
     assert re.search(r"^VOLUME /var/lib/shardmq$", last, re.MULTILINE)
     assert re.search(r"^ENV .*SHARDMQ_DATA_DIR=/var/lib/shardmq", last, re.MULTILINE)
     assert re.search(r"^HEALTHCHECK .*check_running", last, re.MULTILINE)
@@ -119,7 +119,7 @@ def test_services_lead_to_the_ports_of_the_pod() -> None:
 def test_the_pod_is_confined_and_its_directories_can_be_written() -> None:
     assert STATEFUL_SET["replicas"] == 1
     own = POD["securityContext"]
-    assert (own["runAsUser"], own["runAsNonRoot"], own["fsGroup"]) == (999, True, 999)
+    assert (own["runAsUser"], own["runAsNonRoot"], own["fsGroup"]) == (5672, True, 5672)
     assert CONTAINER["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

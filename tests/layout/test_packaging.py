@@ -7,6 +7,9 @@ import importlib.util
 import os
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 import tomllib
 import zipfile
 from contextlib import chdir
@@ -151,3 +154,47 @@ def test_a_wheel_that_is_too_large_or_not_python_alone_does_not(tmp_path: Path) 
     faults = check(tmp_path)
     assert any("bytes" in fault for fault in faults)
     assert any("pyspark_shardmq/a.so is compiled" in fault for fault in faults)
+
+
+METADATA = "Metadata-Version: 2.1\nName: shardmq\nVersion: 0.1.0\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="no dpkg-deb")
+def test_the_debian_package_has_the_broker_the_units_and_the_settings(tmp_path: Path) -> None:
+    made = tmp_path / "shardmq-0.1.0-py3-none-any.whl"
+    info = "shardmq-0.1.0.dist-info"
+    files = {"shardmq/__init__.py": "", f"{info}/METADATA": METADATA, f"{info}/WHEEL": WHEEL}
+    files["shardmq-0.1.0.data/data/share/shardmq/bench/run.py"] = ""
+    with zipfile.ZipFile(made, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in files))
+    build = ROOT / "deploy" / "debian" / "build"
+    offline = {**os.environ, "PIP_NO_INDEX": "1"}
+    subprocess.run([build, made, tmp_path, sys.executable], check=True, env=offline)
+    (package,) = tmp_path.glob("*.deb")
+
+    def said(*options: str) -> str:
+        command = ["dpkg-deb", *options, str(package)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    lines = [line.split() for line in said("--contents").splitlines()]
+    modes = {line[5].removeprefix("."): (line[0], line[1]) for line in lines}
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    fields = said("--field")
+    assert "\nVersion: 0.1.0\n" in fields and f"python3 (>= {python}~)" in fields
+    plain, program = ("-rw-r--r--", "root/root"), ("-rwxr-xr-x", "root/root")
+    names = (
+        "/usr/lib/shardmq/shardmq/__init__.py",
+        "/usr/lib/systemd/system/shardmq.service",
+        *(f"/usr/lib/systemd/system/shardmq-{kind}.socket" for kind in ("amqp", "amqps", "http")),
+        "/usr/lib/sysusers.d/shardmq.conf",
+        "/usr/share/shardmq/bench/run.py",
+    )
+    assert {name: modes.get(name) for name in names} == dict.fromkeys(names, plain)
+    assert modes["/usr/bin/shardctl"] == program
+    assert modes["/etc/shardmq/broker.toml"] == ("-rw-r-----", "root/root")
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "root"], check=True)
+    unit = (tmp_path / "root/usr/lib/systemd/system/shardmq.service").read_text()
+    assert "\nExecStart=/usr/bin/shardctl start --config /etc/shardmq/broker.toml" in unit

@@ -247,7 +247,7 @@ def test_the_options_of_shardctl_say_what_the_rows_say() -> None:
     options = inspect.signature(queue_commands.create_queue).parameters.values()
     rows = {f"x-{option.name.replace('_', '-')}": option.default for option in options}
     said = {name: option.help for name, option in rows.items() if name in TABLE.queue}
-    assert said == {name: TABLE.queue[name].summary for name in said} and len(said) == 6
+    assert said == {name: TABLE.queue[name].summary for name in said} and len(said) == 7
 
 
 def test_shardctl_names_the_policy_keys_that_act() -> None:

@@ -8,14 +8,19 @@ published.
 from __future__ import annotations
 
 import random
+import sys
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from shardmq.shardd.peers import CONNECTION_WINDOW_BYTES
 from shardmq.shardd.shard import Shard
 from shardmq.shardd.store.open_segment import RENEW_BYTES
+from shardmq.shardd.store.segments import store
 from shardmq.shardd.store.segments.segment import Segment
+from shardmq.shardd.stores import NoRoom
 from shardmq.shardd.wire import codec, envelope, packer
 from shardmq.shardd.wire import messages as m
 from shardmq.shardd.wire.bodies import BODY_BYTES_MIN, BodyMemory
@@ -28,6 +33,7 @@ DOOR, INCARNATION, QUEUE = 0, 5, 7
 MEMORY_BYTES = 2 << 20
 SEEDS = range(12)
 STEPS = 250
+LENT_SHARE = 4  # of a lent body weighs in a window
 LIVES = 200  # tests/torture has more
 NO_TTL, NO_PRIORITY = 0xFFFFFFFF, 0xFF
 HEAD_BYTES = 13  # of a stored message before its body
@@ -271,6 +277,23 @@ def test_a_batch_that_is_not_appended_leaves_no_hold_and_no_body_behind(
     assert play.memory.held_bytes == 0
 
 
+def test_a_batch_for_which_the_disk_has_no_room_leaves_no_hold_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoRoom("the disk is full")
+
+    play = Play(tmp_path, 1)
+    (store,) = play.shard.stores.values()
+    monkeypatch.setattr(store._appender, "_with_room", full)  # type: ignore[attr-defined] # it is a SegmentStore
+    for _ in range(5):
+        play.publish(bytes(BODY_BYTES_MIN))
+        play.send()
+    assert play.memory.lent_to(0) == 5
+    play.turn()
+    assert play.memory.lent_to(0) == play.memory.held_bytes == 0
+
+
 def test_lent_bodies_that_are_settled_at_once_take_no_segment_of_their_own(tmp_path: Path) -> None:
     play = Play(tmp_path, 1)
     (store,) = play.shard.stores.values()
@@ -282,3 +305,48 @@ def test_lent_bodies_that_are_settled_at_once_take_no_segment_of_their_own(tmp_p
         play.turn()
         play.settle()
     assert segments.next_number - first <= LIVES * BODY_BYTES_MIN // RENEW_BYTES + 1
+
+
+def test_many_bodies_that_wait_are_copied_by_and_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "MEMORY_BYTES", 16 << 20)
+    monkeypatch.setattr(store, "OWN_BYTES_MAX", 1)  # a segment each time
+    play = Play(tmp_path, 1)
+    play.consumers = 0
+    play.begin()
+    for _ in range(20):
+        play.publish(bytes(500_000))
+        play.send()
+    left = [play.memory.lent_to(0)]
+    for _ in range(8):
+        play.shard.own_lent()
+        play.turn()  # tells the front door
+        left.append(play.memory.lent_to(0))
+    assert left[0] == left[1] == 20, "they wait for a call first"
+    assert left[1] > left[2] > left[3] > left[4] and left[-1] == 0
+    assert max(before - after for before, after in pairwise(left)) <= (3 << 20) // 500_000
+
+
+def test_a_client_that_takes_nothing_has_a_bounded_part_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 400_000
+    monkeypatch.setattr(sys.modules[__name__], "MEMORY_BYTES", 16 << 20)
+    play = Play(tmp_path, 1)
+    shown = 0
+
+    def show(section: tuple[Any, ...]) -> None:
+        """Count the bytes of a delivery, which the client does not take from the front door."""
+        nonlocal shown
+        blob = section[6]
+        assert isinstance(blob, m.Weighed) and blob.is_lent
+        shown += sum(len(body) for _, body in play.memory.messages(0, blob.blob, section[5]))
+
+    monkeypatch.setattr(play, "delivered", show)
+    for _ in range(35):
+        play.publish(bytes(size))
+        play.send()
+        play.turn()
+    most = LENT_SHARE * CONNECTION_WINDOW_BYTES
+    assert most - size <= shown <= most + size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import select
 import signal
 import struct
 import threading
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardmq.shardd.plain_passes import RING, PlainPasses
+from shardmq.shardd.plain_passes import RING, UNPOLLED_MAX, PlainPasses
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as m
 from tests.shard.test_short_way import attach, one_for_queue_1
@@ -166,6 +168,34 @@ def test_looks_are_bounded_and_take_what_they_find(history: LinkedHistory) -> No
     door = history.plain.doors[0]
     assert len(door.take(100)) >= 1
     assert 4 <= len(looks) <= 6, "no more looks where nothing came"
+
+
+def test_looks_are_bounded_over_passes_that_python_ends(history: LinkedHistory) -> None:
+    quiet(history)
+    side, bell = history.plain, os.eventfd(1, os.EFD_NONBLOCK)
+    side.links.poll.register(bell, select.EPOLLIN)
+    who = (0, history.incarnations[0], EPOCH, 0)
+    try:
+        for number in range(UNPOLLED_MAX + 1):
+            side.doors[0].send(envelope.control(*who, m.Get(number, 1, 1000, 1, 1, True)))
+            if bell in dict(run(history, look=lambda: RING)):
+                return
+            side.links.receive(0)
+    finally:
+        os.close(bell)
+    pytest.fail("another descriptor is never asked")
+
+
+def test_messages_that_a_pass_took_before_python_went_on_are_counted(
+    history: LinkedHistory,
+) -> None:
+    quiet(history)
+    publish(history, b"one")
+    who = (0, history.incarnations[0], EPOCH, 0)
+    history.plain.doors[0].send(envelope.control(*who, m.Get(77, 1, 1000, 1, 1, True)))
+    assert history.plain.links.wait(1000) == []
+    assert history.plain.links.receive(0) == 2
+    assert history.plain.links.receive(0) == 0
 
 
 def test_a_full_ring_goes_on_by_zeromq_in_order(

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from shardmq.broker.controller.management.app import warning_value
 from shardmq.supervisor.cli import diagnostics
-from shardmq.supervisor.cli.app import COMMANDS, app
+from shardmq.supervisor.cli.app import PANELS, app, load
 from shardmq.supervisor.cli.definitions import PIECE_OBJECTS_MAX, pieces
 from shardmq.supervisor.cli.node import size_bytes
 from shardmq.supervisor.cli.top import Rates
@@ -121,6 +121,9 @@ ANSWERS: dict[str, Any] = {
                                                 "destination_type": "queue"}],
     "/api/queues/v/keyed-eu": {"name": "keyed-eu"},
 }  # fmt: skip
+
+
+COMMANDS = [load(place) for words in PANELS.values() for place in words.split()]
 
 
 class Handler(BaseHTTPRequestHandler):

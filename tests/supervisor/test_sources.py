@@ -13,9 +13,18 @@ from shardmq.supervisor.__main__ import settings_from
 from shardmq.supervisor.child import _environment
 from shardmq.supervisor.config import ConfigError, Settings, kinds
 from shardmq.supervisor.reload import flat
-from shardmq.supervisor.sources import FILE, OTHERS, Effective, from_environment, read, variables
+from shardmq.supervisor.sources import (
+    FILE,
+    OTHERS,
+    Effective,
+    from_environment,
+    is_setting,
+    read,
+    variables,
+)
 
-DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
+ROOT = Path(__file__).parents[2]
+DOCUMENTED = ROOT / "deploy" / "broker.toml"
 
 
 def effective(environment: Mapping[str, str], text: str = "", folder: Path | None = None) -> Any:
@@ -187,6 +196,7 @@ def test_a_wrong_variable_is_named_in_one_line(environment: dict[str, str], says
 def test_variables_of_others_are_no_settings() -> None:
     others = {
         "SHARDMQ_URL": "http://x", "SHARDMQ_USER": "a", "SHARDMQ_PASSWORD": "b",
+        "SHARDMQ_PASSWORD_FILE": "/run/secrets/password",
         "SHARDMQ_FASTPATH": "0", "SHARDMQ_TEST_COMBINED": "1", "SHARDMQ_NOTIFY_FD": "3",
         "SHARDMQ_LIFELINE_FD": "4", "SHARDMQ_SERVICE_HOST": "10.0.0.1",
         "SHARDMQ_SERVICE_PORT": "5672", "SHARDMQ_SERVICE_PORT_AMQP": "5672",
@@ -196,6 +206,17 @@ def test_variables_of_others_are_no_settings() -> None:
         "SHARDMQ_HEADLESS_PORT": "tcp://10.0.0.1:5672", "PATH": "/bin", "shardmq_x": "1",
     }  # fmt: skip
     assert from_environment(others) == {}
+
+
+def test_variables_of_shardctl_and_of_the_connector_do_not_stop_a_start() -> None:
+    named = {
+        name
+        for folder in (ROOT / "supervisor" / "cli", ROOT / "pyspark_shardmq")
+        for path in folder.rglob("*.py")
+        for name in re.findall(r"\bSHARDMQ_[A-Z_]+\b", path.read_text())
+    }
+    assert {"SHARDMQ_URL", "SHARDMQ_USER", "SHARDMQ_PASSWORD", "SHARDMQ_DATA_DIR"} <= named
+    assert [name for name in sorted(named) if name not in OTHERS and not is_setting(name)] == []
 
 
 def test_a_child_gets_no_settings_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,13 +124,18 @@ async def _readable_queue(
     session, services = caller.session, caller.services
     name = _queue_name(channel, name)
     try:
-        if queues.is_far(session, services.catalog, name):
-            await services.steps.run(methods.catalog_in_step(session, name), session)
-            if not channel.is_open:
-                return None
+        try:
+            return queues.readable_queue(session, services.catalog, name)
+        except checks.Refusal as refusal:
+            is_locked = refusal.code == checks.RESOURCE_LOCKED
+            if not is_locked or not queues.is_far(session, services.catalog, name):
+                raise
+        await services.steps.run(methods.catalog_in_step(session, name), session)
+        if not channel.is_open:
+            return None
         return queues.readable_queue(session, services.catalog, name)
     except checks.Refusal as refusal:
-        raise ChannelException(refusal.code, refusal.text, *method) from None
+        raise methods.failure_of(method, refusal) from None
 
 
 def _readable_shards(

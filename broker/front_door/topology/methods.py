@@ -64,9 +64,14 @@ def decide(session: Session, catalog: Catalog, last_queue: str, method: base.Fra
 
 def failure(method: base.Frame | type[base.Frame], refusal: checks.Refusal) -> Exception:
     """Return the exception that closes the channel or connection after a refused method."""
+    return failure_of((method.index >> 16, method.index & 0xFFFF), refusal)
+
+
+def failure_of(method: tuple[int, int], refusal: checks.Refusal) -> Exception:
+    """Return the same for a method that is given by the numbers of its class and itself."""
     code = INTERNAL_ERROR if refusal.code == checks.NO_ROOM else refusal.code
     kind = ConnectionException if code in HARD_CODES else ChannelException
-    return kind(code, refusal.text, method.index >> 16, method.index & 0xFFFF)
+    return kind(code, refusal.text, *method)
 
 
 def catalog_in_step(session: Session, name: str) -> Steps[Catalog]:

@@ -49,6 +49,9 @@ from shardmq.shardd.store.sync import SyncJob
 
 POSITION_LIMIT = 1 << 28
 SEGMENT_BYTES_MIN = 4096
+# The lent bodies that are copied at once, and one segment more: others wait for the next second,
+# while this process goes on.
+OWN_BYTES_MAX = 32 << 20
 
 
 class SegmentStore(SegmentStoreState):
@@ -295,9 +298,10 @@ class SegmentStore(SegmentStoreState):
     def own_lent(self) -> int:
         """Copy lent bodies that were here at the last call, and give them back.
 
-        Messages that stay for long thus take no memory of front doors. Sealed segments that have
-        all their bytes now are written, as they would have been without lent bodies. A full disk
-        leaves them in memory. Returns how many were written and gave up their buffers.
+        Messages that stay for long thus take no memory of front doors. The oldest go first, and
+        what is left of them behind OWN_BYTES_MAX is copied by the next calls. Sealed segments that
+        have all their bytes now are written, as they would have been without lent bodies. A full
+        disk leaves them in memory. Returns how many were written and gave up their buffers.
         """
         if self._state.stage != "open" or self._state.failure:
             return 0
@@ -306,8 +310,10 @@ class SegmentStore(SegmentStoreState):
         if segment is not None and segment.lends and segment.is_needless:
             self._appender.renew(segment)
         self._waited_long, waited = [], self._waited_long
+        left = OWN_BYTES_MAX
         for segment in [*segments.in_memory, *([segments.open] if segments.open else [])]:
-            if segment.lends and segment in waited:
+            if segment.lends and left > 0 and segment in waited:
+                left -= segment.lent.held_bytes
                 segment.fill_lent()
             elif segment.lends:
                 self._waited_long.append(segment)

@@ -1,0 +1,51 @@
+"""The columns of lists."""
+
+from typing import Final
+
+# The kind of what each command lists, a key of COLUMNS.
+KINDS: Final = {
+    "list_queues": "queues",
+    "list_unresponsive_queues": "queues",
+    "list_exchanges": "exchanges",
+    "list_bindings": "bindings",
+    "list_virtual_queues": "virtual-queues",
+    "list_vhosts": "vhosts",
+    "list_connections": "connections",
+    "list_channels": "channels",
+    "list_consumers": "consumers",
+}
+
+# The columns that are known even if there is nothing to list. All columns that the broker returns
+# are known too.
+COLUMNS: Final = {
+    "queues": (
+        "arguments auto_delete consumers durable exchange exclusive exclusive_consumer_tag"
+        " first_offset head_message_timestamp index last_offset memory message_bytes"
+        " message_bytes_ready message_bytes_unacknowledged message_stats messages"
+        " messages_ready messages_unacknowledged name node policy segments shard shard_state"
+        " single_active_consumer_tag state stream_positions type vhost"
+    ),
+    "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
+    "virtual-queues": "consumers groups moving name shards vhost",
+    "bindings": (
+        "arguments destination destination_kind destination_name destination_type"
+        " properties_key routing_key source source_kind source_name vhost"
+    ),
+    "vhosts": (
+        "cluster_state default_queue_type description messages messages_ready"
+        " messages_unacknowledged metadata name protected_from_deletion tags tracing"
+    ),
+    "channels": (
+        "acks_uncommitted confirm connection consumer_count global_prefetch_count"
+        " message_stats messages_unacknowledged messages_unconfirmed name node number pid"
+        " prefetch_count state transactional user vhost"
+    ),
+    "consumers": (
+        "ack_required active activity_status arguments channel_details consumer_tag exclusive"
+        " prefetch_count priority queue queue_name vhost"
+    ),
+    "connections": (
+        "auth_mechanism channel_max channels client_properties connected_at frame_max host"
+        " name node pid peer_host peer_port port protocol ssl state timeout type user vhost"
+    ),
+}

@@ -1,0 +1,66 @@
+"""A group of typer that makes a command when it is asked for.
+
+shardctl has more than two hundred commands. To import and build all of them takes longer than what
+most of them do, and a completion must be quicker than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from typer.core import TyperGroup
+
+Make = Callable[[], Any]
+
+
+class Completion(NamedTuple):
+    """A word that is offered in a shell, with what the classes of typer ask of it."""
+
+    value: str
+    type: str = "plain"
+    help: str | None = None
+
+
+class Commands(Mapping[str, Any]):
+    """Commands of typer by name. Each is made once, when it is asked for."""
+
+    def __init__(self, makers: Mapping[str, Make]) -> None:
+        self._makers: Final = makers
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+            self._made[name].name = name
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+def group_of(visible: Mapping[str, Make], hidden: Mapping[str, Make]) -> type[TyperGroup]:
+    """Return a class of groups with these commands.
+
+    Args:
+        visible: The commands that help and completion show, in this order.
+        hidden: The commands that can be called only.
+    """
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.commands: Any = Commands({**visible, **hidden})
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [*visible]
+
+        def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+            found: list[Any] = [Completion(name) for name in visible if name.startswith(incomplete)]
+            # The options of the group; the commands begin with letters.
+            return found or super().shell_complete(ctx, incomplete)
+
+    return LazyGroup
