@@ -224,15 +224,18 @@ def options(
 
 def main() -> None:
     """Run shardctl with the arguments of the command line."""
+    if sys.stdout is None:  # The caller has closed the standard output.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the end)
     try:
         try:
             app()
         finally:
             sys.stdout.flush()
-    except OSError as error:  # The standard output may be a full disk.
+    except OSError as error:  # The standard output may be a full disk, or a pipe without a reader.
+        if not isinstance(error, BrokenPipeError):
+            print(f"shardctl: {error}", file=sys.stderr)
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python flushes once more.
-        print(f"shardctl: {error}", file=sys.stderr)
         sys.exit(FAILED)
 
 

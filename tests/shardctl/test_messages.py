@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -372,3 +373,12 @@ def test_properties_that_are_not_readable_are_one_line(capsys: pytest.CaptureFix
     with pytest.raises(typer.Exit):
         messages._row(Message(amqp_client.GET_OK, 1, False, "", "", 0, unreadable, b""))
     assert capsys.readouterr().err.startswith("shardctl: the properties of a message are not")
+
+
+def test_an_output_that_is_closed_is_no_traceback(broker: RealBroker, queue: str) -> None:
+    command = shlex.join(command_line(broker, "list_queues", "--silent"))
+    for redirected in (">&-", "| true"):
+        ended = subprocess.run(
+            ["sh", "-c", f"{command} {redirected}"], cwd=SOURCE, stderr=subprocess.PIPE
+        )
+        assert (ended.returncode, ended.stderr) == (0, b"")
