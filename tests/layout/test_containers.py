@@ -70,6 +70,29 @@ def test_files_that_the_image_and_compose_take_are_there() -> None:
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
 
 
+def broken_secrets(compose: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the services that are read-only, each with a secret that Docker must write into it."""
+    return [
+        (name, secret)
+        for name, service in compose["services"].items()
+        for secret in service.get("secrets", ())
+        if service.get("read_only") and "file" not in compose["secrets"][secret]
+    ]
+
+
+def test_no_read_only_service_has_a_secret_that_must_be_written_into_it() -> None:
+    assert broken_secrets(COMPOSE) == []
+    broken = {**COMPOSE, "secrets": {"broker_password": {"environment": "BROKER_PASSWORD"}}}
+    assert broken_secrets(broken) == [("shardmq", "broker_password")]
+
+
+def test_a_password_beside_the_files_is_neither_committed_nor_sent_to_the_build() -> None:
+    for secret in COMPOSE["secrets"].values():
+        path = (DEPLOY / secret["file"]).resolve().relative_to(DEPLOY.parent)
+        assert f"/{path}" in (DEPLOY.parent / ".gitignore").read_text().splitlines()
+        assert str(path) in (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     "environment",
     [BROKER["environment"], {one["name"]: one["value"] for one in CONTAINER["env"]}],
