@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shardmq.supervisor.sources import OTHERS, from_environment, is_setting, read
+from shardmq.supervisor.sources import LOGINS, OTHERS, from_environment, is_setting, read
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
@@ -158,8 +159,30 @@ def test_the_pod_is_confined_and_its_directories_can_be_written() -> None:
 def test_probes_are_health_checks_of_shardctl() -> None:
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         command = CONTAINER[kind]["exec"]["command"]
+        command = command[command.index("shardctl") :]
         help_of = [*command[: command.index("--quiet")], "--help"]
         assert invoked(help_of[1:]) == 0, command
+
+
+def test_probes_are_not_confused_by_the_variables_of_shardctl() -> None:
+    (health,) = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    kinds = ("startupProbe", "readinessProbe", "livenessProbe")
+    probes = [json.loads(health), *(CONTAINER[kind]["exec"]["command"] for kind in kinds)]
+    given = dict.fromkeys(("SHARDMQ_URL", *LOGINS), "x")
+    for probe in probes:
+        prefix = probe[: probe.index("shardctl")]
+        assert prefix[0] == "env"
+        done = subprocess.run(
+            [*prefix, "env"],
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        left = {line.partition("=")[0] for line in done.stdout.splitlines()}
+        assert left & given.keys() == set(), probe
+    for service in COMPOSE["services"].values():
+        assert "healthcheck" not in service  # the one of the image
 
 
 def invoked(arguments: list[str]) -> Any:
