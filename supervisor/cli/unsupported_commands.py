@@ -54,12 +54,11 @@ GROUPS: Final = (
         "set_stream_retention_policy",
     ),
     (
-        "POST /api/queues/VHOST/NAME/get with ackmode ack_requeue_true, or the page, looks into a"
-        " queue",
+        "shardctl get QUEUE --count N, or the page, looks into a queue",
         "peek",
     ),
     (
-        "no shovels here; POST /api/queues/VHOST/NAME/move, or the page, moves messages",
+        "no shovels here; shardctl move_messages FROM TO, or the page, moves messages",
         "shovel_status restart_shovel delete_shovel list_shovels add_shovel",
     ),
     (

@@ -14,7 +14,7 @@ from tests.support.real_broker import RealBroker
 
 PER_S = 40
 BODY_BYTES = 1000
-ASK = "msg_rates_age=60&msg_rates_incr=5&lengths_age=60&lengths_incr=5"
+ASK = "msg_rates_age=60&msg_rates_incr=1&lengths_age=60&lengths_incr=5"
 
 
 class Load:

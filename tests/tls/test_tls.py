@@ -29,7 +29,9 @@ import pika.credentials
 import pika.exceptions
 import pytest
 from pamqp import body, commands
+from typer.testing import CliRunner
 
+from shardmq.supervisor.cli.app import app
 from tests.support.certificates import Authority
 from tests.support.raw_client import HEADER, PATIENCE_S, RawClient, method, publish
 from tests.support.real_broker import RealBroker, wait_until
@@ -139,6 +141,25 @@ async def test_many_small_messages_pass_in_order_with_acks_and_confirms(
                 if len(got) == 500:
                     break
     assert got == list(range(500))
+
+
+def test_shardctl_sends_and_reads_messages_by_tls_if_it_knows_the_authority(
+    secured: Secured, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shardctl(*words: str, status: int = 0) -> bytes:
+        to = ["--url", f"https://localhost:{secured.https_port}", "--user", "guest"]
+        found = CliRunner().invoke(app, [*words, *to, "--password", "guest"])
+        assert found.exit_code == status, found.output
+        return found.stdout_bytes or found.stderr_bytes
+
+    assert b"certificate verify failed" in shardctl("ping", status=69)
+    monkeypatch.setenv("SSL_CERT_FILE", str(secured.servers.ca))
+    shardctl("create_queue", name, "--queue-type", "stream")
+    text = "x" * 100_000
+    shardctl("publish", name, text, "--count", "30")
+    assert (
+        shardctl("tail", name, "--from", "first", "--count", "30").split() == [text.encode()] * 30
+    )
 
 
 def test_a_client_that_reads_late_gets_everything_and_holds_up_nobody(

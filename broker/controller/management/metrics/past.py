@@ -28,7 +28,7 @@ COARSE_S: Final = 300.0
 COARSE_KEPT_S: Final = 86_400
 FINE_ROWS: Final = int(FINE_KEPT_S / FINE_S) + 1
 COARSE_ROWS: Final = int(COARSE_KEPT_S / COARSE_S) + 1
-BYTES_MAX: Final = 18 << 20  # of all samples together, with the most objects of each kind
+BYTES_MAX: Final = 16 << 20  # of all samples together, with the most objects of each kind
 # Samples of an object that nobody looks at and that is not among the busiest are dropped after this
 # time.
 UNSEEN_S_MAX: Final = FINE_KEPT_S
