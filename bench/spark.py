@@ -2,8 +2,8 @@
 
     python bench/spark.py [--rows 10000000] [--body 100] [--runs 3] [--data DIR] [--seconds 5]
 
-Needs the packages of `pip install '.[spark]'`, pika, Java and a C compiler. One stream exchange
-over 4 shards is filled. Then these are measured:
+Needs the packages of `pip install './pyspark_shardmq[spark]'`, pika, Java and a C compiler. One
+stream exchange over 4 shards is filled. Then these are measured:
 
 - reading with all base columns and with three, where Spark's sink only counts
 - reading the same rows by AMQP: with one consumer per shard that counts bytes, and with pika into

@@ -29,7 +29,14 @@ from typing import Any, NoReturn
 from shardmq.supervisor import logs
 from shardmq.supervisor.config import FLAGS, ConfigError, kinds
 from shardmq.supervisor.plan import children
-from shardmq.supervisor.sources import Effective, Given, from_environment, parsed, read
+from shardmq.supervisor.sources import (
+    Effective,
+    Given,
+    from_environment,
+    mistaken_login,
+    parsed,
+    read,
+)
 from shardmq.supervisor.supervisor import Planner, Reread, Supervisor
 
 FILES_WANTED = 65536  # A lower limit of open files is worth a warning.
@@ -116,6 +123,8 @@ async def _run(effective: Effective, planner: Planner, reread: Reread) -> int:
         logging.getLogger("supervisor").warning(
             "only %d files may be open in each process (ulimit -n, LimitNOFILE)", hard
         )
+    if warning := mistaken_login(os.environ, effective.sources):
+        logging.getLogger("supervisor").warning("%s", warning)
     logging.getLogger("supervisor").info(
         "data in %s, shards: %d, front doors: %d, boot %s",
         supervisor.settings.data_dir,

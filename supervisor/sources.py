@@ -43,6 +43,9 @@ OTHERS: Final = frozenset(
         LIFELINE_FD,
     }
 )
+# The login of shardctl. An operator who gives it to the broker most likely means the first user.
+LOGINS: Final = ("SHARDMQ_USER", "SHARDMQ_PASSWORD", "SHARDMQ_PASSWORD_FILE")
+FIRST_USER: Final = "users.default_user"
 TESTS: Final = "SHARDMQ_TEST_"
 # Kubernetes sets such variables in each container beside a service whose name begins with
 # `shardmq`: SHARDMQ_SERVICE_HOST, SHARDMQ_SERVICE_PORT_AMQP, SHARDMQ_PORT_5672_TCP_ADDR.
@@ -149,6 +152,22 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
         texts = [f"{name}: there is no such setting{did_you_mean(name, known)}" for name in unknown]
         raise ConfigError(" ".join(texts))
     return found
+
+
+def mistaken_login(environment: Mapping[str, str], sources: Mapping[str, str]) -> str:
+    """Return a warning if the environment has a login of shardctl and nothing names the first user.
+
+    Args:
+        environment: The variables of the process.
+        sources: The sources of the settings that hold, as in `Effective`.
+    """
+    found = [name for name in LOGINS if environment.get(name)]
+    if not found or sources[FIRST_USER] != "default":
+        return ""
+    return (
+        f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} for shardctl only; the first "
+        "user of the broker is given by SHARDMQ_USERS_DEFAULT_USER and SHARDMQ_USERS_DEFAULT_PASS"
+    )
 
 
 def parsed(text: str, kind: Kind) -> Any:

@@ -116,7 +116,7 @@ def _into_delta(archive: Archive) -> Callable[[DataFrame, int], None]:
         import deltalake
     except ImportError:
         raise command.JobError(
-            "--table-format delta needs deltalake: pip install 'shardmq[delta]'"
+            "--table-format delta needs deltalake: pip install 'pyspark-shardmq[delta]'"
         ) from None
     table = archive.path / "table"
 

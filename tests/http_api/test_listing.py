@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shardmq.broker.controller.management.api_error import ApiError
 from shardmq.broker.controller.management.responses import listing
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, shown
 
 
@@ -56,11 +57,9 @@ def lazy(
 
 async def whole(what: Listing | LazyListing[Any], query: dict[str, str]) -> Any:
     found = await shown(what, query)
-    return (
-        found
-        if isinstance(found, dict)
-        else [row for part in [part async for part in found] for row in part]
-    )
+    if isinstance(found, dict):
+        return {**found, "items": [row async for part in found["items"] for row in part]}
+    return [row async for part in found for row in part]
 
 
 def expected(
@@ -130,6 +129,55 @@ def test_a_list_in_slices_is_the_whole_list_in_order(
     assert [(row["vhost"], row["name"], row["messages"]) for row in found] == expected(
         of, sort, reverse and bool(sort), name, False
     )
+
+
+@pytest.mark.parametrize("is_lazy", [True, False], ids=["lazy", "listing"])
+@pytest.mark.parametrize("sort", ["", "messages"])
+@pytest.mark.parametrize("page", [{}, {"page": "1"}, {"page": "2", "page_size": "3"}], ids=str)
+async def test_each_row_with_samples_is_made_in_a_slice_of_its_own(
+    page: dict[str, str], sort: str, is_lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_max = 0
+
+    def row(thing: Thing) -> dict[str, Any]:
+        nonlocal made, made_max
+        made += 1
+        made_max = max(made_max, made)
+        return {"name": thing.name, "vhost": thing.vhost, "messages": thing.messages}
+
+    async def collect(some: list[Thing] | None) -> Callable[[Thing], dict[str, Any]]:
+        return row
+
+    async def yield_to_others(work: SlicedWork) -> None:
+        nonlocal made
+        made = 0
+
+    monkeypatch.setattr(SlicedWork, "yield_to_others", yield_to_others)
+    many = [Thing("a", f"q{i:02}", 99 - i) for i in range(30)]
+    names = frozenset(("name",))
+    what = LazyListing(many, row, names, names, collect) if is_lazy else Listing(map(row, many))
+    found = await whole(what, {**page, "sort": sort, "lengths_age": "60", "lengths_incr": "5"})
+    assert len(found["items"] if page else found) == int(page.get("page_size", 30))
+    assert made_max == 1
+
+
+@pytest.mark.parametrize("name", ["", "q1"])
+async def test_rows_with_too_many_samples_are_refused_before_any_is_made(name: str) -> None:
+    counted = []
+
+    def check_samples(rows: int) -> None:
+        counted.append(rows)
+        if rows > 5:
+            raise ApiError(400, "bad_request", "too many")
+
+    many = [Thing("a", f"q{i}", i) for i in range(20)]
+    what = lazy(many, all_numbers=False)
+    what.check_samples = check_samples
+    assert len((await whole(what, {"page": "2", "page_size": "5", "name": name}))["items"]) == 5
+    for query in ({}, {"page": "1", "page_size": "6"}):
+        with pytest.raises(ApiError):
+            await whole(what, {**query, "name": name})
+    assert counted == [5, 11 if name else 20, 6]
 
 
 @pytest.mark.parametrize("sort", ["", "name", "vhost", "plain"])

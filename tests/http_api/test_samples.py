@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shardmq.broker.controller.management.metrics import past, sampling
+from shardmq.broker.controller.management.metrics import past, sampling, time_range
 from shardmq.broker.controller.management.metrics.past import BROKER, QUEUE, THE_ONLY, VHOST
 from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.metrics.stats_collector import StatsCollector
@@ -186,6 +186,18 @@ async def test_every_call_with_samples_refuses_bad_ranges(busy: Api, path: str) 
     separator = "&" if "?" in path else "?"
     status, found = await busy.call("GET", f"/api/{path}{separator}lengths_age=1&lengths_incr=0")
     assert (status, found["reason"]) == (400, "Invalid range parameters: age 1, incr 0")
+
+
+async def test_a_list_with_too_many_samples_is_refused(
+    busy: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_range, "ANSWER_SAMPLES_MAX", 20)
+    for path in ("queues", "queues?page=1", "queues/%2F", "channels", "shards/load"):
+        query = "lengths_age=60&lengths_incr=1&msg_rates_age=60&msg_rates_incr=1"
+        separator = "&" if "?" in path else "?"
+        status, found = await busy.call("GET", f"/api/{path}{separator}{query}")
+        assert (status, "too many for one answer" in found["reason"]) == (400, True), path
+    assert (await busy.call("GET", "/api/queues?page=1"))[0] == 200
 
 
 async def test_other_calls_ignore_ranges_as_in_rabbitmq(busy: Api) -> None:

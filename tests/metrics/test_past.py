@@ -18,11 +18,15 @@ from hypothesis import strategies as st
 from shardmq.broker.controller.management.api_error import ApiError
 from shardmq.broker.controller.management.metrics import past, time_range
 from shardmq.broker.controller.management.metrics.past import (
+    CHANNEL,
     COARSE_S,
+    FINE_KEPT_S,
     FINE_ROWS,
     KINDS,
     LENGTHS,
     MSG_RATES,
+    QUEUE,
+    VHOST,
     Column,
     Kind,
     Past,
@@ -37,6 +41,7 @@ from shardmq.broker.controller.management.metrics.time_range import (
     TimeRange,
     add_samples,
     asked,
+    check_samples,
 )
 
 EPOCH_S = 1_700_000_000.0
@@ -268,6 +273,35 @@ def test_no_range_has_more_samples_than_are_allowed(
     row: dict[str, Any] = {"depth": 1}
     add_samples(row, PAIR, points, found)
     assert len(row["depth_details"]["samples"]) <= SAMPLES_MAX + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "age", "incr", "is_refused"),
+    [
+        (QUEUE, 500, FINE_KEPT_S, 5, False),  # all samples that are kept
+        (QUEUE, 100_000, FINE_KEPT_S, 5, False),  # at most 500 of these queues are sampled
+        (QUEUE, 500, SAMPLES_MAX, 1, True),
+        (QUEUE, 100_000, SAMPLES_MAX, 1, True),
+        (QUEUE, 153, SAMPLES_MAX, 1, False),
+        (QUEUE, 154, SAMPLES_MAX, 1, True),
+        (CHANNEL, 100_000, SAMPLES_MAX, 1, False),
+        (VHOST, 100_000, SAMPLES_MAX, 1, False),
+    ],
+)
+def test_an_answer_with_too_many_samples_is_refused(
+    kind: Kind, rows: int, age: int, incr: int, is_refused: bool
+) -> None:
+    query = {}
+    for prefix in (LENGTHS, MSG_RATES):
+        query |= {f"{prefix}_age": str(age), f"{prefix}_incr": str(incr)}
+    found = asked(query)
+    assert found is not None
+    if not is_refused:
+        check_samples(found, kind, rows)
+        return
+    with pytest.raises(ApiError, match=r"ask for at most \d+ rows") as refused:
+        check_samples(found, kind, rows)
+    assert refused.value.status == 400
 
 
 def test_nothing_is_asked_by_half_a_range() -> None:

@@ -22,7 +22,7 @@ def test_a_job_nobody_knows_is_status_2_and_those_known_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "hint"), [("pyspark", "shardmq[spark]"), ("java", "apt-get install")]
+    ("lacking", "hint"), [("pyspark", "'pyspark-shardmq[spark]'"), ("java", "apt-get install")]
 )
 def test_what_spark_lacks_is_status_69_and_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacking: str, hint: str

@@ -19,6 +19,7 @@ from shardmq.supervisor.sources import (
     Effective,
     from_environment,
     is_setting,
+    mistaken_login,
     read,
     variables,
 )
@@ -206,6 +207,30 @@ def test_variables_of_others_are_no_settings() -> None:
         "SHARDMQ_HEADLESS_PORT": "tcp://10.0.0.1:5672", "PATH": "/bin", "shardmq_x": "1",
     }  # fmt: skip
     assert from_environment(others) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "begin"),
+    [
+        ({}, ""),
+        ({"SHARDMQ_URL": "http://x"}, ""),
+        ({"SHARDMQ_USER": "", "SHARDMQ_PASSWORD": ""}, ""),
+        ({"SHARDMQ_USER": "admin"}, "SHARDMQ_USER is for shardctl only; "),
+        (
+            {"SHARDMQ_USER": "admin", "SHARDMQ_PASSWORD": "x"},
+            "SHARDMQ_USER and SHARDMQ_PASSWORD are for shardctl only; ",
+        ),
+        ({"SHARDMQ_PASSWORD_FILE": "/x"}, "SHARDMQ_PASSWORD_FILE is for shardctl only; "),
+        ({"SHARDMQ_USER": "a", "SHARDMQ_USERS_DEFAULT_USER": "b"}, ""),
+        ({"SHARDMQ_PASSWORD": "a", "SHARDMQ_USERS_DEFAULT_USER_FILE": __file__}, ""),
+    ],
+)
+def test_a_login_of_shardctl_is_not_taken_for_the_first_user_in_silence(
+    environment: dict[str, str], begin: str
+) -> None:
+    warning = mistaken_login(environment, read(None, from_environment(environment)).sources)
+    assert warning.startswith(begin) and bool(warning) == bool(begin)
+    assert ("SHARDMQ_USERS_DEFAULT_USER" in warning) == bool(begin)
 
 
 def test_variables_of_shardctl_and_of_the_connector_do_not_stop_a_start() -> None:

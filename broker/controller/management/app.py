@@ -21,7 +21,7 @@ from aiohttp import web
 
 from shardmq.broker.controller.management import csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
-from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
+from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import prometheus
@@ -62,7 +62,6 @@ from shardmq.broker.controller.management.responses import openapi
 from shardmq.broker.controller.management.responses.json_body import (
     JSON,
     Document,
-    in_one_part,
     json_list,
     json_object,
     json_response,
@@ -289,7 +288,7 @@ async def _parts(route: Route, call: Call) -> ResponseBody:
     found = (
         await shown(found, query) if isinstance(found, Listing | LazyListing) else cut(found, query)
     )
-    body = in_one_part(to_json(found)) if isinstance(found, dict) else json_list(found)
+    body = json_object(found) if isinstance(found, dict) else json_list(found)
     return ResponseBody(JSON, body)
 
 

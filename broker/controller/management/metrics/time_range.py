@@ -25,6 +25,8 @@ from shardmq.broker.controller.management.metrics.past import (
 )
 
 SAMPLES_MAX: Final = 500  # steps of `incr` in `age`
+# Samples in one answer. 500 queues with each of their samples of 10 minutes have 790,000.
+ANSWER_SAMPLES_MAX: Final = 1_000_000
 ANY_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
 DIGITS_MAX: Final = 15
 CHARS_SHOWN: Final = 40
@@ -81,6 +83,21 @@ def asked(
     if not ranges:
         return None
     return Asked(ranges, wall_s - (time.monotonic() if clock_s is None else clock_s))
+
+
+def check_samples(asked: Asked, kind: Kind, rows: int) -> None:
+    """Raise 400 if an answer with that many rows of a kind would have too many samples.
+
+    Rows of objects that are not sampled have two samples, and are not counted.
+    """
+    ranges = [asked.ranges[each.asked_by] for each in kind.columns if each.asked_by in asked.ranges]
+    in_row = sum(len(range(one.first, one.last + 1, one.incr)) for one in ranges)
+    rows_max = ANSWER_SAMPLES_MAX // max(1, in_row)
+    if min(rows, kind.most) > rows_max:
+        raise bad_request(
+            f"{rows} rows with up to {in_row} samples each are too many for one answer: ask for "
+            f"at most {rows_max} rows, for a shorter age or for a larger incr"
+        )
 
 
 def _seconds(query: Mapping[str, str], name: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import starmap
 from typing import Any
 
 from shardmq.broker.controller.management.api_error import not_found
@@ -35,56 +37,65 @@ def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def rows(call: Call, stats: Stats) -> Iterator[dict[str, Any]]:
-    wanted = time_range.asked(call.request.query)
-    return _rows(call, stats, {info.owner: info for info in visible(call)}, wanted)
-
-
 def _rows(
-    call: Call, stats: Stats, seen: dict[str, ConnectionInfo], wanted: Asked | None
+    call: Call,
+    stats: Stats,
+    is_wanted: Callable[[ConnectionInfo, int], bool] = lambda info, number: True,
 ) -> Iterator[dict[str, Any]]:
-    for report in stats.clients.channels.values():
-        info = seen.get(report["owner"])
-        if info is not None:
-            shown = {
-                "name": channel_name(info, report["number"]),
-                "vhost": info.vhost,
-                "user": info.user,
-                "user_who_performed_action": info.user,
-                "node": NODE,
-                "state": "running",
-                "connection_details": {
-                    "name": info.name,
-                    "peer_host": info.peer_host,
-                    "peer_port": info.peer_port,
-                },
-                **{
-                    name: value
-                    for name, value in report.items()
-                    if name != "owner" and name not in COUNTED
-                },
-                "message_stats": message_stats(stats, report),
-            }
-            if wanted is not None:
-                key = (report["owner"], report["number"])
-                add_channel_samples(shown, call.context.past, stats, key, wanted)
-            yield shown
+    """Return rows of the visible channels with the samples that the call asks for."""
+    seen = {info.owner: info for info in visible(call)}
+    found: Iterable[tuple[ConnectionInfo, dict[str, Any]]] = (
+        (info, report)
+        for report in stats.clients.channels.values()
+        if (info := seen.get(report["owner"])) is not None and is_wanted(info, report["number"])
+    )
+    wanted = time_range.asked(call.request.query)
+    if wanted is not None:
+        found = list(found)
+        time_range.check_samples(wanted, CHANNEL, len(found))
+    return starmap(partial(_row, call, stats, wanted), found)
+
+
+def _row(
+    call: Call, stats: Stats, wanted: Asked | None, info: ConnectionInfo, report: dict[str, Any]
+) -> dict[str, Any]:
+    shown = {
+        "name": channel_name(info, report["number"]),
+        "vhost": info.vhost,
+        "user": info.user,
+        "user_who_performed_action": info.user,
+        "node": NODE,
+        "state": "running",
+        "connection_details": {
+            "name": info.name,
+            "peer_host": info.peer_host,
+            "peer_port": info.peer_port,
+        },
+        **{
+            name: value for name, value in report.items() if name != "owner" and name not in COUNTED
+        },
+        "message_stats": message_stats(stats, report),
+    }
+    if wanted is not None:
+        key = (report["owner"], report["number"])
+        add_channel_samples(shown, call.context.past, stats, key, wanted)
+    return shown
 
 
 async def get_all(call: Call) -> Listing:
-    return Listing(rows(call, await call.context.stats.now()))
+    return Listing(_rows(call, await call.context.stats.now()))
 
 
 async def of_connection(call: Call) -> Listing:
     name = call.part("connection")
     existing(call.context.presence.by_name(name))
     stats = await call.context.stats.now()
-    return Listing(row for row in rows(call, stats) if row["connection_details"]["name"] == name)
+    return Listing(_rows(call, stats, lambda info, number: info.name == name))
 
 
 async def get(call: Call) -> dict[str, Any]:
     stats, name = await call.context.stats.now(), call.part("channel")
-    found = next((row for row in rows(call, stats) if row["name"] == name), None)
+    found = next(_rows(call, stats, lambda info, number: channel_name(info, number) == name), None)
     if found is None:
         raise not_found()
     consuming: list[dict[str, Any]] = []

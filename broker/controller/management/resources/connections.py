@@ -82,6 +82,8 @@ def visible(call: Call) -> list[ConnectionInfo]:
 def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dict[str, Any]]:
     """Return rows with the samples that the call asks for."""
     wanted = time_range.asked(call.request.query)
+    if wanted is not None:
+        time_range.check_samples(wanted, CONNECTION, len(found))
 
     def with_samples(info: ConnectionInfo) -> dict[str, Any]:
         shown = row(info, stats)

@@ -60,6 +60,8 @@ def row(exchange: ExchangePut, vhost: Vhost) -> dict[str, Any]:
 async def _rows(call: Call, found: list[tuple[Vhost, ExchangePut]]) -> Iterator[dict[str, Any]]:
     """Return rows with the numbers of messages published, routed and delayed, and samples."""
     wanted = time_range.asked(call.request.query)
+    if wanted is not None:
+        time_range.check_samples(wanted, EXCHANGE, len(found))
     stats = await call.context.stats.now()
 
     def with_numbers(vhost: Vhost, exchange: ExchangePut) -> dict[str, Any]:

@@ -206,6 +206,7 @@ async def get_all(call: Call) -> LazyListing[QueuePut]:
         keys,
         in_order,
         partial(collect, row_with_totals),
+        None if wanted is None else partial(time_range.check_samples, wanted, QUEUE),
     )
 
 

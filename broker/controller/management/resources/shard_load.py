@@ -11,6 +11,7 @@ from shardmq.broker.controller.management.metrics.past import SHARD
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import queues
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import LazyListing
 
 # Counters of a shard, with the names of their rates.
@@ -56,8 +57,10 @@ def load(stats: Stats, shard: int) -> dict[str, Any]:
 async def get_all(call: Call) -> list[dict[str, Any]]:
     context, wanted = call.context, time_range.asked(call.request.query)
     stats = await context.stats.now(totals_only=True)
-    rows = []
-    for shard in context.shards.shards:
+    shards, rows, work = list(context.shards.shards), [], SlicedWork()
+    if wanted is not None:
+        time_range.check_samples(wanted, SHARD, len(shards))
+    for shard in shards:
         row = {
             "shard": shard.number,
             "ready": shard.ready,
@@ -67,6 +70,7 @@ async def get_all(call: Call) -> list[dict[str, Any]]:
         }
         if wanted is not None:
             add_row_samples(row, context.past, SHARD, shard.number, stats.at, wanted)
+            await work.yield_to_others()
         rows.append(row)
     return rows
 

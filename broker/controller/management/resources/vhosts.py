@@ -73,6 +73,7 @@ async def row(
     }
     if wanted is not None:
         add_row_samples(shown, past, VHOST, vhost.name, stats.at, wanted)
+        await work.yield_to_others()
     return shown
 
 
@@ -80,6 +81,8 @@ async def get_all(call: Call) -> Listing:
     context, wanted = call.context, time_range.asked(call.request.query)
     stats, work = await context.stats.now(totals_only=True), SlicedWork()
     found = list(call.visible_vhosts())
+    if wanted is not None:
+        time_range.check_samples(wanted, VHOST, len(found))
     return Listing([await row(vhost, stats, work, context.past, wanted) for vhost in found])
 
 

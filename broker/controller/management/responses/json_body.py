@@ -31,10 +31,6 @@ def json_response(
     return web.Response(body=to_json(value), status=status, content_type=JSON, headers=headers)
 
 
-async def in_one_part(value: bytes) -> AsyncGenerator[bytes]:
-    yield value
-
-
 async def json_list(slices: AsyncIterator[list[Any]]) -> AsyncGenerator[bytes]:
     """Yield a list whose rows come in slices."""
     lead = b"["
@@ -46,12 +42,15 @@ async def json_list(slices: AsyncIterator[list[Any]]) -> AsyncGenerator[bytes]:
 
 
 async def json_object(parts: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-    """Yield an object. Values that are iterators are written as lists, in slices."""
+    """Yield an object. Iterators of rows, and of slices of rows, are written as lists in slices."""
     lead, work = b"{", SlicedWork()
     for name, value in parts.items():
         yield lead + to_json(name) + b":"
         if isinstance(value, Iterator):
             async for part in json_list(_slices(value, work)):
+                yield part
+        elif isinstance(value, AsyncIterator):
+            async for part in json_list(value):
                 yield part
         else:
             yield to_json(value)

@@ -1,7 +1,7 @@
 """Long lists: filtered, sorted, cut to columns and pages by the query, as RabbitMQ's API does.
 
-`shown` gives a page, or all rows slice by slice. With 100,000 queues neither all rows nor their
-text are in memory at a time.
+`shown` gives the rows of a page, or all rows, slice by slice. With 100,000 queues neither all rows
+nor their text are in memory at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shardmq.broker.model import patterns
 
 SLICE_ROWS = 60  # filtered or sorted before the processor is offered
 MADE_ROWS = 20  # the same for rows to be made, each of which takes ten times as long
+SAMPLED_ROWS = 1  # the same for rows with samples of the past, each of which has thousands
 FEW_SHARE = 8  # the first rows, up to one in so many of all, are found without sorting all
 PAGE_ROWS = 100
 PAGE_ROWS_MAX = 500
@@ -56,6 +57,8 @@ class LazyListing(Generic[T]):
     `in_order`: rework the things in the order of `order`, where they are kept sorted.
     `totals`: as `collect`, for plain rows with only the numbers of messages (?disable_stats with
     ?enable_queue_totals).
+    `check_samples`: raises ApiError if an answer with that many rows has too many samples. None if
+    no samples are asked for.
     """
 
     things: Iterable[T]
@@ -67,12 +70,16 @@ class LazyListing(Generic[T]):
     keys: Callable[[str], Awaitable[Keys[T] | None]] | None = None
     in_order: Callable[[], Sequence[T]] | None = None
     totals: Callable[[list[T] | None], Awaitable[Callable[[T], Row]]] | None = None
+    check_samples: Callable[[int], None] | None = None
 
 
 async def shown(
     listing: Listing | LazyListing[Any], query: Query
 ) -> Row | AsyncIterator[list[Row]]:
-    """Return the page that the query asks for, or all rows in slices."""
+    """Return the page that the query asks for, or all rows in slices.
+
+    The `items` of a page are an iterator of slices, too.
+    """
     name: Callable[[Any], str] = attrgetter("name")
     if isinstance(listing, Listing):
         things, name, lazy = listing.rows, lambda row: str(row.get("name", "")), _LISTED
@@ -82,9 +89,14 @@ async def shown(
     wanted: Callable[[Any], Any] = _any if by_name is None else lambda thing: by_name(name(thing))
     if "page" in query:
         return await _page(lazy, things, wanted, query, SlicedWork())
+    work = SlicedWork()
+    if lazy.check_samples is not None:
+        _, kept = await _kept(things, wanted, SLICE_ROWS, work)
+        lazy.check_samples(sum(map(len, kept)))
+        things, wanted = itertools.chain.from_iterable(kept), _any
     needed = {column.partition(".")[0] for column in columns_of(query)}
     row = lazy.plain if needed and needed <= lazy.columns else await _rows_of(lazy, query, None)
-    return _all(lazy, things, wanted, row, query, SlicedWork())
+    return _all(lazy, things, wanted, row, query, work)
 
 
 async def _rows_of(
@@ -106,14 +118,30 @@ async def _all(
     query: Query,
     work: SlicedWork,
 ) -> AsyncIterator[list[Row]]:
-    columns = columns_of(query)
     if query.get("sort"):
-        _, kept = await _kept(things, wanted, work)
+        _, kept = await _kept(things, wanted, _pulled_rows(lazy, query), work)
         things, wanted = await _in_order(lazy, kept, query, work), _any
-    made_rows = 1 if any(name.endswith("_age") for name in query) else MADE_ROWS  # with samples
-    for _, part in _slices(filter(wanted, things), slice_rows=made_rows):
+    async for part in _made(filter(wanted, things), row, query, work):
+        yield part
+
+
+async def _made(
+    things: Iterable[T], row: Callable[[T], Row], query: Query, work: SlicedWork
+) -> AsyncIterator[list[Row]]:
+    columns = columns_of(query)
+    made_rows = SAMPLED_ROWS if _has_samples(query) else MADE_ROWS
+    for _, part in _slices(things, slice_rows=made_rows):
         yield [_cut(row(thing), columns) for thing in part]
         await work.yield_to_others()
+
+
+def _has_samples(query: Query) -> bool:
+    return any(name.endswith("_age") for name in query)
+
+
+def _pulled_rows(lazy: LazyListing[Any], query: Query) -> int:
+    """Return how many things to filter in a slice: the rows of a Listing are made meanwhile."""
+    return SAMPLED_ROWS if lazy is _LISTED and _has_samples(query) else SLICE_ROWS
 
 
 async def _page(
@@ -136,7 +164,7 @@ async def _page(
         else:
             on_page = list(known[begin:end])
     else:
-        total, kept = await _kept(things, wanted, work)
+        total, kept = await _kept(things, wanted, _pulled_rows(lazy, query), work)
         found = sum(map(len, kept))
         count = _page_count(found, page, size)
         on_page = []
@@ -145,14 +173,13 @@ async def _page(
         ):
             on_page += part[max(0, (page - 1) * size - (seen - len(part))) :]
             await work.yield_to_others()
+    if lazy.check_samples is not None:
+        lazy.check_samples(len(on_page))
     row = await _rows_of(lazy, query, on_page)
-    columns = columns_of(query)
-    items = [_cut(row(thing), columns) for thing in on_page]
-    await work.yield_to_others()
     return {
         "filtered_count": found,
-        "item_count": len(items),
-        "items": items,
+        "item_count": len(on_page),
+        "items": _made(on_page, row, query, work),
         "page": page,
         "page_count": count,
         "page_size": size,
@@ -180,13 +207,16 @@ def _slices(
 
 
 async def _kept(
-    things: Iterable[T], wanted: Callable[[T], Any], work: SlicedWork
+    things: Iterable[T], wanted: Callable[[T], Any], slice_rows: int, work: SlicedWork
 ) -> tuple[int, list[list[T]]]:
-    """Return the number of all things, and the wanted ones in slices."""
-    total, kept = 0, []
-    for seen, part in _slices(things):
+    """Return the number of all things, and the wanted ones in slices of at most SLICE_ROWS."""
+    total = 0
+    kept: list[list[T]] = [[]]
+    for seen, part in _slices(things, slice_rows=slice_rows):
         total = seen
-        kept.append(part if wanted is _any else [thing for thing in part if wanted(thing)])
+        if len(kept[-1]) + len(part) > SLICE_ROWS:
+            kept.append([])
+        kept[-1] += part if wanted is _any else [thing for thing in part if wanted(thing)]
         await work.yield_to_others()
     return total, kept
 
@@ -205,21 +235,23 @@ async def _in_order(
         parts = [part[::-1] for part in reversed(kept)] if reverse else kept
         return itertools.chain.from_iterable(parts)
     if count is not None and count * FEW_SHARE < sum(map(len, kept)):
-        return await _first(kept, keys, count, reverse, work)
+        return await _first(kept, keys, count, query, work)
     runs = []
     for part in kept:
-        runs.append(sorted(zip(keys(part), part, strict=True), key=_KEY, reverse=reverse))
-        await work.yield_to_others()
+        made = await _computed(keys, part, query, work)
+        runs.append(sorted(zip(made, part, strict=True), key=_KEY, reverse=reverse))
     return (thing for _, thing in heapq.merge(*runs, key=_KEY, reverse=reverse))
 
 
 async def _first(
-    kept: list[list[T]], keys: Keys[T], count: int, reverse: bool, work: SlicedWork
+    kept: list[list[T]], keys: Keys[T], count: int, query: Query, work: SlicedWork
 ) -> list[T]:
     """Return the first `count` things: most others are dropped by one comparison."""
+    reverse = query.get("sort_reverse") == "true"
     best: list[tuple[Any, T]] = []
     for part in kept:
-        seen: Iterable[tuple[Any, T]] = zip(keys(part), part, strict=True)
+        made = await _computed(keys, part, query, work)
+        seen: Iterable[tuple[Any, T]] = zip(made, part, strict=True)
         if len(best) == count:
             bound = best[-1][0]
             seen = (
@@ -229,8 +261,16 @@ async def _first(
             )
         if seen:
             best = sorted([*best, *seen], key=_KEY, reverse=reverse)[:count]
-        await work.yield_to_others()
     return [thing for _, thing in best]
+
+
+async def _computed(keys: Keys[T], part: list[T], query: Query, work: SlicedWork) -> list[Any]:
+    """Return the sort keys of a slice. Keys of some columns are computed by making the rows."""
+    found: list[Any] = []
+    for _, some in _slices(part, slice_rows=SAMPLED_ROWS if _has_samples(query) else SLICE_ROWS):
+        found += keys(some)
+        await work.yield_to_others()
+    return found
 
 
 async def _keys(lazy: LazyListing[T], sort: str) -> Keys[T] | None:
