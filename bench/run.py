@@ -94,8 +94,8 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--self",
         dest="self_url",
         metavar="URL",
-        default=os.environ.get("SHARDMQ_BENCH_SELF"),  # A list of processes does not show it.
-        help="do not start this broker, it is there (SHARDMQ_BENCH_SELF)",
+        default=os.environ.get("BENCH_SELF"),  # A list of processes does not show it.
+        help="do not start this broker, it is there (BENCH_SELF)",
     )
     parser.add_argument(
         "--self-pid", type=int, metavar="PID", help="its topmost process (found by its port)"

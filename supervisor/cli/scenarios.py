@@ -18,7 +18,7 @@ from shardmq.supervisor.modules import SOURCE_ROOT
 
 # The place where pyproject.toml installs the folder, below the prefix of Python.
 INSTALLED = Path("share") / "shardmq" / "bench"
-SELF_VARIABLE = "SHARDMQ_BENCH_SELF"  # bench/run.py reads it in place of --self.
+SELF_VARIABLE = "BENCH_SELF"  # bench/run.py reads it in place of --self.
 
 
 def folder() -> Path:
