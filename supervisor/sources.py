@@ -30,15 +30,14 @@ from shardmq.supervisor.notify import LIFELINE_FD, NOTIFY_FD
 
 PREFIX: Final = "SHARDMQ_"
 FILE: Final = "_FILE"
-# Variables that are no settings: those of shardctl, of bench/run.py and of the Spark connector, a
-# switch for tests (shardd/wire/short_ways.py), and those that a supervisor gives to its children.
+# Variables that are no settings: those of shardctl and of the Spark connector, a switch for tests
+# (shardd/wire/short_ways.py), and those that a supervisor gives to its children.
 OTHERS: Final = frozenset(
     {
         "SHARDMQ_URL",
         "SHARDMQ_USER",
         "SHARDMQ_PASSWORD",
         "SHARDMQ_PASSWORD_FILE",
-        "SHARDMQ_BENCH_SELF",
         "SHARDMQ_FASTPATH",
         NOTIFY_FD,
         LIFELINE_FD,
