@@ -142,7 +142,9 @@ def test_tail_begins_where_it_is_told(ctl: Ctl, stream: str, start: str, shown: 
 
 
 def test_tail_follows_until_ctrl_c_and_ends_well(ctl: Ctl, broker: RealBroker, stream: str) -> None:
-    command = command_line(broker, "tail", stream, "--from", "2", "--json")
+    # Tests that run in the background of a shell ignore SIGINT, and their children would, too.
+    command = ["env", "--default-signal=INT"]
+    command += command_line(broker, "tail", stream, "--from", "2", "--json")
     with subprocess.Popen(command, cwd=SOURCE, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert json.loads(following.stdout.readline())["payload"] == "c"

@@ -325,6 +325,10 @@ def put_status(existed: bool) -> web.Response:
 
 
 def to_json(value: Any) -> bytes:
+    """Return a value as JSON; bytes, as headers of messages have them, are shown as text.
+
+    msgspec cannot do this: it writes bytes as base64, without a question to its hook.
+    """
     return orjson.dumps(value, default=_shown, option=orjson.OPT_NON_STR_KEYS)
 
 

@@ -190,7 +190,10 @@ class Resharding:
 
     async def _look_at_deadline(self, name: ExchangeName, progress: ReshardProgress) -> None:
         """Do what was chosen for the deadline of the reshard, if the deadline is over."""
-        deadline_ms, choice = shard_sets.deadline(self._catalog.vhosts[name.vhost], name.exchange)
+        vhost = self._catalog.vhosts.get(name.vhost)
+        if vhost is None:  # it was deleted while shards were asked
+            return
+        deadline_ms, choice = shard_sets.deadline(vhost, name.exchange)
         if not progress.is_overdue(asyncio.get_running_loop().time(), deadline_ms):
             return
         losing = queues_losing_keys(self._parts(name))
@@ -213,7 +216,8 @@ class Resharding:
         if until is None:
             return
         to = self._catalog.queue_arguments(queue).get("x-dead-letter-exchange")
-        if to is None or to not in self._catalog.vhosts[queue.vhost].exchanges:
+        vhost = self._catalog.vhosts.get(queue.vhost)
+        if to is None or vhost is None or to not in vhost.exchanges:
             if queue.name not in progress.warned:
                 progress.warned.add(queue.name)
                 log.warning(
