@@ -1,4 +1,4 @@
-"""Where settings come from: the settings file, the environment and the flags of a start.
+"""Find settings in the settings file, in the environment and in the flags of a start.
 
 A flag wins over the environment, the environment over the file, and the file over the defaults.
 Each setting has a variable: `SHARDMQ_` and the path of its key in capitals, with `_` for each dot.

@@ -21,7 +21,7 @@ NODE_OF_RABBITMQ = "rabbit"
 
 
 class Broker(NamedTuple):
-    """What is known of the broker that a command is for. An empty text is not known."""
+    """The broker that a command is for, as far as it is known. An empty text is not known."""
 
     url: str = ""
     user: str = ""

@@ -1,4 +1,4 @@
-"""What `shardctl top` shows, and what its keys change. Nothing here touches a terminal."""
+"""Keep what `shardctl top` shows and what its keys change, without a terminal."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class ScreenState:
 
     @property
     def is_reverse(self) -> bool:
-        """Whether the greatest comes first."""
+        """Return whether the greatest comes first."""
         shown = self.column.shown
         return self._reverses.get(f"{self.view.name} {shown}", shown not in FROM_LEAST)
 

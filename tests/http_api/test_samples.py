@@ -1,4 +1,4 @@
-"""What is sampled of a broker, and that rows show samples as RabbitMQ does.
+"""A broker samples what is busy or looked at, and rows show samples as RabbitMQ does.
 
 `recordings/samples-rabbitmq-3.10.8.json` has what RabbitMQ answered to the same queries: how many
 samples each field has, and what it did with odd parameters.
@@ -229,7 +229,7 @@ async def test_a_queue_that_was_never_sampled_has_the_last_two_looks(api: Api) -
 
 
 async def test_a_silent_front_door_makes_no_false_rates(busy: Api) -> None:
-    """Its counters are missing once and come back: nothing was published."""
+    """The counters of the front door are missing once and come back: nothing was published."""
     doors = busy.doors
     assert isinstance(doors, BusyDoors)
     before = len(busy.context.past.points(BROKER, THE_ONLY).times)
@@ -276,7 +276,7 @@ async def test_the_busiest_queues_are_sampled_and_those_somebody_looked_at(
     reply, busiest = busy.shards.stats, {ids["q3"], ids["q7"]}
 
     def stats(shard: int, asked: wire.Stats) -> Any:
-        """As before, but only two queues count something."""
+        """Return the same report, but count something for two queues alone."""
         answer = reply(shard, asked)
         queues = [
             wire.QueueStats(one.id, 3, 1, 1, 30, 10, one.published if one.id in busiest else 5)

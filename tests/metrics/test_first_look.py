@@ -1,4 +1,4 @@
-"""Who asks for the first time sees the rate of the last seconds, of whatever there is."""
+"""The first question shows the rate of the last seconds, for each kind of object."""
 
 from __future__ import annotations
 

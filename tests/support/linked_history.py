@@ -42,7 +42,7 @@ class LinkedSide(Side):
         self.directory = directory
         self.links = Links(str(directory), self.shard, Spin(0))
         self.outboxes: dict[str, Outbox] = {}
-        self.links._outbox = lambda to: self.outboxes.setdefault(to, Outbox())  # type: ignore
+        self.links._outbox = lambda to: self.outboxes.setdefault(to, Outbox())  # type: ignore[assignment, method-assign, return-value]
         self.doors: dict[int, Lane] = {}
         self.now = 0
         self.plain = 0  # messages that plain passes took in
