@@ -42,7 +42,7 @@ from shardmq.shardd.queues.order cimport Ready
 from shardmq.shardd.queues.state cimport (
     BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
 )
-from shardmq.shardd.store.format.layout cimport NO_TTL, RECORD_HEADER, message_bytes, u16, u32, u64
+from shardmq.shardd.store.format.layout cimport MESSAGE_BYTES_MIN, NO_TTL, RECORD_HEADER, message_bytes, u16, u32, u64
 from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
 from shardmq.shardd.wire.buffer cimport write_header
 
@@ -210,6 +210,8 @@ cdef class ShortWay(Taker):
         records_size = u32(message + 28)
         start = PUBLISH_HEADER + RUN * <size_t> u32(message + 24)
         if size != start + records_size or flags & (IS_IN_SEQUENCE | HAS_LENT) or self.redeeming:
+            return False
+        if <uint64_t> u32(message + 32) * MESSAGE_BYTES_MIN > records_size:
             return False
         if peer.next_batch is None or <uint64_t> peer.next_batch != batch_number:
             return False

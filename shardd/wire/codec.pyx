@@ -25,6 +25,7 @@ cdef enum:
     PUBLISH_HEADER = 40
     RUN = 24
     RECORD_HEADER = 28
+    MESSAGE_BYTES_MIN = 10
     LENT = 16
     SECTION = 32
     LENT_SECTION = 0x80000000
@@ -76,6 +77,8 @@ cdef size_t read_head(Head *head, const uint8_t *p, size_t total) except? 0:
     memcpy(&head.flags, p + 36, 4)
     if total != PUBLISH_HEADER + <uint64_t> runs * RUN + size:
         raise ValueError("PUBLISH of another length than it says")
+    if <uint64_t> head.messages * MESSAGE_BYTES_MIN > size:  # each would be told apart if refused
+        raise ValueError("PUBLISH of fewer messages than it says")
     return PUBLISH_HEADER + <size_t> runs * RUN
 
 

@@ -392,3 +392,15 @@ def test_a_batch_packed_for_one_process_of_a_shard_is_whole_for_the_next() -> No
     first, second = made
     assert first is not None
     assert envelope.readdressed(first, 77, 1 << 40) == second
+
+
+def test_a_batch_cannot_say_that_it_has_more_messages_than_fit() -> None:
+    packer = packing.Packer(1)
+    packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
+    message = bytearray(joined(packer.take(0, 3, 4, 0, 0) or ()))
+    records = int.from_bytes(message[28:32], "little")
+    message[32:36] = (records // 10).to_bytes(4, "little")
+    codec.read_publish(message)
+    message[32:36] = (records // 10 + 1).to_bytes(4, "little")
+    with pytest.raises(ValueError, match="fewer messages"):
+        codec.read_publish(message)
