@@ -29,6 +29,13 @@ export class Page {
     fill(this.main, h("h1", { tabindex: "-1" }, title), children);
   }
 
+  /** Give the view another heading, when its name is known. */
+  rename(title) {
+    document.title = `${title} · shardmq`;
+    const heading = this.main.querySelector("h1");
+    if (heading.textContent !== title) heading.textContent = title;
+  }
+
   get(where, query) {
     return api.get(where, { query, signal: this.signal });
   }
@@ -77,6 +84,6 @@ export class Page {
   /** What is shown is not there any more: nothing is asked for again. */
   gone() {
     this.close();
-    this.show("Not there", h("p", null, "There is no such thing, or not any more."));
+    this.show("Not there", h("p", null, "What this address names does not exist, or does not exist any more."));
   }
 }

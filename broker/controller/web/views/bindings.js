@@ -19,7 +19,7 @@ export function bindingsOf(page, what, from) {
     const rows = found.items;
     update(list, table(rows, from, again), found.total_count > rows.length ? empty(`${found.total_count - rows.length} more are not shown.`) : null);
   }, 10_000);
-  return h("div", null, list, inner("Add a binding", addForm(what, from, again)));
+  return h("div", null, inner("Add a binding", addForm(what, from, again)), list);
 }
 
 function table(rows, from, again) {
@@ -46,7 +46,7 @@ function addForm(what, from, again) {
     other,
     ...(from ? [kind] : []),
     { name: "routing_key", label: "Routing key" },
-    { name: "args", label: "Arguments", type: "arguments", help: "A line each: name = value" },
+    { name: "args", label: "Arguments", type: "arguments", help: "One argument in each line: name = value" },
   ], {
     label: "Bind",
     done: "Bound.",
