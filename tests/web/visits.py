@@ -13,6 +13,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import pytest
@@ -113,8 +114,11 @@ def ask(broker: RealBroker, method: str, path: str, body: Any = None) -> Any:
     request = urllib.request.Request(
         f"http://{broker.http}/api/{path}", data, headers, method=method
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.loads(answer.read() or b"null")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read() or b"null")
+    except HTTPError as refused:
+        raise AssertionError(f"{method} {path[:200]}: {refused.read().decode()}") from refused
 
 
 def make(broker: RealBroker, path: str, body: Any) -> None:

@@ -107,8 +107,9 @@ function isStill(asked, shown) {
 }
 
 function heading({ label, sort, number, minor }, shown, change) {
-  const props = { scope: "col", class: classes({ number, minor }), data: { key: `head ${label}` } };
-  if (!label) return h("td", props); // above buttons
+  const data = { key: `head ${label}` };
+  if (!label) return h("td", { data }); // above buttons
+  const props = { scope: "col", class: classes({ number, minor }), data };
   if (!sort) return h("th", props, label);
   const isThis = shown.sort === sort;
   const order = !isThis ? "none" : shown.reverse ? "descending" : "ascending";
