@@ -34,7 +34,7 @@ function line(columns, row, key) {
 
 /**
  * A list of the API at `where()`, fetched page by page. Columns may have `sort`, the field that the server sorts by.
- * `search`: what is searched for, or null. With `choose`, a name, the columns can be chosen.
+ * `search`: what is searched for, or null for a list without tools. With `choose`, a name, the columns can be chosen.
  * Returns the element, which is updated as long as `page` is shown.
  */
 export function listTable(page, { caption, where, columns, key, nothing = "There are none.", search = "name", choose = null, tools = null }) {
@@ -85,7 +85,7 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
   });
   drawHead();
   return h("div", { class: "list" },
-    h("div", { class: "tools" }, search ? input : null, tools, choice.element, said),
+    search ? h("div", { class: "tools" }, input, tools, choice.element, said) : null,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
       h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, head), body)),
     pager);

@@ -41,7 +41,7 @@ async function unbind(row, again) {
 
 function addForm(what, from, again) {
   const other = from ? { name: "other", label: "To", required: true } : { name: "other", label: "From exchange", required: true };
-  const kind = { name: "kind", label: "Which is", type: "select", options: [["queue", "a queue"], ["exchange", "an exchange"]] };
+  const kind = { name: "kind", label: "Kind", type: "select", options: ["queue", "exchange"] };
   return form([
     other,
     ...(from ? [kind] : []),

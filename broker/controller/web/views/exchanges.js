@@ -119,7 +119,7 @@ function explainForm(vhost, where) {
     stays: true,
     submit: async ({ routing_key, headers }) => {
       const found = await post(`${where}/route`, { routing_key, headers });
-      fill(shown, found.queues.length ? h("p", null, "To ", found.queues.map((one, i) => [i ? ", " : "", queueLink(vhost, one.name)])) : h("p", null, "To no queue."),
+      fill(shown, found.queues.length ? h("p", null, "To ", found.queues.map((one, i) => [i ? ", " : "", queueLink(vhost, one.name)])) : h("p", null, "It would go to no queue."),
         h("ol", { class: "hops" }, found.hops.map((hop) => h("li", null, hopText(vhost, hop)))));
     },
   });

@@ -199,7 +199,7 @@ function deleteButton(where, name) {
 function moveForm(where, again) {
   return form([
     { name: "destination", label: "To queue", required: true, help: "In the same virtual host" },
-    { name: "count", label: "At most", type: "number", min: 1, help: "Empty: all that are ready, up to 10,000" },
+    { name: "count", label: "At most", type: "number", min: 1, help: "If empty, all ready messages are moved, up to 10,000" },
   ], {
     label: "Move messages",
     submit: async ({ destination, count }) => {

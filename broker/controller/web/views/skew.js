@@ -6,10 +6,10 @@ import { plainTable } from "../table.js";
 import { facts, link } from "../widgets.js";
 
 const MEASURES = [
-  { label: "Keys", title: "Share of all possible keys", of: (part) => part.share, show: null },
-  { label: "Arrived", title: "Messages that arrived", of: (part) => part.row?.message_stats?.publish, show: format.count },
-  { label: "Messages", title: "Messages that are there", of: (part) => part.row?.messages, show: format.count },
-  { label: "Bytes", title: "Bytes that are there", of: (part) => part.row?.message_bytes, show: format.bytes },
+  { label: "Keys", title: "Share of keys", of: (part) => part.share, show: null },
+  { label: "Arrived", title: "Messages arrived", of: (part) => part.row?.message_stats?.publish, show: format.count },
+  { label: "Messages", title: "Messages now", of: (part) => part.row?.messages, show: format.count },
+  { label: "Bytes", title: "Bytes now", of: (part) => part.row?.message_bytes, show: format.bytes },
 ];
 
 /** `parts`: {queue, index}; `rows`: the queues by name; `ring`: [{name, share}], shares of the keys. */

@@ -36,8 +36,8 @@ export function unackedOf(page, vhost, name, total) {
       nothing: "All messages are acknowledged.",
       key: (row) => `${row.channel_name}\n${row.channel}\n${row.delivery_tag}`,
       columns: [
-        { label: "Delivery tag", number: true, cell: (row) => String(row.delivery_tag) },
         ...COLUMNS,
+        { label: "Delivery tag", number: true, cell: (row) => format.count(row.delivery_tag) },
         { label: "Held for", number: true, cell: seconds },
       ],
     }),
