@@ -71,7 +71,7 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
   const again = page.live(async () => {
     const asked = { page: shown.page, page_size: PAGE_ROWS, name: shown.name, sort: shown.sort, sort_reverse: shown.reverse ? "true" : "", pagination: "true" };
     const found = await askFor(page, where(), asked, shown);
-    if (!isStill(asked, shown)) return again();
+    if (!isStill(asked, shown)) return; // the change has asked again
     last = found;
     drawBody();
     update(said, counted(found));

@@ -65,19 +65,19 @@ export function stream(page, vhost, name) {
   const skew = h("div", null, empty("…"));
   const groups = h("div");
   let members = null; // the group of each consumer
+  let ring = [];
   const again = page.live(async () => {
-    const ring = page.get(`${path("exchanges", vhost, exchangePart(name))}/ring`);
-    const [found, rows, { destinations }] = await Promise.all([page.get(where), partRows(page, vhost, name), ring]);
+    const [found, rows] = await Promise.all([page.get(where), partRows(page, vhost, name)]);
     update(owners, ownership(found));
     update(parts, partTable(vhost, found, rows));
-    update(skew, skewOf(vhost, found.shards, rows, destinations));
+    update(skew, skewOf(vhost, found.shards, rows, ring));
     const isFirst = members === null;
     members = found.consumers.map((one) => one.group);
     const isStream = [...rows.values()].some((row) => row.type === "stream");
     if (isFirst && isStream) fill(groups, section("Groups", groupsOf(page, vhost, name, () => members)));
   });
   page.show(name, h("p", { class: "lead" }, "Exchange ", exchangeLink(vhost, name), ` in virtual host ${vhost}`),
-    section("Share of the keys", ringOf(page, vhost, name)), section("Number of parts", reshardingOf(page, vhost, name, has("policymaker"))),
+    section("Share of the keys", ringOf(page, vhost, name, (destinations) => (ring = destinations))), section("Number of parts", reshardingOf(page, vhost, name, has("policymaker"))),
     section("Who consumes which part", owners), groups, section("Parts", parts), section("How evenly the parts are filled", skew),
     section("Empty it", dangerous("Purge all parts", `Drop all ready messages in all parts of ${name}? They are gone for good.`, async () => {
       if (await attempt(() => remove(`${where}/contents`), "All parts are empty.")) again();
@@ -123,11 +123,12 @@ function consumerKey(one) {
   return `${one.group}\n${one.channel_details?.name ?? ""}\n${one.channel_details?.number}\n${one.consumer_tag}`;
 }
 
-/** The ring of an exchange that hashes: the share of the keys of each queue. */
-export function ringOf(page, vhost, name) {
+/** The ring of an exchange that hashes: the share of the keys of each queue, which `tell` gets, too. */
+export function ringOf(page, vhost, name, tell = () => {}) {
   const place = h("div", { class: "ringbox" }, empty("…"));
   page.live(async () => {
     const { destinations } = await page.get(`${path("exchanges", vhost, exchangePart(name))}/ring`);
+    tell(destinations);
     if (!destinations.length) return update(place, empty("Nothing is bound to it."));
     const colour = (one, i) => (one.index ?? i) % COLOURS;
     const arcs = destinations.map((one, i) => ({ name: one.name, share: one.share, colour: colour(one, i) }));
