@@ -459,7 +459,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, broker: R
     menu.get_by_role("link", name="Queues").tap()
     titled(page, "Queues")
     expect(menu).to_be_hidden()
-    for where in VIEWS:
+    for where in ("", "queues/%2F/first", "streams/%2F/orders"):  # the others: test_views.py
         visit.see(where)
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], where
