@@ -172,7 +172,7 @@ def test_no_order_is_lost_when_the_connection_of_publisher_or_consumer_breaks(
 ) -> None:
     with proxied(broker, vhost) as (proxy, variables):
         assert ran([*command, "publish", str(COUNT)], variables) == f"published {COUNT}\n"
-        assert proxy.connections == 2
+        assert proxy.connections > 1
     out = tmp_path / "out"
     wanted = {f"got order {number}" for number in range(COUNT)}
     with (
@@ -180,7 +180,7 @@ def test_no_order_is_lost_when_the_connection_of_publisher_or_consumer_breaks(
         running([*command, "consume"], variables, out),
     ):
         wait_until(lambda: wanted <= set(out.read_text().splitlines()), "all orders")
-        assert proxy.connections == 2
+        assert proxy.connections > 1
 
 
 def test_a_stream_exchange_keeps_the_orders_of_a_customer_in_order(
