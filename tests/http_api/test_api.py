@@ -808,6 +808,19 @@ async def test_what_acts_is_answered_without_a_warning(made: Api) -> None:
     assert "Warning" not in made.headers
 
 
+async def test_a_misspelt_field_of_a_policy_is_warned_of(made: Api) -> None:
+    body = {"pattern": "^x", "definition": {"max-length": 5}, "vhost": "/", "name": "p"}
+    given = {**body, "prority": 7, "colour": "red"}
+    assert (await made.call("PUT", "/api/policies/%2F/misspelt", given))[0] == 201
+    assert [json.loads(value[12:]) for value in made.headers.getall("Warning")] == [
+        "prority is no field of a policy and is ignored; did you mean priority?",
+        "colour is no field of a policy and is ignored",
+    ]
+    assert (await made.get("/api/policies/%2F/misspelt"))["priority"] == 0
+    assert (await made.call("PUT", "/api/policies/%2F/misspelt", body))[0] == 204
+    assert "Warning" not in made.headers
+
+
 @pytest.mark.row("G3.10")
 async def test_a_vhost_that_runs_is_started_and_one_that_is_not_there_is_not(made: Api) -> None:
     assert (await made.call("POST", "/api/vhosts/%2F/start/shardmq@localhost"))[0] == 204
