@@ -151,6 +151,18 @@ class FakeDoors:
             for owner, tag in ((OWNER, 1), ("0.7.2", 2))
         ]
 
+    async def holders(self, queue_id: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "owner": owner,
+                "channel": 1,
+                "consumer_tag": "tag",
+                "messages_unacknowledged": count,
+                "unacked_for": 10 * count,
+            }
+            for owner, count in ((OWNER, 1), ("0.7.2", 2))
+        ]
+
     def doors(self) -> list[FakeDoor]:
         return [FakeDoor()]
 

@@ -82,7 +82,8 @@ READS = [
     "connections/username/guest", "queues/detailed", "all-configuration",
     "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
-    "queues/%2F/q/unacked", "config/effective", "health/checks/certificate-expiration/3/weeks",
+    "queues/%2F/q/unacked", "queues/%2F/q/unacked/consumers", "config/effective",
+    "health/checks/certificate-expiration/3/weeks",
     "shards/load", "shards/0/queues", "logs", "settings", "settings/sources",
 ]  # fmt: skip
 EMPTY = {

@@ -18,6 +18,7 @@ from shardmq.broker.shared.control import ConnectionInfo
 CLOSE_REASON = "Closed via management plugin"
 REASON_CHARS_MAX = 200
 OCTETS = ("recv_oct", "send_oct")
+SEARCHED = ("name", "user_provided_name")  # the columns in which ?name= is searched for
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dic
 async def get_all(call: Call) -> Listing:
     # The front doors answer behind what they tell of their connections, so this list is the newer.
     stats = await call.context.stats.now()
-    return Listing(_rows(call, visible(call), stats))
+    return Listing(_rows(call, visible(call), stats), SEARCHED)
 
 
 def _connection(call: Call) -> ConnectionInfo:
