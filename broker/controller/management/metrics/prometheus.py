@@ -21,6 +21,7 @@ from shardmq.broker.controller.management.metrics import (
     limit_usage,
     node_metrics,
     object_metrics,
+    shard_numbers,
     shard_traffic,
 )
 from shardmq.broker.controller.management.metrics.stats import Stats, behind, lag
@@ -324,14 +325,7 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
         for name in [name for name in texts if name in node]:
             of_kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield of_kind(f"rabbitmq_{name}", texts[name], value=node[name])
-    for name in sorted({name for process in stats.shards.values() for name in process}):
-        of_shard = GaugeMetricFamily(
-            f"shardmq_shard_{name}", "As the shard reports it", labels=labels
-        )
-        for shard, process in stats.shards.items():
-            if name in process:
-                of_shard.add_metric([f"shard-{shard}", str(shard)], process[name])
-        yield of_shard
+    yield from shard_numbers.metrics(stats)
 
 
 def _connections_of_front_doors(context: Context, found: Rows) -> Metric:
