@@ -25,6 +25,7 @@ from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Rout
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import prometheus
+from shardmq.broker.controller.management.metrics.detailed_query import selection
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
 from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.resources import (
@@ -208,13 +209,8 @@ def metrics_app(context: Context) -> web.Application:
         elif request.path == "/metrics/per-object":
             text = partial(prometheus.per_object, context)
         else:
-            # Unknown names are dropped, so that they make no other response.
-            asked = request.query.getall("family", [])
-            families = tuple(dict.fromkeys(family for family in asked if family in FAMILIES))
-            given = request.query.getall("vhost", [])
-            vhosts = frozenset(given).intersection(context.catalog.vhosts) if given else None
-            key = (request.path, families, vhosts)
-            text = partial(prometheus.detailed, context, families, vhosts)
+            key = selected = selection(request.query, FAMILIES, context.catalog.vhosts)
+            text = partial(prometheus.detailed, context, selected)
 
         async def made() -> ResponseBody:
             return ResponseBody(prometheus.CONTENT_TYPE, text())
