@@ -19,7 +19,7 @@ from functools import partial
 
 from aiohttp import web
 
-from shardmq.broker.controller.management import csrf, http_connections, page
+from shardmq.broker.controller.management import api_page, csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
 from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route
 from shardmq.broker.controller.management.context import Context
@@ -52,8 +52,10 @@ from shardmq.broker.controller.management.resources import (
     resharding,
     settings,
     shard_load,
+    stream_clients,
     stream_groups,
     streams,
+    super_streams,
     users,
     vhosts,
     virtual_queues,
@@ -80,9 +82,9 @@ SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
 # In the order of their routes: of two paths that fit a call the first one answers.
 RESOURCES = (
     overview, cluster, login_attempts, vhosts, users, queues, explain_route, resharding,
-    stream_groups, streams, virtual_queues, exchanges, bindings, connections, channels, consumers,
-    messages, policies, parameters, limits, health, garbage_collection, processes, shard_load, logs,
-    message_sizes, settings, definitions,
+    stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
+    connections, channels, consumers, messages, policies, parameters, limits, health,
+    garbage_collection, processes, shard_load, logs, message_sizes, settings, definitions,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -187,6 +189,7 @@ def api_app(context: Context) -> web.Application:
         return json_response(description)  # without a login: it has no data of this broker
 
     app.router.add_get("/api/openapi.json", described)
+    api_page.add_routes(app, description)
     app.on_shutdown.append(logs.end_live)
     return app
 
