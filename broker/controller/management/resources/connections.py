@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.management.api_error import not_authorised, not_found
+from shardmq.broker.controller.management.api_error import bad_request, not_authorised, not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.past import CONNECTION
@@ -114,6 +114,12 @@ async def get(call: Call) -> dict[str, Any]:
     return next(_rows(call, [info], await call.context.stats.now()))
 
 
+async def sessions(call: Call) -> None:
+    """Refuse: only connections of AMQP 1.0 have sessions."""
+    _connection(call)
+    raise bad_request("connection does not use AMQP 1.0")
+
+
 async def delete(call: Call) -> None:
     info = _connection(call)
     if info.user != call.user.name and not call.has("administrator"):
@@ -139,5 +145,6 @@ ROUTES = [
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get, shows="Connection"),
     Route("DELETE", "/api/connections/{connection}", delete),
+    Route("GET", "/api/connections/{connection}/sessions", sessions),
     long_list("/api/vhosts/{vhost}/connections", get_all, "Connection"),
 ]
