@@ -219,7 +219,7 @@ def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
         if name.startswith(shard_numbers.PREFIX)
     } == {
         *(f"{name}_total" for name in shard_numbers.COUNTERS),
-        *shard_numbers.RENAMED,
+        *shard_numbers.COUNTERS,
         *shard_numbers.GAUGES,
         "alarm",
         "warnings",
@@ -236,7 +236,7 @@ OLD_NAMES = [f"shardmq_shard_{name}" for name in (
 
 
 async def test_counters_of_shards_have_their_old_names_for_one_version(made: Api) -> None:
-    assert [shard_numbers.PREFIX + name for name in shard_numbers.RENAMED] == OLD_NAMES
+    assert [shard_numbers.PREFIX + name for name in shard_numbers.COUNTERS] == OLD_NAMES
     made.shards.process = {
         0: dict.fromkeys(shard_numbers.COUNTERS, 3.0) | {"segments": 4.0},
         1: {"segments": 5.0, "later": 6.0},
