@@ -89,7 +89,7 @@ async def of_one_node(call: Call) -> Any:
 
 
 async def quorum_queues(call: Call) -> Any:
-    """Check quorum queues. As there is one node, each of them that there is has its leader."""
+    """Check that each quorum queue has a leader, which is so: there is only one node."""
     if "vhost" in call.request.match_info:
         call.vhost()
     try:

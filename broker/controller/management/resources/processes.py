@@ -256,7 +256,7 @@ async def memory(call: Call) -> dict[str, Any]:
 
 
 async def relative_memory(call: Call) -> dict[str, Any]:
-    """Show how much memory each process has, in percent; at least 1 if it has any, as RabbitMQ."""
+    """Show the memory of each process in percent of all; as in RabbitMQ no figure is below 1."""
     found = (await memory(call))["memory"]
     total = found.pop("total")["rss"]
     del found["strategy"]
