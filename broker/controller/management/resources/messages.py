@@ -56,6 +56,7 @@ REFUSED_STATUS = {404: (404, "not_found"), 403: (401, "not_authorised")}
 
 
 async def publish(call: Call) -> dict[str, Any]:
+    """Publish a message to an exchange, and say whether it was routed."""
     vhost, exchange = _vhost(call), exchange_name(call.part("exchange"))
     body = with_keys(await call.json(), "routing_key", "properties", "payload", "payload_encoding")
     key, payload = body["routing_key"], payload_of(body["payload"], body["payload_encoding"])
@@ -76,6 +77,7 @@ async def publish(call: Call) -> dict[str, Any]:
 
 
 async def get(call: Call) -> list[dict[str, Any]]:
+    """Get messages of a queue; `ackmode` says whether they stay in the queue."""
     vhost, queue = _vhost(call), call.part("queue")
     body = with_keys(await call.json(), "ackmode", "count", "encoding")
     mode = ACK_MODES.get(str(body["ackmode"]))
