@@ -210,6 +210,7 @@ class ControllerEvents:
             **services.counts.report(),
             "unroutable_dropped": float(unroutable),
             "logins_refused_unseen": float(services.logins.refused_unseen),
+            "spans_dropped": float(services.spans.dropped if services.spans is not None else 0),
             "duplicates": float(services.publishing.dedup.duplicates),
             **self._connections.counters(),
             **dead_lettered,

@@ -18,6 +18,10 @@ cdef class MessageCounts:
     cdef public Sizes sizes
 
 
+cdef class SpansState:
+    cdef public uint64_t until_chosen  # publishes before the next one that begins a trace
+
+
 cdef class Waiting:
     cdef readonly ConfirmsState confirms
     cdef readonly uint64_t first, last

@@ -31,6 +31,9 @@ class MessageCounts:
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes: ...
 def nack_frame(channel: int, tag: int) -> bytes: ...
 
+class SpansState:
+    until_chosen: int
+
 class Waiting:
     @property
     def confirms(self) -> Any: ...

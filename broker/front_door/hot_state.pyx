@@ -2,7 +2,7 @@
 """The facts that the short way needs: of channels, consumers, sockets, links and counters.
 
 Each class here is the base of a Python class, which has all else of the same thing: Counts, Channel,
-Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop and
+Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop, Spans and
 ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets the attributes
 like any others; the short way (short_way.pyx) reads and sets them without Python.
 """
@@ -107,6 +107,10 @@ def nack_frame(uint32_t channel, uint64_t tag):
 
 
 @cython.freelist(256)
+cdef class SpansState:
+    """How far it is to the next publish that is chosen for a trace."""
+
+
 cdef class Waiting:
     """Publishes first..last of one channel.
 

@@ -13,6 +13,7 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
@@ -43,6 +44,7 @@ class Services:
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
     short_way: ShortWay | None = None  # None: all goes by Python
+    spans: Spans | None = None  # None: no spans are made
     # Logins that newcomers may use, by key. What a login depends on does not change before
     # newcomers are met and this is cleared.
     lessons: dict[bytes, Lesson] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class Services:
             open_state=ConnectionState.OPEN,
             reply_queues=checks.REPLY_TO,
             set_timestamp=self.config.set_timestamp,
+            spans=self.spans,
         )
         deliver = self.consuming.deliveries.deliver
         failed = self.shards.inbox.cannot_handle

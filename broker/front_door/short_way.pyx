@@ -12,7 +12,8 @@ channel is open and not transactional, and the packer knows where they go. They 
 and multiple) of deliveries that are outstanding, unless a shared limit or a virtual queue has a say
 in their credit. They drop heartbeats. `Outlet` is given a DELIVER of a shard. It makes the
 frames for a consumer that has been announced and needs no offsets, no counts of earlier deliveries,
-no allotment, and whose vhost is not traced. From the ring of a shard an Outlet also takes confirms
+no allotment, whose vhost is not traced, and whose messages take part in no trace of OpenTelemetry
+(publish/spans.py). From the ring of a shard an Outlet also takes confirms
 of whole batches and room for publishes.
 
 **What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
@@ -41,11 +42,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from shardmq.broker.amqp.contents cimport deliveries_of
-from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes
+from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes, has_context
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
 from shardmq.broker.front_door.hot_state cimport (
     ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState, PublishingState,
-    SettlesState, SocketState, Span, UnackedState, Waiting, acks_together,
+    SettlesState, SocketState, Span, SpansState, UnackedState, Waiting, acks_together,
 )
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
 from shardmq.shardd.wire.publishes cimport Row as PackedRow
@@ -110,12 +111,13 @@ cdef inline uint64_t now_ms() noexcept nogil:
 cdef class ShortWay:
     """The short way of one front door."""
 
-    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False):
+    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False,
+                 SpansState spans=None):
         """Begin with the parts of the front door.
 
         `open_state` is the state of a connection that is open, `reply_queues` what the names of direct
         reply-to queues begin with. `set_timestamp`: each publish is stamped with the time at which it
-        came, which Python does.
+        came, which Python does. `spans`: what takes part in a trace is Python's.
         """
         self.packer = links.packer
         self.counts = counts
@@ -129,6 +131,7 @@ cdef class ShortWay:
         self.open_state = open_state
         self.reply_queues = reply_queues
         self.stamps = set_timestamp
+        self.spans = spans
 
     def outlet(self, link, read, deliver, failed):
         """Return what handles a DELIVER of this link, and takes plain messages in from its ring.
@@ -312,6 +315,9 @@ cdef class Inlet:
         cdef int why = PACKED_CHANNEL
         if way.stamps or self.vhost != <str> way.links.vhost:
             return rows[0].line_off - BEFORE_LINE
+        if way.spans is not None and (
+                count > way.spans.until_chosen or has_context(base + rows[0].line_off, behind - rows[0].line_off)):
+            return rows[0].line_off - BEFORE_LINE
         way.packer.far_queue = 0
         while plain < count and rows[plain].body_len <= PLAIN_BODY_BYTES_MAX:
             plain += 1
@@ -341,6 +347,8 @@ cdef class Inlet:
         channel.published += count
         way.counts.received += count
         way.counts.sizes.count(rows, count)
+        if way.spans is not None:
+            way.spans.until_chosen -= count
         if confirms is None:
             return 0
         if way.packer.in_sequence:
@@ -572,7 +580,8 @@ cdef class Outlet(Taker):
         memcpy(&zero, section + 28, 4)
         consumer = way.consumers.get(number)
         if consumer is None or not is_plain_delivery(consumer) or flags & ~REDELIVERED or zero or \
-                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None:
+                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None or \
+                way.spans is not None and has_context(section + SECTION, size):
             return False
         channel, client = consumer.channel, consumer.client
         socket, tag = client.socket, channel.next_tag

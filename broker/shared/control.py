@@ -157,6 +157,32 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     exchanges: list[tuple[str, str, int, int]] = []
 
 
+class Span(msgspec.Struct, array_like=True, frozen=True):
+    """A span of OpenTelemetry that has ended.
+
+    `kind` is "consumer", "producer" or "internal". `parent_id` is empty if the trace begins here.
+    `state` is the text of `tracestate`. Times are in ns since the epoch. A span without an `error`
+    went well.
+    """
+
+    name: str
+    kind: str
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes
+    state: str
+    started_ns: int
+    ended_ns: int
+    attributes: dict[str, str | int]
+    error: str
+
+
+class SpansEnded(ControlMessage, tag="spans", frozen=True):
+    """Spans to be sent to the collector."""
+
+    spans: list[Span]
+
+
 class AssignmentName(msgspec.Struct, array_like=True, frozen=True):
     """A place at a shard queue, which is named by its id.
 
@@ -506,5 +532,5 @@ AnyControl = (
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
     | Outlived | OtherVersion | Query
     | ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed | AssignmentOrders
-    | Fence | Fenced
+    | Fence | Fenced | SpansEnded
 )  # fmt: skip

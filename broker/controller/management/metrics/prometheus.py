@@ -213,6 +213,17 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
             "Messages that came to an exchange before, dropped",
             stats.counters.get("duplicates", 0),
         ),
+        (
+            "shardmq_tracing_spans_exported_total",
+            "Spans that the OpenTelemetry collector has taken",
+            context.spans.exported if context.spans is not None else 0,
+        ),
+        (
+            "shardmq_tracing_spans_dropped_total",
+            "Spans dropped, because the collector or the controller was away, slow or refused them",
+            stats.counters.get("spans_dropped", 0)
+            + (context.spans.dropped if context.spans is not None else 0),
+        ),
     ):
         yield CounterMetricFamily(name, what, value=count)
     yield from _login_attempts(context, stats)
