@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ from tests.support.real_broker import RealBroker, wait_until
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 Channel = pika.adapters.blocking_connection.BlockingChannel
-PERSISTENT = pika.DeliveryMode.Persistent
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.broker
 
@@ -209,6 +212,22 @@ def test_dead_letters_and_streams_stay_in_the_trace(
     collector.wait_for(record[0], [*plain, f"deliver {name}-log"])
 
 
+def test_the_example_of_the_page_shows_what_the_page_says(
+    tmp_path: Path, collector: Collector
+) -> None:
+    page = (ROOT / "deploy" / "TRACING.md").read_text()
+    example = page[page.index("    shardctl create_queue") :].partition("\n\n")[0]
+    command = f"{sys.executable} -m shardmq.supervisor.cli.app"
+    with traced(tmp_path, collector.url) as broker:
+        script = example.replace("shardctl ", f"{command} --data-dir {broker.data_dir} ")
+        done = subprocess.run(script, shell=True, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (0, "latte\n"), done.stderr
+        said = re.search("has the spans (.*?)\\.", page, re.DOTALL)
+        assert said is not None
+        *names, trace = re.findall("`(.*?)`", said[1])
+        collector.wait_for(trace, names)
+
+
 def test_messages_without_a_context_begin_traces_by_chance(
     tmp_path: Path, collector: Collector, name: str
 ) -> None:
@@ -274,7 +293,7 @@ def test_a_collector_that_fails_costs_spans_only(tmp_path: Path, harm: Any, name
     collector = Collector(harm)
     if harm is None:
         collector.stop()  # nobody listens
-    count = 3000
+    count = 1500
     try:
         with traced(tmp_path, collector.url, ratio=1.0) as broker:
             with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -268,3 +270,34 @@ def test_spans_wait_for_each_other_and_are_dropped_if_nobody_takes_them() -> Non
 
 
 SPAN = Span("publish x", "consumer", b"\1" * 16, b"\2" * 8, b"", "", 1, 2, {}, "")
+
+
+# -- broken ones are caught ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "instead", "check"),
+    [
+        (
+            "context_in",
+            lambda headers: None,
+            test_the_span_of_a_publish_is_a_child_of_the_clients_and_the_parent_of_the_others,
+        ),
+        (
+            "context_in",
+            lambda headers: (found := context_in(headers)) and found._replace(span_id=bytes(8)),
+            test_deliveries_of_sampled_traces_are_children_of_the_context,
+        ),
+        (
+            "Spans._gap",
+            lambda spans: 20,
+            partial(test_so_many_messages_without_a_context_begin_a_trace, 0.03),
+        ),
+    ],
+)
+def test_spans_that_are_broken_are_caught(
+    monkeypatch: pytest.MonkeyPatch, name: str, instead: Any, check: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(f"shardmq.broker.front_door.publish.spans.{name}", instead)
+    with pytest.raises(AssertionError):
+        check()
