@@ -89,11 +89,14 @@ def _text(value: Any) -> str:
 
 
 class PublishSpan:
-    """The span of a publish that is under way, with its children."""
+    """The span of a publish that is under way, with its children.
+
+    They are sent together when it ends: a transaction may be rolled back.
+    """
 
     __slots__ = (
-        "_attributes", "_error", "_exchange", "_parent", "_session", "_spans", "_started_ns",
-        "_unanswered", "context",
+        "_attributes", "_children", "_error", "_exchange", "_parent", "_session", "_spans",
+        "_started_ns", "_unanswered", "context",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +116,7 @@ class PublishSpan:
         self._started_ns = started_ns
         self._unanswered = 1  # shards, and the caller while it packs
         self._error = ""
+        self._children: list[Span] = []
         if parent is None:
             self.context = Context(spans.new_id(16), spans.new_id(8), "", True)
         else:
@@ -151,6 +155,8 @@ class PublishSpan:
 
     def end(self, error: str) -> None:
         """End the span. `error` says why the message was not published, if it was not."""
+        for child in self._children:
+            self._spans.add(child)
         peer = {"network.peer.address": self._session.peer_host}
         self._spans.add(
             Span(
@@ -170,7 +176,7 @@ class PublishSpan:
     def _child(
         self, operation: str, began_ns: int, attributes: dict[str, str | int], error: str
     ) -> None:
-        self._spans.add(
+        self._children.append(
             Span(
                 f"{operation} {self._exchange}",
                 "internal",
