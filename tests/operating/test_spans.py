@@ -225,7 +225,7 @@ def test_the_example_of_the_page_shows_what_the_page_says(
             script, shell=True, env=environment, capture_output=True, text=True, timeout=120
         )
         assert (done.returncode, done.stdout) == (0, "latte"), done.stderr
-        said = re.search("has the spans (.*?)\\.", page, re.DOTALL)
+        said = re.search("has the spans (.*?`)\\.", page, re.DOTALL)
         assert said is not None
         *names, trace = re.findall("`(.*?)`", said[1])
         collector.wait_for(trace, names)
