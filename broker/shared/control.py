@@ -147,6 +147,8 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     - `counters`: totals of this door, "connections" and "channels" among them
     - `unacked`: for each delivery {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
     - `exchanges`: (vhost, name, messages published to it, messages to queues)
+    - `holders`: for each consumer with deliveries that wait for their ack {owner, channel,
+      consumer_tag, messages_unacknowledged, unacked_for (ms, of the oldest one)}
     """
 
     query: int
@@ -155,6 +157,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     counters: dict[str, float]
     unacked: list[dict[str, Any]] = []
     exchanges: list[tuple[str, str, int, int]] = []
+    holders: list[dict[str, Any]] = []
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):
