@@ -56,7 +56,7 @@ crash: $(VENV)/.dev
 	$(BIN)/python -m pytest -m crash
 
 torture: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/torture tests/http_api/test_numbers.py -m torture -s $(ARGS)
+	$(BIN)/python -m pytest -m torture -s $(ARGS)
 
 arguments: $(VENV)/.dev
 	$(BIN)/python -m tests.arguments

@@ -292,7 +292,7 @@ class Door:
                     group.limit.unacked,
                     group.limit.allotted,
                     group.limit.free,
-                    *(
+                    *tuple(
                         (each.number, each.held, each.counted)
                         for each in group.assignments.values()
                     ),

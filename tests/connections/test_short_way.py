@@ -163,7 +163,7 @@ class History:
             self.pending[at] += method(2, commands.Confirm.Select())
 
     def consume_virtual_queue(self, at: int) -> None:
-        """Let something happen to consumers of the virtual queue; there is at least one."""
+        """Let something happen to a consumer of the virtual queue; begin one if there is none."""
         rng = self.random
         groups = [
             (place, group)
