@@ -147,6 +147,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     - `counters`: totals of this door, "connections" and "channels" among them
     - `unacked`: for each delivery {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
     - `exchanges`: (vhost, name, messages published to it, messages to queues)
+    - `vhosts`: by vhost, the counters of its channels and connections since the start of the door
     """
 
     query: int
@@ -155,6 +156,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     counters: dict[str, float]
     unacked: list[dict[str, Any]] = []
     exchanges: list[tuple[str, str, int, int]] = []
+    vhosts: dict[str, dict[str, int]] = {}
 
 
 class AssignmentName(msgspec.Struct, array_like=True, frozen=True):

@@ -49,6 +49,7 @@ class Backlog(BacklogState):
         self.unacked_count = 0
         self.unacked_bytes = 0
         self.marks = 0  # the marks of all messages since the queue was empty
+        self.kinds = 0
         self.hides = False  # some messages may have a header that no consumer may see
         self.levels = [Ready() for _ in range(limits.max_priority + 1)]
         self.facts: Facts | None = None  # None until a message has a fact
@@ -127,10 +128,13 @@ class Backlog(BacklogState):
     def _mark_as(self, marks: int) -> None:
         """Add the marks of messages that arrive to the marks of the messages that are there."""
         departing = self.departures is not None and self.departures.count
-        is_empty = not (self.ready_count or self.unacked_count or self.kept_back or departing)
-        self.marks = marks if is_empty else self.marks | marks
+        self.marks = marks if self._is_empty and not departing else self.marks | marks
         self.hides = bool(self.marks & HAS_BCC)
         self._decide_who_watches()
+
+    @property
+    def _is_empty(self) -> bool:
+        return not (self.ready_count or self.unacked_count or self.kept_back)
 
     def take_in(
         self, arrival: Arrival, now: int, chosen: list[int] | None = None, lost_bytes: int = 0
@@ -144,6 +148,8 @@ class Backlog(BacklogState):
         """
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
+        if arrival.kinds != self.kinds:
+            self.kinds = arrival.kinds if self._is_empty else self.kinds | arrival.kinds
         facts, held_back = self.facts, self.held_back
         if chosen is None and arrival.facts is None and not facts:
             entries = arrival.entries
