@@ -130,7 +130,7 @@ EXCHANGE: Final = Kind(
 )
 CONNECTION: Final = Kind("connection", _columns(OCTETS, DATA_RATES), 250, 125)
 CHANNEL: Final = Kind(
-    "channel", _columns(CHANNEL_COUNTERS, MSG_RATES, MESSAGE_STATS), 250, 125
+    "channel", _columns(CHANNEL_COUNTERS, MSG_RATES, MESSAGE_STATS), 160, 80
 )  # fmt: skip
 
 KINDS: Final = (BROKER, NODE, SHARD, VHOST, QUEUE, EXCHANGE, CONNECTION, CHANNEL)
