@@ -74,8 +74,10 @@ cdef class ConsumerState:
     cdef public str tag, queue_name
     cdef public bytes tag_bytes
     cdef public object group, allotment, reading
+    cdef public LimitState group_limit  # None without a group
     cdef public bint announced, no_ack, affinity
     cdef public uint64_t delivered, prefetch
+    cdef public int64_t held, counted  # of an assignment
 
 
 cdef struct Span:  # neighbouring delivery tags of one consumer and one epoch of its shard
@@ -149,6 +151,8 @@ cdef class LinksState:
     cdef public Packer packer
     cdef public list links
     cdef public Due due
+    cdef public dict freed
+    cdef public object share_freed
 
     cpdef bint flush(self, size_t batch_bytes_min=*, size_t shared_bytes_min=*) except? 2
     cpdef list crowded(self, uint64_t shards)

@@ -98,11 +98,14 @@ class ConsumerState:
     group: Any
     allotment: Any
     reading: Any
+    group_limit: Any
     announced: bool
     no_ack: bool
     affinity: bool
     delivered: int
     prefetch: int
+    held: int
+    counted: int
 
 class UnackedState:
     count: int
@@ -176,6 +179,8 @@ class LinksState:
     packer: Packer
     links: Any
     due: Due
+    freed: dict[Any, None]
+    share_freed: Any
     def flush(self, batch_bytes_min: int = 0, shared_bytes_min: int = 0) -> bool: ...
     def crowded(self, shards: int) -> list[int]: ...
 

@@ -568,7 +568,13 @@ cdef class LinkState:
 
 
 cdef class LinksState:
-    """The links by shard, what is packed for them, and which are to be told something else."""
+    """The links by shard, what is packed for them, and which are to be told something else.
+
+    `freed` has the limits whose credit this pass has freed, as keys; `share_freed` gives it to others.
+    """
+
+    def __cinit__(self):
+        self.freed = {}
 
     cpdef bint flush(self, size_t batch_bytes_min=0, size_t shared_bytes_min=0) except? 2:
         """Send what this pass of the loop has gathered.
@@ -576,9 +582,13 @@ cdef class LinksState:
         Batches smaller than `batch_bytes_min` stay, unless something else leaves with them;
         `shared_bytes_min` takes its place if several shards have batches. Return whether some stay.
         """
-        cdef uint64_t packed = self.packer.waiting(), due = self.due.shards, shards = packed | due
+        cdef uint64_t packed, due, shards
         cdef int shard
         cdef bint left = False
+        if self.freed:
+            self.share_freed()
+        packed, due = self.packer.waiting(), self.due.shards
+        shards = packed | due
         if not shards:
             return False
         self.due.shards = 0

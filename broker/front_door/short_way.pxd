@@ -19,8 +19,11 @@ cdef class ShortWay:
     cdef Due due
     cdef object links  # ShardLinks
     cdef list link_of  # by shard
+    cdef dict freed  # the same as that of the links
     cdef object alarms
     cdef object deliveries  # Deliveries
+    cdef object crediting  # Crediting
+    cdef object groups  # GroupConsuming
     cdef dict consumers  # by number
     cdef PassState loop
     cdef object open_state

@@ -9,10 +9,11 @@ read to the batches of the shards, and from a message of a shard to frames.
 **What goes the short way.** `Inlet.read` reads the socket of a client that is open, if the read is
 likely to be small, and `Inlet.take` is given the bytes of other reads. Both pack publishes if their
 channel is open and not transactional, and the packer knows where they go. They settle acks (single
-and multiple) of deliveries that are outstanding, unless a shared limit or a virtual queue has a say
-in their credit. They drop heartbeats. `Outlet` is given a DELIVER of a shard. It makes the
-frames for a consumer that has been announced and needs no offsets, no counts of earlier deliveries,
-no allotment, and whose vhost is not traced. From the ring of a shard an Outlet also takes confirms
+and multiple) of deliveries that are outstanding, unless the channel has a limit. They drop
+heartbeats. `Outlet` is given a DELIVER of a shard. It makes the frames for a consumer that has been
+announced and needs no offsets, no counts of earlier deliveries, and whose vhost is not traced. Of a
+consumer of a virtual queue the messages and acks go the short way, and Python divides the credit,
+once for each section and each ack. From the ring of a shard an Outlet also takes confirms
 of whole batches and room for publishes.
 
 **What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
@@ -27,7 +28,7 @@ classes (hot_state.pyx) of the Python classes.
 
 **To add a feature** that concerns publishes, acks or deliveries: write it in Python, and see that the
 short way leaves what it concerns alone. A publish is left alone if the packer stops at it, so a route
-of the kind CALLER is enough. An ack is judged by `is_plain_ack`, a delivery by `is_plain_delivery`.
+of the kind CALLER is enough. An ack is judged by `Inlet.settle`, a delivery by `is_plain_delivery`.
 tests/connections/test_short_way.py plays random histories both ways; have it play the feature, too.
 
 `SHARDMQ_FASTPATH=0` in the environment switches the short way off (shardd/wire/short_ways.py).
@@ -37,7 +38,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.set cimport PySet_GET_SIZE
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from shardmq.broker.amqp.contents cimport deliveries_of
@@ -47,6 +48,7 @@ from shardmq.broker.front_door.hot_state cimport (
     ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState, PublishingState,
     SettlesState, SocketState, Span, UnackedState, Waiting, acks_together,
 )
+from shardmq.broker.front_door.hot_state import NO_HURRY
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
 from shardmq.shardd.wire.publishes cimport Row as PackedRow
 from shardmq.shardd.wire.ring cimport Taker
@@ -101,6 +103,9 @@ cdef enum:
     REDELIVERED = 1
 
 
+cdef int64_t C_NO_HURRY = NO_HURRY
+
+
 cdef inline uint64_t now_ms() noexcept nogil:
     cdef timespec now
     clock_gettime(CLOCK_REALTIME, &now)
@@ -122,8 +127,11 @@ cdef class ShortWay:
         self.due = links.due
         self.links = links
         self.link_of = links.links
+        self.freed = links.freed
         self.alarms = alarms
         self.deliveries = consuming.deliveries
+        self.crediting = consuming.crediting
+        self.groups = consuming.groups
         self.consumers = consuming.consumers
         self.loop = loop
         self.open_state = open_state
@@ -145,8 +153,10 @@ cdef class ShortWay:
         return made
 
     cdef bint is_in_limit(self, ConsumerState consumer):
-        """Return whether the limit of the channel counts what a consumer of one queue holds (Consumer.is_in_limit)."""
-        return consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
+        """Return whether the limit of the channel counts what a consumer holds (Consumer.is_in_limit)."""
+        return consumer.group is not None or (
+            consumer.reading is None and not consumer.queue_name.startswith(self.reply_queues)
+        )
 
     def inlet(self, socket, channels, waiting, cache, failed):
         """Return the short way of a connection that is open.
@@ -403,16 +413,12 @@ cdef class Inlet:
         return moved
 
     cdef bint settle_range(self, UnackedState unacked, uint64_t first, uint64_t last) except -1:
-        """Settle single acks of these tags; return False if one of them is not outstanding or not plain."""
+        """Settle single acks of these tags; return False if one of them is not outstanding."""
         cdef Py_ssize_t place = unacked.find(first), at = place
         cdef uint64_t tag = first, until
         if place < 0:
             return False
-        while True:
-            if not is_plain_ack(<ConsumerState> unacked.consumers[at]):
-                return False
-            if unacked.spans[at].last_tag >= last:
-                break
+        while unacked.spans[at].last_tag < last:
             at += 1
             if at == unacked.ended or unacked.spans[at].first_tag != unacked.spans[at - 1].last_tag + 1:
                 return False
@@ -431,9 +437,6 @@ cdef class Inlet:
         if last < 0:
             return False
         for at in range(unacked.begun, last + 1):
-            if not is_plain_ack(<ConsumerState> unacked.consumers[at]):
-                return False
-        for at in range(unacked.begun, last + 1):
             self.tell(unacked, at, unacked.spans[at].first_tag, min(tag, unacked.spans[at].last_tag))
         unacked.drop_before(last)
         unacked.cut(unacked.begun, unacked.spans[unacked.begun].first_tag, tag)
@@ -448,23 +451,24 @@ cdef class Inlet:
         cdef LinkState link = <LinkState> way.link_of[consumer.shard]
         cdef SettlesState settles
         cdef uint64_t number = span.first_number + first - span.first_tag
+        cdef int64_t epoch = span.epoch
         consumer.channel.acked += last - first + 1
-        # What basic.get took does not count.
-        if consumer.tag and way.is_in_limit(consumer):
-            consumer.channel.limit.unacked -= last - first + 1
-        if link.epoch == span.epoch:
+        if link.epoch == epoch:
             settles = link.settles
             settles.ack(
-                consumer.number, number, number + last - first, acks_together(consumer.prefetch, consumer.affinity)
+                consumer.number, number, number + last - first,
+                C_NO_HURRY if consumer.group is not None and not consumer.affinity
+                else acks_together(consumer.prefetch, consumer.affinity),
             )
             if not settles.due and not way.due.acks_wait:
                 way.links.wait_for_acks()
+        # What basic.get took does not count.
+        if consumer.tag and way.is_in_limit(consumer):
+            consumer.channel.limit.unacked -= last - first + 1
+            if consumer.group is not None:
+                way.groups.settled(consumer, last - first + 1, epoch)
+                way.freed[consumer.group_limit] = None
         return 0
-
-
-cdef inline bint is_plain_ack(ConsumerState consumer):
-    """Return whether nothing but the usual follows from an ack for this consumer."""
-    return consumer.group is None
 
 
 cdef class Outlet(Taker):
@@ -598,7 +602,13 @@ cdef class Outlet(Taker):
             channel.unacked.put(tag, count, consumer, self.link.epoch, first_number, way.loop.now)
             if way.is_in_limit(consumer):
                 channel.limit.unacked += count
+            if consumer.group_limit is not None:
+                consumer.held += count
+                consumer.counted += count
+                consumer.group_limit.unacked += count
         consumer.delivered += count
+        if consumer.allotment is not None:
+            way.crediting.delivered(consumer.allotment, count, consumer.no_ack)
         socket.write_later(data, self.link.shard, self.link.epoch, size)
         return True
 
@@ -622,4 +632,4 @@ cdef bint is_whole(const uint8_t *message, size_t size) noexcept:
 
 cdef inline bint is_plain_delivery(ConsumerState consumer):
     """Return whether a delivery to this consumer needs nothing but the usual."""
-    return consumer.announced and consumer.group is None and consumer.reading is None and consumer.allotment is None
+    return consumer.announced and consumer.reading is None

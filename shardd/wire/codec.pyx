@@ -152,12 +152,12 @@ cdef list queue_ids(const uint8_t *records, size_t end, size_t *weight):
         memcpy(&length, p, 4)
         memcpy(&count, p + 20, 4)
         memcpy(&queues, p + 24, 2)
+        if length < RECORD_HEADER + 4 * queues or at + length > end:
+            raise ValueError("record of a wrong length")
         weight[0] += references_weight(count, queues)
         if p[27] & LENT and length >= RECORD_HEADER + 4 * <uint32_t> queues + 4:
             memcpy(&body, p + RECORD_HEADER + 4 * queues, 4)
             weight[0] += body // LENT_SHARE
-        if length < RECORD_HEADER + 4 * queues or at + length > end:
-            raise ValueError("record of a wrong length")
         for k in range(queues):
             memcpy(&qid, p + RECORD_HEADER + 4 * k, 4)
             if qid != last or not seen:

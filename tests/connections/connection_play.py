@@ -225,6 +225,8 @@ class Shards(LinksState):
         self.credits.append((shard, epoch, connection, count))
 
     def flush(self, *least: int) -> bool:
+        if self.freed:
+            self.share_freed()
         bounded = any(least)
         self.flushed.append(least if bounded else ())
         return self.left_behind and bounded

@@ -15,6 +15,7 @@ from shardmq.broker.front_door.alarms import Alarms
 from shardmq.broker.front_door.connection.connection import ClientConnection
 from shardmq.broker.front_door.connections import Connections
 from shardmq.broker.front_door.consume.consuming import Consuming
+from shardmq.broker.front_door.consume.credit import Allotment
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.events import ShardEvents
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -36,6 +37,7 @@ from tests.amqp.bytes_of import HEADER, method
 from tests.connections.connection_play import Aio, Line, Sock
 
 SHARDS = 2
+PLACES = 4  # shard queues of the virtual queue, of which the first has the id 10
 INCARNATION = 7
 PUBLISH_HEADER, RUN = 40, 24
 RING_AT, RING_BYTES = 256, 4 << 20
@@ -90,6 +92,7 @@ class Door:
         for change in (
             ExchangePut("/", "fan", "fanout"), ExchangePut("/", "heads", "headers"),
             ExchangePut("/", "logs", "topic"), QueuePut("/", "c", 3, 0, durable=True),
+            *(QueuePut("/", f"v{place}", 10 + place, place % SHARDS) for place in range(PLACES)),
             BindingPut("/", "fan", "queue", "a", ""), BindingPut("/", "fan", "queue", "b", ""),
             BindingPut("/", "fan", "queue", "c", ""), BindingPut("/", "logs", "queue", "c", "x.#"),
             BindingPut("/", "direct", "queue", "b", "k"),
@@ -132,6 +135,7 @@ class Door:
             self.services.use_short_way()
         self.connections = Connections(self.services)
         events.attend(self.services, self.connections, SimpleNamespace())  # type: ignore[arg-type]
+        self.tasks: set[asyncio.Task[None]] = set()
         self.clients: list[Any] = []
         self.entered: list[ClientConnection] = []
         memory = mmap.mmap(-1, RING_AT + RING_BYTES)
@@ -268,12 +272,27 @@ class Door:
                 for number, channel in sorted(each.channels.by_number.items())
             ],
             "consumers": [
-                (number, each.delivered)
+                (number, each.delivered, shown(each.allotment))
                 for number, each in sorted(self.consuming.consumers.items())
+            ],
+            "groups": [
+                (group.number, group.limit.unacked, group.limit.allotted, group.limit.free)
+                + tuple(
+                    (each.number, each.held, each.counted) for each in group.assignments.values()
+                )
+                for each in self.connections.all()
+                for _, channel in sorted(each.channels.by_number.items())
+                for group in channel.consuming.groups.values()
             ],
             "paused": [each.socket.paused for each in self.connections.all()],
             "timers": len(self.aio.later),
         }
+
+
+def shown(allotment: Allotment | None) -> tuple[int, ...]:
+    if allotment is None:
+        return ()
+    return allotment.allowed, allotment.used, allotment.mode, allotment.wants
 
 
 def timeless(message: bytes) -> bytes:

@@ -15,12 +15,13 @@ import pytest
 from pamqp import commands
 
 from shardmq.broker.amqp import properties
-from shardmq.broker.front_door.consume.consumers import Consumer
+from shardmq.broker.front_door.consume.consumers import Consumer, GroupConsumer
+from shardmq.broker.shared.control import AssignmentName, AssignmentOrder, ConsumeTerms
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.codec import DeliveryWriter
 from tests.amqp.bytes_of import method, publish
-from tests.connections.door_play import SHARDS, Door
+from tests.connections.door_play import PLACES, SHARDS, Door
 
 pytestmark = pytest.mark.usefixtures("one_second")
 
@@ -59,6 +60,7 @@ class History:
         self.seed = seed
         # How much of what is rare, or wrong, comes in this history.
         self.rough = self.random.choice([0.0, 0.1, 0.3, 1.0])
+        self.is_virtual = self.random.random() < 0.5  # consumers of the virtual queue are busy
         stamps = self.rarely(0.05)
         self.doors = [new_door(short=short, set_timestamp=stamps) for short in (False, True)]
         change(self.doors[1])
@@ -96,6 +98,8 @@ class History:
         for _ in range(4):
             for door in self.doors:
                 door.run()
+                while door.line.asked:
+                    door.line.answer()
             await asyncio.sleep(0)
         for door in self.doors:
             door.run()
@@ -120,6 +124,8 @@ class History:
         alive = [at for at in self.channels if not self.model.clients[at].is_closed]
         if not alive or (chance < 0.02 and len(alive) < 4):
             self.enter()
+        elif self.is_virtual and self.random.random() < 0.4:
+            self.consume_virtual_queue(self.random.choice(alive))
         elif chance < 0.60:
             for _ in range(self.random.randint(1, 3)):
                 self.speak(self.random.choice(alive))
@@ -150,12 +156,66 @@ class History:
         if self.random.random() < 0.7:
             self.pending[at] += method(2, commands.Confirm.Select())
 
+    def consume_virtual_queue(self, at: int) -> None:
+        """Let something happen to consumers of the virtual queue, of which there is one at least."""
+        rng = self.random
+        groups = [
+            (place, group)
+            for place, connection in enumerate(self.model.entered)
+            for channel in connection.channels.by_number.values()
+            for group in channel.consuming.groups.values()
+        ]
+        if not groups or rng.random() < 0.05:
+            self.begin_group(at)
+            return
+        at, group = rng.choice(groups)
+        chance = rng.random()
+        if not group.assignments or chance < 0.05:
+            kind = "give" if rng.random() < 0.8 else "take"
+            orders = [
+                AssignmentOrder(kind, group.number, AssignmentName(10 + place, 0))
+                for place in range(PLACES)
+                if rng.random() < 0.8
+            ]
+            self.both(
+                lambda door: door.consuming.groups.obey(orders, door.line.catalog),
+                f"the controller orders {orders}",
+            )
+        elif chance < 0.5:
+            self.deliver(rng.randrange(SHARDS), only=group.number)
+        elif chance < 0.8:
+            self.say(at, self.settles(at, group.channel.number))
+        else:
+            shard = rng.randrange(SHARDS)
+            report = wire.CreditReport(group.number, rng.choice([0, 0, 3, 30]), rng.random() < 0.8)
+            self.both(
+                lambda door: door.hear(shard, envelope.control(*door.who(shard), report)),
+                f"shard {shard} says {report}",
+            )
+
+    def begin_group(self, at: int) -> None:
+        rng = self.random
+        numbers = [*self.model.entered[at].channels.by_number]
+        if not numbers:
+            return
+        self.tags += 1
+        number, tag = rng.choice(numbers), f"t{self.tags}"
+        most, no_ack, affinity = rng.choice([0, 5, 50]), rng.random() < 0.2, rng.random() < 0.2
+        group = 1000 + self.tags
+        self.both(
+            lambda door: begin_group(door, at, number, tag, group, most, no_ack, affinity),
+            f"client {at} consumes the virtual queue",
+        )
+
     def speak(self, at: int) -> None:
         """Let a client say some frames, of which a piece arrives."""
         said = b"".join(self.frames(at) for _ in range(self.random.randint(1, 8)))
         if said and self.rarely(0.03):
             place = self.random.randrange(len(said))
             said = said[:place] + bytes([self.random.randrange(256)]) + said[place + 1 :]
+        self.say(at, said)
+
+    def say(self, at: int, said: bytes) -> None:
         self.pending[at] += said
         cut = len(self.pending[at])
         if self.random.random() < 0.3:
@@ -277,12 +337,16 @@ class History:
                     f"shard {shard} answers {request}",
                 )
 
-    def deliver(self, shard: int) -> None:
-        """Let a shard send what its consumers get, and some that are gone."""
+    def deliver(self, shard: int, only: int | None = None) -> None:
+        """Let a shard send what its consumers get, and some that are gone.
+
+        `only` is the number of a consumer of the virtual queue that gets nearly all.
+        """
         rng = self.random
         known = [
             each for each in self.model.consuming.consumers.values()
             if each.shard == shard and each.tag
+            and (only is None or (each.group is not None and each.group.number == only))
         ]  # fmt: skip
         writer = DeliveryWriter(*self.model.who(shard))
         for _ in range(rng.randint(1, 3)):
@@ -321,6 +385,23 @@ class History:
         freed = max(0, link.in_flight) * rng.randint(0, 2) // 2
         messages = [envelope.confirmed(*who, batch, refused), envelope.credit(*who, [(0, freed)])]
         self.both(lambda door: door.hear(shard, *messages), f"shard {shard} confirms {batch}")
+
+
+def begin_group(
+    door: Door, at: int, number: int, tag: str, group_number: int, most: int, no_ack: bool,
+    affinity: bool,
+) -> None:  # fmt: skip
+    """Let a channel consume the virtual queue, as Consuming does when the client asks for it."""
+    group = GroupConsumer(door.entered[at].channels.by_number[number].consuming, group_number, tag)
+    group.no_ack, group.limit.most = no_ack, 0 if no_ack else most
+    group.terms = ConsumeTerms(affinity=affinity, tag=tag)
+    group.handover_s = 1000.0
+    door.tasks.add(asyncio.get_running_loop().create_task(consumed(door, group)))
+
+
+async def consumed(door: Door, group: GroupConsumer) -> None:
+    answer = await door.consuming.groups.consume(group)
+    group.client.answer(group.channel.number, answer)
 
 
 def set_alarm(door: Door, text: str) -> None:
@@ -393,6 +474,19 @@ async def test_a_short_way_that_is_broken_is_caught(broken: type[Counted]) -> No
     with pytest.raises(Mismatch):
         for seed in range(40):
             await History(seed, watched(broken)).play()
+
+
+@pytest.mark.parametrize(
+    ("part", "call"), [("crediting", "freed"), ("crediting", "delivered"), ("groups", "settled")]
+)
+async def test_credit_of_a_virtual_queue_that_is_forgotten_is_caught(part: str, call: str) -> None:
+    def forget(door: Door) -> None:
+        watched(Counted)(door)
+        setattr(getattr(door.consuming, part), call, lambda *_: None)
+
+    with pytest.raises(Mismatch):
+        for seed in range(40):
+            await History(seed, forget).play()
 
 
 @pytest.mark.parametrize("first", SEEDS)

@@ -58,10 +58,10 @@ def playing(seed: int, passes: type[Pass] = Pass) -> Iterator[PassHistory]:
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_compiled_pass_does_what_a_slow_one_does(seed: int) -> None:
     with playing(seed) as history:
-        history.rough = min(history.rough, 0.3)
+        history.rough, history.is_virtual = min(history.rough, 0.3), seed % 4 == 0
         await history.play()
         lives = [each for each in history.model.clients if not each.is_closed]
-        assert history.took or not lives, "nothing went the short way"
+        assert history.took or not lives or history.is_virtual, "nothing went the short way"
 
 
 class ReadsFirst(Pass):

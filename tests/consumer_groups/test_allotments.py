@@ -105,6 +105,7 @@ class Bench:
         self.links = [SimpleNamespace(epoch=1, settles=settles) for settles in self.settles]
         links: Any = SimpleNamespace(
             links=self.links,
+            freed={},
             allot=lambda at, *told: self.settles[at].allot(*told),
             wait_for_acks=lambda: None,
             ack=lambda at, epoch, number, *rest: (
@@ -206,6 +207,7 @@ class Bench:
 
     def tell_due(self) -> None:
         """As at the end of each pass."""
+        self.links_of_door.share_freed()
         for at, settles in enumerate(self.settles):
             if settles.due:
                 self.tell_settled(at)

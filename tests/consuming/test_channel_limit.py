@@ -42,6 +42,8 @@ class Links:
         self.settled: Counter[int] = Counter()  # by consumer
         self.on_acks_waited: Callable[[], None] = lambda: None
         self.acks_wait = False
+        self.freed: dict[Any, None] = {}
+        self.share_freed: Callable[[], None] = lambda: None
 
     def allot(self, shard: int, allotment: int, allowed: int, mode: int) -> None:
         self.to_shard.append((allotment if allotment != WHOLE else shard, allowed, mode))
@@ -98,6 +100,7 @@ class Bench:
 
     def shard_turn(self) -> None:
         """Let the shards act on the messages that were sent to them, and answer."""
+        self.links.share_freed()
         said, self.links.to_shard = self.links.to_shard, []
         for number, allowed, mode in said:
             used = self.numbers[number] - 1
@@ -312,7 +315,9 @@ def test_credit_that_a_handover_frees_is_told_though_no_pass_of_the_loop_ends() 
     assert isinstance(given_up, Assignment) and given_up.held == 1
     bench.links.acks_wait = False
     bench.consuming.crediting.forget_held(given_up)
-    assert bench.links.to_shard == [(102, 1, wire.KEEP)] and bench.links.acks_wait
+    assert bench.links.acks_wait
+    bench.links.on_acks_waited()
+    assert bench.links.to_shard == [(102, 1, wire.KEEP)]
 
 
 def looks_at_allotments(monkeypatch: pytest.MonkeyPatch) -> list[Credit]:
@@ -361,6 +366,7 @@ def test_who_waits_for_a_batch_costs_the_same_however_many_consumers_have_credit
     bench.ready[1] = 101
     looks.clear()
     bench.shard_turn()
+    bench.links.share_freed()
     assert bench.ready[1] == 1 and bench.consuming.crediting._waiting and len(looks) < 20
     bench.settle()
     assert bench.ready[1] == 0

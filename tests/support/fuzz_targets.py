@@ -158,6 +158,7 @@ class Shards:
 
     def _begin(self) -> None:
         self.compare()
+        self._history.close()
         self._left, self._history = SHARD_INPUTS, History(0)
         self._history.start()
         for number in CONSUMERS:
@@ -179,6 +180,7 @@ def _shard_messages() -> tuple[bytes, ...]:
             ranges = [(number, kind, 1, 3) for kind in (m.ACK, m.ACK, m.REJECT, m.REQUEUE)]
             made += [envelope.settles(*who[door], ranges[:1]), envelope.settles(*who[door], ranges)]
         made.append(envelope.credit(*who[door], [(1, 300), (2, 5)]))
+    history.close()
     flags = bytes([IN_SEQUENCE | TURN])
     return tuple(flags + message for message in made if message is not None and len(message) < 2000)
 

@@ -239,8 +239,11 @@ class History:
                 for _ in range(acts):
                     self.random.choice(self.acts)(self)
             finally:
-                for side in self.sides:
-                    os.close(side.bell)
+                self.close()
+
+    def close(self) -> None:
+        for side in self.sides:
+            os.close(side.bell)
 
     def both(self, what: str, act: Callable[[Side], Any]) -> Any:
         """Do the same on both sides; raise Differs if anything differs then."""

@@ -404,3 +404,15 @@ def test_a_batch_cannot_say_that_it_has_more_messages_than_fit() -> None:
     message[32:36] = (records // 10 + 1).to_bytes(4, "little")
     with pytest.raises(ValueError, match="fewer messages"):
         codec.read_publish(message)
+
+
+def test_a_lent_body_is_not_looked_for_behind_the_batch() -> None:
+    packer = packing.Packer(1)
+    packer.add_stored(0, [1], bytes(8) + b"\0\1q", 9, 1, 5, 1000, 0xFFFFFFFF, 0xFF, True, True)
+    message = bytearray(joined(packer.take(0, 3, 4, 0, 0) or ()))
+    record = 40 + 24
+    message[record : record + 4] = b"\xff\xff\xff\x7f"
+    message[record + 24 : record + 26] = b"\xff\xff"
+    message[record + 27] |= 16
+    with pytest.raises(ValueError, match="wrong length"):
+        codec.read_publish(message)

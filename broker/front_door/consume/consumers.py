@@ -278,9 +278,7 @@ class GroupConsumer:
 class Assignment(Consumer):
     """The share that a group consumer has of one shard queue."""
 
-    __slots__ = (
-        "bounds", "counted", "held", "leaving", "name", "settled", "wanted",
-    )  # fmt: skip
+    __slots__ = ("bounds", "leaving", "name", "settled", "wanted")
 
     def __init__(self, group: GroupConsumer, number: int, name: AssignmentName) -> None:
         super().__init__(group.channel, number, group.tag)
@@ -292,6 +290,7 @@ class Assignment(Consumer):
         self.priority = group.terms.priority
         self.affinity = group.terms.affinity
         self.prefetch = group.limit.most
+        self.group_limit = group.limit
         self.wanted = True  # is to be attached
         self.leaving = False  # is about to be given up
         self.held = 0  # deliveries that are not settled or, in a transaction, not committed

@@ -30,6 +30,7 @@ class Crediting:
         self._open: dict[int, dict[int, Allotment]] = {}  # by number, then by shard
         self._waiting: dict[Limit, None] = {}  # whose free credit waits for a batch
         links.on_acks_waited = self._acks_waited
+        links.share_freed = self._share_freed
 
     # -- consumers come and go -------------------------------------------------------------------
 
@@ -136,9 +137,19 @@ class Crediting:
             assignment.group.limit.unacked -= count
 
     def freed(self, limit: Limit) -> None:
-        """Give credit that acks may have freed to whoever needs it."""
-        if limit.may_share:
-            self.share(limit)
+        """Give credit that was freed to whoever needs it, at the end of the pass of the loop.
+
+        So all acks of a pass free one piece of credit.
+        """
+        if limit.most:
+            self._links.freed[limit] = None
+
+    def _share_freed(self) -> None:
+        limits = list(self._links.freed)
+        self._links.freed.clear()
+        for limit in limits:
+            if limit.may_share:
+                self.share(limit)
 
     # -- what a limit gives ----------------------------------------------------------------------
 
@@ -165,6 +176,7 @@ class Crediting:
 
     def _acks_waited(self) -> None:
         """Give credit that has waited long enough for a batch."""
+        self._share_freed()
         waiting, self._waiting = self._waiting, {}
         for limit in waiting:
             self.share(limit, at_once=True)

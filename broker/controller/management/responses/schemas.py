@@ -58,7 +58,7 @@ ROWS: Final[dict[str, str]] = {
     "Vhost": (
         "name:str description:str tags:strs metadata:map default_queue_type:str tracing:bool "
         "cluster_state:map messages:int messages_ready:int messages_unacknowledged:int "
-        "message_stats:map recv_oct:int recv_oct_details:map send_oct:int send_oct_details:map"
+        "message_stats:map recv_oct:int send_oct:int"
     ),
     "User": "name:str password_hash:str hashing_algorithm:str tags:strs limits:map",
     "WhoAmI": "name:str tags:strs",
@@ -115,6 +115,7 @@ MORE: Final[dict[str, str]] = {
         "messages_uncommitted:int acks_uncommitted:int message_stats:map idle_since:str "
         "user_who_performed_action:str consumer_details:list publishes:list deliveries:list"
     ),
+    "Vhost": "recv_oct_details:map send_oct_details:map",
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (
         "messages:int messages_ready:int messages_unacknowledged:int message_bytes:int "
