@@ -128,13 +128,10 @@ class Backlog(BacklogState):
     def _mark_as(self, marks: int) -> None:
         """Add the marks of messages that arrive to the marks of the messages that are there."""
         departing = self.departures is not None and self.departures.count
-        self.marks = marks if self._is_empty and not departing else self.marks | marks
+        is_empty = not (self.ready_count or self.unacked_count or self.kept_back or departing)
+        self.marks = marks if is_empty else self.marks | marks
         self.hides = bool(self.marks & HAS_BCC)
         self._decide_who_watches()
-
-    @property
-    def _is_empty(self) -> bool:
-        return not (self.ready_count or self.unacked_count or self.kept_back)
 
     def take_in(
         self, arrival: Arrival, now: int, chosen: list[int] | None = None, lost_bytes: int = 0
@@ -149,7 +146,8 @@ class Backlog(BacklogState):
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
         if arrival.kinds != self.kinds:
-            self.kinds = arrival.kinds if self._is_empty else self.kinds | arrival.kinds
+            is_empty = not (self.ready_count or self.unacked_count or self.kept_back)
+            self.kinds = arrival.kinds if is_empty else self.kinds | arrival.kinds
         facts, held_back = self.facts, self.held_back
         if chosen is None and arrival.facts is None and not facts:
             entries = arrival.entries

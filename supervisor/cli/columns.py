@@ -21,9 +21,9 @@ COLUMNS: Final = {
     "queues": (
         "arguments auto_delete consumer_capacity consumer_utilisation consumers durable exchange"
         " exclusive exclusive_consumer_tag first_offset head_message_timestamp idle_since index"
-        " last_offset memory message_bytes message_bytes_persistent message_bytes_ram"
+        " last_offset memory message_bytes message_bytes_persistent"
         " message_bytes_ready message_bytes_unacknowledged message_stats messages"
-        " messages_persistent messages_ram messages_ready messages_unacknowledged name node"
+        " messages_persistent messages_ready messages_unacknowledged name node"
         " oldest_message_age policy segments shard shard_state single_active_consumer_tag state"
         " stream_positions type vhost"
     ),
