@@ -30,11 +30,12 @@ $(VENV)/.run: $(VENV)/.python pyproject.toml setup.py $(COMPILED)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json pyspark_shardmq/pyproject.toml
+$(VENV)/.dev: $(VENV)/.run tests/clients/node/package-lock.json examples/node/package-lock.json pyspark_shardmq/pyproject.toml
 	$(PIP) --no-build-isolation --editable '.[test,lint]' --editable './pyspark_shardmq[spark,delta]'
 	.ci/java
 	.ci/chromium
 	.ci/node
+	.ci/examples
 	.ci/promtool
 	@touch $@
 
@@ -55,7 +56,7 @@ crash: $(VENV)/.dev
 	$(BIN)/python -m pytest -m crash
 
 torture: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/torture -m torture -s $(ARGS)
+	$(BIN)/python -m pytest tests/torture tests/http_api/test_numbers.py -m torture -s $(ARGS)
 
 arguments: $(VENV)/.dev
 	$(BIN)/python -m tests.arguments

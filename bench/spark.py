@@ -285,7 +285,7 @@ def importing_pika(_: Any) -> None:
 
 def rows_by_pika(url: str, queues: list[str], each: int) -> int:
     """Make (offset, timestamp, value) of `each` messages of each stream and return their number."""
-    import pika  # type: ignore[import-untyped]
+    import pika
 
     channel = pika.BlockingConnection(pika.URLParameters(url)).channel()
     channel.basic_qos(prefetch_count=PREFETCH)

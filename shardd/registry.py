@@ -8,6 +8,7 @@ and vhosts. This file knows no socket and no clock.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -27,7 +28,7 @@ from shardmq.shardd.queues import (
     limits_of,
 )
 from shardmq.shardd.reservations import Reservations
-from shardmq.shardd.stores import Store, StoreHome, Sync
+from shardmq.shardd.stores import Store, StoreHome, Sync, counters_of
 from shardmq.shardd.streams import Streams
 from shardmq.shardd.upkeep import Upkeep
 from shardmq.shardd.wire import envelope
@@ -75,6 +76,8 @@ class Registry:
         self.timer_of: Final[dict[int, int]] = {}
         self.used: Final[set[int]] = set()  # auto-delete queues that have had a consumer
         self.gone: Final = Counters()  # the counters of deleted queues
+        # By name, the counters of stores whose files are deleted.
+        self.gone_stores: Final[Counter[str]] = Counter()
         self.sync: Sync[Store | StreamQueue] | None = None  # the sync of messages that is under way
         self._consumer_timeout = consumer_timeout
         self._timeout_closes = timeout_closes
@@ -274,6 +277,7 @@ class Registry:
         for vhost, store in list(self.dropped.items()):
             if store not in syncing and store is not self.upkeep.store:
                 del self.dropped[vhost]
+                self.gone_stores.update(counters_of(store))
                 store.delete_all()
 
     def on_list(self, peer: Peer, asked: m.ListQueues, now: int) -> None:

@@ -35,7 +35,7 @@ from shardmq.shardd.registry import Registry
 from shardmq.shardd.serving import DELIVERY_TURN_BYTES, QUEUE_PASS_BYTES, Serving
 from shardmq.shardd.short_way import ShortWay
 from shardmq.shardd.store.format import lent
-from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome
+from shardmq.shardd.stores import NoRoom, Screened, Store, StoreHome, counters_of
 from shardmq.shardd.streams import Fates
 from shardmq.shardd.syncs import Syncs
 from shardmq.shardd.wire import codec, envelope
@@ -456,12 +456,15 @@ class Shard:
         process = self._process_stats()
         process["syncs"] = self.syncs.ended
         process["dead_letters_waiting"] = self.dead_letters.count()
-        for store in self.stores.values():
-            for name, value in store.stats().items():
+        for numbers in (
+            *(store.stats() for store in self.stores.values()),
+            *(counters_of(store) for store in self.registry.dropped.values()),
+            self.registry.gone_stores,
+            self.streams.damage(),
+        ):
+            for name, value in numbers.items():
                 if name != "syncs":
                     process[name] = process.get(name, 0) + value
-        for name, value in self.streams.damage().items():
-            process[name] = process.get(name, 0) + value
         process |= stats.of_gone(self.registry.gone) | stats.of_peers(self.peers.values())
         process |= self.batch_messages.report("batch_messages")
         process |= self.batch_bytes.report("batch_bytes")

@@ -23,6 +23,12 @@ Keeper = TypeVar("Keeper")
 Progress = Callable[[int, int, int], None]
 
 
+# The counters among the numbers of a store. The other numbers may fall.
+COUNTERS = (
+    "appended_messages", "appended_bytes", "written_bytes", "merged_segments", "merge_bytes",
+)  # fmt: skip
+
+
 class NoRoom(Exception):
     """The disk of the store is full.
 
@@ -140,3 +146,9 @@ class Sync(Generic[Keeper]):
     def run(self) -> None:
         for _, job in self.jobs:
             job.run()
+
+
+def counters_of(store: Store) -> dict[str, int]:
+    """Return the counters of a store by name; a store without files has none."""
+    numbers = store.stats()
+    return {name: numbers[name] for name in COUNTERS if name in numbers}

@@ -85,12 +85,12 @@ def settings_from(arguments: list[str], set: dict[str, Any] | None = None) -> Ef
         prog="python -m shardmq.supervisor", description="Run the broker in the foreground."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings file, TOML")
-    for flag, (key, kind, _) in FLAGS.items():
-        parser.add_argument(flag, dest=key, type=kind, help=f"overrides {key}")
+    for flag, (key, _) in FLAGS.items():
+        parser.add_argument(flag, dest=key, help=f"overrides {key}")
     values: dict[str, Any] = vars(parser.parse_args(arguments))
     flags = {
-        key: Given(parsed(value, kinds()[key]) if isinstance(value, str) else value, flag)
-        for flag, (key, *_) in FLAGS.items()
+        key: Given(parsed(value, kinds()[key]), flag)
+        for flag, (key, _) in FLAGS.items()
         if (value := values[key]) is not None
     }
     changed = {key: Given(value, "shardctl") for key, value in (set or {}).items()}

@@ -8,43 +8,39 @@ these settings, and each child checks its section again.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import ipaddress
-from collections.abc import Iterable
+import re
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct, inspect
 
+from shardmq.supervisor.nearest import did_you_mean
+
 SHARDS_MAX = 64
 FRONT_DOORS_MAX = 256
-NEAR = 0.75  # A name is near another if difflib finds at least this part of it the same.
 
-# The flags of a start that win over the settings file: the key, the type of the value, the help.
-FLAGS: Final[dict[str, tuple[str, type[int | str], str]]] = {
-    "--data-dir": ("data_dir", str, "Directory of messages and definitions."),
-    "--runtime-dir": ("runtime_dir", str, "Directory of the sockets between the processes."),
-    "--bind": ("listen.bind", str, "Addresses to listen at, separated by commas; * is all."),
-    "--amqp-port": ("listen.amqp_port", int, "0: any free one."),
-    "--http-port": ("listen.http_port", int, "0: any free one."),
-    "--metrics-port": ("listen.metrics_port", int, "0: any free one."),
-    "--amqps-port": ("listen.amqps_port", int, "With a certificate. 0: any free one."),
-    "--https-port": ("listen.https_port", int, "With a certificate. 0: any free one."),
-    "--tls-cert": ("tls.cert", str, "Certificate chain, PEM. It opens the ports for TLS."),
-    "--tls-key": ("tls.key", str, "Key of the certificate, PEM, unless the same file holds both."),
-    "--tls-ca": ("tls.ca", str, "Certificates that may sign those of clients, PEM."),
-    "--tls-verify": ("tls.verify", str, "none or peer: ask clients for certificates."),
-    "--shards": ("shards.count", str, "A number, or auto: one for each core."),
-    "--front-doors": (
-        "front_doors.count",
-        int,
-        "Processes that speak AMQP; 0: those of the shards.",
-    ),
-    "--durability": ("shards.durability", str, "fsync or page-cache."),
-    "--load-definitions": ("load_definitions", str, "JSON file, loaded at each start."),
-    "--log-level": ("log_level", str, "debug, info, warning or error."),
-    "--log-format": ("log_format", str, "auto, text, json or journal."),
+# The flags of a start that win over the settings file: the key and the help.
+FLAGS: Final[dict[str, tuple[str, str]]] = {
+    "--data-dir": ("data_dir", "Directory of messages and definitions."),
+    "--runtime-dir": ("runtime_dir", "Directory of the sockets between the processes."),
+    "--bind": ("listen.bind", "Addresses to listen at, separated by commas; * is all."),
+    "--amqp-port": ("listen.amqp_port", "0: any free one."),
+    "--http-port": ("listen.http_port", "0: any free one."),
+    "--metrics-port": ("listen.metrics_port", "0: any free one."),
+    "--amqps-port": ("listen.amqps_port", "With a certificate. 0: any free one."),
+    "--https-port": ("listen.https_port", "With a certificate. 0: any free one."),
+    "--tls-cert": ("tls.cert", "Certificate chain, PEM. It opens the ports for TLS."),
+    "--tls-key": ("tls.key", "Key of the certificate, PEM, unless the same file holds both."),
+    "--tls-ca": ("tls.ca", "Certificates that may sign those of clients, PEM."),
+    "--tls-verify": ("tls.verify", "none or peer: ask clients for certificates."),
+    "--shards": ("shards.count", "A number, or auto: one for each core."),
+    "--front-doors": ("front_doors.count", "Processes that speak AMQP; 0: those of the shards."),
+    "--durability": ("shards.durability", "fsync or page-cache."),
+    "--load-definitions": ("load_definitions", "JSON file, loaded at each start."),
+    "--log-level": ("log_level", "debug, info, warning or error."),
+    "--log-format": ("log_format", "auto, text, json or journal."),
 }
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -109,7 +105,10 @@ class Listen(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for text in self.proxy_protocol_from:
-            ipaddress.ip_network(text)  # The text of its ValueError says what is wrong.
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                raise ValueError(f"proxy_protocol_from: {error}") from None
 
 
 class Tls(Struct, frozen=True, forbid_unknown_fields=True):
@@ -293,49 +292,59 @@ def _explained(what: str, path: str, document: dict[str, Any]) -> ConfigError:
         name = what.removeprefix("Object contains unknown field ").strip("`")
         key = f"{path}.{name}" if path else name
         return ConfigError(f"{key}: there is no such key{did_you_mean(key, _near(key))}", key)
+    field, _, reason = what.partition(": ")
+    if (key := f"{path}.{field}") in kinds():  # The check of a table has named the key.
+        return ConfigError(f"{key}: {reason}", key)
+    what = what[:1].lower() + what[1:]
     if not path:
-        return ConfigError(what[:1].lower() + what[1:])
+        return ConfigError(what)
+    if path in Settings.__struct_fields__ and what.startswith("expected `object`"):
+        return ConfigError(f"{path}: expected a table, got {_shown(document[path])}", path)
     kind = kinds().get(path.partition("[")[0])
     if kind is None or path.startswith("tls.sni"):  # The text has the key in that table.
-        return ConfigError(f"{path}: {what[:1].lower()}{what[1:]}", path)
-    if what.startswith("Invalid enum value "):
-        got = what.removeprefix("Invalid enum value ")
-        what = f"expected {_allowed(kind, with_bounds=False)}"
-    else:
-        what, got = what[:1].lower() + what[1:], ""
-        if ", got " not in what:
-            got = repr(_value(document, path))
-    text = f"{path}: {what}" + (f", got {got}" if got and not kind.secret else "")
-    is_all_said = all(isinstance(each, inspect.LiteralType) for each in kind.types)
-    return ConfigError(text if is_all_said else f"{text}; allowed: {_allowed(kind)}", path)
+        return ConfigError(f"{path}: {what}", path)
+    text = f"{path}: expected {_allowed(kind, of_item=path.endswith(']'))}"
+    return ConfigError(
+        text if kind.secret else f"{text}, got {_shown(_value(document, path))}", path
+    )
 
 
-def _value(document: dict[str, Any], path: str) -> Any:
-    found: Any = document
-    for name in path.partition("[")[0].split("."):
-        found = found[name]
-    return found
+def _value(document: Any, path: str) -> Any:
+    for name in re.findall(r"[^.\[\]]+", path):
+        document = document[int(name) if isinstance(document, list) else name]
+    return document
 
 
-def _allowed(kind: Kind, with_bounds: bool = True) -> str:
-    """Return the values that a setting accepts, such as "auto or a number from 1 to 64"."""
-    types = sorted(kind.types, key=lambda each: not isinstance(each, inspect.LiteralType))
-    return " or ".join(dict.fromkeys(_described(each, with_bounds) for each in types))
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _described(kind: inspect.Type, with_bounds: bool) -> str:
+def _allowed(kind: Kind, of_item: bool = False) -> str:
+    """Return the values that a setting accepts, such as "auto or a whole number from 1 to 64".
+
+    Args:
+        kind: The kind of the setting.
+        of_item: The value is an item of the list that the setting is.
+    """
+    types = kind.types
+    if of_item:
+        types = tuple(each.item_type for each in types if isinstance(each, inspect.ListType))
+    in_order = sorted(types, key=lambda each: not isinstance(each, inspect.LiteralType))
+    return " or ".join(dict.fromkeys(map(_described, in_order)))
+
+
+def _described(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata):
-        return _described(kind.type, with_bounds)
+        return _described(kind.type)
     if isinstance(kind, inspect.LiteralType):
         return " or ".join(map(str, kind.values))
     if isinstance(kind, inspect.IntType | inspect.FloatType):
-        if not with_bounds:
-            return "a number"
+        number = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
         above = f" above {kind.gt}" if kind.gt is not None else ""
         if kind.ge is not None and kind.le is not None:
-            return f"a number from {kind.ge} to {kind.le}"
+            return f"{number} from {kind.ge} to {kind.le}"
         least = f" of at least {kind.ge}" if kind.ge is not None else above
-        return f"a number{least}" + (f" and up to {kind.le}" if kind.le is not None else "")
+        return f"{number}{least}" + (f" and up to {kind.le}" if kind.le is not None else "")
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.StrType):
@@ -347,16 +356,9 @@ def _described(kind: inspect.Type, with_bounds: bool) -> str:
 def _near(key: str) -> list[str]:
     """Return the keys and tables that somebody who writes this key may mean."""
     table, _, name = key.rpartition(".")
+    if table.startswith("tls.sni["):
+        return [f"{table}.{each}" for each in Sni.__struct_fields__]
     same = [each for each in kinds() if each.rpartition(".")[2] == name]
     siblings = [each for each in kinds() if each.rpartition(".")[0] == table]
     tables = [each for each in Settings.__struct_fields__ if each not in kinds()]
     return same or [*siblings, *tables, *kinds()]
-
-
-def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """Return "; did you mean NAME?" with the nearest of the names, or "" if none is near."""
-    candidates = list(names)
-    if len(candidates) == 1:
-        return f"; did you mean {candidates[0]}?"
-    near = difflib.get_close_matches(given, candidates, n=1, cutoff=NEAR)
-    return f"; did you mean {near[0]}?" if near else ""

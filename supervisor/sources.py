@@ -18,14 +18,8 @@ from typing import Any, Final
 
 from msgspec import Struct, inspect
 
-from shardmq.supervisor.config import (
-    ConfigError,
-    Kind,
-    Settings,
-    checked,
-    did_you_mean,
-    kinds,
-)
+from shardmq.supervisor.config import ConfigError, Kind, Settings, checked, kinds
+from shardmq.supervisor.nearest import did_you_mean
 from shardmq.supervisor.notify import LIFELINE_FD, NOTIFY_FD
 
 PREFIX: Final = "SHARDMQ_"
@@ -210,7 +204,7 @@ def _lay(document: dict[str, Any], key: str, value: Any) -> None:
     table, _, name = key.rpartition(".")
     into = document.setdefault(table, {}) if table else document
     if not isinstance(into, dict):
-        raise ConfigError(f"{table}: expected a table", table)
+        raise ConfigError(f"{table}: expected a table, got {into!r}", table)
     into[name] = value
 
 

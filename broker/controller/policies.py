@@ -7,7 +7,7 @@ do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from shardmq.broker.model import arguments, patterns
@@ -19,6 +19,7 @@ from shardmq.broker.model.checks import Refusal
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 from shardmq.broker.model.values import NAME_BYTES_MAX, shards_fault
+from shardmq.supervisor.nearest import did_you_mean
 
 BAD_REQUEST = 400
 LIMITS: Final = {
@@ -58,7 +59,8 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
     elif component == STREAM and name in STREAM_DEFINITION:
         _check_stream_setting(name, value)
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
-        raise invalid(f"component {component} not found")
+        known = (POLICY, OPERATOR_POLICY, *LIMITS, DEFINITION, SHARDS, *sorted(FREE_COMPONENTS))
+        raise invalid(f"component {component} not found", *meant([component], known))
 
 
 def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
@@ -83,13 +85,11 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
         raise invalid(f"definition should be an object, actually was {term(definition)}")
     if not definition:
         raise invalid("no policy provided")
-    unknown = [
-        f'{{<<"{key}">>,{term(value)}}}'
-        for key, value in sorted(definition.items())
-        if key not in keys
-    ]
+    unknown = {key: item for key, item in sorted(definition.items()) if key not in keys}
     if unknown:
-        raise invalid(f"[{','.join(unknown)}] are not recognised policy settings")
+        raise invalid(
+            f"[{terms(unknown)}] are not recognised policy settings", *meant(unknown, keys)
+        )
     for key, value in sorted(definition.items()):
         if wrong := keys[key].check(value):
             raise invalid(f"{term(value)} {wrong}")
@@ -114,13 +114,10 @@ def _check_shards(value: Any) -> None:
 def check_stream_definition(value: Any) -> None:
     if not isinstance(value, dict):
         raise invalid(f"{DEFINITION} should be an object, actually was {term(value)}")
-    unknown = [
-        f'{{<<"{key}">>,{term(item)}}}'
-        for key, item in sorted(value.items())
-        if key not in STREAM_DEFINITION
-    ]
+    unknown = {key: item for key, item in sorted(value.items()) if key not in STREAM_DEFINITION}
     if unknown:
-        raise invalid(f"Unrecognised terms [{','.join(unknown)}] in {DEFINITION}")
+        text = f"Unrecognised terms [{terms(unknown)}] in {DEFINITION}"
+        raise invalid(text, *meant(unknown, STREAM_DEFINITION))
     for key, item in sorted(value.items()):
         _check_stream_setting(key, item)
 
@@ -169,9 +166,8 @@ def check_limits(component: str, value: Any) -> None:
 
 def check_limit(component: str, key: str, number: Any) -> None:
     if key not in LIMITS[component]:
-        raise invalid(
-            f'Unrecognised terms [{{<<"{key}">>,{term(number)}}}] in {LIMIT_WORDS[component]}'
-        )
+        text = f"Unrecognised terms [{terms({key: number})}] in {LIMIT_WORDS[component]}"
+        raise invalid(text, *meant([key], LIMITS[component]))
     if type(number) is not int:
         raise invalid(f"{key} should be a number, actually was {term(number)}")
 
@@ -180,8 +176,19 @@ def bad(text: str) -> Refusal:
     return Refusal(BAD_REQUEST, text)
 
 
-def invalid(text: str) -> Refusal:
-    return bad(f"Validation failed\n\n{text}\n")
+def invalid(*lines: str) -> Refusal:
+    """Return the refusal with RabbitMQ's line, and behind it those that only this broker has."""
+    return bad("Validation failed\n\n" + "".join(f"{line}\n" for line in lines))
+
+
+def meant(unknown: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return a line for each unknown name that is near one of the names."""
+    known = list(names)
+    return [f"{name}{hint}" for name in unknown if (hint := did_you_mean(name, known))]
+
+
+def terms(unknown: Mapping[str, Any]) -> str:
+    return ",".join(f'{{<<"{key}">>,{term(item)}}}' for key, item in unknown.items())
 
 
 def key_missing(keys: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from shardmq.broker.amqp import ChannelException, ConnectionException
 from shardmq.broker.front_door.alarms import WHOLE_BROKER
 from shardmq.broker.front_door.connections import Connections
-from shardmq.broker.front_door.consume.acks import listed
+from shardmq.broker.front_door.consume.acks import holders, listed
 from shardmq.broker.front_door.publish.confirms import known_frame
 from shardmq.broker.front_door.publish.dead_letters import DeadLettering
 from shardmq.broker.front_door.publish.replies import Replies
@@ -225,6 +225,11 @@ class ControllerEvents:
 
     def of_vhosts(self) -> dict[str, dict[str, int]]:
         return self._connections.of_vhosts()
+
+    def holders(self, queue_id: int) -> list[dict[str, Any]]:
+        """Return who holds deliveries of a queue without an ack, as DoorReport wants them."""
+        now = self._services.loop.aio.time()
+        return holders(self._services.consuming.consumers.values(), queue_id, now)
 
     def published(self) -> list[tuple[str, str, int, int]]:
         """Return what came to exchanges.

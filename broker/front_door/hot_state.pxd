@@ -79,6 +79,9 @@ cdef class ConsumerState:
     cdef public uint64_t delivered, prefetch
     cdef public int64_t held, counted  # of an assignment
 
+    cpdef hold(self, int64_t count)
+    cpdef bint let_go(self, int64_t count, bint counts)
+
 
 cdef struct Span:  # neighbouring delivery tags of one consumer and one epoch of its shard
     uint64_t first_tag

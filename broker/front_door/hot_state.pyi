@@ -106,6 +106,8 @@ class ConsumerState:
     prefetch: int
     held: int
     counted: int
+    def hold(self, count: int) -> None: ...
+    def let_go(self, count: int, counts: bool) -> bool: ...
 
 class UnackedState:
     count: int

@@ -248,7 +248,30 @@ cdef class ConsumingState:
 
 
 cdef class ConsumerState:
-    """The part of a consumer that a delivery needs."""
+    """The part of a consumer that a delivery needs.
+
+    An assignment holds `held` deliveries that are not settled or, in a transaction, not committed;
+    `counted` of them count for `group_limit`, the limit of its group consumer. Those of a process of
+    its shard that is gone do not: they will come again.
+    """
+
+    cpdef hold(self, int64_t count):
+        """Count deliveries of an assignment."""
+        self.held += count
+        self.counted += count
+        self.group_limit.unacked += count
+
+    cpdef bint let_go(self, int64_t count, bint counts):
+        """Count settled deliveries of an assignment; return whether it holds nothing now.
+
+        `counts`: they came from the process of its shard that is there.
+        """
+        self.held -= count
+        if counts:
+            count = min(count, self.counted)
+            self.counted -= count
+            self.group_limit.unacked -= count
+        return self.held <= 0
 
 
 cdef class UnackedState:

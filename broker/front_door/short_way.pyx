@@ -465,8 +465,9 @@ cdef class Inlet:
         # What basic.get took does not count.
         if consumer.tag and way.is_in_limit(consumer):
             consumer.channel.limit.unacked -= last - first + 1
-            if consumer.group is not None:
-                way.groups.settled(consumer, last - first + 1, epoch)
+            if consumer.group_limit is not None:
+                if consumer.let_go(last - first + 1, link.epoch == epoch):
+                    way.groups.emptied(consumer)
                 way.freed[consumer.group_limit] = None
         return 0
 
@@ -603,9 +604,7 @@ cdef class Outlet(Taker):
             if way.is_in_limit(consumer):
                 channel.limit.unacked += count
             if consumer.group_limit is not None:
-                consumer.held += count
-                consumer.counted += count
-                consumer.group_limit.unacked += count
+                consumer.hold(count)
         consumer.delivered += count
         if consumer.allotment is not None:
             way.crediting.delivered(consumer.allotment, count, consumer.no_ack)

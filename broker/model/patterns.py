@@ -50,9 +50,19 @@ def compiled(text: str, flags: int = 0) -> Pattern:
         found = re.compile(text, flags)
         tree = parser.parse(text, flags)
         return found if _ways(tree) <= WAYS_MAX else _Bounded(text, flags)
+    except _NotRe2 as error:
+        raise BadPattern(f"it may take too long, and RE2 does not match it: {error}") from None
     except re.error as error:
         raise BadPattern(error.msg, error.pos or 0, str(error)) from None
     except (RecursionError, OverflowError) as error:
+        raise BadPattern(str(error)) from None
+
+
+def compiled_by_re2(text: str, mem_bytes_max: int) -> Pattern:
+    """Compile an expression of RE2. Raises BadPattern, also if it needs more memory than that."""
+    try:
+        return _Bounded(text, 0, mem_bytes_max)
+    except _NotRe2 as error:
         raise BadPattern(str(error)) from None
 
 
@@ -112,21 +122,26 @@ def _parts(op: Any, value: Any) -> list[Any]:
 # -- those that may not be
 
 
+class _NotRe2(ValueError):
+    """RE2 cannot compile the expression; the text says why."""
+
+
 class _Bounded:
     """An expression that RE2 matches."""
 
-    def __init__(self, text: str, flags: int) -> None:
+    def __init__(self, text: str, flags: int, mem_bytes_max: int | None = None) -> None:
         # Loaded when it is first needed: most brokers have no such expression.
         import re2  # type: ignore[import-untyped] # it has no stubs
 
         options = re2.Options()
         options.case_sensitive = not flags & re.IGNORECASE
         options.log_errors = False
+        if mem_bytes_max is not None:
+            options.max_mem = mem_bytes_max
         try:
             self._found = re2.compile(text.encode("utf-8", "surrogateescape"), options)
         except re2.error as error:
-            why = error.args[0].decode(errors="replace")
-            raise BadPattern(f"it may take too long, and RE2 does not match it: {why}") from None
+            raise _NotRe2(error.args[0].decode(errors="replace")) from None
 
     def search(self, string: str) -> object | None:
         found: object | None = self._found.search(string.encode("utf-8", "surrogateescape"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from shardmq.broker.model.erlang import json_term, type_name
+from shardmq.supervisor.nearest import did_you_mean
 
 Check = Callable[[Any, Mapping[str, Any]], str]
 KeyCheck = Callable[[Any], str]
@@ -127,7 +128,9 @@ def one_of(settings: tuple[str | int, ...], name: str) -> KeyCheck:
 
     def check(value: Any) -> str:
         fits = isinstance(value, int | str) and not isinstance(value, bool) and value in settings
-        return "" if fits else f"is not a valid {name}"
+        return (
+            "" if fits else f"is not a valid {name}{did_you_mean(str(value), map(str, settings))}"
+        )
 
     return check
 

@@ -59,7 +59,7 @@ _OPTIONS = [
     )
     for flag, text in (
         ("--config", "Settings file (TOML)."),
-        *((flag, text) for flag, (*_, text) in FLAGS.items()),
+        *((flag, text) for flag, (_, text) in FLAGS.items()),
     )
 ]
 # typer reads the signature and the annotations.

@@ -276,9 +276,15 @@ class Door:
                 for number, each in sorted(self.consuming.consumers.items())
             ],
             "groups": [
-                (group.number, group.limit.unacked, group.limit.allotted, group.limit.free)
-                + tuple(
-                    (each.number, each.held, each.counted) for each in group.assignments.values()
+                (
+                    group.number,
+                    group.limit.unacked,
+                    group.limit.allotted,
+                    group.limit.free,
+                    *tuple(
+                        (each.number, each.held, each.counted)
+                        for each in group.assignments.values()
+                    ),
                 )
                 for each in self.connections.all()
                 for _, channel in sorted(each.channels.by_number.items())

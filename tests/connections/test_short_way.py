@@ -9,6 +9,7 @@ import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ class History:
             self.pending[at] += method(2, commands.Confirm.Select())
 
     def consume_virtual_queue(self, at: int) -> None:
-        """Let something happen to consumers of the virtual queue, of which there is one at least."""
+        """Let something happen to a consumer of the virtual queue; begin one if there is none."""
         rng = self.random
         groups = [
             (place, group)
@@ -170,8 +171,8 @@ class History:
             return
         at, group = rng.choice(groups)
         chance = rng.random()
-        if not group.assignments or chance < 0.05:
-            kind = "give" if rng.random() < 0.8 else "take"
+        if not group.assignments or chance < 0.12:
+            kind = "give" if not group.assignments or rng.random() < 0.4 else "take"
             orders = [
                 AssignmentOrder(kind, group.number, AssignmentName(10 + place, 0))
                 for place in range(PLACES)
@@ -183,8 +184,12 @@ class History:
             )
         elif chance < 0.5:
             self.deliver(rng.randrange(SHARDS), only=group.number)
-        elif chance < 0.8:
+        elif chance < 0.7:
             self.say(at, self.settles(at, group.channel.number))
+        elif chance < 0.8:
+            if runs := list(group.channel.unacked.runs()):
+                ack = commands.Basic.Ack(runs[-1].last_tag, multiple=True)
+                self.say(at, method(group.channel.number, ack))
         else:
             shard = rng.randrange(SHARDS)
             report = wire.CreditReport(group.number, rng.choice([0, 0, 3, 30]), rng.random() < 0.8)
@@ -477,12 +482,21 @@ async def test_a_short_way_that_is_broken_is_caught(broken: type[Counted]) -> No
 
 
 @pytest.mark.parametrize(
-    ("part", "call"), [("crediting", "freed"), ("crediting", "delivered"), ("groups", "settled")]
+    "forgotten",
+    [
+        ("links.share_freed", "links.on_acks_waited"),
+        ("consuming.crediting.delivered",),
+        ("consuming.groups.emptied",),
+    ],
 )
-async def test_credit_of_a_virtual_queue_that_is_forgotten_is_caught(part: str, call: str) -> None:
+async def test_credit_of_a_virtual_queue_that_is_forgotten_is_caught(
+    forgotten: tuple[str, ...],
+) -> None:
     def forget(door: Door) -> None:
         watched(Counted)(door)
-        setattr(getattr(door.consuming, part), call, lambda *_: None)
+        for call in forgotten:
+            part, name = call.rsplit(".", 1)
+            setattr(attrgetter(part)(door), name, lambda *_: None)
 
     with pytest.raises(Mismatch):
         for seed in range(40):

@@ -71,6 +71,8 @@ class FakeShards:
         self.published = 5  # in each queue
         self.part = wire.STATS_QUEUES_MAX  # queues in one reply
         self.silent = False
+        self.are_empty = False  # then queues may be deleted if they are empty
+        self.streams: list[wire.StreamStats] = []
         self.process: dict[int, dict[str, float]] = {0: {"rss_bytes": 1.0}, 1: {}}
 
     def request(
@@ -83,7 +85,7 @@ class FakeShards:
         if isinstance(sent, wire.CreateQueues):
             self.ids[shard].update(spec.id for spec in sent.queues)
         reply: Future[Any] = asyncio.get_running_loop().create_future()
-        refused = isinstance(sent, wire.DeleteQueue) and sent.if_empty
+        refused = isinstance(sent, wire.DeleteQueue) and sent.if_empty and not self.are_empty
         reply.set_result(wire.Refused(1, 406, "not empty") if refused else wire.Done(1, messages=3))
         return reply
 
@@ -108,7 +110,16 @@ class FakeShards:
             consumers = [
                 wire.ConsumerStats(id, 0, 1, 1, "tag", False, False, 10, True) for id in ids
             ]
-            reply.set_result(wire.StatsReply(1, queues, consumers, self.process[shard], rest))
+            reply.set_result(
+                wire.StatsReply(
+                    1,
+                    queues,
+                    consumers,
+                    self.process[shard],
+                    rest,
+                    [stream for stream in self.streams if stream.id in ids],
+                )
+            )
         return reply
 
 
@@ -149,6 +160,18 @@ class FakeDoors:
                 "unacked_for": 10 * tag,
             }
             for owner, tag in ((OWNER, 1), ("0.7.2", 2))
+        ]
+
+    async def holders(self, queue_id: int) -> list[dict[str, Any]]:
+        return [
+            {
+                "owner": owner,
+                "channel": 1,
+                "consumer_tag": "tag",
+                "messages_unacknowledged": count,
+                "unacked_for": 10 * count,
+            }
+            for owner, count in ((OWNER, 1), ("0.7.2", 2))
         ]
 
     def doors(self) -> list[FakeDoor]:

@@ -82,14 +82,25 @@ READS = [
     "connections/username/guest", "queues/detailed", "all-configuration",
     "nodes/shardmq@localhost/memory", "health/checks/metadata-store/initialized",
     "health/checks/reached-target-cluster-size", "health/checks/below-node-connection-limit",
-    "queues/%2F/q/unacked", "config/effective", "health/checks/certificate-expiration/3/weeks",
+    "queues/%2F/q/unacked", "queues/%2F/q/unacked/consumers", "config/effective",
+    "health/checks/certificate-expiration/3/weeks",
     "shards/load", "shards/0/queues", "logs", "settings", "settings/sources",
+    "health/checks/metadata-store/initialized/with-data", "nodes/shardmq@localhost/memory/relative",
+    *(f"health/checks/quorum-queues-without-elected-leaders/{where}" for where in (
+        "all-vhosts", "all-vhosts/", "vhost/%2F", "vhost/%2F/pattern/a.*", "all-vhosts/pattern/b",
+    )),
+    "health/checks/protocol-listener/amqp,http",
+    "health/checks/certificate-expiration/3/Weeks",
+    "stream/connections", "stream/connections/%2F", "stream/consumers", "stream/consumers/%2F",
+    "stream/publishers", "stream/publishers/%2F", "stream/publishers/%2F/q",
 ]  # fmt: skip
 EMPTY = {
     "exchanges/%2F/e/bindings/destination", "users/guest/topic-permissions", "extensions",
     "feature-flags", "deprecated-features", "config/effective", "logs", "settings",
     "settings/sources",
-    "auth/attempts/shardmq@localhost/source",
+    "auth/attempts/shardmq@localhost/source", "stream/connections", "stream/connections/%2F",
+    "stream/consumers", "stream/consumers/%2F", "stream/publishers", "stream/publishers/%2F",
+    "stream/publishers/%2F/q",
 }  # fmt: skip
 ABSENT = [
     "nothing", "nodes/x", "vhosts/x", "vhosts/x/permissions", "users/x", "users/x/permissions",
@@ -102,7 +113,10 @@ ABSENT = [
     "operator-policies/x", "operator-policies/%2F/x", "parameters/stream/x",
     "parameters/stream/%2F/x", "parameters/x/%2F/s", "global-parameters/x", "vhost-limits/x",
     "user-limits/x", "virtual-queues/x", "virtual-queues/%2F/e", "virtual-queues/%2F/x",
-    "auth/attempts/x", "auth/attempts/x/source",
+    "auth/attempts/x", "auth/attempts/x/source", "nodes/x/memory/relative",
+    "connections/x/sessions",
+    "health/checks/quorum-queues-without-elected-leaders/vhost/x", "stream/connections/x",
+    "stream/connections/%2F/x", "stream/%2F/x/tracking", "stream/publishers/%2F/x",
 ]  # fmt: skip
 ABSENT_DELETES = [
     "vhosts/x", "users/x", "permissions/%2F/x", "queues/%2F/x", "queues/%2F/x/contents",
@@ -157,7 +171,10 @@ BAD = [
     ("PUT", "cluster-name", {}),
     ("PUT", "users/u", {"tags": "", "password": "a", "password_hash": "b"}),
     ("POST", "definitions", b"{"), ("PUT", "users/u", {"tags": "", "password_hash": "!"}),
-    ("POST", "definitions", {"queues": [{"name": "q"}]}),
+    ("POST", "definitions", {"queues": [{"name": "q"}]}), ("GET", "stream/%2F/q/tracking", None),
+    ("GET", f"connections/{NAME}/sessions", None),
+    ("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/(", None),
+    ("PUT", "stream/super-streams/%2F/s", {}),
 ]  # fmt: skip
 
 
@@ -805,6 +822,19 @@ async def test_what_acts_is_answered_without_a_warning(made: Api) -> None:
     assert (await made.call("PUT", "/api/queues/%2F/acts", {"arguments": {"x-max-length": 5}}))[
         0
     ] == 201
+    assert "Warning" not in made.headers
+
+
+async def test_a_misspelt_field_of_a_policy_is_warned_of(made: Api) -> None:
+    body = {"pattern": "^x", "definition": {"max-length": 5}, "vhost": "/", "name": "p"}
+    given = {**body, "prority": 7, "colour": "red"}
+    assert (await made.call("PUT", "/api/policies/%2F/misspelt", given))[0] == 201
+    assert [json.loads(value[12:]) for value in made.headers.getall("Warning")] == [
+        "prority is no field of a policy and is ignored; did you mean priority?",
+        "colour is no field of a policy and is ignored",
+    ]
+    assert (await made.get("/api/policies/%2F/misspelt"))["priority"] == 0
+    assert (await made.call("PUT", "/api/policies/%2F/misspelt", body))[0] == 204
     assert "Warning" not in made.headers
 
 

@@ -88,6 +88,8 @@ async def test_what_is_shown_has_all_the_fields_that_are_promised(made: Api) -> 
         "LogLine",
         "Error",
         "StreamGroup",
+        "StreamPublisher",
+        "StreamTracking",
         "Warned",
     }
     assert checked >= ROWS.keys() - unshown

@@ -1,4 +1,4 @@
-"""Test calls that only the page uses: load of shards, their queues, and the last lines of logs."""
+"""Test calls that the page came with: load of shards, who holds messages, searches, and logs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardmq.broker.controller.management.resources.logs import (
 )
 from shardmq.broker.shared.control import DoorReport
 from shardmq.supervisor import logs
-from tests.http_api.conftest import OWNER, Api
+from tests.http_api.conftest import CONNECTION, OWNER, Api
 from tests.support.real_broker import PATIENCE_S
 
 # -- load ------------------------------------------------------------------------------------------
@@ -218,3 +218,33 @@ async def test_looks_at_totals_alone_take_no_connections_rate_away(
     now += 2
     (row,) = await api.get("/api/connections")
     assert row["recv_oct_details"]["rate"] == pytest.approx(30 / 8)
+
+
+# -- who holds messages, and how lists are searched ------------------------------------------------
+
+
+async def test_who_holds_unacknowledged_messages_is_listed_the_oldest_one_first(api: Api) -> None:
+    await api.call("PUT", "/api/queues/%2F/q", {})
+    held = {"channel": 1, "consumer_tag": "tag"}
+    here = {"connection_name": CONNECTION, "channel_name": f"{CONNECTION} (1)"}
+    gone = {"connection_name": None, "channel_name": None}
+    assert await api.get("/api/queues/%2F/q/unacked/consumers") == [
+        {**held, **gone, "messages_unacknowledged": 2, "unacked_for": 20},
+        {**held, **here, "messages_unacknowledged": 1, "unacked_for": 10},
+    ]
+    assert (await api.call("GET", "/api/queues/%2F/x/unacked/consumers"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ("consumers?name=TAG", 1), ("consumers?name=Q", 1), ("consumers?name=5000", 1),
+        ("consumers?name=guest", 0), ("consumers?name=^t.g$&use_regex=true", 1),
+        ("connections?name=ME", 1), ("connections?name=5000", 1), ("connections?name=guest", 0),
+    ],
+)  # fmt: skip
+async def test_consumers_are_searched_by_tag_queue_and_channel_connections_by_both_names(
+    api: Api, where: str, found: int
+) -> None:
+    await api.call("PUT", "/api/queues/%2F/q", {})
+    assert len(await api.get(f"/api/{where}")) == found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from shardmq.broker.controller.management.metrics import object_metrics
+from shardmq.broker.controller.management.metrics import object_metrics, shard_numbers
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
 from tests.http_api import conftest
 from tests.http_api.conftest import CONNECTION, Api
@@ -159,7 +161,7 @@ async def test_families_come_by_name_and_vhost(made: Api) -> None:
     assert [labels for labels, _ in found["rabbitmq_detailed_queue_messages"]] == [
         {"vhost": "v", "queue": "q"}
     ]
-    assert (await scrape(made, "/metrics/detailed?family=nobody&vhost=x")).keys() == {
+    assert (await scrape(made, "/metrics/detailed?family=exchange_bindings&vhost=x")).keys() == {
         "rabbitmq_identity_info", "rabbitmq_build_info",
     }  # fmt: skip
 
@@ -210,6 +212,72 @@ def test_the_dashboard_asks_only_for_what_a_broker_has(tmp_path: Path) -> None:
     assert asked - there == set()
     assert {f"rabbitmq_{name}" for name in OF_A_NODE} - there == set()
     _check_sizes(text, published=1)
+    types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert {
+        name.removeprefix(shard_numbers.PREFIX)
+        for name in types
+        if name.startswith(shard_numbers.PREFIX)
+    } == {
+        *(f"{name}_total" for name in shard_numbers.COUNTERS),
+        *shard_numbers.RENAMED,
+        *shard_numbers.GAUGES,
+        "alarm",
+        "warnings",
+    }
+    _check_kinds(text)
+
+
+# These names had no `_total` in 0.1, and are shown beside the new ones until 0.2.
+OLD_NAMES = [f"shardmq_shard_{name}" for name in (
+    "appended_bytes", "appended_messages", "cpu_seconds", "gone_acked", "gone_delivered",
+    "gone_got", "gone_published", "gone_redelivered", "gone_repeated", "merge_bytes",
+    "merged_segments", "ring_full", "sync_seconds", "syncs", "written_bytes",
+)]  # fmt: skip
+
+
+async def test_counters_of_shards_have_their_old_names_for_one_version(made: Api) -> None:
+    assert [shard_numbers.PREFIX + name for name in shard_numbers.RENAMED] == OLD_NAMES
+    made.shards.process = {
+        0: dict.fromkeys(shard_numbers.COUNTERS, 3.0) | {"segments": 4.0},
+        1: {"segments": 5.0, "later": 6.0},
+    }
+    _, text = await made.call("GET", "/metrics")
+    types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
+    found = await scrape(made, "/metrics")
+    for name in OLD_NAMES:
+        assert (types[f"{name}_total"], types[name]) == ("counter", "gauge")
+        assert f"# HELP {name} Until 0.2, see " in text
+        assert (
+            found[f"{name}_total"] == found[name] == [({"process": "shard-0", "shard": "0"}, 3.0)]
+        )
+    assert [value for _, value in found["shardmq_shard_segments"]] == [4.0, 5.0]
+    assert types["shardmq_shard_later"] == "gauge", "a number of a shard of another release"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/per-object", "/metrics/detailed?"])
+async def test_promtool_and_the_parser_find_counters_and_gauges_by_their_names(
+    made: Api, path: str
+) -> None:
+    made.shards.process[0] = dict.fromkeys((*shard_numbers.COUNTERS, *shard_numbers.GAUGES), 1.0)
+    if path.endswith("?"):
+        path += "&".join(f"family={family}" for family in FAMILIES)
+    status, text = await made.call("GET", path)
+    assert status == 200
+    _check_kinds(text)
+    if shutil.which("promtool"):
+        command = ["promtool", "check", "metrics"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def _check_kinds(text: str) -> None:
+    """Names end in `_total` if, and only if, the metric is a counter."""
+    types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert types
+    for name, kind in types.items():
+        assert (kind == "counter") == name.endswith("_total"), (name, kind)
+    helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
+    assert sorted(helped) == sorted(types), "each name is there once"
 
 
 def _check_sizes(text: str, published: int) -> None:

@@ -177,12 +177,13 @@ def test_the_figures_of_a_queue_outlive_its_shard(tmp_path: Path, name: str) -> 
         assert before["oldest_message_age"] > 1
         broker.kill("shard")
         until = time.monotonic() + WITHIN_S
-        while (after := row())["state"] == "down" or after["messages"] != 3:
+        # Numbers of less than a second ago are shown again, also those of the shard that is gone.
+        while (after := row()).get("oldest_message_age", 0) <= before["oldest_message_age"] + 1:
             assert time.monotonic() < until
             time.sleep(0.2)
         for key in ("messages_persistent", "message_bytes_persistent", "head_message_timestamp"):
             assert after[key] == before[key], key
-        assert after["oldest_message_age"] > before["oldest_message_age"]
+        assert after["messages"] == 3
         rates = [
             details["rate"]
             for key, details in after["message_stats"].items()

@@ -171,6 +171,41 @@ def test_an_operator_policy_has_limits_only(key: str, value: Any, may: bool) -> 
     assert text == ("" if may else wanted)
 
 
+@pytest.mark.parametrize(
+    ("component", "value", "last"),
+    [
+        ("policy", {"mesage-ttl": 1}, "mesage-ttl; did you mean message-ttl?"),
+        ("policy", {"x-message-ttl": 1, "zz": 1}, "x-message-ttl; did you mean message-ttl?"),
+        ("policy", {"max_length": 1}, "max_length; did you mean max-length?"),
+        ("policy", {"overflow": "rejct-publish"},
+         '<<"rejct-publish">> is not a valid overflow value; did you mean reject-publish?'),
+        ("operator_policy", {"expire": 1}, "expire; did you mean expires?"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_or_value_of_a_policy_has_the_nearest_name(
+    component: str, value: dict[str, Any], last: str
+) -> None:
+    text = refusal(component, {"pattern": "", "definition": value})
+    assert text.startswith("Validation failed\n\n") and text.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("component", "value", "last"),
+    [
+        ("vhost-limits", {"max-conections": 1}, "max-conections; did you mean max-connections?"),
+        ("user-limits", {"max-channel": 1}, "max-channel; did you mean max-channels?"),
+        ("stream-definition", {"shard-per-node": 1},
+         "shard-per-node; did you mean shards-per-node?"),
+        ("operator-policy", {}, "operator-policy; did you mean operator_policy?"),
+        ("federation-upstrem", {}, "federation-upstrem; did you mean federation-upstream?"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_limit_or_component_has_the_nearest_name(
+    component: str, value: dict[str, Any], last: str
+) -> None:
+    assert refusal(component, value).splitlines()[-1] == last
+
+
 PARAMETERS: list[tuple[str, str, str, str, Any, str]] = [
     ("J3", "unknown component", "/", "nosuch", {}, failed("component nosuch not found")),
     ("J3", "stream is known", "/", "stream", "4321", ""),

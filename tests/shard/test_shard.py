@@ -409,6 +409,29 @@ def test_a_vhost_dropped_and_made_again_during_a_sync_keeps_what_came_after() ->
     assert ("deliver", [(1, 1, False, 1)]) in bench.turn()
 
 
+def test_counters_of_a_store_stay_when_its_vhost_is_dropped() -> None:
+    bench = Bench()
+
+    def numbers() -> tuple[float, float]:
+        bench.turn(m.CONTROLLER)
+        bench.tell(m.Stats(9), m.CONTROLLER, 3)
+        (reply,) = (said for said in bench.turn(m.CONTROLLER) if isinstance(said, m.StatsReply))
+        return reply.process["appended_messages"], reply.process.get("live_messages", 0)
+
+    bench.publish(3)
+    sync = bench.shard.syncs.begin()
+    assert sync is not None
+    assert numbers() == (3, 3)
+    bench.tell(m.DropVhost(1, "/"), m.CONTROLLER, 3)
+    assert numbers() == (3, 0), "the sync still uses the store"
+    sync.run()
+    bench.shard.syncs.end()
+    assert numbers() == (3, 0)
+    bench.tell(m.CreateQueues(2, [m.QueueSpec(1, "/", "q", True)]), m.CONTROLLER, 3)
+    bench.publish()
+    assert numbers() == (4, 1)
+
+
 def test_a_consumer_waits_for_credit_while_its_channel_has_a_limit() -> None:
     bench = Bench()
     bench.attach(prefetch=1)

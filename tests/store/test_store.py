@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -297,9 +298,7 @@ def test_a_queue_is_told_again_what_kinds_of_messages_it_has(end: str) -> None:
     files = FaultyFiles()
     store = opened(files, (1, 2, 3))
     message = (encode_message(b"x", b"", b"k"),)
-    records = [
-        Record(queues, message, flags=flags) for queues, flags in (((1, 3), 1), ((2, 3), 0))
-    ]
+    records = [Record(queues, message, flags=flags) for queues, flags in (((1, 3), 1), ((2, 3), 0))]
     arrivals = store.append(b"".join(record.encode() for record in records))
     kinds = {1: LASTING_KIND, 2: TRANSIENT_KIND, 3: LASTING_KIND | TRANSIENT_KIND}
     assert {arrival.queue_id: arrival.kinds for arrival in arrivals} == kinds

@@ -149,23 +149,23 @@ def test_a_secret_comes_from_a_file_without_the_end_of_its_line(tmp_path: Path) 
         ),
         (
             {"SHARDMQ_SHARDS_COUNT": "65"},
-            "shards.count: expected `int` <= 64, got 65;"
-            " allowed: auto or a number from 1 to 64 (SHARDMQ_SHARDS_COUNT)",
+            "shards.count: expected auto or a whole number from 1 to 64, got 65"
+            " (SHARDMQ_SHARDS_COUNT)",
         ),
         (
             {"SHARDMQ_LISTEN_AMQP_PORT": "tcp://10.0.0.1:5672"},
-            "listen.amqp_port: expected `int`, got `str`;"
-            " allowed: a number from 0 to 65535 (SHARDMQ_LISTEN_AMQP_PORT)",
+            "listen.amqp_port: expected a whole number from 0 to 65535, got 'tcp://10.0.0.1:5672'"
+            " (SHARDMQ_LISTEN_AMQP_PORT)",
         ),
         (
             {"SHARDMQ_MEMORY_HIGH_WATERMARK": "nan"},
-            "memory.high_watermark: expected `float` >= 0.0, got nan;"
-            " allowed: a number from 0 to 1 (SHARDMQ_MEMORY_HIGH_WATERMARK)",
+            "memory.high_watermark: expected a number from 0 to 1, got nan"
+            " (SHARDMQ_MEMORY_HIGH_WATERMARK)",
         ),
         (
             {"SHARDMQ_USERS_HTTP_WITHOUT_TLS": "maybe"},
-            "users.http_without_tls: expected `bool`, got `str`;"
-            " allowed: true or false (SHARDMQ_USERS_HTTP_WITHOUT_TLS)",
+            "users.http_without_tls: expected true or false, got 'maybe'"
+            " (SHARDMQ_USERS_HTTP_WITHOUT_TLS)",
         ),
         (
             {"SHARDMQ_LOG_LEVEL": "loud"},
@@ -177,8 +177,7 @@ def test_a_secret_comes_from_a_file_without_the_end_of_its_line(tmp_path: Path) 
         ),
         (
             {"SHARDMQ_USERS_DEFAULT_PASS": ""},
-            "users.default_pass: expected `str` of length >= 1;"
-            " allowed: a text that is not empty (SHARDMQ_USERS_DEFAULT_PASS)",
+            "users.default_pass: expected a text that is not empty (SHARDMQ_USERS_DEFAULT_PASS)",
         ),
         (
             {"SHARDMQ_USERS_DEFAULT_PASS": "x", "SHARDMQ_USERS_DEFAULT_PASS_FILE": "/x"},
@@ -273,8 +272,7 @@ def test_a_child_gets_no_settings_by_its_environment(monkeypatch: pytest.MonkeyP
         ("colour = 1", "colour: there is no such key (FILE, line 1)"),
         (
             "[listen]\nbind = [\n  '::1',\n]\nhttp_hosts = [\n 'a',\n 3,\n]",
-            "listen.http_hosts[1]: expected `str`, got `int`; allowed: a list of texts"
-            " (FILE, line 5)",
+            "listen.http_hosts[1]: expected a text that is not empty, got 3 (FILE, line 5)",
         ),
         (
             '[shards]\ntext = """\n[shards]\ncount = 0"""\ncount = 0',
@@ -282,29 +280,41 @@ def test_a_child_gets_no_settings_by_its_environment(monkeypatch: pytest.MonkeyP
         ),
         (
             "shards = { count = 0 }",
-            "shards.count: expected `int` >= 1, got 0;"
-            " allowed: auto or a number from 1 to 64 (FILE, line 1)",
+            "shards.count: expected auto or a whole number from 1 to 64, got 0 (FILE, line 1)",
         ),
         (
             "[front_doors]\ncount = true",
-            "front_doors.count: expected `int`, got `bool`; allowed: a number from 0 to 256"
-            " (FILE, line 2)",
+            "front_doors.count: expected a whole number from 0 to 256, got true (FILE, line 2)",
         ),
         (
             "[supervision]\ndrain_timeout_s = 0",
-            "supervision.drain_timeout_s: expected `float` > 0.0, got 0;"
-            " allowed: a number above 0 and up to 86400 (FILE, line 2)",
+            "supervision.drain_timeout_s: expected a number above 0 and up to 86400, got 0"
+            " (FILE, line 2)",
         ),
         (
             "[users]\ndefault_pass = 12345",
-            "users.default_pass: expected `str`, got `int`; allowed: a text that is not empty"
-            " (FILE, line 2)",
+            "users.default_pass: expected a text that is not empty (FILE, line 2)",
         ),
         ("[listen]\n[tls]\nkey = 'k'", "tls: there is no cert (FILE, line 2)"),
         (
             "[tls]\ncert = 'c'\nsni = [{ host = 'x', crt = 'c' }]",
-            "tls.sni[0].crt: there is no such key (FILE, line 3)",
+            "tls.sni[0].crt: there is no such key; did you mean tls.sni[0].cert? (FILE, line 3)",
         ),
+        (
+            "[shards]\nsegment_bytes = 2e6",
+            "shards.segment_bytes: expected a whole number from 1048576 to 268435456, got 2000000.0"
+            " (FILE, line 2)",
+        ),
+        (
+            "[listen]\nbind = '*'\nproxy_protocol_from = ['10.0.0.0/33']",
+            "listen.proxy_protocol_from: '10.0.0.0/33' does not appear to be an IPv4 or IPv6"
+            " network (FILE, line 3)",
+        ),
+        (
+            "[shards]\n[listen]\namqp_port = 1\n\nhttp = 5",
+            "listen.http: there is no such key; did you mean listen.http_port? (FILE, line 5)",
+        ),
+        ("http = 5", "http: expected a table, got 5 (FILE, line 1)"),
     ],
 )
 def test_a_wrong_key_or_value_has_its_line(tmp_path: Path, text: str, says: str) -> None:

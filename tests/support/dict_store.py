@@ -201,7 +201,8 @@ class DictStore:
         self.messages.clear()
 
     def stats(self) -> dict[str, int]:
-        return {"live_messages": sum(map(len, self.live.values()))}
+        live = sum(map(len, self.live.values()))
+        return {"live_messages": live, "appended_messages": len(self.messages)}
 
 
 class NoStreams:

@@ -19,12 +19,13 @@ from functools import partial
 
 from aiohttp import web
 
-from shardmq.broker.controller.management import csrf, http_connections, page
+from shardmq.broker.controller.management import api_page, csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
 from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import prometheus
+from shardmq.broker.controller.management.metrics.detailed_query import selection
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
 from shardmq.broker.controller.management.metrics.sampling import Sampler
 from shardmq.broker.controller.management.resources import (
@@ -51,8 +52,10 @@ from shardmq.broker.controller.management.resources import (
     resharding,
     settings,
     shard_load,
+    stream_clients,
     stream_groups,
     streams,
+    super_streams,
     users,
     vhosts,
     virtual_queues,
@@ -79,9 +82,9 @@ SHUTDOWN_S_MAX = 2.0  # for calls that are under way when the controller stops
 # In the order of their routes: of two paths that fit a call the first one answers.
 RESOURCES = (
     overview, cluster, login_attempts, vhosts, users, queues, explain_route, resharding,
-    stream_groups, streams, virtual_queues, exchanges, bindings, connections, channels, consumers,
-    messages, policies, parameters, limits, health, garbage_collection, processes, shard_load, logs,
-    message_sizes, settings, definitions,
+    stream_groups, streams, stream_clients, super_streams, virtual_queues, exchanges, bindings,
+    connections, channels, consumers, messages, policies, parameters, limits, health,
+    garbage_collection, processes, shard_load, logs, message_sizes, settings, definitions,
 )  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -186,6 +189,7 @@ def api_app(context: Context) -> web.Application:
         return json_response(description)  # without a login: it has no data of this broker
 
     app.router.add_get("/api/openapi.json", described)
+    api_page.add_routes(app, description)
     app.on_shutdown.append(logs.end_live)
     return app
 
@@ -208,13 +212,8 @@ def metrics_app(context: Context) -> web.Application:
         elif request.path == "/metrics/per-object":
             text = partial(prometheus.per_object, context)
         else:
-            # Unknown names are dropped, so that they make no other response.
-            asked = request.query.getall("family", [])
-            families = tuple(dict.fromkeys(family for family in asked if family in FAMILIES))
-            given = request.query.getall("vhost", [])
-            vhosts = frozenset(given).intersection(context.catalog.vhosts) if given else None
-            key = (request.path, families, vhosts)
-            text = partial(prometheus.detailed, context, families, vhosts)
+            key = selected = selection(request.query, FAMILIES, context.catalog.vhosts)
+            text = partial(prometheus.detailed, context, selected)
 
         async def made() -> ResponseBody:
             return ResponseBody(prometheus.CONTENT_TYPE, text())

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 FILES: Final = Path(__file__).parent.parent / "web"
 BASE: Final = "/ui/"
 WELCOME: Final = (
-    f"shardmq: the page is at {BASE}, the HTTP API starts at /api/overview, "
+    f"shardmq: the page is at {BASE}, the HTTP API is described at /api/index.html, "
     "metrics are at /metrics; at the command line use shardctl.\n"
 )
 INDEX: Final = "index.html"
@@ -43,14 +43,28 @@ class StaticFile(NamedTuple):
     etag: str
 
 
+def static_file(body: bytes, suffix: str) -> StaticFile:
+    return StaticFile(body, TYPES[suffix], hashlib.sha256(body).hexdigest()[:32])
+
+
 def read_files(folder: Path = FILES) -> dict[str, StaticFile]:
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in TYPES:
-            body = path.read_bytes()
-            etag = hashlib.sha256(body).hexdigest()[:32]
-            found[path.relative_to(folder).as_posix()] = StaticFile(body, TYPES[path.suffix], etag)
-    return found
+    return {
+        path.relative_to(folder).as_posix(): static_file(path.read_bytes(), path.suffix)
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in TYPES
+    }
+
+
+def response_of(file: StaticFile, request: web.Request) -> web.Response:
+    """Return the file under the policy, or 304 if the client has it."""
+    response = web.Response(headers=HEADERS)
+    response.etag = file.etag
+    if any(tag.value in (file.etag, "*") for tag in request.if_none_match or ()):
+        response.set_status(304)
+    else:
+        response.content_type, response.charset = file.type, "utf-8"
+        response.body = file.body
+    return response
 
 
 def add_routes(app: web.Application) -> None:
@@ -61,14 +75,7 @@ def add_routes(app: web.Application) -> None:
         file = files.get(request.match_info["file"] or INDEX)
         if file is None:
             raise web.HTTPNotFound
-        response = web.Response(headers=HEADERS)
-        response.etag = file.etag
-        if any(tag.value in (file.etag, "*") for tag in request.if_none_match or ()):
-            response.set_status(304)
-        else:
-            response.content_type, response.charset = file.type, "utf-8"
-            response.body = file.body
-        return response
+        return response_of(file, request)
 
     app.router.add_get("/", welcome)
     app.router.add_get(BASE.rstrip("/"), to_page)

@@ -399,6 +399,10 @@ class DoorLinks:
         """Return the deliveries of a queue that wait for their acks."""
         return [row for report in await self._gather(unacked_of=queue_id) for row in report.unacked]
 
+    async def holders(self, queue_id: int) -> list[dict[str, Any]]:
+        """Return the consumers that hold deliveries of a queue without an ack."""
+        return [row for report in await self._gather(unacked_of=queue_id) for row in report.holders]
+
     async def _gather(self, **what: Any) -> list[DoorReport]:
         self._query += 1
         gathering = self._reports[self._query] = _Gathering(len(self._doors))

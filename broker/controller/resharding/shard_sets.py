@@ -110,11 +110,21 @@ def as_it_was(vhost: Vhost, exchange: str) -> Wanted | None:
     return None
 
 
+def is_super_stream_of_rabbitmq(exchange: ExchangePut) -> bool:
+    """Return whether RabbitMQ would take the exchange for a super stream.
+
+    Such an exchange has no queues of its own: its streams are declared and bound one by one.
+    """
+    return exchange.type == "direct" and dict(exchange.arguments) == {SUPER_STREAM: True}
+
+
 def by_arguments(catalog: Catalog, exchange: ExchangePut, shards: int) -> Wanted | None:
     """Return the set that the arguments of the exchange ask for, if they ask for one."""
     arguments = exchange.arguments
     streams, number = arguments.get(SUPER_STREAM, False), arguments.get(NUMBER_ARGUMENT)
     if streams is False and number is None:
+        return None
+    if is_super_stream_of_rabbitmq(exchange):
         return None
     if number is None:
         number = "auto" if streams is True else streams

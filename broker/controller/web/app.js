@@ -6,10 +6,12 @@ import { Page } from "./page.js";
 import { here, match, to } from "./router.js";
 import { button, failure, notice } from "./widgets.js";
 import { channel, channels, connection, connections } from "./views/connections.js";
+import { consumers } from "./views/consumers.js";
 import { definitions } from "./views/definitions.js";
 import { exchange, exchanges } from "./views/exchanges.js";
 import { logs } from "./views/logs.js";
 import { overview } from "./views/overview.js";
+import { parameters } from "./views/parameters.js";
 import { policies } from "./views/policies.js";
 import { queue, queues } from "./views/queues.js";
 import { shard, shards } from "./views/shards.js";
@@ -27,6 +29,7 @@ const ROUTES = [
   ["connections/:name", connection],
   ["channels", channels],
   ["channels/:name", channel],
+  ["consumers", consumers],
   ["exchanges", exchanges],
   ["exchanges/:vhost/:name", exchange],
   ["queues", queues],
@@ -36,6 +39,7 @@ const ROUTES = [
   ["vhosts", vhosts],
   ["vhosts/:name", vhost],
   ["policies", policies],
+  ["parameters", parameters],
   ["definitions", definitions],
   ["logs", logs],
 ];
@@ -43,8 +47,8 @@ const ROUTES = [
 // For each view: the first part of its address, its label, and the tag that users need.
 const MENU = [
   ["Broker", [["", "Overview", "management"], ["shards", "Shards", "monitoring"], ["streams", "Stream exchanges", "management"], ["logs", "Logs", "administrator"]]],
-  ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"]]],
-  ["Rules", [["users", "Users", "administrator"], ["vhosts", "Virtual hosts", "management"], ["policies", "Policies", "management"], ["definitions", "Definitions", "administrator"]]],
+  ["Traffic", [["connections", "Connections", "management"], ["channels", "Channels", "management"], ["consumers", "Consumers", "management"], ["exchanges", "Exchanges", "management"], ["queues", "Queues", "management"]]],
+  ["Rules", [["users", "Users", "administrator"], ["vhosts", "Virtual hosts", "management"], ["policies", "Policies", "management"], ["parameters", "Parameters", "policymaker"], ["definitions", "Definitions", "administrator"]]],
 ];
 
 const THEMES = { auto: "System", light: "Light", dark: "Dark" };

@@ -33,7 +33,7 @@ export function lineChart(title, series, show) {
   const plot = h("div", { class: "plot" });
   const values = series.map(() => h("output", null, "–"));
   const legend = h("ul", { class: "legend" }, series.map((one, i) => h("li", null, h("i", { class: `swatch c${one.colour}` }), one.name, " ", values[i])));
-  const element = h("figure", { class: "chart" }, h("figcaption", null, h("h3", null, title), legend), plot);
+  const element = h("figure", { class: "chart" }, h("figcaption", null, h("h2", null, title), legend), plot);
   let last = [];
   let spanMs = 1;
   let pointed = null; // the x of the pointer

@@ -86,10 +86,7 @@ export function pastCharts(page, where, charts, keptS) {
   const columns = charts.flatMap(({ lines }) => lines.flatMap(({ of }) => [of, `${of}_details`])).join(",");
   const again = page.live(async () => {
     const [asked, row] = [chosen, await page.get(where, { ...query(keptS), columns })];
-    if (asked !== chosen) {
-      setTimeout(again); // another span was chosen meanwhile
-      return;
-    }
+    if (asked !== chosen) return; // the choice of another span has asked again
     const oldest = charts.map(({ lines }, i) => {
       const samples = samplesOf(row, lines);
       drawn[i].draw(samples, spanMs());

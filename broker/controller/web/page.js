@@ -29,17 +29,30 @@ export class Page {
     fill(this.main, h("h1", { tabindex: "-1" }, title), children);
   }
 
+  /** Give the view another heading, when its name is known. */
+  rename(title) {
+    document.title = `${title} · shardmq`;
+    const heading = this.main.querySelector("h1");
+    if (heading.textContent !== title) heading.textContent = title;
+  }
+
   get(where, query) {
     return api.get(where, { query, signal: this.signal });
   }
 
-  /** `ask` now and every `everyMs`, while the page can be seen. Gives a function that asks at once. */
+  /**
+   * Call `ask` now and every `everyMs`, while the page can be seen. Return a function that asks at once, or, if an
+   * answer is under way, as soon as it is there: what was asked before a change does not show it.
+   */
   live(ask, everyMs = 5_000) {
     let timer = 0;
     let running = false;
+    let missed = false;
     const turn = async () => {
       clearTimeout(timer);
-      if (this.signal.aborted || running) return;
+      if (this.signal.aborted) return;
+      missed = running;
+      if (running) return;
       running = true;
       let waitMs = everyMs;
       try {
@@ -54,7 +67,7 @@ export class Page {
       } finally {
         running = false;
       }
-      if (!this.signal.aborted) timer = setTimeout(turn, waitMs);
+      if (!this.signal.aborted) timer = setTimeout(turn, missed ? 0 : waitMs);
     };
     this.signal.addEventListener("abort", () => clearTimeout(timer));
     document.addEventListener("visibilitychange", turn, { signal: this.signal });
@@ -77,6 +90,6 @@ export class Page {
   /** What is shown is not there any more: nothing is asked for again. */
   gone() {
     this.close();
-    this.show("Not there", h("p", null, "There is no such thing, or not any more."));
+    this.show("Not there", h("p", null, "What this address names does not exist, or does not exist any more."));
   }
 }

@@ -1,5 +1,6 @@
 // Lists: the server makes pages, sorts and searches, so that 100,000 rows are as quick as ten.
 
+import { columnChoice } from "./columns.js";
 import { fill, h, update } from "./dom.js";
 import * as format from "./format.js";
 import { remember } from "./router.js";
@@ -8,19 +9,19 @@ const PAGE_ROWS = 50;
 const TYPING_MS = 300;
 
 /**
- * A table of the given rows. `columns`: {label, cell(row), number, minor}; minor ones are hidden on a phone. `key(row)`
- * identifies a row.
+ * A table of the given rows. `columns`: {label, cell(row), number, minor, name}; minor ones are hidden on a phone, and
+ * names may take two lines. `key(row)` identifies a row.
  */
 export function plainTable(caption, columns, rows, key = (row) => JSON.stringify(row), nothing = "none") {
   if (!rows.length) return h("p", { class: "faint", data: { key: `none ${caption}` } }, nothing);
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, data: { key: `table ${caption}` } },
     h("table", null, h("caption", { class: "hidden" }, caption),
-      h("thead", null, h("tr", null, columns.map(({ label, number, minor }) => h("th", { scope: "col", class: classes({ number, minor }) }, label)))),
+      h("thead", null, h("tr", null, columns.map(({ label, number, minor }) => (label ? h("th", { scope: "col", class: classes({ number, minor }) }, label) : h("td"))))),
       h("tbody", null, rows.map((row) => line(columns, row, key)))));
 }
 
-function classes({ number, minor }) {
-  return [number && "number", minor && "minor"].filter(Boolean).join(" ") || null;
+function classes({ number, minor, name }) {
+  return [number && "number", minor && "minor", name && "name"].filter(Boolean).join(" ") || null;
 }
 
 function line(columns, row, key) {
@@ -33,9 +34,10 @@ function line(columns, row, key) {
 
 /**
  * A list of the API at `where()`, fetched page by page. Columns may have `sort`, the field that the server sorts by.
+ * `search`: what is searched for, or null for a list without tools. With `choose`, a name, the columns can be chosen.
  * Returns the element, which is updated as long as `page` is shown.
  */
-export function listTable(page, { caption, where, columns, key, nothing = "There are none.", search = true, everyMs = 5_000, onRows = () => {}, tools = null }) {
+export function listTable(page, { caption, where, columns, key, nothing = "There are none.", search = "name", choose = null, tools = null }) {
   const shown = {
     page: Number(page.query.get("page")) || 1,
     name: page.query.get("name") ?? "",
@@ -46,7 +48,7 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
   const body = h("tbody");
   const pager = h("nav", { class: "pager", "aria-label": `Pages of ${caption}` });
   const said = h("p", { class: "count", role: "status" });
-  const input = h("input", { type: "search", value: shown.name, placeholder: "Search by name", "aria-label": `Search ${caption} by name`, spellcheck: "false" });
+  const input = h("input", { type: "search", value: shown.name, placeholder: `Search by ${search}`, "aria-label": `Search ${caption} by ${search}`, spellcheck: "false" });
 
   const change = (values) => {
     Object.assign(shown, { page: 1 }, values);
@@ -54,16 +56,27 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
     drawHead();
     again();
   };
-  const drawHead = () => update(head, columns.map((column) => heading(column, shown, change)));
+  let last = null;
+  const draw = () => {
+    drawHead();
+    fill(body); // a kept cell would keep the buttons of another column
+    if (last) drawBody();
+  };
+  const choice = choose ? columnChoice(choose, columns, draw) : { shown: () => columns, element: null };
+  const drawHead = () => update(head, choice.shown().map((column) => heading(column, shown, change)));
+  const drawBody = () => {
+    const seen = choice.shown();
+    update(body, last.items.length ? last.items.map((row) => line(seen, row, key)) : h("tr", null, h("td", { colspan: seen.length, class: "faint" }, shown.name ? `No ${search} contains "${shown.name}".` : nothing)));
+  };
   const again = page.live(async () => {
     const asked = { page: shown.page, page_size: PAGE_ROWS, name: shown.name, sort: shown.sort, sort_reverse: shown.reverse ? "true" : "", pagination: "true" };
     const found = await askFor(page, where(), asked, shown);
-    if (!isStill(asked, shown)) return again();
-    onRows(found);
-    update(body, found.items.length ? found.items.map((row) => line(columns, row, key)) : h("tr", null, h("td", { colspan: columns.length, class: "faint" }, shown.name ? "Nothing has a name like that." : nothing)));
+    if (!isStill(asked, shown)) return; // the change has asked again
+    last = found;
+    drawBody();
     update(said, counted(found));
     update(pager, pages(found, (number) => change({ page: number })));
-  }, everyMs);
+  });
 
   let typing = 0;
   input.addEventListener("input", () => {
@@ -72,7 +85,7 @@ export function listTable(page, { caption, where, columns, key, nothing = "There
   });
   drawHead();
   return h("div", { class: "list" },
-    h("div", { class: "tools" }, search ? input : null, tools, said),
+    search ? h("div", { class: "tools" }, input, tools, choice.element, said) : null,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
       h("table", null, h("caption", { class: "hidden" }, caption), h("thead", null, head), body)),
     pager);
@@ -94,7 +107,9 @@ function isStill(asked, shown) {
 }
 
 function heading({ label, sort, number, minor }, shown, change) {
-  const props = { scope: "col", class: classes({ number, minor }) };
+  const data = { key: `head ${label}` };
+  if (!label) return h("td", { data }); // above buttons
+  const props = { scope: "col", class: classes({ number, minor }), data };
   if (!sort) return h("th", props, label);
   const isThis = shown.sort === sort;
   const order = !isThis ? "none" : shown.reverse ? "descending" : "ascending";

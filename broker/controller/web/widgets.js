@@ -26,11 +26,11 @@ function say(where, kind, text, forMs) {
 }
 
 /** Do something that may be refused, and show the reason. Return whether it was done. */
-export async function attempt(act, done = "") {
+export async function attempt(act, done = "", refused = failure) {
   try {
     await act();
   } catch (error) {
-    failure(error);
+    refused(error);
     return false;
   }
   if (done) notice(done);
@@ -77,11 +77,11 @@ export function exchangeLink(vhost, name) {
 }
 
 export function state(name) {
-  return badge(name, ["running", "ready", "flow", "done", "serving"].includes(name) ? "good" : ["down", "exited", "failed"].includes(name) ? "bad" : "warn");
+  return badge(name === "uncalled" ? "starts when needed" : name, ["running", "ready", "flow", "done", "serving"].includes(name) ? "good" : ["down", "exited", "failed"].includes(name) ? "bad" : "warn");
 }
 
-export function button(text, click, kind = "") {
-  return h("button", { type: "button", class: kind, on: { click } }, text);
+export function button(text, click, kind = "", label = null) {
+  return h("button", { type: "button", class: kind, "aria-label": label, on: { click } }, text);
 }
 
 /** A button that asks for confirmation before `act`. */
@@ -108,22 +108,57 @@ export function confirmed(question, yes) {
 }
 
 /**
- * A form. `fields`: {name, label, type, value, options, help, required, hints}; types: text, password, number, textarea,
- * checkbox, select, arguments (lines of name = value), file. `submit(values)` may throw what is then shown.
+ * A form. `fields`: {name, label, type, value, options, help, required, hints, when}; types: text, password, number,
+ * textarea, checkbox, select, arguments (lines of name = value), json, file, datetime-local. A field with
+ * `when: [name, value]` is asked for only while the field `name` has this value. `submit(values)` may throw what is then
+ * told to `refused`.
  */
-export function form(fields, { label, submit, done = "", stays = false }) {
+export function form(fields, { label, submit, done = "", stays = false, refused = failure }) {
   const inputs = fields.map((field) => [field, input(field)]);
   const sends = h("button", { type: "submit", class: "solid" }, label);
   const made = h("form", { class: "form" },
     inputs.map(([field, control]) => labelled(field, control)), h("div", { class: "actions" }, sends));
+  const ask = () => {
+    for (const [{ when }, control] of inputs.filter(([field]) => field.when)) {
+      const isAsked = inputs.some(([{ name }, { value }]) => name === when[0] && value === when[1]);
+      control.disabled = !isAsked; // a browser does not insist on a value of a disabled field
+      control.closest(".field").hidden = !isAsked;
+    }
+  };
+  made.addEventListener("change", ask);
+  ask();
   made.addEventListener("submit", async (event) => {
     event.preventDefault();
     sends.disabled = true;
-    const went = await attempt(async () => submit(Object.fromEntries(inputs.map(([field, control]) => [field.name, read(field, control)]))), done);
+    const went = await attempt(async () => submit(Object.fromEntries(inputs.map(([field, control]) => [field.name, read(field, control)]))), done, refused);
     sends.disabled = false;
-    if (went && !stays) made.reset();
+    if (!went || stays) return;
+    made.reset();
+    ask();
   });
   return made;
+}
+
+/** A form in a dialog. The dialog closes when `submit` has gone well, or at Escape; it shows what was refused. */
+export function formDialog(title, fields, { label, submit, done = "" }) {
+  const wrong = h("p", { class: "wrong", role: "alert" });
+  const asks = form(fields, {
+    label,
+    done,
+    stays: true,
+    refused: (error) => (wrong.textContent = error?.message ?? String(error)),
+    submit: async (values) => {
+      wrong.textContent = "";
+      await submit(values);
+      dialog.close();
+    },
+  });
+  asks.querySelector(".actions").prepend(button("Cancel", () => dialog.close()));
+  const heading = h("h2", { id: `dialog-${(ids += 1)}` }, title);
+  const dialog = h("dialog", { class: "wide", "aria-labelledby": heading.id }, heading, asks, wrong);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
 }
 
 let ids = 0;
@@ -132,7 +167,7 @@ function labelled(field, control) {
   const help = field.help ? h("small", { id: `${control.id}-help` }, field.help) : null;
   if (help) control.setAttribute("aria-describedby", help.id);
   if (field.type === "checkbox") return h("div", { class: "field check" }, h("label", { for: control.id }, control, " ", field.label), help);
-  const wide = ["textarea", "arguments"].includes(field.type) ? " wide" : "";
+  const wide = ["textarea", "arguments", "json"].includes(field.type) ? " wide" : "";
   return h("div", { class: `field${wide}` }, h("label", { for: control.id }, field.label), control, hints(field, control), help);
 }
 
@@ -145,6 +180,7 @@ function input({ name, type = "text", value = "", options = [], required = false
         return h("option", { value: key, selected: key === value }, text);
       }));
     case "textarea":
+    case "json":
     case "arguments": {
       const area = h("textarea", { ...props, rows: type === "arguments" ? 3 : 4, spellcheck: "false" });
       area.defaultValue = value;
@@ -153,7 +189,7 @@ function input({ name, type = "text", value = "", options = [], required = false
     case "checkbox":
       return h("input", { ...props, type, checked: value === true });
     default:
-      return h("input", { ...props, type, value: type === "file" ? null : value, min, spellcheck: "false" });
+      return h("input", { ...props, type, value: type === "file" ? null : value, min, step: type === "datetime-local" ? 1 : null, spellcheck: "false" });
   }
 }
 
@@ -171,6 +207,7 @@ function read({ type = "text", label }, control) {
   if (type === "checkbox") return control.checked;
   if (type === "number") return control.value === "" ? null : Number(control.value);
   if (type === "file") return control.files[0] ?? null;
+  if (type === "json") return valueOf(control.value);
   return type === "arguments" ? argumentsOf(control.value, label) : control.value;
 }
 
@@ -180,19 +217,45 @@ function argumentsOf(text, label = "Arguments") {
   for (const line of text.split("\n").filter((one) => one.trim())) {
     const at = line.indexOf("=");
     if (at < 1) throw new Error(`${label}: "${line.trim()}" is not name = value`);
-    const value = line.slice(at + 1).trim();
-    try {
-      found[line.slice(0, at).trim()] = JSON.parse(value);
-    } catch {
-      found[line.slice(0, at).trim()] = value;
-    }
+    found[line.slice(0, at).trim()] = valueOf(line.slice(at + 1).trim());
   }
   return found;
+}
+
+/** Return the value that a text says: JSON, or else the text itself. */
+function valueOf(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Return the text that a form reads as this value. */
+export function textOf(value) {
+  return typeof value === "string" && valueOf(value) === value ? value : JSON.stringify(value);
+}
+
+/** Return the lines "name = value" that a form reads as this object. */
+export function linesOf(object) {
+  return Object.entries(object).map(([name, value]) => `${name} = ${textOf(value)}`).join("\n");
 }
 
 /** A section that can be opened. */
 export function fold(title, ...children) {
   return h("details", { class: "card fold" }, h("summary", null, h("h2", null, title)), children);
+}
+
+/** A section at the head of a list that can be opened to add something. */
+export function adder(title, ...children) {
+  return h("details", { class: "card fold add" }, h("summary", null, h("h2", null, title)), children);
+}
+
+/** A section that is made by `make()` when it is opened for the first time. */
+export function foldOnDemand(title, make) {
+  const made = fold(title);
+  made.addEventListener("toggle", () => made.append(make()), { once: true });
+  return made;
 }
 
 /** A section inside a section, which can be opened. */

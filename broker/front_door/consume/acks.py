@@ -132,3 +132,21 @@ def listed(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[dic
         for tag in range(run.first_tag, run.last_tag + 1)
     )
     return [*itertools.islice(found, UNACKED_LISTED_MAX)]
+
+
+def holders(consumers: Iterable[Consumer], queue_id: int, now: float) -> list[dict[str, Any]]:
+    """Return how many deliveries of a queue each consumer has not acknowledged, all counted.
+
+    `now` is loop time; `unacked_for` is the age of the oldest delivery in milliseconds.
+    """
+    return [
+        {
+            "owner": consumer.client.session.owner,
+            "channel": consumer.channel.number,
+            "consumer_tag": consumer.tag,
+            "messages_unacknowledged": sum(run.last_tag - run.first_tag + 1 for run in runs),
+            "unacked_for": int((now - min(run.at for run in runs)) * 1000),
+        }
+        for consumer in consumers
+        if consumer.queue_id == queue_id and (runs := [*consumer.channel.unacked.of(consumer)])
+    ]

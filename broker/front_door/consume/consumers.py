@@ -293,10 +293,7 @@ class Assignment(Consumer):
         self.group_limit = group.limit
         self.wanted = True  # is to be attached
         self.leaving = False  # is about to be given up
-        self.held = 0  # deliveries that are not settled or, in a transaction, not committed
-        # How many of those count for the limit of the group consumer. Those of a process of its
-        # shard that is gone do not: they will come again.
-        self.counted = 0
+        self.held = self.counted = 0
         self.settled = asyncio.Event()  # it holds nothing, while it is leaving
 
     @property

@@ -62,6 +62,8 @@ from shardmq.shardd.wire.messages import DRAIN, KEEP, STOP, UNLIMITED
 # needs in the caches of its processor; a shard that is woken in between fetches all of it again,
 # which takes half a millisecond. A turn is at least a batch of acks.
 ROUND_S = 0.08
+# A quarter of the limit is worth a grant, and so is this.
+WORTH_A_GRANT = 1000
 
 
 class Shared(NamedTuple):
@@ -79,7 +81,7 @@ class Limit(LimitState):
 
     __slots__ = (
         "_turn", "_turn_ends", "allotted", "draining", "empty", "holding", "hungry", "members",
-        "nested",
+        "nested", "waits_for",
     )  # fmt: skip
 
     def __init__(self, most: int = 0) -> None:
@@ -88,6 +90,7 @@ class Limit(LimitState):
         self.allotted = 0  # credit that shards have and have not used
         self.members = 0  # how many allotments are under this limit
         self.nested = 0  # how many of them are under an inner limit too
+        self.waits_for = 0  # how much acks must free, at least, before there is something to share
         # The allotments in each state; in `hungry` the one that has waited longest comes first.
         self.hungry: dict[Allotment, None] = {}
         self.empty: dict[Allotment, None] = {}
@@ -124,6 +127,7 @@ class Limit(LimitState):
         """
         told: dict[Allotment, None] = {}
         waits = False
+        self.waits_for = 0
         turn = self._turn
         has_turn = turn is not None and turn.unused > 0 and now < self._turn_ends
         # A channel may have thousands of consumers: none is looked at when nothing can be given.
@@ -138,6 +142,7 @@ class Limit(LimitState):
                 free = min(free, max(1, each.share))
             elif has_turn or (free < each.batch and not at_once):
                 waits = True
+                self.waits_for = 0 if has_turn else each.batch
                 break
             elif each is not self._turn or now >= self._turn_ends:
                 self._turn, self._turn_ends = each, now + ROUND_S / hungry
@@ -228,7 +233,9 @@ class Allotment:
 
     @property
     def batch(self) -> int:
-        return acks_together(min(limit.most for limit in self.limits), False)
+        """Return how much free credit is worth a grant."""
+        most = min(limit.most for limit in self.limits)
+        return max(acks_together(most, False), min(most // 4, WORTH_A_GRANT))
 
     @property
     def is_needed(self) -> bool:

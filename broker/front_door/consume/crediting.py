@@ -129,13 +129,6 @@ class Crediting:
         # Perhaps no pass of the loop is under way whose end would tell the shards.
         self._links.wait_for_acks()
 
-    def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
-        """Count settled deliveries of an assignment, which came from this epoch of the shard."""
-        if epoch == self._links.links[assignment.shard].epoch:
-            count = min(count, assignment.counted)
-            assignment.counted -= count
-            assignment.group.limit.unacked -= count
-
     def freed(self, limit: Limit) -> None:
         """Give credit that was freed to whoever needs it, at the end of the pass of the loop.
 
@@ -148,7 +141,7 @@ class Crediting:
         limits = list(self._links.freed)
         self._links.freed.clear()
         for limit in limits:
-            if limit.may_share:
+            if limit.free >= limit.waits_for and limit.may_share:
                 self.share(limit)
 
     # -- what a limit gives ----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardmq.broker.amqp import contents, properties
-from shardmq.broker.front_door.consume.consumers import Assignment, Clock, Consumer
+from shardmq.broker.front_door.consume.consumers import Clock, Consumer
 from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -85,10 +85,7 @@ class Deliveries:
             if consumer.is_in_limit:
                 channel.limit.unacked += count
             if consumer.group is not None:
-                assert isinstance(consumer, Assignment)
-                consumer.held += count
-                consumer.counted += count
-                consumer.group.limit.unacked += count
+                consumer.hold(count)
         consumer.delivered += count
         if consumer.allotment is not None:
             self._crediting.delivered(consumer.allotment, count, consumer.no_ack)

@@ -135,13 +135,15 @@ class GroupConsuming:
 
     def settled(self, assignment: Assignment, count: int, epoch: int) -> None:
         """Account for settled deliveries that came from this epoch of the shard."""
-        assignment.held -= count
-        self._crediting.settled(assignment, count, epoch)
-        if assignment.held <= 0:
-            if assignment.leaving:
-                assignment.settled.set()
-            elif assignment.group.left and not assignment.wanted:
-                self._hand_over_soon(assignment)
+        if assignment.let_go(count, epoch == self._links.links[assignment.shard].epoch):
+            self.emptied(assignment)
+
+    def emptied(self, assignment: Assignment) -> None:
+        """Go on with what waits until an assignment holds nothing."""
+        if assignment.leaving:
+            assignment.settled.set()
+        elif assignment.group.left and not assignment.wanted:
+            self._hand_over_soon(assignment)
 
     # -- what the controller and the shards say --------------------------------------------------
 

@@ -99,6 +99,9 @@ class Listener(Protocol):
     def unacked(self, queue_id: int) -> list[dict[str, Any]]:
         """Return deliveries of a queue that wait for their ack, as DoorReport wants them."""
 
+    def holders(self, queue_id: int) -> list[dict[str, Any]]:
+        """Return who holds deliveries of a queue without an ack, as DoorReport wants them."""
+
     def alarmed(self, reason: str) -> None:
         """Hear of an alarm of the whole broker; an empty reason ends it."""
 
@@ -372,7 +375,8 @@ class CatalogLink:
                 self._in_step()
             case Query() if message.unacked_of:
                 unacked = listener.unacked(message.unacked_of)
-                self._send(DoorReport(message.query, [], [], {}, unacked))
+                holders = listener.holders(message.unacked_of)
+                self._send(DoorReport(message.query, [], [], {}, unacked, holders=holders))
             case Query() if message.totals_only:
                 report = DoorReport(
                     message.query, [], [], listener.totals(), vhosts=listener.of_vhosts()

@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from shardmq.shardd.store.format.record import Arrival
 

@@ -1,20 +1,21 @@
 """Metrics of single queues, connections, channels, exchanges and vhosts, in RabbitMQ's families.
 
-There may be 100,000 objects. `/metrics/detailed?family=...&vhost=...` shows some families,
-`/metrics/per-object` shows PER_OBJECT_FAMILIES; both are written in slices.
+There may be 100,000 objects. `/metrics/detailed` shows what its query selects
+(`detailed_query.py`), `/metrics/per-object` shows PER_OBJECT_FAMILIES; both are written in slices.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import node_metrics
+from shardmq.broker.controller.management.metrics.detailed_query import Selection
 from shardmq.broker.controller.management.metrics.message_stats import (
     CHANNEL_COUNTERS,
     QUEUE_COUNTERS,
@@ -27,10 +28,12 @@ from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 
 SLICE_ROWS = 60  # take 25 us, or twice as long the first time
+MATCHED_ROWS = 10  # by a pattern, which may take a millisecond for each
 PART_BYTES = 64 << 10  # yielded at a time
-DETAILED = "rabbitmq_detailed_"
-PER_OBJECT = "rabbitmq_"
-CLUSTER = "rabbitmq_cluster_"  # of metrics that all nodes of a cluster would show alike
+# The second word of names.
+DETAILED = "detailed_"
+PER_OBJECT = ""
+CLUSTER = "cluster_"  # of metrics that all nodes of a cluster would show alike
 # The escapes of the exposition format, and of % in a format string.
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\"", "%": "%%"})
 _SPECIAL: Final = frozenset('\\\n"%')
@@ -49,7 +52,8 @@ class Family(NamedTuple):
     labels: tuple[str, ...]
     objects: Objects
     read: Callable[[str], Read]  # makes a function of the object out of the name of a value
-    prefix: str  # instead of DETAILED or PER_OBJECT, if there is one
+    section: str  # instead of DETAILED or PER_OBJECT, if there is one
+    rank: Read | None  # `top` picks the objects with the highest figures; None: all are shown
     metrics: Metrics
 
 
@@ -69,34 +73,25 @@ class _Block(NamedTuple):
 
 
 async def lines(
-    context: Context,
-    stats: Stats,
-    families: Iterable[str],
-    vhosts: AbstractSet[str] | None,
-    prefix: str,
-    work: SlicedWork,
+    context: Context, stats: Stats, selected: Selection, section: str, work: SlicedWork
 ) -> AsyncIterator[bytes]:
-    """Yield the exposition text of these families in these vhosts, or with None in all vhosts.
-
-    Unknown families are ignored.
-    """
-    selected = [
+    """Yield the exposition text of the selected families. `section`: DETAILED or PER_OBJECT."""
+    vhosts = [
         vhost
         for vhost in list(context.catalog.vhosts.values())
-        if vhosts is None or vhost.name in vhosts
+        if selected.vhosts is None or vhost.name in selected.vhosts
     ]
     of_objects: Objects | None = None
     blocks: list[_Block] = []
-    for family in (FAMILIES[name] for name in dict.fromkeys(families) if name in FAMILIES):
+    for family in map(FAMILIES.__getitem__, selected.families):
         # Families with the same objects have the same labels: a block is used again.
         if family.objects is not of_objects:
             of_objects, blocks = family.objects, []
-            rows = iter(of_objects(context, stats, selected))
-            while part := list(itertools.islice(rows, SLICE_ROWS)):
+            rows = iter(of_objects(context, stats, vhosts))
+            async for part in _picked(family, rows, selected, work):
                 blocks.append(_block(family.labels, part))
-                await work.yield_to_others()
         for name, (text, value) in family.metrics.items():
-            full = (family.prefix or prefix) + name
+            full = f"{selected.prefix}_{family.section or section}{name}"
             kind = "counter" if full.endswith("_total") else "gauge"
             read = family.read(value) if isinstance(value, str) else value
             parts = [f"# HELP {full} {text}\n# TYPE {full} {kind}\n".encode()]
@@ -109,6 +104,38 @@ async def lines(
                     parts, size = [], 0
                 await work.yield_to_others()
             yield b"".join(parts)
+
+
+async def _picked(
+    family: Family, rows: Iterator[Row], selected: Selection, work: SlicedWork
+) -> AsyncIterator[list[Row]]:
+    """Yield the rows of a family that are selected, in slices that are not empty.
+
+    With `top` the highest rank comes first.
+    """
+    pattern = selected.pattern() if "queue" in family.labels else None
+    rank = family.rank if selected.top is not None else None
+    # A heap of the rows with the highest figures so far. Of equal ones the first row is kept.
+    best: list[tuple[float, int, Row]] = []
+    order = itertools.count(0, -1)
+    while part := list(itertools.islice(rows, MATCHED_ROWS if pattern else SLICE_ROWS)):
+        if pattern is not None:
+            at = family.labels.index("queue")
+            part = [row for row in part if pattern.search(row[0][at])]
+        if rank is not None and selected.top is not None:
+            for row in part:
+                entry = rank(row[1]), next(order), row
+                if len(best) < selected.top:
+                    heapq.heappush(best, entry)
+                elif entry > best[0]:
+                    heapq.heapreplace(best, entry)
+        elif part:
+            yield part
+        await work.yield_to_others()
+    best.sort(reverse=True)
+    for start in range(0, len(best), SLICE_ROWS):
+        yield [row for _, _, row in best[start : start + SLICE_ROWS]]
+        await work.yield_to_others()
 
 
 def _block(names: tuple[str, ...], rows: list[Row]) -> _Block:
@@ -353,32 +380,55 @@ _CHURNED: Final[Mapping[str, Metrics]] = {
     },
 }
 _KINDS: Final[tuple[tuple[Any, ...], ...]] = (
-    # labels, objects, how values are read, prefix, families
-    (("vhost", "queue"), _queues, attrgetter, "", _QUEUES),
-    (("vhost", "queue", "group"), _stream_groups, attrgetter, "", _GROUPS),
-    (("vhost", "connection"), _connections, _reported, "", _CONNECTIONS),
-    (("vhost", "channel"), _channels, _reported, "", _CHANNELS),
-    (("vhost", "exchange", "type"), _exchanges, attrgetter, CLUSTER, _EXCHANGES),
+    # labels, objects, how values are read, section, rank, families
+    (("vhost", "queue"), _queues, attrgetter, "", lambda q: q.ready + q.unacked, _QUEUES),
+    (("vhost", "queue", "group"), _stream_groups, attrgetter, "", float, _GROUPS),
+    (
+        ("vhost", "connection"),
+        _connections,
+        _reported,
+        "",
+        lambda report: (report.get("recv_oct") or 0) + (report.get("send_oct") or 0),
+        _CONNECTIONS,
+    ),
+    (
+        ("vhost", "channel"),
+        _channels,
+        _reported,
+        "",
+        lambda report: (report.get("published") or 0) + (report.get("delivered") or 0),
+        _CHANNELS,
+    ),
+    (("vhost", "exchange", "type"), _exchanges, attrgetter, CLUSTER, float, _EXCHANGES),
     (
         ("vhost",),
         lambda _, __, vhosts: (((v.name,), v) for v in vhosts),
         attrgetter,
         CLUSTER,
+        lambda vhost: len(vhost.queues),
         _VHOSTS,
     ),
-    ((), lambda c, s, _: [((), node_metrics.values(c, s, processes.rows(c)))], _known, "", _NODE),
+    (
+        (),
+        lambda c, s, _: [((), node_metrics.values(c, s, processes.rows(c)))],
+        _known,
+        "",
+        None,
+        _NODE,
+    ),
     (
         ("protocol",),
         lambda c, s, _: [((name,), counts) for name, counts in login_attempts.logins(c, s).items()],
         attrgetter,
         "",
+        None,
         _LOGINS,
     ),
-    ((), lambda context, stats, _: [((), churn(context, stats))], _reported, "", _CHURNED),
+    ((), lambda context, stats, _: [((), churn(context, stats))], _reported, "", None, _CHURNED),
 )
 FAMILIES: Final[dict[str, Family]] = {
-    name: Family(labels, objects, read, prefix, metrics)
-    for labels, objects, read, prefix, families in _KINDS
+    name: Family(labels, objects, read, section, rank, metrics)
+    for labels, objects, read, section, rank, families in _KINDS
     for name, metrics in families.items()
 }
 PER_OBJECT_FAMILIES: Final = (

@@ -6,8 +6,7 @@ Only /metrics/per-object and /metrics/detailed have a series for each queue (`ob
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncGenerator, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -21,8 +20,10 @@ from shardmq.broker.controller.management.metrics import (
     limit_usage,
     node_metrics,
     object_metrics,
+    shard_numbers,
     shard_traffic,
 )
+from shardmq.broker.controller.management.metrics.detailed_query import PREFIX, Selection
 from shardmq.broker.controller.management.metrics.stats import Stats, behind, lag
 from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.overview import product_version
@@ -138,22 +139,21 @@ async def _text(
 
 async def per_object(context: Context) -> AsyncGenerator[bytes]:
     stats = await context.stats.now()
-    turns, families = SlicedWork(), object_metrics.PER_OBJECT_FAMILIES
-    async for part in _text(context, stats, "per-object", turns):
+    work, selected = SlicedWork(), Selection(object_metrics.PER_OBJECT_FAMILIES)
+    async for part in _text(context, stats, "per-object", work):
         yield part
     async for part in object_metrics.lines(
-        context, stats, families, None, object_metrics.PER_OBJECT, turns
+        context, stats, selected, object_metrics.PER_OBJECT, work
     ):
         yield part
 
 
-async def detailed(
-    context: Context, families: Iterable[str], vhosts: AbstractSet[str] | None
-) -> AsyncGenerator[bytes]:
-    yield generate_latest(_Registry([*_identity(context, "detailed")]))
+async def detailed(context: Context, selected: Selection) -> AsyncGenerator[bytes]:
+    """Yield the metrics of the objects that a query selects."""
+    yield generate_latest(_Registry([*_identity(context, "detailed", selected.prefix)]))
     stats = await context.stats.now()
     async for part in object_metrics.lines(
-        context, stats, families, vhosts, object_metrics.DETAILED, SlicedWork()
+        context, stats, selected, object_metrics.DETAILED, SlicedWork()
     ):
         yield part
 
@@ -254,13 +254,14 @@ def _labelled(
     what: str,
     labels: dict[str, str],
     value: float,
+    prefix: str = PREFIX,
 ) -> Metric:
-    family = kind(f"rabbitmq_{name}", what, labels=list(labels))
+    family = kind(f"{prefix}_{name}", what, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
 
 
-def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
+def _identity(context: Context, endpoint: str, prefix: str = PREFIX) -> Iterator[Metric]:
     """Yield the metrics that every panel of RabbitMQ's dashboards joins with."""
     identity = {
         "rabbitmq_node": NODE,
@@ -268,7 +269,7 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
         "rabbitmq_cluster_permanent_id": cluster_id(context.catalog, context.config.data_dir),
         "rabbitmq_endpoint": endpoint,
     }
-    yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", identity, 1)
+    yield _labelled(GaugeMetricFamily, "identity_info", "Node and cluster", identity, 1, prefix)
     build = {
         "rabbitmq_version": RABBITMQ_VERSION,
         "prometheus_plugin_version": RABBITMQ_VERSION,
@@ -277,7 +278,7 @@ def _identity(context: Context, endpoint: str) -> Iterator[Metric]:
         "product_name": "shardmq",
         "product_version": product_version(),
     }
-    yield _labelled(GaugeMetricFamily, "build_info", "Versions", build, 1)
+    yield _labelled(GaugeMetricFamily, "build_info", "Versions", build, 1, prefix)
 
 
 def _alarms(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
@@ -325,14 +326,7 @@ def _processes(context: Context, stats: Stats, found: Rows) -> Iterator[Metric]:
         for name in [name for name in texts if name in node]:
             of_kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield of_kind(f"rabbitmq_{name}", texts[name], value=node[name])
-    for name in sorted({name for process in stats.shards.values() for name in process}):
-        of_shard = GaugeMetricFamily(
-            f"shardmq_shard_{name}", "As the shard reports it", labels=labels
-        )
-        for shard, process in stats.shards.items():
-            if name in process:
-                of_shard.add_metric([f"shard-{shard}", str(shard)], process[name])
-        yield of_shard
+    yield from shard_numbers.metrics(stats)
 
 
 def _connections_of_front_doors(context: Context, found: Rows) -> Metric:

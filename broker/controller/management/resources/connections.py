@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardmq.broker.controller.management.api_error import not_authorised, not_found
+from shardmq.broker.controller.management.api_error import bad_request, not_authorised, not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import OCTETS
@@ -18,6 +18,7 @@ from shardmq.broker.shared.control import ConnectionInfo
 
 CLOSE_REASON = "Closed via management plugin"
 REASON_CHARS_MAX = 200
+SEARCHED = ("name", "user_provided_name")  # the columns in which ?name= is searched for
 
 
 def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _rows(call: Call, found: list[ConnectionInfo], stats: Stats) -> Iterator[dic
 async def get_all(call: Call) -> Listing:
     # The front doors answer behind what they tell of their connections, so this list is the newer.
     stats = await call.context.stats.now()
-    return Listing(_rows(call, visible(call), stats))
+    return Listing(_rows(call, visible(call), stats), SEARCHED)
 
 
 def _connection(call: Call) -> ConnectionInfo:
@@ -113,6 +114,12 @@ async def get(call: Call) -> dict[str, Any]:
     info = _connection(call)
     call.context.past.see(CONNECTION, info.owner)
     return next(_rows(call, [info], await call.context.stats.now()))
+
+
+async def sessions(call: Call) -> None:
+    """Refuse: only connections of AMQP 1.0 have sessions."""
+    _connection(call)
+    raise bad_request("connection does not use AMQP 1.0")
 
 
 async def delete(call: Call) -> None:
@@ -140,5 +147,6 @@ ROUTES = [
     Route("DELETE", "/api/connections/username/{user}", delete_of_user),
     Route("GET", "/api/connections/{connection}", get, shows="Connection"),
     Route("DELETE", "/api/connections/{connection}", delete),
+    Route("GET", "/api/connections/{connection}/sessions", sessions),
     long_list("/api/vhosts/{vhost}/connections", get_all, "Connection"),
 ]

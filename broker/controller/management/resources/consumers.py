@@ -17,6 +17,8 @@ from shardmq.broker.shared.control import ConnectionInfo
 from shardmq.shardd.wire.messages import ConsumerStats
 
 CHANNEL_MAX = 65535
+# The columns in which ?name= is searched for: a consumer has no name.
+SEARCHED = ("consumer_tag", "queue.name", "channel_details.name")
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ def _channel(info: ConnectionInfo | None, number: int) -> dict[str, Any]:
 
 
 async def get_all(call: Call) -> Listing:
-    return Listing(rows(call, await call.context.stats.now(totals_only=True)))
+    return Listing(rows(call, await call.context.stats.now(totals_only=True)), SEARCHED)
 
 
 async def delete(call: Call) -> None:

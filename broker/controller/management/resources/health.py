@@ -17,7 +17,9 @@ from shardmq.broker.controller.management.resources.processes import (
     short_of_files,
     warnings,
 )
+from shardmq.broker.controller.management.responses.listing import REGEX_CHARS_MAX
 from shardmq.broker.controller.peers.front_door import Refused, Rejected, Unavailable
+from shardmq.broker.model import patterns
 from shardmq.broker.model.checks import ACCESS_REFUSED
 from shardmq.broker.shared.certificates import expires_at
 from shardmq.broker.shared.control import QueueDeclare
@@ -34,7 +36,17 @@ UNIT_S: Final = {
 }
 WITHIN_MAX: Final = 999_999
 PORT_MAX: Final = 65535
-PROTOCOL_NAMES = {"amqp091": "amqp", "amqp0-9-1": "amqp", "prometheus": "http/prometheus"}
+# Other names of protocols, as RabbitMQ knows them.
+PROTOCOL_NAMES: Final = {
+    other: name
+    for name, others in {
+        "amqp": "amqp091 amqp0.9.1 amqp0-9-1 amqp0_9_1",
+        "amqp/ssl": "amqps",
+        "http": "http1 http1.1 http_api management management_ui ui",
+        "http/prometheus": "prometheus",
+    }.items()
+    for other in others.split()
+}
 
 
 class Unhealthy(Exception):
@@ -66,8 +78,25 @@ async def ok(call: Call) -> Any:
     return OK
 
 
+async def with_data(call: Call) -> Any:
+    if not call.catalog.vhosts:
+        raise Unhealthy("Metadata store has not yet been initialized: it has no virtual hosts")
+    return OK
+
+
 async def of_one_node(call: Call) -> Any:
     return {**OK, "reason": "single node cluster"}
+
+
+async def quorum_queues(call: Call) -> Any:
+    """Check quorum queues. As there is one node, each of them that there is has its leader."""
+    if "vhost" in call.request.match_info:
+        call.vhost()
+    try:
+        patterns.compiled(call.request.match_info.get("pattern", "")[:REGEX_CHARS_MAX])
+    except patterns.BadPattern as error:
+        raise bad_request(f"pattern: {error}") from None
+    return OK
 
 
 async def alarms(call: Call) -> Any:
@@ -115,11 +144,16 @@ async def port_listener(call: Call) -> Any:
 
 
 async def protocol_listener(call: Call) -> Any:
+    """Check that there is a listener for each protocol in the path, with commas between."""
     given = call.part("protocol").lower()
     protocols = sorted({listener["protocol"] for listener in listeners(call.context)})
-    if PROTOCOL_NAMES.get(given, given) in protocols:
-        return {**OK, "protocol": given}
-    raise Unhealthy("No active listener", missing=given, protocols=protocols)
+    missing = [
+        asked for asked in given.split(",") if PROTOCOL_NAMES.get(asked, asked) not in protocols
+    ]
+    if not missing:
+        return {**OK, "protocol": given, "protocols": protocols}
+    shown = missing[0] if "," not in given else missing
+    raise Unhealthy("No active listener", missing=shown, protocols=protocols)
 
 
 async def below_connection_limit(call: Call) -> Any:
@@ -131,7 +165,8 @@ async def below_connection_limit(call: Call) -> Any:
 
 async def certificate_expiration(call: Call) -> Any:
     """Check that no certificate in the files of the settings expires within that time."""
-    within, unit = number("within", call.part("within"), most=WITHIN_MAX), call.part("unit")
+    within = number("within", call.part("within"), most=WITHIN_MAX)
+    unit = call.part("unit").lower()
     if unit not in UNIT_S:
         raise bad_request(f"unit: one of {', '.join(UNIT_S)}")
     tls, ending = call.context.config.tls, []
@@ -180,6 +215,14 @@ ROUTES = [
     Route("GET", f"{CHECKS}/node-is-quorum-critical", of_one_node),
     Route("GET", f"{CHECKS}/node-is-mirror-sync-critical", of_one_node),
     Route("GET", f"{CHECKS}/metadata-store/initialized", ok),
+    Route("GET", f"{CHECKS}/metadata-store/initialized/with-data", with_data),
+    *(
+        Route(
+            "GET", f"{CHECKS}/quorum-queues-without-elected-leaders/{where}{pattern}", quorum_queues
+        )
+        for where in ("all-vhosts", "vhost/{vhost}")
+        for pattern in ("", "/pattern/{pattern}")
+    ),
     Route("GET", f"{CHECKS}/reached-target-cluster-size", ok),
     Route("GET", f"{CHECKS}/is-in-service", in_service),
     Route("GET", f"{CHECKS}/ready-to-serve-clients", in_service),

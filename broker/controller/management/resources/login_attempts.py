@@ -70,4 +70,5 @@ ROUTES = [
     Route("GET", "/api/auth/attempts/{node}", get, "monitoring"),
     Route("DELETE", "/api/auth/attempts/{node}", forget, "administrator"),
     Route("GET", "/api/auth/attempts/{node}/source", sources, "monitoring"),
+    Route("DELETE", "/api/auth/attempts/{node}/source", forget, "administrator"),
 ]

@@ -15,8 +15,10 @@ from shardmq.broker.controller.management.call import (
 from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.model.changes import ParameterDelete, ParameterPut
 from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
+from shardmq.supervisor.nearest import did_you_mean
 
 FIELDS = ("pattern", "apply-to", "definition", "priority")
+IN_BODY = frozenset((*FIELDS, "vhost", "name", "component"))  # Tools send the last three, too.
 
 
 def row(put: ParameterPut) -> dict[str, Any]:
@@ -51,9 +53,15 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
 
     async def put(call: Call) -> Any:
         vhost, name = call.vhost().name, call.part("name")
-        value = value_of(with_keys(await call.json(), "pattern", "definition"))
+        body = with_keys(await call.json(), "pattern", "definition")
         existed = (vhost, component, name) in call.catalog.parameters
-        await call.ask(ParameterPut(vhost, component, name, value))
+        await call.ask(ParameterPut(vhost, component, name, value_of(body)))
+        # RabbitMQ ignores other fields without a word. A misspelt one is worth a warning.
+        call.warnings += [
+            f"{field} is no field of a policy and is ignored{did_you_mean(field, FIELDS)}"
+            for field in body
+            if field not in IN_BODY
+        ]
         return put_status(existed)
 
     async def delete(call: Call) -> None:

@@ -255,8 +255,18 @@ async def memory(call: Call) -> dict[str, Any]:
     }
 
 
+async def relative_memory(call: Call) -> dict[str, Any]:
+    """Show how much memory each process has, in percent; at least 1 if it has any, as RabbitMQ."""
+    found = (await memory(call))["memory"]
+    total = found.pop("total")["rss"]
+    del found["strategy"]
+    parts = {name: max(1, round(100 * held / total)) for name, held in found.items()}
+    return {"memory": {"total": 100, **parts}}
+
+
 ROUTES = [
     Route("GET", "/api/nodes/{node}/memory", memory, "monitoring"),
+    Route("GET", "/api/nodes/{node}/memory/relative", relative_memory, "monitoring"),
     Route("GET", "/api/processes", get_all, "monitoring", shows=["Process"]),
     Route("GET", "/api/shards", shards, "monitoring", shows=["Shard"]),
     Route("GET", "/api/nodes", nodes, "monitoring", shows=["Node"]),

@@ -244,17 +244,21 @@ async def get(call: Call) -> dict[str, Any]:
 
 async def unacked(call: Call) -> Listing:
     """List the unacknowledged messages of a queue, the oldest first; times in milliseconds."""
-    queue = _queue(call)
+    return _oldest_first(call, await call.context.links.unacked(_queue(call).id))
+
+
+async def unacked_of_consumers(call: Call) -> Listing:
+    """List who holds unacknowledged messages of a queue: how many, and how long the oldest one."""
+    return _oldest_first(call, await call.context.links.holders(_queue(call).id))
+
+
+def _oldest_first(call: Call, rows: list[dict[str, Any]]) -> Listing:
     owners = {info.owner: info for info in call.context.presence.connections()}
-    rows = []
-    for row in sorted(
-        await call.context.links.unacked(queue.id), key=lambda row: -row["unacked_for"]
-    ):
+    for row in rows:
         info = owners.get(row.pop("owner"))
         row["connection_name"] = info.name if info is not None else None
         row["channel_name"] = channel_name(info, row["channel"]) if info is not None else None
-        rows.append(row)
-    return Listing(rows)
+    return Listing(sorted(rows, key=lambda row: -row["unacked_for"]))
 
 
 async def put(call: Call) -> Any:
@@ -321,6 +325,9 @@ ROUTES = [
     long_list("/api/queues/{vhost}", get_all, "Queue"),
     Route("GET", "/api/queues/{vhost}/{queue}", get, shows="Queue"),
     Route("GET", "/api/queues/{vhost}/{queue}/unacked", unacked, is_long=True),
+    Route(
+        "GET", "/api/queues/{vhost}/{queue}/unacked/consumers", unacked_of_consumers, is_long=True
+    ),
     Route("PUT", "/api/queues/{vhost}/{queue}", put, body=QueueBody),
     Route("DELETE", "/api/queues/{vhost}/{queue}", delete, query=("if-unused", "if-empty")),
     Route("DELETE", "/api/queues/{vhost}/{queue}/contents", purge, query=("count",)),

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -38,9 +39,11 @@ class Listing:
     """Rows that cost little.
 
     `rows` may be a generator, but must not iterate over the catalog, which may change meanwhile.
+    `searched` are the columns in which `name` of the query is searched for.
     """
 
     rows: Iterable[Row]
+    searched: Sequence[str] = ("name",)
 
 
 @dataclass(slots=True)
@@ -80,13 +83,16 @@ async def shown(
 
     The `items` of a page are an iterator of slices, too.
     """
-    name: Callable[[Any], str] = attrgetter("name")
+    wanted: Callable[[Any], Any] = _any
+    is_wanted = _name_filter(query)
     if isinstance(listing, Listing):
-        things, name, lazy = listing.rows, lambda row: str(row.get("name", "")), _LISTED
+        things, lazy = listing.rows, _LISTED
+        if is_wanted is not None:
+            wanted = partial(_is_found, is_wanted, listing.searched)
     else:
         things, lazy = listing.things, listing
-    by_name = _name_filter(query)
-    wanted: Callable[[Any], Any] = _any if by_name is None else lambda thing: by_name(name(thing))
+        if is_wanted is not None:
+            wanted = lambda thing: is_wanted(thing.name)  # noqa: E731
     if "page" in query:
         return await _page(lazy, things, wanted, query, SlicedWork())
     work = SlicedWork()
@@ -328,6 +334,11 @@ def _name_filter(query: Mapping[str, str]) -> Callable[[str], Any] | None:
     except patterns.BadPattern as error:
         raise bad_request(f"use_regex: {error}") from None
     return pattern.search
+
+
+def _is_found(is_wanted: Callable[[str], Any], searched: Sequence[str], row: Row) -> bool:
+    """Return whether a text in one of the searched columns is wanted."""
+    return any(is_wanted(str(_at(row, column) or "")) for column in searched)
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

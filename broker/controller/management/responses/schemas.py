@@ -84,6 +84,11 @@ ROWS: Final[dict[str, str]] = {
     "Process": "name:str kind:str index:int front_door:int? state:str restarts:int",
     "Shard": "shard:int pid:int ready:bool alarm:str queues:int warnings:strs",
     "StreamGroup": "name:str lag:int shards:list",
+    "StreamPublisher": (
+        "reference:str publisher_id:int published:int confirmed:int errored:int queue:map "
+        "connection_details:map"
+    ),
+    "StreamTracking": "offsets:map writers:map",
     "Load": "shard:int ready:bool alarm:str queues:int",
     "LogLine": "time:num level:str process:str logger:str message:str",
     "Warned": "warnings:strs",

@@ -19,7 +19,7 @@ export function bindingsOf(page, what, from) {
     const rows = found.items;
     update(list, table(rows, from, again), found.total_count > rows.length ? empty(`${found.total_count - rows.length} more are not shown.`) : null);
   }, 10_000);
-  return h("div", null, list, inner("Add a binding", addForm(what, from, again)));
+  return h("div", null, inner("Add a binding", addForm(what, from, again)), list);
 }
 
 function table(rows, from, again) {
@@ -41,12 +41,12 @@ async function unbind(row, again) {
 
 function addForm(what, from, again) {
   const other = from ? { name: "other", label: "To", required: true } : { name: "other", label: "From exchange", required: true };
-  const kind = { name: "kind", label: "Which is", type: "select", options: [["queue", "a queue"], ["exchange", "an exchange"]] };
+  const kind = { name: "kind", label: "Kind", type: "select", options: ["queue", "exchange"] };
   return form([
     other,
     ...(from ? [kind] : []),
     { name: "routing_key", label: "Routing key" },
-    { name: "args", label: "Arguments", type: "arguments", help: "A line each: name = value" },
+    { name: "args", label: "Arguments", type: "arguments", help: "One argument in each line: name = value" },
   ], {
     label: "Bind",
     done: "Bound.",

@@ -6,16 +6,19 @@ import * as format from "../format.js";
 import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { listTable, plainTable } from "../table.js";
-import { attempt, dangerous, empty, entries, facts, link, queueLink, section, state } from "../widgets.js";
+import { attempt, dangerous, empty, entries, facts, link, section, state } from "../widgets.js";
+import { consumerTable } from "./consumers.js";
 
 export function connections(page) {
   page.show("Connections", section(null, listTable(page, {
     caption: "Connections",
     where: () => "connections",
     nothing: "Nobody is connected.",
+    search: "name or address",
+    choose: "connections",
     key: (row) => row.name,
     columns: [
-      { label: "Name", sort: "name", cell: (row) => [link(row.name, "connections", row.name), row.user_provided_name ? h("small", { class: "under" }, row.user_provided_name) : null] },
+      { label: "Name", sort: "user_provided_name", cell: (row) => [link(titleOf(row), "connections", row.name), row.user_provided_name ? h("small", { class: "under" }, row.name) : null] },
       { label: "User", sort: "user", cell: (row) => row.user },
       { label: "Virtual host", minor: true, sort: "vhost", cell: (row) => row.vhost },
       { label: "State", sort: "state", cell: (row) => state(row.state) },
@@ -23,8 +26,20 @@ export function connections(page) {
       { label: "Channels", sort: "channels", number: true, cell: (row) => format.count(row.channels) },
       { label: "From client", sort: "recv_oct", number: true, cell: (row) => perSecond(row.recv_oct_details) },
       { label: "To client", sort: "send_oct", number: true, cell: (row) => perSecond(row.send_oct_details) },
+      { label: "Address", sort: "peer_host", extra: true, cell: (row) => format.address(row.peer_host, row.peer_port) },
+      { label: "Client", sort: "client_properties.product", extra: true, cell: (row) => [row.client_properties.product, row.client_properties.version].filter(Boolean).join(" ") || "–" },
+      { label: "Connected", sort: "connected_at", extra: true, cell: (row) => format.moment(row.connected_at) },
+      { label: "Protocol", sort: "protocol", extra: true, cell: (row) => row.protocol },
+      { label: "Heartbeat", sort: "timeout", number: true, extra: true, cell: (row) => format.duration(row.timeout) },
+      { label: "Bytes received", sort: "recv_oct", number: true, extra: true, cell: (row) => format.bytes(row.recv_oct) },
+      { label: "Bytes sent", sort: "send_oct", number: true, extra: true, cell: (row) => format.bytes(row.send_oct) },
     ],
   })));
+}
+
+/** Return the name that the client has given its connection, or else the addresses. */
+function titleOf(row) {
+  return typeof row.user_provided_name === "string" && row.user_provided_name ? row.user_provided_name : row.name;
 }
 
 function perSecond(details) {
@@ -40,14 +55,16 @@ const BYTES = [{
 export function connection(page, name) {
   const about = h("div", null, empty("…"));
   const opened = h("div", null, empty("…"));
-  const close = dangerous("Close connection", `Close ${name}? Its client is told, and may come back.`, async () => {
+  const close = dangerous("Close connection", `Close the connection ${name}? Its client is told so, and may connect again.`, async () => {
     if (await attempt(() => remove(path("connections", name)), "The connection is closed.")) location.hash = to("connections");
   });
-  page.show(name, pastCharts(page, path("connections", name), BYTES, OBJECT_KEPT_S), section(null, about), section("Channels", opened), section("End it", close));
+  page.show(name, pastCharts(page, path("connections", name), BYTES, OBJECT_KEPT_S), section(null, about), section("Channels", opened), section("Close it", close));
   page.live(async () => {
     const where = path("connections", name);
     const [found, channels] = await Promise.all([page.get(where), page.get(`${where}/channels`)]);
+    page.rename(titleOf(found));
     update(about, facts([
+      ["From and to", found.name],
       ["User", found.user],
       ["Virtual host", found.vhost],
       ["State", state(found.state)],
@@ -86,8 +103,15 @@ export function channels(page) {
     caption: "Channels",
     where: () => "channels",
     nothing: "No channel is open.",
+    choose: "channels",
     key: (row) => row.name,
-    columns: [...CHANNEL.slice(0, 1), { label: "User", minor: true, sort: "user", cell: (row) => row.user }, ...CHANNEL.slice(1)],
+    columns: [
+      ...CHANNEL.slice(0, 1), { label: "User", minor: true, sort: "user", cell: (row) => row.user }, ...CHANNEL.slice(1),
+      { label: "Virtual host", sort: "vhost", extra: true, cell: (row) => row.vhost },
+      { label: "Connection", sort: "connection_details.name", extra: true, cell: (row) => link(row.connection_details.name, "connections", row.connection_details.name) },
+      { label: "Published", sort: "message_stats.publish", number: true, extra: true, cell: (row) => format.count(row.message_stats?.publish) },
+      { label: "Delivered", sort: "message_stats.deliver_get", number: true, extra: true, cell: (row) => format.count(row.message_stats?.deliver_get) },
+    ],
   })));
 }
 
@@ -118,17 +142,4 @@ export function channel(page, name) {
     ]));
     update(consumers, consumerTable(found.consumer_details));
   });
-}
-
-export function consumerTable(rows) {
-  return plainTable("Consumers", [
-    { label: "Tag", cell: (row) => row.consumer_tag },
-    { label: "Queue", cell: (row) => queueLink(row.queue.vhost, row.queue.name) },
-    { label: "Channel", cell: (row) => (row.channel_details?.name ? link(row.channel_details.name, "channels", row.channel_details.name) : "–") },
-    { label: "Acks", cell: (row) => (row.ack_required ? "yes" : "no") },
-    { label: "Prefetch", number: true, cell: (row) => format.count(row.prefetch_count) },
-    { label: "Priority", number: true, minor: true, cell: (row) => format.count(row.priority) },
-    { label: "Exclusive", cell: (row) => (row.exclusive ? "yes" : "no") },
-    { label: "State", cell: (row) => row.activity_status ?? "–" },
-  ], rows, (row) => `${row.channel_details?.name}\n${row.consumer_tag}`, "Nobody consumes.");
 }

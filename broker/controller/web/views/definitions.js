@@ -17,13 +17,13 @@ export function definitions(page) {
   page.show("Definitions",
     h("p", { class: "lead" }, "Users, permissions, virtual hosts, policies, parameters, exchanges, queues and bindings, as RabbitMQ writes them. Messages are not in it."),
     section("Download", downloadForm(page)), section("Upload", uploadForm(page)), section("Last imports", imports),
-    section("Kept without effect", without));
+    section("Kept without effect", h("p", { class: "lead" }, "The broker keeps these settings, but does not act on them."), without));
   page.live(async () => update(imports, importTable(await page.get("imports"))), 2_000);
   page.live(async () => update(without, withoutEffect(await page.get("without-effect"))), WITHOUT_EFFECT_MS);
 }
 
 function scope(page) {
-  const field = { ...vhostOptions(page), name: "scope", label: "Of", options: [[ALL, "everything"]] };
+  const field = { ...vhostOptions(page), name: "scope", label: "Definitions of", options: [[ALL, "everything"]] };
   page.get("vhosts", { columns: "name" }).then((vhosts) => {
     for (const select of page.main.querySelectorAll('select[name="scope"]')) {
       select.append(...vhosts.map(({ name }) => h("option", { value: name }, `virtual host ${name}`)));
@@ -50,9 +50,9 @@ function uploadForm(page) {
   return form([scope(page), { name: "file", label: "File", type: "file", required: true }], {
     label: "Upload definitions",
     submit: async ({ scope: vhost, file: chosen }) => {
-      if (!(await confirmed(`Take in ${chosen.name} (${format.bytes(chosen.size)})? What is there stays; users, policies and parameters of the same names are replaced.`, "Take it in"))) return;
+      if (!(await confirmed(`Import ${chosen.name} (${format.bytes(chosen.size)})? Queues, exchanges and bindings that exist stay as they are. Users, policies and parameters of the same names are replaced.`, "Import"))) return;
       const answer = await post(where(vhost), chosen, { timeoutMs: IMPORT_MS_MAX });
-      notice(answer?.warnings ? "The definitions are taken in; some of them have no effect here: see below." : "The definitions are taken in.");
+      notice(answer?.warnings ? "The definitions are imported. Some of them have no effect here: see below." : "The definitions are imported.");
       page.refresh();
     },
   });
@@ -60,7 +60,7 @@ function uploadForm(page) {
 
 /** Warnings about all that exists and has no effect in this broker. */
 function withoutEffect({ warnings }) {
-  return warnings.length ? warnings.map((text) => h("p", { data: { key: text } }, text)) : empty("All that exists has an effect.");
+  return warnings.length ? warnings.map((text) => h("p", { data: { key: text } }, text)) : empty("Everything that is defined here has an effect.");
 }
 
 function importTable(rows) {

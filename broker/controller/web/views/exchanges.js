@@ -7,7 +7,7 @@ import * as format from "../format.js";
 import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, vhostChoice } from "../table.js";
-import { attempt, badge, dangerous, empty, entries, exchangeLink, facts, fold, form, notice, queueLink, section } from "../widgets.js";
+import { adder, attempt, badge, dangerous, empty, entries, exchangeLink, facts, fold, form, notice, queueLink, section } from "../widgets.js";
 import { bindingsOf } from "./bindings.js";
 import { publishForm } from "./messages.js";
 import { ringOf, spreads } from "./streams.js";
@@ -17,6 +17,7 @@ export function exchanges(page) {
   const list = listTable(page, {
     caption: "Exchanges",
     where: () => (chosenVhost() ? path("exchanges", chosenVhost()) : "exchanges"),
+    choose: "exchanges",
     key: (row) => `${row.vhost}\n${row.name}`,
     tools: vhostChoice(page, () => page.refresh()),
     columns: [
@@ -26,9 +27,12 @@ export function exchanges(page) {
       { label: "Features", cell: features },
       { label: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_in_details?.rate) },
       { label: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_out_details?.rate) },
+      { label: "Messages in", sort: "message_stats.publish_in", number: true, extra: true, cell: (row) => format.count(row.message_stats?.publish_in) },
+      { label: "Messages out", sort: "message_stats.publish_out", number: true, extra: true, cell: (row) => format.count(row.message_stats?.publish_out) },
+      { label: "Policy", sort: "policy", extra: true, cell: (row) => row.policy || "–" },
     ],
   });
-  page.show("Exchanges", section(null, list), fold("Add an exchange", addForm(page)));
+  page.show("Exchanges", adder("Add an exchange", addForm(page)), section(null, list));
 }
 
 function features(row) {
@@ -50,12 +54,12 @@ function addForm(page) {
     { name: "durable", label: "Durable: outlives a restart", type: "checkbox", value: true },
     { name: "auto_delete", label: "Delete it when nothing is bound to it any more", type: "checkbox" },
     { name: "internal", label: "Internal: clients may not publish to it", type: "checkbox" },
-    { name: "args", label: "Arguments", type: "arguments", hints: EXCHANGE_ARGUMENTS, help: "A line each: name = value" },
+    { name: "args", label: "Arguments", type: "arguments", hints: EXCHANGE_ARGUMENTS, help: "One in each line: name = value" },
   ], {
     label: "Add exchange",
     submit: async ({ vhost, name, args, ...body }) => {
       await put(path("exchanges", vhost, name), { ...body, arguments: args });
-      notice(`Exchange ${name} is there.`);
+      notice(`Exchange ${name} is added.`);
       page.refresh();
     },
   });
@@ -94,7 +98,7 @@ export function exchange(page, vhost, name) {
     ]));
     if (!spread && spreads(found)) {
       spread = true;
-      fill(circle, section("Who gets which part", ringOf(page, vhost, name)));
+      fill(circle, section("Share of the keys", ringOf(page, vhost, name)));
     }
   });
 }
@@ -109,13 +113,13 @@ function explainForm(vhost, where) {
   const shown = h("div", { role: "status" });
   const asks = form([
     { name: "routing_key", label: "Routing key" },
-    { name: "headers", label: "Headers", type: "arguments", help: "A line each: name = value" },
+    { name: "headers", label: "Headers", type: "arguments", help: "One in each line: name = value" },
   ], {
     label: "Explain",
     stays: true,
     submit: async ({ routing_key, headers }) => {
       const found = await post(`${where}/route`, { routing_key, headers });
-      fill(shown, found.queues.length ? h("p", null, "To ", found.queues.map((one, i) => [i ? ", " : "", queueLink(vhost, one.name)])) : h("p", null, "To no queue."),
+      fill(shown, found.queues.length ? h("p", null, "To ", found.queues.map((one, i) => [i ? ", " : "", queueLink(vhost, one.name)])) : h("p", null, "It would go to no queue."),
         h("ol", { class: "hops" }, found.hops.map((hop) => h("li", null, hopText(vhost, hop)))));
     },
   });

@@ -15,8 +15,8 @@ export function publishForm(vhost, exchange, queue, then) {
   return form([
     ...(queue === null ? [key] : []),
     { name: "payload", label: "Payload", type: "textarea" },
-    { name: "headers", label: "Headers", type: "arguments", help: "A line each: name = value" },
-    { name: "properties", label: "Properties", type: "arguments", help: "A line each: name = value", hints: PROPERTIES },
+    { name: "headers", label: "Headers", type: "arguments", help: "One in each line: name = value" },
+    { name: "properties", label: "Properties", type: "arguments", help: "One in each line: name = value", hints: PROPERTIES },
     { name: "persistent", label: "Persistent: confirmed when it is on stable storage", type: "checkbox", value: true },
   ], {
     label: "Publish message",
@@ -35,15 +35,15 @@ export function publishForm(vhost, exchange, queue, then) {
 }
 
 const MODES = [
-  ["ack_requeue_true", "Look: put them back"],
-  ["ack_requeue_false", "Take them out (acknowledge)"],
-  ["reject_requeue_false", "Reject: drop or dead-letter them"],
+  ["ack_requeue_true", "Put them back into the queue"],
+  ["ack_requeue_false", "Remove them (acknowledge)"],
+  ["reject_requeue_false", "Reject them: they are dropped or dead-lettered"],
 ];
 
 export function getForm(vhost, queue, then) {
   const shown = h("div", { class: "messages", role: "status" });
   const asks = form([
-    { name: "ackmode", label: "Then", type: "select", options: MODES },
+    { name: "ackmode", label: "Afterwards", type: "select", options: MODES },
     { name: "count", label: "Messages", type: "number", value: 1, min: 1 },
     { name: "encoding", label: "Payload as", type: "select", options: [["auto", "text if it is text"], ["base64", "base64"]] },
   ], {
@@ -62,7 +62,7 @@ function message(row, i) {
   const cut = row.payload_bytes > SHOWN_BYTES_MAX ? `, the first ${format.bytes(SHOWN_BYTES_MAX)} are shown` : "";
   const { headers, ...properties } = row.properties;
   return h("article", { class: "message" },
-    h("header", null, h("strong", null, `Message ${i + 1}`), row.redelivered ? badge("redelivered", "warn") : null, h("span", { class: "faint" }, `${format.count(row.message_count)} behind it`)),
+    h("header", null, h("strong", null, `Message ${i + 1}`), row.redelivered ? badge("redelivered", "warn") : null, h("span", { class: "faint" }, `${format.count(row.message_count)} more in the queue`)),
     facts([
       ["Exchange", row.exchange || "(default)"],
       ["Routing key", h("code", null, row.routing_key)],

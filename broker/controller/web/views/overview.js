@@ -33,7 +33,7 @@ export function overview(page) {
   const about = h("div");
   const processes = h("div", null, empty("…"));
   page.show("Overview", alarms, totals, pastCharts(page, "overview", CHARTS, BROKER_KEPT_S),
-    has("monitoring") ? [section("Room left", node), section("Processes", processes)] : null, section("About", about));
+    has("monitoring") ? [section("Memory, files and disk", node), section("Processes", processes)] : null, section("About", about));
 
   page.live(async () => {
     const said = await page.get("overview");
@@ -60,7 +60,7 @@ function figuresOf(said) {
     ["Exchanges", go("exchanges")],
     ["Connections", go("connections")],
     ["Channels", go("channels")],
-    ["Consumers", format.count(objects.consumers)],
+    ["Consumers", go("consumers")],
   ]);
 }
 
@@ -82,7 +82,7 @@ function room(node) {
     bar("File handles", limited(node.fd_used, node.fd_total), of(node.fd_used, node.fd_total, format.count)),
     node.connections_max ? bar("Connections", limited(node.sockets_used, node.connections_max), of(node.sockets_used, node.connections_max, format.count)) : null,
     node.disk_free === undefined ? null : bar("Disk", node.disk_free_alarm ? 1 : limited(node.disk_free_limit, node.disk_free),
-      `${format.bytes(node.disk_free)} free, ${format.bytes(node.disk_free_limit)} is the least`),
+      `${format.bytes(node.disk_free)} free, alarm below ${format.bytes(node.disk_free_limit)}`),
     node.alarms.length ? h("p", null, node.alarms.map((text) => badge(text, "bad"))) : null,
   ];
 }
@@ -100,7 +100,7 @@ function processTable(rows) {
     { label: "Files", cell: (row) => format.count(row.fd_used), number: true },
     { label: "Restarts", cell: (row) => format.count(row.restarts), number: true },
     { label: "PID", cell: (row) => row.pid ?? "–", number: true },
-    { label: "Last end", cell: (row) => row.last_end || "–" },
+    { label: "Last exit", cell: (row) => row.last_end || "–" },
   ].filter(Boolean), rows, (row) => row.name);
 }
 
@@ -108,8 +108,8 @@ function aboutOf(said) {
   return facts([
     ["Product", `${said.product_name} ${said.product_version}`],
     ["Cluster name", said.cluster_name],
-    ["Speaks as RabbitMQ", said.rabbitmq_version],
+    ["Like RabbitMQ", said.rabbitmq_version],
     ["Runs on", said.erlang_full_version],
-    ["Listens", said.listeners.map((one) => `${one.protocol} ${format.address(one.ip_address, one.port)}`).join(", ") || "–"],
+    ["Listens at", said.listeners.map((one) => `${one.protocol} ${format.address(one.ip_address, one.port)}`).join(", ") || "–"],
   ]);
 }

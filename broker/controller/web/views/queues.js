@@ -2,15 +2,17 @@
 
 import { path, post, put, remove } from "../api.js";
 import { QUEUE_ARGUMENTS } from "../arguments.js";
-import { h, update } from "../dom.js";
+import { fill, h, update } from "../dom.js";
 import * as format from "../format.js";
 import { OBJECT_KEPT_S, pastCharts } from "../history.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, vhostChoice } from "../table.js";
-import { attempt, badge, button, dangerous, empty, entries, facts, figures, fold, form, notice, queueLink, section, state } from "../widgets.js";
+import { adder, attempt, badge, button, confirmed, dangerous, empty, entries, facts, figures, fold, foldOnDemand, form, formDialog, notice, queueLink, section, state } from "../widgets.js";
 import { bindingsOf } from "./bindings.js";
-import { consumerTable } from "./connections.js";
+import { consumerTable } from "./consumers.js";
+import { groupsOf } from "./groups.js";
 import { getForm, publishForm } from "./messages.js";
+import { unackedOf } from "./unacked.js";
 import { vhostOptions } from "./vhosts.js";
 
 const EVERY_MS = 2_000;
@@ -36,6 +38,7 @@ export function queues(page) {
     caption: "Queues",
     where: () => (chosenVhost() ? path("queues", chosenVhost()) : "queues"),
     nothing: "No queues yet.",
+    choose: "queues",
     key: (row) => `${row.vhost}\n${row.name}`,
     tools: vhostChoice(page, () => page.refresh()),
     columns: [
@@ -49,9 +52,16 @@ export function queues(page) {
       { label: "In", sort: "message_stats.publish_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.publish_details?.rate) },
       { label: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (row) => format.rate(row.message_stats?.deliver_get_details?.rate) },
       { label: "Shard", sort: "shard", number: true, cell: (row) => h("a", { href: to("shards", row.shard) }, String(row.shard)) },
+      { label: "Messages", sort: "messages", number: true, extra: true, cell: (row) => format.count(row.messages) },
+      { label: "Bytes", sort: "message_bytes", number: true, extra: true, cell: (row) => format.bytes(row.message_bytes) },
+      { label: "Bytes unacked", sort: "message_bytes_unacknowledged", number: true, extra: true, cell: (row) => format.bytes(row.message_bytes_unacknowledged) },
+      { label: "Acks", sort: "message_stats.ack_details.rate", number: true, extra: true, cell: (row) => format.rate(row.message_stats?.ack_details?.rate) },
+      { label: "Redelivered", sort: "message_stats.redeliver_details.rate", number: true, extra: true, cell: (row) => format.rate(row.message_stats?.redeliver_details?.rate) },
+      { label: "Type", sort: "type", extra: true, cell: (row) => row.type },
+      { label: "Policy", sort: "policy", extra: true, cell: (row) => row.policy || "–" },
     ],
   });
-  page.show("Queues", section(null, list), fold("Add a queue", addForm(page)));
+  page.show("Queues", adder("Add a queue", addForm(page)), section(null, list));
 }
 
 /** Badges for a queue. `briefly`: without those that most queues have. */
@@ -73,12 +83,12 @@ function addForm(page) {
     { name: "name", label: "Name", required: true },
     { name: "durability", label: "Durability", type: "select", options: [["durable", "durable: outlives a restart"], ["transient", "transient"]] },
     { name: "auto_delete", label: "Delete it when its last consumer leaves", type: "checkbox" },
-    { name: "args", label: "Arguments", type: "arguments", hints: QUEUE_ARGUMENTS, help: "A line each: name = value" },
+    { name: "args", label: "Arguments", type: "arguments", hints: QUEUE_ARGUMENTS, help: "One in each line: name = value" },
   ], {
     label: "Add queue",
     submit: async (values) => {
       await put(path("queues", values.vhost, values.name), { durable: values.durability === "durable", auto_delete: values.auto_delete, arguments: values.args });
-      notice(`Queue ${values.name} is there.`);
+      notice(`Queue ${values.name} is added.`);
       page.refresh();
     },
   });
@@ -89,23 +99,33 @@ export function queue(page, vhost, name) {
   const numbers = h("div", null, empty("…"));
   const about = h("div", null, empty("…"));
   const consumers = h("div", null, empty("…"));
+  const groups = h("div");
   const pausing = h("span");
+  const purging = h("span");
+  let tags = null; // of the consumers of a stream
+  let unacked = 0;
   const again = page.live(async () => {
     const found = await page.get(where);
+    unacked = found.messages_unacknowledged ?? 0;
     update(numbers, numbersOf(found));
     update(about, aboutOf(found));
     update(consumers, consumerTable(found.consumer_details ?? []));
     update(pausing, pauseButton(where, found, again));
+    if (found.type !== "stream") update(purging, purgeSomeButton(where, name, again));
+    const isFirst = tags === null;
+    tags = (found.consumer_details ?? []).map((one) => one.consumer_tag);
+    if (isFirst && found.type === "stream") fill(groups, section("Groups", groupsOf(page, vhost, name, () => tags)));
   }, EVERY_MS);
 
   page.show(name,
     section(null, numbers), pastCharts(page, where, CHARTS, OBJECT_KEPT_S),
-    section("About", about), section("Consumers", consumers),
+    section("About", about), section("Consumers", consumers), groups,
+    foldOnDemand("Unacknowledged messages", () => h("div", null, unackedOf(page, vhost, name, () => unacked))),
     section("Bindings", bindingsOf(page, { vhost, kind: "queue", name }, false)),
     fold("Publish a message", publishForm(vhost, "", name, again)),
     fold("Get messages", ...getForm(vhost, name, again)),
     fold("Move messages", moveForm(where, again)),
-    section("Empty, pause or delete it", h("div", { class: "actions" }, pausing, purgeButton(where, name, again), deleteButton(where, name))));
+    section("Empty, pause or delete it", h("div", { class: "actions" }, pausing, purging, purgeButton(where, name, again), deleteButton(where, name))));
 }
 
 function numbersOf(row) {
@@ -130,8 +150,8 @@ function aboutOf(row) {
     ["Arguments", entries(row.arguments)],
     ["Policy", row.policy || "none"],
     ["Operator policy", row.operator_policy || null],
-    ["In effect by policies", entries(row.effective_policy_definition)],
-    ["Owner", row.owner_pid_details ? h("a", { href: to("connections", row.owner_pid_details.name) }, row.owner_pid_details.name) : null],
+    ["Settings from policies", entries(row.effective_policy_definition)],
+    ["Exclusive to", row.owner_pid_details ? h("a", { href: to("connections", row.owner_pid_details.name) }, row.owner_pid_details.name) : null],
     ["Offsets", row.first_offset === undefined ? null : `${format.count(row.first_offset)} to ${row.last_offset === null ? "–" : format.count(row.last_offset)}`],
   ]);
 }
@@ -146,8 +166,26 @@ function pauseButton(where, { state: now }, again) {
   return made;
 }
 
+function purgeSomeButton(where, name, again) {
+  const ask = () => formDialog(`Purge the next messages of ${name}`, [
+    { name: "count", label: "How many", type: "number", value: 1, min: 1, required: true, help: "The ready messages that would be delivered next" },
+  ], {
+    label: "Purge them",
+    submit: async ({ count }) => {
+      const said = count === 1 ? "the next message" : `the next ${format.count(count)} messages`;
+      if (!(await confirmed(`Drop ${said} of ${name}? They are gone for good.`, "Drop them"))) return;
+      await remove(`${where}/contents`, { query: { count }, timeoutMs: 60_000 });
+      notice(`Purged ${said} of ${name}.`);
+      again();
+    },
+  });
+  const made = button("Purge some", ask, "danger");
+  made.dataset.key = "purge some";
+  return made;
+}
+
 function purgeButton(where, name, again) {
-  return dangerous("Purge", `Drop all ready messages of ${name}? They are gone for good.`, async () => {
+  return dangerous("Purge all", `Drop all ready messages of ${name}? They are gone for good.`, async () => {
     if (await attempt(() => remove(`${where}/contents`), "The queue is empty.")) again();
   });
 }
@@ -161,7 +199,7 @@ function deleteButton(where, name) {
 function moveForm(where, again) {
   return form([
     { name: "destination", label: "To queue", required: true, help: "In the same virtual host" },
-    { name: "count", label: "At most", type: "number", min: 1, help: "Empty: all that are ready, up to 10,000" },
+    { name: "count", label: "At most", type: "number", min: 1, help: "If empty, all ready messages are moved, up to 10,000" },
   ], {
     label: "Move messages",
     submit: async ({ destination, count }) => {

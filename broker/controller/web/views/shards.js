@@ -87,7 +87,7 @@ export function shard(page, number) {
     columns: [
       { label: "Queue", sort: "name", cell: (row) => queueLink(row.vhost, row.name) },
       { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
-      { label: "Of stream exchange", cell: (row) => (row.exchange === undefined ? "–" : h("a", { href: to("streams", row.vhost, row.exchange) }, row.exchange)) },
+      { label: "Stream exchange", cell: (row) => (row.exchange === undefined ? "–" : h("a", { href: to("streams", row.vhost, row.exchange) }, row.exchange)) },
       { label: "Ready", sort: "messages_ready", number: true, cell: (row) => format.count(row.messages_ready) },
       { label: "Unacked", sort: "messages_unacknowledged", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
       { label: "Consumers", sort: "consumers", number: true, cell: (row) => format.count(row.consumers) },

@@ -2,11 +2,14 @@
 
 import { exchangePart, has, path, put, remove } from "../api.js";
 import { COLOURS, ring } from "../charts.js";
-import { h, update } from "../dom.js";
+import { fill, h, update } from "../dom.js";
 import * as format from "../format.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, plainTable, vhostChoice } from "../table.js";
-import { attempt, badge, dangerous, empty, exchangeLink, fold, form, notice, queueLink, section } from "../widgets.js";
+import { adder, attempt, badge, dangerous, empty, exchangeLink, form, notice, queueLink, section } from "../widgets.js";
+import { groupsOf } from "./groups.js";
+import { reshardingOf } from "./resharding.js";
+import { skewOf } from "./skew.js";
 import { vhostOptions } from "./vhosts.js";
 
 const HASHED = new Set(["x-consistent-hash", "x-modulus-hash"]);
@@ -28,28 +31,28 @@ export function streams(page) {
       { label: "Parts", sort: "shards", number: true, cell: (row) => format.count(row.shards) },
       { label: "Consumers", sort: "consumers", number: true, cell: (row) => format.count(row.consumers) },
       { label: "Groups", cell: (row) => row.groups.map((name) => badge(name || "(default)")) },
-      { label: "Moving", sort: "moving", number: true, cell: (row) => format.count(row.moving) },
+      { label: "Changing owner", sort: "moving", number: true, cell: (row) => format.count(row.moving) },
     ],
   });
   page.show("Stream exchanges",
-    h("p", { class: "lead" }, "A stream exchange spreads its messages over queues on all shards; consumed by its own name it is one queue, with every part owned by one consumer."),
-    section(null, list), has("policymaker") ? fold("Spread an exchange", addForm(page)) : null);
+    h("p", { class: "lead" }, "A stream exchange spreads its messages over several queues, its parts, so that all cores share the work. The routing key decides which part a message goes to. Consumers use the name of the exchange like that of one queue: the broker gives each part to one of them."),
+    has("policymaker") ? adder("Add a stream exchange", addForm(page)) : null, section(null, list));
 }
 
 function addForm(page) {
   return form([
     vhostOptions(page),
-    { name: "name", label: "Exchange", required: true, help: "Made if it is not there" },
-    { name: "parts", label: "Parts per host", type: "number", value: 4, min: 1, required: true },
+    { name: "name", label: "Exchange", required: true, help: "It is made if there is none of this name" },
+    { name: "parts", label: "Number of parts", type: "number", value: 4, min: 1, required: true },
   ], {
-    label: "Spread it",
+    label: "Add stream exchange",
     submit: async ({ vhost, name, parts }) => {
       const pattern = `^${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`;
       await put(path("policies", vhost, `spread-${name}`), { pattern, definition: { "shards-per-node": parts }, "apply-to": "exchanges" });
       await put(path("exchanges", vhost, name), { type: "x-consistent-hash" }).catch((error) => {
         if (error.status !== 400) throw error; // it is there, with another type
       });
-      notice(`${name} is spread over ${parts} parts by the policy spread-${name}.`);
+      notice(`${name} has ${parts} parts, by the policy spread-${name}.`);
       page.refresh();
     },
   });
@@ -59,14 +62,24 @@ export function stream(page, vhost, name) {
   const where = path("virtual-queues", vhost, name);
   const owners = h("div", null, empty("…"));
   const parts = h("div", null, empty("…"));
+  const skew = h("div", null, empty("…"));
+  const groups = h("div");
+  let members = null; // the group of each consumer
+  let ring = [];
   const again = page.live(async () => {
     const [found, rows] = await Promise.all([page.get(where), partRows(page, vhost, name)]);
     update(owners, ownership(found));
     update(parts, partTable(vhost, found, rows));
+    update(skew, skewOf(vhost, found.shards, rows, ring));
+    const isFirst = members === null;
+    members = found.consumers.map((one) => one.group);
+    const isStream = [...rows.values()].some((row) => row.type === "stream");
+    if (isFirst && isStream) fill(groups, section("Groups", groupsOf(page, vhost, name, () => members)));
   });
   page.show(name, h("p", { class: "lead" }, "Exchange ", exchangeLink(vhost, name), ` in virtual host ${vhost}`),
-    section("Who gets which part", ringOf(page, vhost, name)), section("Who consumes which part", owners), section("Parts", parts),
-    section("Empty it", dangerous("Purge all parts", `Drop all ready messages in all parts of ${name}?`, async () => {
+    section("Share of the keys", ringOf(page, vhost, name, (destinations) => (ring = destinations))), section("Number of parts", reshardingOf(page, vhost, name, has("policymaker"))),
+    section("Who consumes which part", owners), groups, section("Parts", parts), section("How evenly the parts are filled", skew),
+    section("Empty it", dangerous("Purge all parts", `Drop all ready messages in all parts of ${name}? They are gone for good.`, async () => {
       if (await attempt(() => remove(`${where}/contents`), "All parts are empty.")) again();
     })));
 }
@@ -92,7 +105,7 @@ function partTable(vhost, found, rows) {
 /** Consumers by shard queues: a filled cell is owned, a striped one is about to move. */
 function ownership(found) {
   const consumers = [...new Map(found.shards.flatMap((part) => part.owners).concat(found.consumers).map((one) => [consumerKey(one), one])).entries()];
-  if (!consumers.length) return empty("Nobody consumes it by its own name.");
+  if (!consumers.length) return empty("No consumer uses the name of the exchange.");
   const cell = (key) => (part) => {
     const owner = part.owners.find((one) => consumerKey(one) === key);
     const text = owner ? (owner.moving ? "moving" : "owns") : "";
@@ -110,11 +123,12 @@ function consumerKey(one) {
   return `${one.group}\n${one.channel_details?.name ?? ""}\n${one.channel_details?.number}\n${one.consumer_tag}`;
 }
 
-/** The ring of an exchange that hashes: the share of the keys of each queue. */
-export function ringOf(page, vhost, name) {
+/** The ring of an exchange that hashes: the share of the keys of each queue, which `tell` gets, too. */
+export function ringOf(page, vhost, name, tell = () => {}) {
   const place = h("div", { class: "ringbox" }, empty("…"));
   page.live(async () => {
     const { destinations } = await page.get(`${path("exchanges", vhost, exchangePart(name))}/ring`);
+    tell(destinations);
     if (!destinations.length) return update(place, empty("Nothing is bound to it."));
     const colour = (one, i) => (one.index ?? i) % COLOURS;
     const arcs = destinations.map((one, i) => ({ name: one.name, share: one.share, colour: colour(one, i) }));

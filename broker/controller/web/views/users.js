@@ -4,10 +4,11 @@ import { get, path, put, remove, user as self } from "../api.js";
 import { h, update } from "../dom.js";
 import { to } from "../router.js";
 import { listTable } from "../table.js";
-import { attempt, badge, dangerous, empty, facts, fold, form, inner, link, notice, section } from "../widgets.js";
-import { limitForm, limitTable, permissionForm, permissionTable, vhostOptions } from "./vhosts.js";
+import { adder, attempt, badge, dangerous, empty, facts, fold, form, inner, link, notice, section } from "../widgets.js";
+import { permissionsOf } from "./permissions.js";
+import { limitForm, limitTable, vhostOptions } from "./vhosts.js";
 
-const TAGS = "administrator, monitoring, policymaker, management; empty for one who only sends and receives";
+const TAGS = "administrator, monitoring, policymaker or management, with commas between them. Empty: the user only sends and receives messages, and cannot log in here";
 
 export function users(page) {
   const list = listTable(page, {
@@ -20,7 +21,7 @@ export function users(page) {
       { label: "Password", cell: (row) => (row.password_hash ? "set" : badge("none", "warn")) },
     ],
   });
-  page.show("Users", section(null, list), fold("Add a user", addForm(page)));
+  page.show("Users", adder("Add a user", addForm(page)), section(null, list));
 }
 
 function addForm(page) {
@@ -37,7 +38,7 @@ function addForm(page) {
       });
       if (there) throw new Error(`There is a user ${name} already.`);
       await put(path("users", name), { password, tags });
-      notice(`User ${name} is there. What it may do is said by permissions.`);
+      notice(`User ${name} is added. Give it permissions on its page.`);
       page.refresh();
     },
   });
@@ -46,24 +47,22 @@ function addForm(page) {
 export function user(page, name) {
   const where = path("users", name);
   const about = h("div", null, empty("…"));
-  const granted = h("div", null, empty("…"));
   const limited = h("div", null, empty("…"));
   let last = null;
   const again = page.live(async () => {
-    const [found, permissions] = await Promise.all([page.get(where), page.get(`${where}/permissions`)]);
+    const found = await page.get(where);
     last = found;
     update(about, facts([
       ["Tags", found.tags.length ? found.tags.map((tag) => badge(tag)) : "none"],
-      ["Password", found.password_hash ? `set, kept as ${found.hashing_algorithm}` : "none: cannot log in by password"],
+      ["Password", found.password_hash ? `set, kept as ${found.hashing_algorithm}` : "none: the user cannot log in with a password"],
     ]));
-    update(granted, permissionTable(permissions, again));
     update(limited, limitTable(found.limits, (limit) => path("user-limits", name, limit), again));
   });
   const password = form([
     { name: "password", label: "New password", type: "password", required: true, autocomplete: "new-password" },
   ], {
     label: "Set password",
-    done: "The password is another now.",
+    done: "The password is changed.",
     submit: async ({ password: said }) => {
       await put(where, { password: said, tags: last.tags });
       again();
@@ -79,8 +78,8 @@ export function user(page, name) {
     },
   });
   page.show(name, section(null, about),
-    section("Permissions", granted, inner("Set a permission", permissionForm({ user: name }, again, vhostOptions(page)))),
-    section("Limits", limited, inner("Set a limit", limitForm(["max-connections", "max-channels"], (limit) => path("user-limits", name, limit), again))),
+    permissionsOf(page, { user: name }, vhostOptions(page)),
+    section("Limits", inner("Set a limit", limitForm(["max-connections", "max-channels"], (limit) => path("user-limits", name, limit), again)), limited),
     fold("Password", password), fold("Tags", tags),
     self.name === name ? null : section("Delete it", dangerous("Delete", `Delete user ${name}? Its connections are closed.`, async () => {
       if (await attempt(() => remove(where), `User ${name} is deleted.`)) location.hash = to("users");

@@ -5,7 +5,8 @@ import { h, update } from "../dom.js";
 import * as format from "../format.js";
 import { to } from "../router.js";
 import { chosenVhost, listTable, plainTable } from "../table.js";
-import { attempt, button, dangerous, empty, facts, fold, form, inner, link, notice, section } from "../widgets.js";
+import { adder, attempt, button, dangerous, empty, facts, form, inner, link, notice, section } from "../widgets.js";
+import { permissionsOf } from "./permissions.js";
 
 /** A field of a form to choose a vhost. */
 export function vhostOptions(page) {
@@ -39,76 +40,41 @@ export function vhosts(page) {
     label: "Add virtual host",
     submit: async ({ name, description }) => {
       await put(path("vhosts", name), { description });
-      notice(`Virtual host ${name} is there. Who may use it is said by permissions.`);
+      notice(`Virtual host ${name} is added. Give its users permissions on its page.`);
       page.refresh();
     },
   });
-  page.show("Virtual hosts", section(null, list), has("administrator") ? fold("Add a virtual host", add()) : null);
+  page.show("Virtual hosts", has("administrator") ? adder("Add a virtual host", add()) : null, section(null, list));
 }
 
 export function vhost(page, name) {
   const about = h("div", null, empty("…"));
-  const granted = h("div", null, empty("…"));
   const limited = h("div", null, empty("…"));
   const again = page.live(async () => {
-    const admin = has("administrator");
-    const where = path("vhosts", name);
-    const [found, permissions, limits] = await Promise.all([page.get(where), admin ? page.get(`${where}/permissions`) : [], page.get(path("vhost-limits", name))]);
+    const [found, limits] = await Promise.all([page.get(path("vhosts", name)), page.get(path("vhost-limits", name))]);
     update(about, facts([
       ["Description", found.description || "–"],
       ["Tags", found.tags.join(", ") || "–"],
-      ["Queue type by default", found.default_queue_type],
+      ["Default queue type", found.default_queue_type],
       ["Messages ready", format.count(found.messages_ready)],
       ["Messages unacknowledged", format.count(found.messages_unacknowledged)],
       ["Tracing", found.tracing ? "on" : "off"],
     ]));
-    update(granted, permissionTable(permissions, again));
     update(limited, limitTable(limits[0]?.value ?? {}, (limit) => path("vhost-limits", name, limit), again));
   });
   page.show(name, section(null, about),
     has("administrator") ? [
-      section("Permissions", granted, inner("Set a permission", permissionForm({ vhost: name }, again))),
-      section("Limits", limited, inner("Set a limit", limitForm(["max-connections", "max-queues"], (limit) => path("vhost-limits", name, limit), again))),
+      permissionsOf(page, { vhost: name }, { name: "user", label: "User", required: true }),
+      section("Limits", inner("Set a limit", limitForm(["max-connections", "max-queues"], (limit) => path("vhost-limits", name, limit), again)), limited),
       section("Delete it", dangerous("Delete", `Delete virtual host ${name} with everything in it: queues, messages, exchanges?`, async () => {
         if (await attempt(() => remove(path("vhosts", name)), `Virtual host ${name} is deleted.`)) location.hash = to("vhosts");
       })),
     ] : null);
 }
 
-export function permissionTable(rows, again) {
-  const revoke = (row) => async () => {
-    if (await attempt(() => remove(path("permissions", row.vhost, row.user)), "Revoked.")) again();
-  };
-  return plainTable("Permissions", [
-    { label: "User", cell: (row) => link(row.user, "users", row.user) },
-    { label: "Virtual host", cell: (row) => link(row.vhost, "vhosts", row.vhost) },
-    { label: "Configure", cell: (row) => h("code", null, row.configure) },
-    { label: "Write", cell: (row) => h("code", null, row.write) },
-    { label: "Read", cell: (row) => h("code", null, row.read) },
-    { label: "", cell: (row) => button("Revoke", revoke(row), "danger") },
-  ], rows, (row) => `${row.vhost}\n${row.user}`, "No permissions.");
-}
-
-/** A form to set permissions. `known`: the vhost or the user; the form asks for the other one. */
-export function permissionForm(known, again, vhost = { name: "vhost", label: "Virtual host", required: true }) {
-  const rule = (name, label) => ({ name, label, value: ".*", help: "A regular expression of names" });
-  return form([
-    known.user === undefined ? { name: "user", label: "User", required: true } : vhost,
-    rule("configure", "May configure"), rule("write", "May write"), rule("read", "May read"),
-  ], {
-    label: "Set permission",
-    done: "The permission is set.",
-    submit: async (values) => {
-      const { vhost: where, user, ...rules } = { ...values, ...known };
-      await put(path("permissions", where, user), rules);
-      again();
-    },
-  });
-}
-
 export function limitTable(limits, where, again) {
   const clear = (name) => async () => {
-    if (await attempt(() => remove(where(name)), "There is no such limit any more.")) again();
+    if (await attempt(() => remove(where(name)), "The limit is cleared.")) again();
   };
   return plainTable("Limits", [
     { label: "Limit", cell: ([name]) => name },

@@ -1,0 +1,87 @@
+"""The metrics `shardmq_shard_*`: the numbers that the process of each shard tells of itself.
+
+Names of counters end in `_total`. Until version 0.2 the counters of RENAMED are also shown under
+their names of 0.1, which lack `_total`, as gauges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from shardmq.broker.controller.management.metrics.stats import Stats
+
+PREFIX: Final = "shardmq_shard_"
+# The help of each number by its name. Counters rise from 0 on at each start of the process.
+RENAMED: Final = {
+    "appended_bytes": "Bytes of messages written to stores",
+    "appended_messages": "Messages written to stores",
+    "cpu_seconds": "Processor time of the process",
+    "gone_acked": "Messages acknowledged at queues that are deleted",
+    "gone_delivered": "Messages delivered by queues that are deleted",
+    "gone_got": "Messages fetched by basic.get from queues that are deleted",
+    "gone_published": "Messages put into queues that are deleted",
+    "gone_redelivered": "Messages delivered again by queues that are deleted",
+    "gone_repeated": "Repeated publishes not stored in queues that are deleted",
+    "merge_bytes": "Bytes copied to free segments with few messages left",
+    "merged_segments": "Segments freed by copying the few messages left in them",
+    "ring_full": "How often a ring had no room and a message took the other way",
+    "sync_seconds": "Time that syncs of message files took",
+    "syncs": "Syncs of message files",
+    "written_bytes": "Bytes written to message files, with what is copied",
+}
+COUNTERS: Final = {**RENAMED}
+GAUGES: Final = {
+    "buffered_bytes": "Bytes of messages not yet written to files",
+    "damaged": "Damaged places found in message files that cost messages",
+    "dead_bytes": "Bytes in segments of messages that are settled",
+    "dead_letters_waiting": "Messages on their way to a dead-letter exchange",
+    "delivery_window_bytes": "Bytes of deliveries that clients have not yet read",
+    "delivery_windows_full": "Windows that deliver nothing until the client has read",
+    "disk_bytes": "Bytes of message files on the disk",
+    "disk_free_bytes": "Bytes free on the disk of the message files",
+    "disk_free_min_bytes": "Below so many free bytes publishers are blocked",
+    "disk_free_warn_bytes": "Below so many free bytes there is a warning",
+    "live_bytes": "Bytes in segments of messages that are not settled",
+    "live_messages": "Messages in segments that are not settled",
+    "producers": "Producers whose last sequence is known, to recognise repeated publishes",
+    "recovered_bytes": "Bytes of message files that the last recovery went through",
+    "recovered_messages": "Messages that the last recovery went through",
+    "recovery_seconds": "How long the last recovery took",
+    "ring_bytes": "Bytes in the rings to front doors, not yet taken",
+    "rss_bytes": "Resident memory of the process",
+    "segments": "Segments of message files",
+    "spare_segments": "Empty segments kept for the next messages",
+    "torn": "Ends of message files that a crash cut off",
+    "unsynced_segments": "Segments with messages that are not yet synced",
+}
+
+
+def metrics(stats: Stats) -> Iterator[Metric]:
+    """Yield a metric for each number, with a series for each shard."""
+    by_name: dict[str, dict[int, float]] = {}
+    for shard, numbers in stats.shards.items():
+        for name, value in numbers.items():
+            by_name.setdefault(name, {})[shard] = value
+    for name, values in sorted(by_name.items()):
+        if name in COUNTERS:
+            yield _of_shards(CounterMetricFamily, name, COUNTERS[name], values)
+        if name in RENAMED:
+            yield _of_shards(GaugeMetricFamily, name, f"Until 0.2, see {name}_total", values)
+        elif name not in COUNTERS:
+            what = GAUGES.get(name, "A number of the process")
+            yield _of_shards(GaugeMetricFamily, name, what, values)
+
+
+def _of_shards(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    what: str,
+    values: dict[int, float],
+) -> Metric:
+    family = kind(PREFIX + name, what, labels=["process", "shard"])
+    for shard, value in values.items():
+        family.add_metric([f"shard-{shard}", str(shard)], value)
+    return family

@@ -1,0 +1,50 @@
+// The choice of columns of a list. It is kept in this browser, for each list by itself.
+
+import { fill, h } from "./dom.js";
+import { button } from "./widgets.js";
+
+/**
+ * Return {shown, element} for a list. `shown()` gives the columns to show; `element` lets people choose, and calls
+ * `changed()`. The first column and those without a label are always shown. `extra` columns are hidden until chosen.
+ */
+export function columnChoice(list, columns, changed) {
+  const key = `shardmq.columns.${list}`;
+  let chosen = kept(key); // by label, where it differs from the default
+  const isShown = (column) => column === columns[0] || !column.label || (chosen[column.label] ?? !column.extra);
+  const boxes = h("div", { class: "boxes" });
+  const change = (next) => {
+    chosen = next;
+    if (Object.keys(next).length) localStorage.setItem(key, JSON.stringify(next));
+    else localStorage.removeItem(key);
+    changed();
+  };
+  const box = (column) => {
+    const tick = () => {
+      const { [column.label]: _, ...others } = chosen;
+      change(input.checked === !column.extra ? others : { ...others, [column.label]: input.checked });
+    };
+    const input = h("input", { type: "checkbox", checked: isShown(column), on: { change: tick } });
+    return h("label", null, input, " ", column.label);
+  };
+  const draw = () => fill(boxes, columns.slice(1).filter(({ label }) => label).map(box));
+  const reset = () => {
+    change({});
+    draw();
+  };
+  draw();
+  return {
+    // What somebody has chosen is shown on a phone, too.
+    shown: () => columns.filter(isShown).map((column) => (chosen[column.label] ? { ...column, minor: false } : column)),
+    element: h("details", { class: "chooser" }, h("summary", null, "Columns"),
+      h("fieldset", null, h("legend", { class: "hidden" }, "Columns to show"), boxes, button("Reset columns", reset))),
+  };
+}
+
+function kept(key) {
+  try {
+    const found = JSON.parse(localStorage.getItem(key));
+    return found instanceof Object ? found : {};
+  } catch {
+    return {};
+  }
+}

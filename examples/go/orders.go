@@ -1,0 +1,113 @@
+// Publish orders with confirms, or consume them with acks. Reconnect when the connection is lost.
+//
+//	go mod init orders && go get github.com/rabbitmq/amqp091-go
+//	go run orders.go publish 10
+//	go run orders.go consume
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	queue = "orders"
+	retry = time.Second
+)
+
+var errRefused = errors.New("the broker refused the message")
+
+func main() {
+	if len(os.Args) > 2 && os.Args[1] == "publish" {
+		count, _ := strconv.Atoi(os.Args[2])
+		for number := 0; number < count; {
+			again("publishing", publish(&number, count))
+		}
+		fmt.Println("published", count)
+		return
+	}
+	for {
+		again("consuming", consume())
+	}
+}
+
+func open() (*amqp.Connection, *amqp.Channel, error) {
+	url := os.Getenv("AMQP_URL")
+	if url == "" {
+		url = "amqp://guest:guest@localhost/"
+	}
+	connection, err := amqp.Dial(url)
+	if err != nil {
+		return nil, nil, err
+	}
+	channel, err := connection.Channel()
+	if err == nil {
+		_, err = channel.QueueDeclare(queue, true, false, false, false, nil)
+	}
+	if err != nil {
+		connection.Close()
+	}
+	return connection, channel, err
+}
+
+// publish publishes until number is count, or until the connection is lost.
+func publish(number *int, count int) error {
+	connection, channel, err := open()
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	if err := channel.Confirm(false); err != nil {
+		return err
+	}
+	confirms := channel.NotifyPublish(make(chan amqp.Confirmation, 1))
+	for ; *number < count; *number++ {
+		message := amqp.Publishing{
+			DeliveryMode: amqp.Persistent,
+			Body:         []byte(fmt.Sprint("order ", *number)),
+		}
+		ctx := context.Background()
+		if err := channel.PublishWithContext(ctx, "", queue, false, false, message); err != nil {
+			return err
+		}
+		if confirm := <-confirms; !confirm.Ack { // also when the channel has been closed
+			return errRefused
+		}
+	}
+	return nil
+}
+
+func consume() error {
+	connection, channel, err := open()
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	if err := channel.Qos(100, 0, false); err != nil {
+		return err
+	}
+	deliveries, err := channel.Consume(queue, "", false, false, false, false, nil)
+	if err != nil {
+		return err
+	}
+	for delivery := range deliveries {
+		fmt.Println("got", string(delivery.Body)) // the work; it may be done twice
+		if err := delivery.Ack(false); err != nil {
+			return err
+		}
+	}
+	return amqp.ErrClosed
+}
+
+func again(what string, err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, what, "again:", err)
+		time.Sleep(retry)
+	}
+}

@@ -1,0 +1,81 @@
+// Publish orders with confirms, or consume them with acks. The client connects again by itself.
+//
+//     java -cp 'amqp-client.jar:slf4j-api.jar' Orders.java publish 10
+//     java -cp 'amqp-client.jar:slf4j-api.jar' Orders.java consume
+//
+// The jars are Debian's librabbitmq-client-java in /usr/share/java, or com.rabbitmq:amqp-client.
+
+import com.rabbitmq.client.AMQP;
+import com.rabbitmq.client.Channel;
+import com.rabbitmq.client.Connection;
+import com.rabbitmq.client.ConnectionFactory;
+import com.rabbitmq.client.DefaultConsumer;
+import com.rabbitmq.client.Envelope;
+import com.rabbitmq.client.MessageProperties;
+import com.rabbitmq.client.Recoverable;
+import com.rabbitmq.client.RecoveryListener;
+import com.rabbitmq.client.ShutdownSignalException;
+import java.io.IOException;
+import java.util.concurrent.TimeoutException;
+
+public class Orders {
+    static final String QUEUE = "orders";
+    static final int RETRY_MS = 1000;
+
+    public static void main(String[] arguments) throws Exception {
+        String url = System.getenv().getOrDefault("AMQP_URL", "amqp://guest:guest@localhost");
+        ConnectionFactory factory = new ConnectionFactory();
+        factory.setUri(url);
+        factory.setNetworkRecoveryInterval(RETRY_MS);
+        if (arguments.length > 1 && arguments[0].equals("publish")) {
+            publish(factory, Integer.parseInt(arguments[1]));
+        } else {
+            consume(factory);
+        }
+    }
+
+    static void publish(ConnectionFactory factory, int count) throws Exception {
+        factory.setAutomaticRecoveryEnabled(false); // the loop knows what has to be sent again
+        int number = 0;
+        while (number < count) {
+            try (Connection connection = factory.newConnection()) {
+                Channel channel = connection.createChannel();
+                channel.queueDeclare(QUEUE, true, false, false, null);
+                channel.confirmSelect();
+                for (; number < count; number++) {
+                    byte[] body = ("order " + number).getBytes();
+                    channel.basicPublish("", QUEUE, MessageProperties.PERSISTENT_BASIC, body);
+                    channel.waitForConfirmsOrDie(30_000); // the broker has the message on its disk
+                }
+            } catch (IOException | TimeoutException | ShutdownSignalException error) {
+                System.err.println("publishing again: " + error);
+                Thread.sleep(RETRY_MS);
+            }
+        }
+        System.out.println("published " + count);
+    }
+
+    static void consume(ConnectionFactory factory) throws Exception {
+        Connection connection = factory.newConnection();
+        ((Recoverable) connection).addRecoveryListener(new RecoveryListener() {
+            public void handleRecoveryStarted(Recoverable recoverable) {
+            }
+
+            public void handleRecovery(Recoverable recoverable) {
+                System.err.println("consuming again");
+            }
+        });
+        Channel channel = connection.createChannel();
+        channel.queueDeclare(QUEUE, true, false, false, null);
+        channel.basicQos(100);
+        channel.basicConsume(QUEUE, false, new DefaultConsumer(channel) {
+            @Override
+            public void handleDelivery(
+                    String tag, Envelope envelope, AMQP.BasicProperties properties, byte[] body)
+                    throws IOException {
+                System.out.println("got " + new String(body)); // the work; it may be done twice
+                channel.basicAck(envelope.getDeliveryTag(), false);
+            }
+        });
+    }
+}
