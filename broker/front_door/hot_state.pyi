@@ -53,6 +53,7 @@ class ConfirmsState:
     client: Any
     channel: int
     next_seq: int
+    nacked: int
     refused: set[int]
     closed: bool
     in_sequence: bool
@@ -69,6 +70,8 @@ class PublishingState:
     number: int
     is_open: bool
     published: int
+    returned: int
+    unroutable_dropped: int
     confirms: Any
     transaction: Any
     consuming_if_any: Any
@@ -83,6 +86,8 @@ class ConsumingState:
     limit: Any
     next_tag: int
     delivered_auto: int
+    acked: int
+    redelivered: int
     unacked: Any
 
 class ConsumerState:
@@ -188,6 +193,7 @@ class OutputState:
     chunks: list[Any]
     pending: int
     written: int
+    writes: int
     has_room: Any
     @property
     def due(self) -> int: ...
@@ -230,6 +236,7 @@ class SocketState:
     paused: int
     more_comes: bool
     received_bytes: int
+    reads: int
     last_sent: float
     last_received: float
     is_dirty: bool

@@ -142,6 +142,7 @@ cdef class ConfirmsState:
     """Confirm mode of one channel: numbers given out, what waits, what was refused.
 
     `closed`: the channel is gone, nobody is answered, and the number may be another channel's now.
+    `nacked` counts the nacks.
     `in_sequence`: some publish had x-producer-id and x-sequence, its place in the order of its
     producer. A channel with something to say puts itself on the list `due`. `failure` ends the
     channel, once.
@@ -230,6 +231,7 @@ cdef class ConfirmsState:
             refused = waiting.nacked or seq in self.refused
             self.refused.discard(seq)
             if refused:
+                self.nacked += 1
                 out.append(settle_frame(self.channel, BASIC_NACK, seq, REQUEUE_BIT))
             else:
                 self.counts.confirmed += 1
@@ -643,8 +645,8 @@ cdef class LinksState:
 cdef class OutputState:
     """Bytes that wait for one socket, in `chunks`, and the credit that is due when they are written.
 
-    `pending` counts the bytes that the kernel has not taken, `written` those that it has. `has_room`
-    is an event that somebody waits for, or None.
+    `pending` counts the bytes that the kernel has not taken, `written` those that it has, `writes`
+    the calls in which it took some. `has_room` is an event that somebody waits for, or None.
     """
 
     def __cinit__(self):
@@ -727,6 +729,7 @@ cdef class OutputState:
             return False
         self.pending -= sent
         self.written += sent
+        self.writes += 1
         if sent == size:
             chunks.clear()
             return True
@@ -834,7 +837,8 @@ cdef class SocketState:
 
     `is_plain`: it is one of the kernel, without TLS. `frame_bytes_max` is what was agreed on.
     `is_writing`: the kernel had no room, and the loop says when it has. `fed_shards` has a bit for
-    each shard that the client published to in this pass.
+    each shard that the client published to in this pass. `reads` counts the reads that got
+    something.
     """
 
     cpdef flush(self):

@@ -17,6 +17,7 @@ from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.front_door.vhost_counts import VhostCounts
 from shardmq.broker.front_door.watch import Watch
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
@@ -48,6 +49,8 @@ class Services:
     # Logins that newcomers may use, by key. What a login depends on does not change before
     # newcomers are met and this is cleared.
     lessons: dict[bytes, Lesson] = field(default_factory=dict)
+    # Of the channels and connections that have ended.
+    vhost_counts: VhostCounts = field(default_factory=VhostCounts)
 
     def use_short_way(self) -> None:
         """Let what is plain go the short way from now on. No shard has said Hello yet."""

@@ -218,6 +218,7 @@ cdef class Inlet:
                 loop.reads.short += 1
                 loop.pace.read_by(self.connection)
                 socket.received_bytes += count
+                socket.reads += 1
                 socket.last_received = loop.now
                 self.take_plain(<const uint8_t *> view.buf, count)
         finally:
@@ -321,7 +322,7 @@ cdef class Inlet:
         cdef PublishingState channel
         cdef ConfirmsState confirms
         cdef size_t at = 0, plain = 0, stopped
-        cdef uint64_t now = now_ms()
+        cdef uint64_t now = now_ms(), dropped
         cdef int why = PACKED_CHANNEL
         if way.stamps or self.vhost != <str> way.links.vhost:
             return rows[0].line_off - BEFORE_LINE
@@ -336,10 +337,12 @@ cdef class Inlet:
             if channel is None or not channel.is_open or channel.transaction is not None:
                 break
             confirms = channel.confirms
+            dropped = way.packer.unroutable
             why = way.packer.pack_rows(
                 self.routes, base, <PackedRow *> rows, plain, at, self.connection,
                 0 if confirms is None else confirms.next_seq, now, &stopped,
             )
+            channel.unroutable_dropped += way.packer.unroutable - dropped
             if stopped > at:
                 self.note(channel, confirms, rows + at, stopped - at)
                 at = stopped
@@ -457,6 +460,7 @@ cdef class Inlet:
         cdef SettlesState settles
         cdef uint64_t number = span.first_number + first - span.first_tag
         cdef int64_t epoch = span.epoch
+        consumer.channel.acked += last - first + 1
         if link.epoch == epoch:
             settles = link.settles
             settles.ack(
@@ -598,6 +602,8 @@ cdef class Outlet(Taker):
         except ValueError:
             return False
         channel.next_tag += count
+        if flags & REDELIVERED:
+            channel.redelivered += count
         if consumer.no_ack:
             way.counts.delivered_auto += count
             channel.delivered_auto += count

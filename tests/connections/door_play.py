@@ -261,8 +261,11 @@ class Door:
     def state(self) -> dict[str, Any]:
         """Return what the front door counts and remembers."""
         connections, channels = self.connections.report()
+        for channel in channels:
+            del channel["used_at_ms"]  # by the clock
         return {
             "counts": self.counts.report(),
+            "vhosts": self.connections.of_vhosts(),
             "connections": connections,
             "channels": channels,
             "exchanges": sorted(self.publishing.exchange_counts.report()),

@@ -80,6 +80,8 @@ class Deliveries:
             blob = _with_offsets(consumer, first_number, count, blob, link.epoch)
         tag = channel.next_tag
         channel.next_tag += count
+        if redelivered:
+            channel.redelivered += count
         if consumer.no_ack:
             self._counts.delivered_auto += count
             channel.delivered_auto += count

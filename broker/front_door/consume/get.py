@@ -129,6 +129,7 @@ class Gets:
             message = properties.with_delivery_count(message, 1, got.times)
         tag = channel.next_tag
         channel.next_tag += 1
+        channel.redelivered += got.redelivered
         if no_ack:
             self._counts.got_auto += 1
             channel.got_auto += 1

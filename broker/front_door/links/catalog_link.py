@@ -118,6 +118,9 @@ class Listener(Protocol):
     def published(self) -> list[tuple[str, str, int, int]]:
         """Return what came to exchanges, as DoorReport wants it."""
 
+    def of_vhosts(self) -> dict[str, dict[str, int]]:
+        """Return the counters of vhosts, as DoorReport wants them."""
+
     def consumers_here(self) -> list[ConsumerHere]:
         """Return all consumers of virtual queues that the controller let in."""
 
@@ -390,10 +393,18 @@ class CatalogLink:
                 holders = listener.holders(message.unacked_of)
                 self._send(DoorReport(message.query, [], [], {}, unacked, holders=holders))
             case Query() if message.totals_only:
-                self._send(DoorReport(message.query, [], [], listener.totals()))
+                report = DoorReport(
+                    message.query, [], [], listener.totals(), vhosts=listener.of_vhosts()
+                )
+                self._send(report)
             case Query():
                 published = listener.published()
-                report = DoorReport(message.query, *listener.report(), exchanges=published)
+                report = DoorReport(
+                    message.query,
+                    *listener.report(),
+                    exchanges=published,
+                    vhosts=listener.of_vhosts(),
+                )
                 self._send(report)
             case Fence():
                 listener.fence(message.number)

@@ -172,6 +172,7 @@ class Publishing:
                     at += 1
                 else:
                     confirms = channel.confirms
+                    dropped = batches.packer.unroutable
                     packed, why = batches.packer.pack(
                         cache.routes,
                         event.buffer,
@@ -184,6 +185,7 @@ class Publishing:
                         far_queue,
                     )
                     far_queue = 0
+                    channel.unroutable_dropped += batches.packer.unroutable - dropped
                     if packed > at:
                         if confirms is not None and batches.packer.in_sequence:
                             confirms.in_sequence = True

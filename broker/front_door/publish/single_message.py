@@ -272,12 +272,14 @@ class SingleMessages:
         """Return a mandatory message, drop any other."""
         if not message.mandatory:
             self.dropped += 1
+            channel.unroutable_dropped += 1
             return
         if channel.confirms is not None:
             # Acks that are due come first: later they would be merged with the ack of this message.
             published.write(channel.confirms.answers())
         published.write(message.returned(channel.number, session.frame_bytes_max))
         self._counts.returned += 1
+        channel.returned += 1
 
     def _store(
         self,

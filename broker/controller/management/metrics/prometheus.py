@@ -87,9 +87,10 @@ CHANNEL_METRICS = {
     "messages_acked": "acked",
 }
 SLICE_METRICS = 8  # written before the processor is offered
-# Metrics that /metrics/per-object has for each object under the same name as their sum here.
+# Metrics that /metrics/per-object has for each object under the same name as their sum here. The
+# library names counters without _total.
 PER_OBJECT_NAMES = {
-    f"rabbitmq_{name}"
+    f"rabbitmq_{name}".removesuffix("_total")
     for family in object_metrics.PER_OBJECT_FAMILIES
     for name in object_metrics.FAMILIES[family].metrics
 }
