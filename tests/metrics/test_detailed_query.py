@@ -97,6 +97,8 @@ async def test_all_names_begin_with_the_prefix_that_is_asked_for(made: Api) -> N
         ),
         ("family=queue_metrics&family=zzz", "family: there is no zzz; known are auth_attempt_"),
         ("family=", "family: there is no ; known are "),
+        ("family=queue_colour_bits", "family: there is no queue_colour_bits; known are "),
+        (f"family={'queue_metrics' * 9}", f"{'queue_metrics' * 7}queue_met; known are "),
         (
             "familie=queue_metrics",
             "familie: there is no such parameter; family, vhost, queue, top, prefix are known",
