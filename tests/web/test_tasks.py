@@ -286,8 +286,10 @@ def test_unacknowledged_messages_are_shown_with_who_holds_them_and_for_how_long(
     (connected,) = named(broker, "billing worker")
     slow = place.locator("tbody").first.get_by_role("row")
     expect(slow).to_have_text(re.compile(rf"slow one{re.escape(connected)} \(1\)3\d+ s"))
-    expect(place).to_contain_text("Others: 1, fetched by basic.get")
+    expect(place).to_contain_text("Messages that basic.get fetched are not listed.")
     expect(place.locator(".list tbody tr")).to_have_count(3)
+    # The numbers of holders and of the queue are of two moments: their difference means nothing.
+    expect(place).not_to_contain_text("Others")
     slow.get_by_role("link").click()
     titled(page, f"{connected} (1)")
     channel.close()  # what it holds goes back

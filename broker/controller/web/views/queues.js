@@ -103,10 +103,8 @@ export function queue(page, vhost, name) {
   const pausing = h("span");
   const purging = h("span");
   let tags = null; // of the consumers of a stream
-  let unacked = 0;
   const again = page.live(async () => {
     const found = await page.get(where);
-    unacked = found.messages_unacknowledged ?? 0;
     update(numbers, numbersOf(found));
     update(about, aboutOf(found));
     update(consumers, consumerTable(found.consumer_details ?? []));
@@ -120,7 +118,7 @@ export function queue(page, vhost, name) {
   page.show(name,
     section(null, numbers), pastCharts(page, where, CHARTS, OBJECT_KEPT_S),
     section("About", about), section("Consumers", consumers), groups,
-    foldOnDemand("Unacknowledged messages", () => h("div", null, unackedOf(page, vhost, name, () => unacked))),
+    foldOnDemand("Unacknowledged messages", () => h("div", null, unackedOf(page, vhost, name))),
     section("Bindings", bindingsOf(page, { vhost, kind: "queue", name }, false)),
     fold("Publish a message", publishForm(vhost, "", name, again)),
     fold("Get messages", ...getForm(vhost, name, again)),
