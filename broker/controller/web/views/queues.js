@@ -170,10 +170,10 @@ function purgeSomeButton(where, name, again) {
   ], {
     label: "Purge them",
     submit: async ({ count }) => {
-      const said = count === 1 ? "the next message" : `the next ${format.count(count)} messages`;
-      if (!(await confirmed(`Drop ${said} of ${name}? They are gone for good.`, "Drop them"))) return;
-      await remove(`${where}/contents`, { query: { count }, timeoutMs: 60_000 });
-      notice(`Purged ${said} of ${name}.`);
+      const next = (number) => (number === 1 ? "the next message" : `the next ${format.count(number)} messages`);
+      if (!(await confirmed(`Drop ${next(count)} of ${name}? They are gone for good.`, "Drop them"))) return;
+      const purged = Number(await remove(`${where}/contents`, { query: { count }, timeoutMs: 60_000, header: "X-Messages-Purged" }));
+      notice(purged ? `Purged ${next(purged)} of ${name}.` : `Purged nothing: ${name} has no ready messages.`);
       again();
     },
   });
