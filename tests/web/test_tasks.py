@@ -400,6 +400,12 @@ def test_parameters_are_added_edited_and_deleted(
         path = "parameters/stream-definition/%2F"
         asks.get_by_label("Component").fill("stream-definition")
     asks.get_by_label("Name").fill("tuned")
+    asks.get_by_label("Value").fill('{"shards-per-node": 2')
+    asks.get_by_role("button", name=f"Add {kind}").click()
+    expect(page.locator("#errors")).to_contain_text(
+        'Value: {"shards-per-node": 2 begins like JSON and has a mistake'
+    )
+    assert all(found["name"] != "tuned" for found in ask(broker, "GET", path))
     asks.get_by_label("Value").fill('{"shards-per-node": 2}')
     asks.get_by_role("button", name=f"Add {kind}").click()
     row = page.locator("tbody tr").filter(has_text="tuned")
@@ -416,6 +422,23 @@ def test_parameters_are_added_edited_and_deleted(
     answer(page, "Delete")
     expect(row).to_have_count(0)
     assert all(found["name"] != "tuned" for found in ask(broker, "GET", path))
+
+
+def test_a_text_that_looks_like_json_is_edited_in_quotes(visit: Visit, broker: RealBroker) -> None:
+    make(broker, "global-parameters/half", {"value": "[half"})
+    page = visit.log_in()
+    visit.go("parameters")
+    page.get_by_role("button", name="Edit half").click()
+    dialog = page.get_by_role("dialog")
+    value = dialog.get_by_label("Value")
+    expect(value).to_have_value('"[half"')
+    value.fill("[half")
+    answer(page, "Save")
+    expect(dialog.get_by_role("alert")).to_contain_text("begins like JSON and has a mistake")
+    value.fill('"{whole"')
+    answer(page, "Save")
+    expect(dialog).to_have_count(0)
+    assert ask(broker, "GET", "global-parameters/half")["value"] == "{whole"
 
 
 def test_a_policy_is_edited_where_it_stands(visit: Visit, broker: RealBroker) -> None:
