@@ -383,8 +383,28 @@ def test_topic_permissions_are_set_and_revoked_for_a_user_and_in_a_virtual_host(
     row = section(page, "Topic permissions").get_by_role("row").filter(has_text="topical")
     expect(row).to_contain_text("amq.topic")
     row.get_by_role("button", name="Revoke").click()
+    answer(page, "Cancel")
+    assert len(ask(broker, "GET", "users/topical/topic-permissions")) == 1
+    row.get_by_role("button", name="Revoke").click()
+    answer(page, "Revoke")
     expect(row).to_have_count(0)
     assert ask(broker, "GET", "users/topical/topic-permissions") == []
+
+
+def test_permissions_are_revoked_after_a_question(visit: Visit, broker: RealBroker) -> None:
+    make(broker, "users/allowed", {"password": "x", "tags": ""})
+    make(broker, "permissions/%2F/allowed", {"configure": "", "write": ".*", "read": ".*"})
+    page = visit.log_in()
+    visit.go("users/allowed")
+    row = section(page, "Permissions").get_by_role("row").filter(has_text="allowed")
+    row.get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Revoke all permissions of allowed in /?")
+    answer(page, "Cancel")
+    assert len(ask(broker, "GET", "users/allowed/permissions")) == 1
+    row.get_by_role("button", name="Revoke").click()
+    answer(page, "Revoke")
+    expect(row).to_have_count(0)
+    assert ask(broker, "GET", "users/allowed/permissions") == []
 
 
 @pytest.mark.parametrize("is_global", [False, True], ids=["of a component", "global"])
