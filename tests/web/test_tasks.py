@@ -407,6 +407,26 @@ def test_permissions_are_revoked_after_a_question(visit: Visit, broker: RealBrok
     assert ask(broker, "GET", "users/allowed/permissions") == []
 
 
+def test_tags_are_edited_where_they_stand(visit: Visit, broker: RealBroker) -> None:
+    make(broker, "users/tagged", {"password": "x", "tags": "monitoring,ops"})
+    page = visit.log_in()
+    visit.go("users/tagged")
+    page.get_by_role("heading", name="Tags", exact=True).click()
+    tags = page.get_by_label("Tags")
+    expect(tags).to_have_value("monitoring, ops")
+    page.get_by_role("button", name="Set tags").click()
+    expect(page.locator("#notices")).to_contain_text("The tags are set.")
+    assert ask(broker, "GET", "users/tagged")["tags"] == ["monitoring", "ops"]
+    tags.fill("management")
+    page.get_by_role("button", name="Set tags").click()
+    expect(page.locator(".facts .badge")).to_have_text(["management"])
+    expect(tags).to_have_value("management")
+    tags.fill("unfinished")
+    make(broker, "users/tagged", {"password": "x", "tags": "policymaker"})
+    expect(page.locator(".facts .badge")).to_have_text(["policymaker"])
+    expect(tags).to_have_value("unfinished")
+
+
 @pytest.mark.parametrize("is_global", [False, True], ids=["of a component", "global"])
 def test_parameters_are_added_edited_and_deleted(
     visit: Visit, broker: RealBroker, is_global: bool
