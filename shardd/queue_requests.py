@@ -159,11 +159,12 @@ class QueueRequests:
         wanted, rest = asked.queues, 0
         if wanted is None:
             if asked.passed == 0:
+                self._registry.note_time(now)
                 self._listed_ids = self._queues.used_ids()
             end = asked.passed + m.STATS_QUEUES_MAX
             wanted = self._listed_ids[asked.passed : end]
             rest = max(0, len(self._listed_ids) - end)
-        queues, consumers = stats.of_queues(self._queues.used_among(wanted))
+        queues, consumers = stats.of_queues(self._queues.used_among(wanted), now)
         streams, readers = self._streams.stats(wanted), self._streams.reader_stats(wanted)
         reply = asked.request, queues, consumers, process, rest, streams, readers
         peer.tell(m.StatsReply(*reply, self._streams.gaps(wanted)))

@@ -93,6 +93,14 @@ class Registry:
         """
         self.dirty_stores.add(queue.store)  # type: ignore[arg-type] # queues were made with our Store
 
+    def note_time(self, now: int) -> None:
+        """Note that all messages of the stores came until `now`, in ms since the epoch.
+
+        Without such notes nobody could tell the age of a message.
+        """
+        for store in self.stores.values():
+            store.note_time(now)
+
     # -- who is told -------------------------------------------------------------------------------
 
     def tell_controller(self, what: m.Control) -> None:

@@ -211,6 +211,7 @@ class Server:
         self._spin.tick()
         self.shard.set_alarm(self._alarm())
         self.shard.syncs.want()
+        self.shard.registry.note_time(now)
         if self.shard.own_lent() >= BUFFERS_GIVEN_BACK_MIN:
             give_back()
         self._look_at_gaps()

@@ -37,6 +37,7 @@ cdef class DeadLettersState:
 cdef class ShortWay(Taker):
     cdef public bint is_on
     cdef public long long given  # bytes handed out in this pass
+    cdef long long now  # of this pass, in ms since the epoch
     cdef bytes last_sender  # the key of the last message in `senders`
     cdef list timers
     cdef DeadLettersState dead_letters

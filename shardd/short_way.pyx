@@ -42,7 +42,7 @@ from shardmq.shardd.queues.order cimport Ready
 from shardmq.shardd.queues.state cimport (
     BacklogState, ConsumerState, ConsumersState, DispatchState, QueueState, Unacked, Window,
 )
-from shardmq.shardd.store.format.layout cimport MESSAGE_BYTES_MIN, NO_TTL, RECORD_HEADER, message_bytes, u16, u32, u64
+from shardmq.shardd.store.format.layout cimport MESSAGE_BYTES_MIN, NO_TTL, RECORD_HEADER, kind_of, message_bytes, u16, u32, u64
 from shardmq.shardd.store.open_segment cimport SegmentState, SegmentStoreState
 from shardmq.shardd.wire.buffer cimport write_header
 
@@ -198,12 +198,14 @@ cdef class ShortWay(Taker):
         cdef uint32_t flags
         cdef size_t start, records_size
         cdef uint32_t queue_id = 0
+        cdef int kinds = 0
         cdef const uint8_t *records
         cdef QueueState queue
         cdef BacklogState backlog
         cdef SegmentStoreState store
         cdef SegmentState segment
         cdef HeldState held = None
+        cdef bint is_empty
         if size < PUBLISH_HEADER:
             return False
         flags = u32(message + 36)
@@ -216,7 +218,7 @@ cdef class ShortWay(Taker):
         if peer.next_batch is None or <uint64_t> peer.next_batch != batch_number:
             return False
         records = message + start
-        if not only_queue(records, records_size, &queue_id):
+        if not only_queue(records, records_size, &queue_id, &kinds):
             return False
         found = self.queues.get(queue_id)
         if type(found) is not self.queue_kind:
@@ -239,6 +241,9 @@ cdef class ShortWay(Taker):
             held = self.hold(peer, batch_number)
         store.append_bytes(records, records_size, segment)
         self.dirty_stores.add(store)
+        if backlog.kinds != kinds:
+            is_empty = not backlog.ready_count and not backlog.unacked_count
+            backlog.kinds = kinds if is_empty else backlog.kinds | kinds
         backlog.counters.published += store.planned_messages
         (<Ready> backlog.levels[0]).push_all(<uint64_t *> store.offsets.data, store.planned_messages)
         backlog.ready_count += store.planned_messages
@@ -352,6 +357,7 @@ cdef class ShortWay(Taker):
         `given` is then what was handed out so far.
         """
         self.given = 0
+        self.now = now
         if not self.is_on or self.watches or (self.timers and self.timers[0][0] <= now):
             return None
         self.given = self.serve_plain(0)
@@ -399,12 +405,14 @@ cdef class ShortWay(Taker):
         cdef ConsumersState consumers = dispatch.consumers
         cdef ConsumerState taker
         cdef long long given = 0, handed
-        cdef bint is_behind, is_store
+        cdef bint is_behind, is_store, is_stuck = False
         if not backlog.is_plain() or dispatch.order is not None or dispatch.keys is not None or consumers.has_allotments:
             state[0] = LEFT
             return 0
         state[0] = DONE
         if not backlog.ready_count or not consumers.all:
+            if dispatch.is_stuck and consumers.all:
+                dispatch.note_stuck(False, self.now)
             return 0
         is_behind = backlog.ready_count > self.behind_messages or backlog.ready_bytes > self.behind_bytes
         is_store = isinstance(backlog.store, SegmentStoreState)
@@ -414,6 +422,7 @@ cdef class ShortWay(Taker):
         while backlog.ready_count:
             taker = self.taker(queue, consumers)
             if taker is None:
+                is_stuck = True
                 break
             if given > self.queue_bytes - (self.queue_bytes >> 3):
                 state[0] = STOPPED
@@ -425,6 +434,8 @@ cdef class ShortWay(Taker):
             given += handed
             if len(consumers.all) > 1:
                 took(consumers.levels, taker)
+        if is_stuck != dispatch.is_stuck and state[0] != LEFT:
+            dispatch.note_stuck(is_stuck, self.now)
         return given
 
     cdef ConsumerState taker(self, QueueState queue, ConsumersState consumers):
@@ -632,8 +643,8 @@ cdef class ShortWay(Taker):
         return made
 
 
-cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id) noexcept:
-    """Find the queue of all records; return False if there are several, or if a record is not plain.
+cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id, int *kinds) noexcept:
+    """Find the queue and the kinds of all records; return False if there are several, or if a record is not plain.
 
     The records of a plain queue have no ttl, no priority and no flag but PERSISTENT.
     """
@@ -651,6 +662,7 @@ cdef bint only_queue(const uint8_t *records, size_t size, uint32_t *queue_id) no
         if record[27] & ~PERSISTENT or (at and u32(record + RECORD_HEADER) != queue_id[0]):
             return False
         queue_id[0] = u32(record + RECORD_HEADER)
+        kinds[0] |= kind_of(record[27])
         at += length
     return size > 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardmq.shardd.peers import Peer
-from shardmq.shardd.queues import Consumer, Counters, Queue
+from shardmq.shardd.queues import Consumer, Counters, Queue, heads
 from shardmq.shardd.wire import messages as m
 
 GONE = ("published", "delivered", "acked", "redelivered", "got", "repeated")
@@ -31,21 +31,41 @@ def of_peers(peers: Iterable[Peer]) -> dict[str, float]:
     }
 
 
-def of_queues(queues: Iterable[Queue]) -> tuple[list[m.QueueStats], list[m.ConsumerStats]]:
+def of_queues(
+    queues: Iterable[Queue], now: int
+) -> tuple[list[m.QueueStats], list[m.ConsumerStats]]:
     """Return the counters of these queues and their consumers.
 
-    Messages wait meanwhile. One queue takes half a microsecond.
+    Messages wait meanwhile. `now` is in ms since the epoch.
     """
     found, consumers = [], []
     for queue in queues:
-        found.append(of_queue(queue))
+        found.append(of_queue(queue, now))
         if len(queue.consumers):
             consumers += [of_consumer(each) for each in queue.consumers]
     return found, consumers
 
 
-def of_queue(queue: Queue) -> m.QueueStats:
-    counters, backlog = queue.counters, queue.backlog
+def of_queue(queue: Queue, now: int) -> m.QueueStats:
+    counters, backlog, dispatch = queue.counters, queue.backlog, queue.dispatch
+    done = (
+        counters.published
+        + counters.delivered
+        + counters.acked
+        + counters.got_empty
+        + counters.let_go
+    )
+    if done != queue.seen_count:
+        queue.seen_count, queue.seen_at = done, now
+    persistent: tuple[int | None, int | None] = 0, 0
+    timestamp = oldest_ms = None
+    if not queue.keeps_in_store:  # a stream, whose messages all last
+        persistent = backlog.ready_count, backlog.ready_bytes
+    elif backlog.ready_count or backlog.unacked_count or backlog.kept_back:
+        head = queue.head = heads.look(queue.head, backlog, dispatch, queue)
+        timestamp = head.timestamp
+        oldest_ms = now - (backlog.store.came_at(heads.oldest(head, backlog)) or now)
+        persistent = heads.persistent_in(backlog, dispatch, queue)
     return m.QueueStats(  # by position: keyword arguments would take as long as all the rest
         queue.id,
         backlog.ready_count + queue.delayed_count + backlog.kept_back,
@@ -62,6 +82,11 @@ def of_queue(queue: Queue) -> m.QueueStats:
         counters.delivered_auto,
         counters.got_auto,
         counters.got_empty,
+        *persistent,
+        timestamp,
+        oldest_ms,
+        max(queue.seen_at, queue.last_used),
+        dispatch.share_at(now) if queue.consumers.all else 0.0,
     )
 
 

@@ -63,6 +63,12 @@ class Store(QueueStore, UpkeepStore, Protocol):
     ) -> Sequence[Arrival]:
         """Append a batch of which bodies are lent, and hold these as long as they are needed."""
 
+    def note_time(self, now: int) -> None:
+        """Note that the messages that are there came until `now`, in ms since the epoch.
+
+        The shard calls this each second.
+        """
+
     def own_lent(self) -> int:
         """Copy lent bodies that have been here for long. The shard calls this each second.
 

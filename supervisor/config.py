@@ -9,6 +9,7 @@ these settings, and each child checks its section again.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import ipaddress
 import re
 from typing import Annotated, Any, Final, Literal
@@ -84,6 +85,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     shards: Shards = msgspec.field(default_factory=lambda: Shards())
     reader: Reader = msgspec.field(default_factory=lambda: Reader())
     memory: Memory = msgspec.field(default_factory=lambda: Memory())
+    tracing: Tracing = msgspec.field(default_factory=lambda: Tracing())
     users: Users = msgspec.field(default_factory=lambda: Users())
     supervision: Supervision = msgspec.field(default_factory=lambda: Supervision())
 
@@ -211,6 +213,37 @@ class Reader(Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool | Literal["auto"] = "auto"
     scans_max: Annotated[int, Meta(ge=1, le=64)] = 4
     bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 40)] = 512 << 20
+
+
+class Tracing(Struct, frozen=True, forbid_unknown_fields=True):
+    """The spans that the broker sends to an OpenTelemetry collector.
+
+    Empty texts leave the choice to OpenTelemetry's own variables, such as
+    `OTEL_EXPORTER_OTLP_ENDPOINT`.
+    """
+
+    enabled: bool = False
+    endpoint: str = ""
+    headers: Annotated[str, Meta(extra={"from_file": True, "secret": True})] = ""
+    # The part of the messages without a trace context that begin a trace.
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    service_name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError("endpoint must begin with http:// or https://")
+        if self.enabled and not _has_module("opentelemetry.exporter.otlp.proto.http"):
+            raise ValueError(
+                "enabled, but OpenTelemetry is not installed where the broker runs: "
+                "pip install 'shardmq[tracing]'"
+            )
+
+
+def _has_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
 
 
 class Users(Struct, frozen=True, forbid_unknown_fields=True):

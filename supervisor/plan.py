@@ -92,6 +92,10 @@ def children(
         "log_level": settings.log_level,
         "log_format": settings.log_format,
     }
+    tracing, ratio = None, None
+    if settings.tracing.enabled:
+        tracing = _without(settings.tracing, "enabled", "sample_ratio")
+        ratio = settings.tracing.sample_ratio
     addresses: list[str] = []
     for bind in (settings.listen.bind, settings.listen.tls_bind):
         addresses += [bind] if isinstance(bind, str) else bind
@@ -115,6 +119,7 @@ def children(
         "connections_max": settings.front_doors.connections_max,
         "memory_high_watermark": settings.memory.high_watermark,
         "memory_high_watermark_bytes": settings.memory.high_watermark_bytes,
+        "tracing": tracing,
     }
     fds = listening.http_fds + listening.https_fds + listening.metrics_fds
     plans = [ChildPlan("controller", 0, "shardmq.broker.controller", section, fds)]
@@ -134,6 +139,7 @@ def children(
             "bodies_bytes": settings.memory.bodies_bytes,
             "tls": tls,
             "boot": boot,
+            "tracing_ratio": ratio,
             "connections_are_limited": settings.front_doors.connections_max > 0,
         }
         module, fds = "shardmq.broker.front_door", plain + secure

@@ -17,6 +17,9 @@ cdef uint32_t find_publishes(const uint8_t *base, size_t *at, size_t end, const 
                              size_t *needed) noexcept nogil
 
 
+cdef bint has_context(const uint8_t *p, size_t size) noexcept nogil
+
+
 cdef class Sizes:
     cdef uint64_t counts[65]
     cdef uint64_t total

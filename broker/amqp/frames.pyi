@@ -48,6 +48,9 @@ class Incoming:
     channels_max: int
     opened: int
 
+def is_traced(data: _Bytes) -> bool: ...
+def marked(buffer: _Bytes, table: _Bytes, chosen: list[int], now_ns: int) -> bytes | None: ...
+
 class Sizes:
     classes: list[int]
     sum: int

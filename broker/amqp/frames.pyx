@@ -67,11 +67,18 @@ cdef enum:
     FRAME_OVERHEAD = 8
     FRAME_END = 0xCE
     METHOD_FRAME = 1
+    # A header of a trace context (W3C), with its name: a string or bytes, of at least so many letters. The last of these
+    # is a digit that is odd if the trace is sampled.
+    CONTEXT_NAME_BYTES = 12
+    CONTEXT_BYTES = 55
     UNTOLD = 128 | 1        # an open channel of which the caller of the library has not been told
     WHOLE_BYTES_MAX = 65536 # a larger publish is not waited for in one piece: its frames are taken as they come
 
 cdef extern from *:
     int __builtin_clzll(unsigned long long) noexcept nogil
+
+cdef extern from "<string.h>" nogil:
+    void *memmem(const void *data, size_t size, const void *wanted, size_t length)
 
 # The answers to channel.open and channel.close, of channel 0.
 cdef bytes OPEN_OK = b"\1\0\0\0\0\0\x08\0\x14\0\x0b\0\0\0\0\xce"
@@ -678,3 +685,55 @@ def with_replies(const uint8_t[::1] buffer not None, const uint8_t[::1] table no
         r[i].props_len = <uint32_t>(p - data - r[i].props_off)
         r[i].flags ^= C_DIRECT_REPLY_TO
     return new_buffer, new_table
+
+# -- trace contexts ------------------------------------------------------------------------------------------------------
+
+cdef bint has_context(const uint8_t *p, size_t size) noexcept nogil:
+    """Return whether these bytes may have a header `traceparent` of a trace that is sampled.
+
+    What the header says is not checked further, and it may be in a body.
+    """
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *value
+    cdef uint8_t digit
+    while size >= CONTEXT_NAME_BYTES + 5 + CONTEXT_BYTES:
+        p = <const uint8_t *>memmem(p, size, b"\x0btraceparent", CONTEXT_NAME_BYTES)
+        if p == NULL or end - p < CONTEXT_NAME_BYTES + 5 + CONTEXT_BYTES:
+            return False
+        value = p + CONTEXT_NAME_BYTES
+        if (value[0] == c"S" or value[0] == c"x") and get32(value + 1) >= CONTEXT_BYTES:
+            digit = value[5 + CONTEXT_BYTES - 1]
+            # Of 0 to 9 the odd ones have an odd code, of a to f an even one.
+            if (digit & 1) == (digit <= c"9"):
+                return True
+        p = value
+        size = end - p
+    return False
+
+def is_traced(const uint8_t[::1] data not None):
+    """Return whether these bytes may have a header `traceparent` of a trace that is sampled, see has_context()."""
+    return data.shape[0] and has_context(&data[0], data.shape[0])
+
+def marked(const uint8_t[::1] buffer not None, const uint8_t[::1] table not None, list chosen not None, uint64_t now_ns):
+    """Return a table in which the publishes that are traced have `now_ns` as `reserved`, and a flag that brings them to
+    the caller of the packer; None if no publish is.
+
+    Those are traced whose headers have a trace context that is sampled, and those at the indices `chosen`.
+    """
+    cdef size_t count = table.shape[0] // sizeof(Row), i
+    cdef const Row *row = <const Row *>&table[0] if count else NULL
+    cdef set found = set(chosen)
+    cdef Row *r
+    for i in range(count):
+        if row[i].props_len > CONTEXT_BYTES and has_context(&buffer[0] + row[i].props_off, row[i].props_len):
+            found.add(i)
+    if not found:
+        return None
+    new_table = PyBytes_FromStringAndSize(<const char *>row, count * sizeof(Row))
+    r = <Row *>PyBytes_AS_STRING(new_table)
+    for i in found:
+        if i >= count:
+            raise IndexError(i)
+        r[i].flags |= C_HAS_USER_ID
+        r[i].reserved = now_ns
+    return new_table

@@ -132,6 +132,16 @@ def with_reply_to(message: bytes, name: str) -> bytes:
     return _stored(exchange, key, props[:start] + bytes([len(said)]) + said + props[end:], body)
 
 
+def with_header(message: bytes, name: str, text: str) -> bytes:
+    """Return the stored message with one header more, which it has not had.
+
+    Everything else stays as it was, byte for byte.
+    """
+    exchange, key, props, body = read_stored(message)
+    inside = headers_inside(props) + encode_table({name: text})[_U32.size :]
+    return _stored(exchange, key, with_headers(props, inside), body)
+
+
 def stored_with(exchange: bytes, key: bytes, headers: dict[str, Any], body: bytes) -> bytes:
     """Return a stored message that has these headers and no other property."""
     return _stored(

@@ -31,6 +31,14 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     answer_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
 
+class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where spans go; `deploy/TRACING.md` explains the settings."""
+
+    endpoint: str = ""
+    headers: str = ""
+    service_name: str = ""
+
+
 class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The settings; keys of other processes are ignored.
 
@@ -45,6 +53,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     http_without_tls: whether passwords may come from other hosts by plain HTTP.
     memory_high_watermark: a part of the memory of this machine or control group; 0: no alarm.
     memory_high_watermark_bytes: used instead if it is not 0.
+    tracing: where the spans of front doors go; None: they make none.
     """
 
     data_dir: str
@@ -71,6 +80,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     connections_max: int = 0
     memory_high_watermark: float = 0.0
     memory_high_watermark_bytes: int = 0
+    tracing: Tracing | None = None
     log_level: str = "info"
     log_format: str = "auto"
 

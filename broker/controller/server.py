@@ -27,6 +27,7 @@ from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding import draining
 from shardmq.broker.controller.resharding.resharding import Resharding
 from shardmq.broker.controller.resharding.shard_sets import NODE
+from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.stored import imported
 from shardmq.broker.controller.stored.definitions import Definitions
 from shardmq.broker.controller.stored.errors import DefinitionsError
@@ -48,6 +49,7 @@ from shardmq.broker.shared.control import (
     ConsumerLeave,
     ConsumersHere,
     MarkPassed,
+    Span,
     VirtualLook,
 )
 from shardmq.shardd.wire import messages as wire
@@ -95,6 +97,7 @@ class Controller:
             self.authority.catalog, self.authority, self.shards, self.links
         )
         self.memory = memory.MemoryWatch()
+        self.spans = None if config.tracing is None else SpanExport(config.tracing)
         self.streams = StreamRanges()
         self.ended_streams = EndedStreams(self.streams, lambda: self.config)
         self._reloading: asyncio.Task[None] | None = None
@@ -111,6 +114,8 @@ class Controller:
         await self.shards.start(runtime_dir)
         await self.links.start(runtime_dir, self.authority.catalog.version)
         self.memberships.start()
+        if self.spans is not None:
+            self.spans.start()
         http = await start_http(self)
         loop = asyncio.get_running_loop()
         doors_return = loop.call_later(DOORS_RETURN_S_MAX, self._forget_absent_doors)
@@ -136,6 +141,8 @@ class Controller:
         if http is not None:
             await http.cleanup()
         await self.links.stop()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.stop)
         error = writer.exception() if writer.done() and not writer.cancelled() else None
         if error is not None:
             log.critical("what exists can no longer be written: %s", error, exc_info=error)
@@ -221,6 +228,10 @@ class Controller:
 
     def connections_passed(self, count: int) -> None:
         self.presence.opened += count
+
+    def spans_ended(self, spans: list[Span]) -> None:
+        if self.spans is not None:
+            self.spans.add(spans)
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None:
         if type(ask.what) not in NOT_OF_THE_CATALOG:
@@ -313,6 +324,7 @@ async def start_http(controller: Controller) -> Any:
         controller.memory,
         resharding=controller.resharding.progress,
         ended=controller.ended_streams,
+        spans=controller.spans,
     )
     return await app.start(context, None if certificates is None else certificates.http_context())
 

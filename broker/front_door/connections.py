@@ -6,6 +6,7 @@ import hashlib
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from shardmq.broker.front_door.connection.socket import PAUSE_SLICE
 from shardmq.broker.front_door.proxy import IPV4_AS_IPV6, Peer
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.session import Newcomer, TlsPeer
+from shardmq.broker.front_door.vhost_counts import VhostCounts
 from shardmq.broker.shared.logins import MECHANISMS
 
 log = logging.getLogger(__name__)
@@ -154,6 +156,11 @@ class Connections:
     def forget(self, connection: ClientConnection) -> None:
         """Forget a connection that has ended."""
         self.by_number.pop(connection.id, None)
+        session, socket = connection.session, connection.socket
+        if session.vhost and not session.trusted:
+            self._services.vhost_counts.add_connection(
+                session.vhost, socket.received_bytes, socket.output.written
+            )
         self._services.shards.forget(connection.id)
         self._services.loop.forget(connection.socket)
 
@@ -177,12 +184,29 @@ class Connections:
 
     def report(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the counters of connections and of channels, as DoorReport wants them."""
-        connections, channels = [], []
+        connections, channels, now_ms = [], [], time.time_ns() // 1_000_000
         for each in self._shown():
             connections.append(each.report())
             owner = each.session.owner
-            channels += [one.report(owner) for one in each.channels.all(each)]
+            channels += [one.report(owner, now_ms) for one in each.channels.all(each)]
         return connections, channels
+
+    def of_vhosts(self) -> dict[str, dict[str, int]]:
+        """Return the counters of vhosts, as DoorReport wants them.
+
+        What is published by HTTP counts as a message, and not as bytes of a connection.
+        """
+        counts = VhostCounts(self._services.vhost_counts)
+        for each in self.all():
+            session, socket = each.session, each.socket
+            if not session.vhost:
+                continue
+            if not session.trusted:
+                counts.add_connection(session.vhost, socket.received_bytes, socket.output.written)
+            for channel in each.channels.by_number.values():
+                if channel.published or channel.has_consumed:
+                    counts.add_channel(session.vhost, channel.counted())
+        return counts.report()
 
     def counters(self) -> dict[str, float]:
         """Return how many connections, channels and publishing channels there are."""

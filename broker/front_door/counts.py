@@ -9,6 +9,12 @@ from shardmq.broker.front_door.hot_state import MessageCounts
 from shardmq.shardd.wire.histogram import SUM
 
 MESSAGE_BYTES = "message_bytes"
+# The counters of a channel: what came from its client and what went to it.
+OF_CHANNEL = (
+    "published", "confirmed", "returned", "unroutable_dropped", "acked", "redelivered",
+    "delivered", "delivered_manual", "delivered_auto", "got_manual", "got_auto", "got_empty",
+)  # fmt: skip
+OF_CONNECTION = ("recv_oct", "send_oct")
 # Deliveries that are `auto` went to consumers that need not acknowledge, others to those that must.
 COUNTED = (
     "channels_opened", "confirmed", "delivered_auto", "delivered_manual", "got_auto", "got_empty",

@@ -27,6 +27,7 @@ from shardmq.broker.front_door.publish.dedup_service import DedupService
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservations
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.topology.steps import StepRunner
@@ -68,6 +69,9 @@ class FrontDoor:
             is_alone=config.doors == 1,
         )
         counts = Counts()
+        spans = None
+        if config.tracing_ratio is not None:
+            spans = Spans(config.tracing_ratio, catalog_link.say_spans, aio.call_later)
         replies = Replies(links, counts)
         publishing = self._publishing = Publishing(
             catalog_link,
@@ -77,6 +81,7 @@ class FrontDoor:
             replies,
             counts,
             set_timestamp=config.set_timestamp,
+            spans=spans,
         )
         self._spin = Spin(config.spin_us)
         self._loop = PassLoop(
@@ -97,9 +102,10 @@ class FrontDoor:
             logins=Logins(),
             alarms=Alarms(),
             publishing=publishing,
-            consuming=Consuming(links, catalog_link, self._loop, counts, replies),
+            consuming=Consuming(links, catalog_link, self._loop, counts, replies, spans),
             steps=StepRunner(catalog_link, links),
             server_properties=login.server_properties(cluster_name(catalog_link.catalog)),
+            spans=spans,
         )
         if short_ways.are_on():
             services.use_short_way()
@@ -183,6 +189,8 @@ class FrontDoor:
         for connection in self._connections.all():
             connection.disconnect()
         self._loop.end_of_pass()
+        if self._services.spans is not None:
+            self._services.spans.flush()
         self._services.steps.close()
         self._links.stop()
         if self._linking is not None:

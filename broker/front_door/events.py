@@ -140,6 +140,7 @@ class ControllerEvents:
         if only_more:
             return
         services.name_cluster()
+        services.vhost_counts.forget_all_but(services.catalog.vhosts)
         tracing = self._tracing.catalog_changed()
         self._replies.tracing = tracing
         services.publishing.trace(tracing)
@@ -210,6 +211,7 @@ class ControllerEvents:
             **services.counts.report(),
             "unroutable_dropped": float(unroutable),
             "logins_refused_unseen": float(services.logins.refused_unseen),
+            "spans_dropped": float(services.spans.dropped if services.spans is not None else 0),
             "duplicates": float(services.publishing.dedup.duplicates),
             **self._connections.counters(),
             **dead_lettered,
@@ -221,6 +223,9 @@ class ControllerEvents:
         """Return deliveries of a queue that wait for their ack, as DoorReport wants them."""
         now = self._services.loop.aio.time()
         return listed(self._services.consuming.consumers.values(), queue_id, now)
+
+    def of_vhosts(self) -> dict[str, dict[str, int]]:
+        return self._connections.of_vhosts()
 
     def holders(self, queue_id: int) -> list[dict[str, Any]]:
         """Return who holds deliveries of a queue without an ack, as DoorReport wants them."""

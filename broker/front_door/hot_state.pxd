@@ -18,6 +18,10 @@ cdef class MessageCounts:
     cdef public Sizes sizes
 
 
+cdef class SpansState:
+    cdef public uint64_t until_chosen  # publishes before the next one that begins a trace
+
+
 cdef class Waiting:
     cdef readonly ConfirmsState confirms
     cdef readonly uint64_t first, last
@@ -30,7 +34,7 @@ cdef class Waiting:
 cdef class ConfirmsState:
     cdef public object client
     cdef public uint32_t channel
-    cdef public uint64_t next_seq
+    cdef public uint64_t next_seq, nacked
     cdef list _waiting
     cdef Py_ssize_t _begun
     cdef public set refused
@@ -49,7 +53,7 @@ cdef class ConfirmsState:
 cdef class PublishingState:
     cdef public uint16_t number
     cdef public bint is_open
-    cdef public uint64_t published
+    cdef public uint64_t published, returned, unroutable_dropped
     cdef public ConfirmsState confirms  # None out of confirm mode
     cdef public object transaction
     cdef public ConsumingState consuming_if_any  # None: nothing was consumed on it
@@ -63,7 +67,7 @@ cdef class ConsumingState:
     cdef public object client
     cdef public uint16_t number
     cdef public LimitState limit
-    cdef public uint64_t next_tag, delivered_auto
+    cdef public uint64_t next_tag, delivered_auto, acked, redelivered
     cdef public UnackedState unacked
 
 
@@ -170,7 +174,7 @@ cdef struct Credit:  # that is due to a shard when so many bytes are written
 
 cdef class OutputState:
     cdef public list chunks
-    cdef public uint64_t pending, written
+    cdef public uint64_t pending, written, writes
     cdef public object has_room
     cdef Credit *_credits
     cdef Py_ssize_t _begun, _ended, _room
@@ -211,7 +215,7 @@ cdef class SocketState:
     cdef public uint32_t frame_bytes_max
     cdef public object paused
     cdef public bint more_comes
-    cdef public uint64_t received_bytes
+    cdef public uint64_t received_bytes, reads
     cdef public double last_sent, last_received
     cdef public bint is_dirty, is_writing
 

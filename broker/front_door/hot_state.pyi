@@ -31,6 +31,9 @@ class MessageCounts:
 def ack_frame(channel: int, tag: int, multiple: bool) -> bytes: ...
 def nack_frame(channel: int, tag: int) -> bytes: ...
 
+class SpansState:
+    until_chosen: int
+
 class Waiting:
     @property
     def confirms(self) -> Any: ...
@@ -50,6 +53,7 @@ class ConfirmsState:
     client: Any
     channel: int
     next_seq: int
+    nacked: int
     refused: set[int]
     closed: bool
     in_sequence: bool
@@ -66,6 +70,8 @@ class PublishingState:
     number: int
     is_open: bool
     published: int
+    returned: int
+    unroutable_dropped: int
     confirms: Any
     transaction: Any
     consuming_if_any: Any
@@ -80,6 +86,8 @@ class ConsumingState:
     limit: Any
     next_tag: int
     delivered_auto: int
+    acked: int
+    redelivered: int
     unacked: Any
 
 class ConsumerState:
@@ -185,6 +193,7 @@ class OutputState:
     chunks: list[Any]
     pending: int
     written: int
+    writes: int
     has_room: Any
     @property
     def due(self) -> int: ...
@@ -227,6 +236,7 @@ class SocketState:
     paused: int
     more_comes: bool
     received_bytes: int
+    reads: int
     last_sent: float
     last_received: float
     is_dirty: bool

@@ -2,7 +2,7 @@
 """The facts that the short way needs: of channels, consumers, sockets, links and counters.
 
 Each class here is the base of a Python class, which has all else of the same thing: Counts, Channel,
-Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop and
+Confirms, Limit, ConsumingChannel, Consumer, Unacked, Settles, ShardLink, Output, PassLoop, Spans and
 ClientSocket. A fact is in one of the two classes, never in both. Python reads and sets the attributes
 like any others; the short way (short_way.pyx) reads and sets them without Python.
 """
@@ -106,6 +106,10 @@ def nack_frame(uint32_t channel, uint64_t tag):
     return settle_frame(channel, BASIC_NACK, tag, REQUEUE_BIT)
 
 
+cdef class SpansState:
+    """How far it is to the next publish that is chosen for a trace."""
+
+
 @cython.freelist(256)
 cdef class Waiting:
     """Publishes first..last of one channel.
@@ -138,6 +142,7 @@ cdef class ConfirmsState:
     """Confirm mode of one channel: numbers given out, what waits, what was refused.
 
     `closed`: the channel is gone, nobody is answered, and the number may be another channel's now.
+    `nacked` counts the nacks.
     `in_sequence`: some publish had x-producer-id and x-sequence, its place in the order of its
     producer. A channel with something to say puts itself on the list `due`. `failure` ends the
     channel, once.
@@ -226,6 +231,7 @@ cdef class ConfirmsState:
             refused = waiting.nacked or seq in self.refused
             self.refused.discard(seq)
             if refused:
+                self.nacked += 1
                 out.append(settle_frame(self.channel, BASIC_NACK, seq, REQUEUE_BIT))
             else:
                 self.counts.confirmed += 1
@@ -639,8 +645,8 @@ cdef class LinksState:
 cdef class OutputState:
     """Bytes that wait for one socket, in `chunks`, and the credit that is due when they are written.
 
-    `pending` counts the bytes that the kernel has not taken, `written` those that it has. `has_room`
-    is an event that somebody waits for, or None.
+    `pending` counts the bytes that the kernel has not taken, `written` those that it has, `writes`
+    the calls in which it took some. `has_room` is an event that somebody waits for, or None.
     """
 
     def __cinit__(self):
@@ -723,6 +729,7 @@ cdef class OutputState:
             return False
         self.pending -= sent
         self.written += sent
+        self.writes += 1
         if sent == size:
             chunks.clear()
             return True
@@ -830,7 +837,8 @@ cdef class SocketState:
 
     `is_plain`: it is one of the kernel, without TLS. `frame_bytes_max` is what was agreed on.
     `is_writing`: the kernel had no room, and the loop says when it has. `fed_shards` has a bit for
-    each shard that the client published to in this pass.
+    each shard that the client published to in this pass. `reads` counts the reads that got
+    something.
     """
 
     cpdef flush(self):

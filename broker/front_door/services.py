@@ -13,9 +13,11 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.loop import PassLoop
 from shardmq.broker.front_door.publish.publish import Publishing
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.session import Lesson
 from shardmq.broker.front_door.short_way import ShortWay
 from shardmq.broker.front_door.topology.steps import StepRunner
+from shardmq.broker.front_door.vhost_counts import VhostCounts
 from shardmq.broker.front_door.watch import Watch
 from shardmq.broker.model import checks
 from shardmq.broker.model.catalog import Catalog
@@ -43,9 +45,12 @@ class Services:
     steps: StepRunner
     server_properties: dict[str, Any]  # of connection.start
     short_way: ShortWay | None = None  # None: all goes by Python
+    spans: Spans | None = None  # None: no spans are made
     # Logins that newcomers may use, by key. What a login depends on does not change before
     # newcomers are met and this is cleared.
     lessons: dict[bytes, Lesson] = field(default_factory=dict)
+    # Of the channels and connections that have ended.
+    vhost_counts: VhostCounts = field(default_factory=VhostCounts)
 
     def use_short_way(self) -> None:
         """Let what is plain go the short way from now on. No shard has said Hello yet."""
@@ -58,6 +63,7 @@ class Services:
             open_state=ConnectionState.OPEN,
             reply_queues=checks.REPLY_TO,
             set_timestamp=self.config.set_timestamp,
+            spans=self.spans,
         )
         deliver = self.consuming.deliveries.deliver
         failed = self.shards.inbox.cannot_handle

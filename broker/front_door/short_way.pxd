@@ -6,7 +6,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from shardmq.broker.amqp.frames cimport Incoming
 from shardmq.broker.amqp.octets cimport Row
 from shardmq.broker.front_door.hot_state cimport (
-    ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState, PublishingState, SocketState, UnackedState,
+    ConfirmsState, ConsumerState, Due, LinkState, MessageCounts, PassState, PublishingState, SocketState, SpansState,
+    UnackedState,
 )
 from shardmq.shardd.wire.packer cimport Packer
 from shardmq.shardd.wire.ring cimport Taker
@@ -29,6 +30,7 @@ cdef class ShortWay:
     cdef object open_state
     cdef str reply_queues
     cdef bint stamps
+    cdef SpansState spans  # None: no spans are made
 
     cdef bint is_in_limit(self, ConsumerState consumer)
 

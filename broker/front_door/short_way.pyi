@@ -2,7 +2,12 @@ from collections.abc import Callable
 from typing import Any
 
 from shardmq.broker.front_door.alarms import Alarms
-from shardmq.broker.front_door.hot_state import LinkState, MessageCounts, SocketState
+from shardmq.broker.front_door.hot_state import (
+    LinkState,
+    MessageCounts,
+    SocketState,
+    SpansState,
+)
 from shardmq.shardd.wire.envelope import Message
 from shardmq.shardd.wire.ring import Taker
 
@@ -18,6 +23,7 @@ class ShortWay:
         open_state: int,
         reply_queues: str,
         set_timestamp: bool = False,
+        spans: SpansState | None = None,
     ) -> None: ...
     def outlet(
         self,

@@ -13,7 +13,8 @@ and multiple) of deliveries that are outstanding, unless the channel has a limit
 heartbeats. `Outlet` is given a DELIVER of a shard. It makes the frames for a consumer that has been
 announced and needs no offsets, no counts of earlier deliveries, and whose vhost is not traced. Of a
 consumer of a virtual queue the messages and acks go the short way, and Python divides the credit,
-once for each section and each ack. From the ring of a shard an Outlet also takes confirms
+once for each section and each ack. Publishes and deliveries of sampled traces (publish/spans.py) are
+Python's. From the ring of a shard an Outlet also takes confirms
 of whole batches and room for publishes.
 
 **What is not plain** is left alone. An inlet stops before the first frame that is not plain, at once,
@@ -42,11 +43,11 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 from shardmq.broker.amqp.contents cimport deliveries_of
-from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes
+from shardmq.broker.amqp.frames cimport STOPPED_FULL, STOPPED_SETTLE, Incoming, find_publishes, has_context
 from shardmq.broker.amqp.octets cimport Row, get16, get32, get64
 from shardmq.broker.front_door.hot_state cimport (
     ConfirmsState, ConsumerState, ConsumingState, Due, LimitState, LinkState, MessageCounts, PassState, PublishingState,
-    SettlesState, SocketState, Span, UnackedState, Waiting, acks_together,
+    SettlesState, SocketState, Span, SpansState, UnackedState, Waiting, acks_together,
 )
 from shardmq.broker.front_door.hot_state import NO_HURRY
 from shardmq.shardd.wire.packer cimport PACKED_ALL, PACKED_CHANNEL, Packer
@@ -115,12 +116,13 @@ cdef inline uint64_t now_ms() noexcept nogil:
 cdef class ShortWay:
     """The short way of one front door."""
 
-    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False):
+    def __init__(self, links, counts, alarms, consuming, loop, *, open_state, reply_queues, set_timestamp=False,
+                 SpansState spans=None):
         """Begin with the parts of the front door.
 
         `open_state` is the state of a connection that is open, `reply_queues` what the names of direct
         reply-to queues begin with. `set_timestamp`: each publish is stamped with the time at which it
-        came, which Python does.
+        came, which Python does. `spans`: what takes part in a trace is Python's.
         """
         self.packer = links.packer
         self.counts = counts
@@ -137,6 +139,7 @@ cdef class ShortWay:
         self.open_state = open_state
         self.reply_queues = reply_queues
         self.stamps = set_timestamp
+        self.spans = spans
 
     def outlet(self, link, read, deliver, failed):
         """Return what handles a DELIVER of this link, and takes plain messages in from its ring.
@@ -215,6 +218,7 @@ cdef class Inlet:
                 loop.reads.short += 1
                 loop.pace.read_by(self.connection)
                 socket.received_bytes += count
+                socket.reads += 1
                 socket.last_received = loop.now
                 self.take_plain(<const uint8_t *> view.buf, count)
         finally:
@@ -318,9 +322,12 @@ cdef class Inlet:
         cdef PublishingState channel
         cdef ConfirmsState confirms
         cdef size_t at = 0, plain = 0, stopped
-        cdef uint64_t now = now_ms()
+        cdef uint64_t now = now_ms(), dropped
         cdef int why = PACKED_CHANNEL
         if way.stamps or self.vhost != <str> way.links.vhost:
+            return rows[0].line_off - BEFORE_LINE
+        if way.spans is not None and (
+                count > way.spans.until_chosen or has_context(base + rows[0].line_off, behind - rows[0].line_off)):
             return rows[0].line_off - BEFORE_LINE
         way.packer.far_queue = 0
         while plain < count and rows[plain].body_len <= PLAIN_BODY_BYTES_MAX:
@@ -330,10 +337,12 @@ cdef class Inlet:
             if channel is None or not channel.is_open or channel.transaction is not None:
                 break
             confirms = channel.confirms
+            dropped = way.packer.unroutable
             why = way.packer.pack_rows(
                 self.routes, base, <PackedRow *> rows, plain, at, self.connection,
                 0 if confirms is None else confirms.next_seq, now, &stopped,
             )
+            channel.unroutable_dropped += way.packer.unroutable - dropped
             if stopped > at:
                 self.note(channel, confirms, rows + at, stopped - at)
                 at = stopped
@@ -351,6 +360,8 @@ cdef class Inlet:
         channel.published += count
         way.counts.received += count
         way.counts.sizes.count(rows, count)
+        if way.spans is not None:
+            way.spans.until_chosen -= count
         if confirms is None:
             return 0
         if way.packer.in_sequence:
@@ -449,6 +460,7 @@ cdef class Inlet:
         cdef SettlesState settles
         cdef uint64_t number = span.first_number + first - span.first_tag
         cdef int64_t epoch = span.epoch
+        consumer.channel.acked += last - first + 1
         if link.epoch == epoch:
             settles = link.settles
             settles.ack(
@@ -577,7 +589,8 @@ cdef class Outlet(Taker):
         memcpy(&zero, section + 28, 4)
         consumer = way.consumers.get(number)
         if consumer is None or not is_plain_delivery(consumer) or flags & ~REDELIVERED or zero or \
-                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None:
+                size > <uint64_t> PLAIN_BODY_BYTES_MAX * count or way.deliveries.tracing is not None or \
+                way.spans is not None and has_context(section + SECTION, size):
             return False
         channel, client = consumer.channel, consumer.client
         socket, tag = client.socket, channel.next_tag
@@ -589,6 +602,8 @@ cdef class Outlet(Taker):
         except ValueError:
             return False
         channel.next_tag += count
+        if flags & REDELIVERED:
+            channel.redelivered += count
         if consumer.no_ack:
             way.counts.delivered_auto += count
             channel.delivered_auto += count

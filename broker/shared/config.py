@@ -80,6 +80,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     - `proxy_protocol_from`: networks whose connections may begin with a PROXY header.
     - `tick_us`: how long small reads may pile up while there are many of them; not used when idle.
     - `spin_us`: how long to look at rings and sockets again before sleeping.
+    - `tracing_ratio`: the part of the messages without a trace context that begin a trace; None: no
+      spans are made.
     - `loopback_users` may log in from this host only: their password is known to everybody.
     """
 
@@ -110,6 +112,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     tick_us: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 300
     spin_us: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+
+    tracing_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
     loopback_users: frozenset[str] = frozenset({"guest"})
     log_level: Annotated[str, msgspec.Meta(pattern="(?i)^(debug|info|warning|error|critical)$")] = (

@@ -147,6 +147,7 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     - `counters`: totals of this door, "connections" and "channels" among them
     - `unacked`: for each delivery {owner, channel, consumer_tag, delivery_tag, unacked_for (ms)}
     - `exchanges`: (vhost, name, messages published to it, messages to queues)
+    - `vhosts`: by vhost, the counters of its channels and connections since the start of the door
     - `holders`: for each consumer with deliveries that wait for their ack {owner, channel,
       consumer_tag, messages_unacknowledged, unacked_for (ms, of the oldest one)}
     """
@@ -157,7 +158,34 @@ class DoorReport(ControlMessage, tag="report", frozen=True):
     counters: dict[str, float]
     unacked: list[dict[str, Any]] = []
     exchanges: list[tuple[str, str, int, int]] = []
+    vhosts: dict[str, dict[str, int]] = {}
     holders: list[dict[str, Any]] = []
+
+
+class Span(msgspec.Struct, array_like=True, frozen=True):
+    """A span of OpenTelemetry that has ended.
+
+    `kind` is "consumer", "producer" or "internal". `parent_id` is empty if the trace begins here.
+    `state` is the text of `tracestate`. Times are in ns since the epoch. A span without an `error`
+    went well.
+    """
+
+    name: str
+    kind: str
+    trace_id: bytes
+    span_id: bytes
+    parent_id: bytes
+    state: str
+    started_ns: int
+    ended_ns: int
+    attributes: dict[str, str | int]
+    error: str
+
+
+class SpansEnded(ControlMessage, tag="spans", frozen=True):
+    """Spans to be sent to the collector."""
+
+    spans: list[Span]
 
 
 class AssignmentName(msgspec.Struct, array_like=True, frozen=True):
@@ -511,5 +539,5 @@ AnyControl = (
     | SnapshotPart | Snapshot | Changes | Answer | CloseConnection | CancelConsumer | Alarmed
     | Outlived | OtherVersion | Query
     | ConsumersHere | ConsumerLeave | AssignmentGivenUp | MarkPassed | AssignmentOrders
-    | Fence | Fenced
+    | Fence | Fenced | SpansEnded
 )  # fmt: skip

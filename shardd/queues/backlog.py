@@ -49,6 +49,7 @@ class Backlog(BacklogState):
         self.unacked_count = 0
         self.unacked_bytes = 0
         self.marks = 0  # the marks of all messages since the queue was empty
+        self.kinds = 0
         self.hides = False  # some messages may have a header that no consumer may see
         self.levels = [Ready() for _ in range(limits.max_priority + 1)]
         self.facts: Facts | None = None  # None until a message has a fact
@@ -144,6 +145,9 @@ class Backlog(BacklogState):
         """
         if arrival.marks != self.marks:
             self._mark_as(arrival.marks)
+        if arrival.kinds != self.kinds:
+            is_empty = not (self.ready_count or self.unacked_count or self.kept_back)
+            self.kinds = arrival.kinds if is_empty else self.kinds | arrival.kinds
         facts, held_back = self.facts, self.held_back
         if chosen is None and arrival.facts is None and not facts:
             entries = arrival.entries

@@ -85,6 +85,7 @@ class Dispatch(DispatchState):
         backlog, consumers = self.backlog, self.consumers
         given = 0
         served = inf
+        is_stuck = False
         if backlog.resting is not None:
             backlog.wake(now)
         # A message that expires in this very millisecond (a ttl of 0) may still be handed out
@@ -101,9 +102,12 @@ class Dispatch(DispatchState):
                 break
             takers = consumers.takers()
             if not takers:
+                is_stuck = True
                 break
             # To hand out one or two messages more would cost as much as many messages.
             if given > bytes_max - (bytes_max >> 3):
+                if self.is_stuck:
+                    self.note_stuck(False, now)
                 return True
             served = takers[0].priority
             levels = backlog.levels
@@ -111,6 +115,7 @@ class Dispatch(DispatchState):
             if self.keys is not None:
                 dealt = self._deal_by_key(self.keys, takers, level, bytes_max - given, outlet, now)
                 if not dealt:
+                    is_stuck = True
                     break
                 given += dealt
             elif len(takers) == 1:
@@ -130,6 +135,9 @@ class Dispatch(DispatchState):
             backlog.enforce()
             # The messages behind the dropped ones may have expired.
             backlog.expire(now)
+        is_stuck = is_stuck and backlog.ready_count > 0
+        if is_stuck != self.is_stuck and consumers.all:
+            self.note_stuck(is_stuck, now)
         if consumers.has_allotments:
             self.end_pass(outlet, until, served)
         return False
@@ -401,6 +409,8 @@ class Dispatch(DispatchState):
     # -- consumers ---------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer) -> None:
+        if not self.consumers.all:
+            self.is_stuck, self.share = False, 1.0
         self.consumers.add(consumer)
         self.holders[consumer] = None
         self._consumers_changed()
@@ -469,6 +479,16 @@ class Dispatch(DispatchState):
                 yield from holder.held_of(queue)
             else:
                 yield from holder.unacked.held()
+
+    def first_held_of(self, queue: object) -> list[int]:
+        """Return of each consumer and getter the entry that was published first of those held."""
+        firsts = [
+            min(holder.held_of(queue), default=0)
+            if isinstance(holder, Getter)
+            else holder.unacked.lowest
+            for holder in self.holders
+        ]
+        return [entry for entry in firsts if entry]
 
     def taken_back(self, entries: array[int], size: int) -> None:
         """Note that no consumer holds these messages any more."""

@@ -26,6 +26,9 @@ FACT_RUNS_MIN = 1024
 # Flags of a record that a queue remembers for all messages that came to it (Arrival.marks).
 HAS_BCC = 4  # The message has a header that no consumer may see.
 OWN_LETTERS = 8  # The message names its own dead-letter exchange.
+# The kinds of the messages that came to a queue (Arrival.kinds).
+TRANSIENT_KIND = 1
+LASTING_KIND = 2  # The delivery mode is 2.
 # An empty array that all empty objects share. It is never added to.
 NOTHING = array("Q")
 

@@ -23,6 +23,7 @@ from shardmq.shardd.queues.backlog import Backlog
 from shardmq.shardd.queues.consumers import Consumer, Consumers
 from shardmq.shardd.queues.dispatch import Dispatch, Outlet
 from shardmq.shardd.queues.entry import PLACE, REDELIVERED
+from shardmq.shardd.queues.heads import Head
 from shardmq.shardd.queues.limits import MAXLEN, REFUSED, REJECTED, Limits
 from shardmq.shardd.queues.order import marked, merged
 from shardmq.shardd.queues.state import Counters, QueueState
@@ -43,7 +44,10 @@ class Queue(QueueState):
         "closed",
         "consumers",
         "counters",
+        "head",
         "last_used",
+        "seen_at",
+        "seen_count",
         "store",
     )
     # The messages lie in the store; a stream has a log of its own instead.
@@ -68,7 +72,12 @@ class Queue(QueueState):
         self.consumers: Consumers = self.dispatch.consumers
         self.closed = False  # the queue takes no more consumers and is soon deleted
         self.deleted = False
-        self.last_used = now
+        self.last_used = now  # by a get, a consumer or a declare
+        # How much the queue had done when somebody last asked for its counters, and when more than
+        # before was seen.
+        self.seen_count = 0
+        self.seen_at = now
+        self.head: Head | None = None  # the first messages, as they were read last
         self._admission: Admission | None = None  # None until admission is asked for
 
     @property

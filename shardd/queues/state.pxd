@@ -48,7 +48,7 @@ cdef class ConsumersState:
 
 cdef class BacklogState:
     cdef public long long ready_count, ready_bytes, unacked_count, unacked_bytes
-    cdef public int marks
+    cdef public int marks, kinds
     cdef public list levels
     cdef public object id, store, facts, resting, departures, held_back
     cdef public Counters counters
@@ -62,6 +62,11 @@ cdef class DispatchState:
     cdef public ConsumersState consumers
     cdef public dict holders
     cdef public object order, keys
+    cdef public bint is_stuck
+    cdef public long long stuck_or_not_since
+    cdef public double share
+
+    cpdef note_stuck(self, bint is_stuck, long long now)
 
 
 cdef class QueueState:

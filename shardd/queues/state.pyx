@@ -12,7 +12,12 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
+cdef extern from "<math.h>" nogil:
+    double exp2(double x)
+
 cdef array ENTRIES = array("Q")
+
+cdef double SHARE_HALF_LIFE_MS = 1000.0
 
 cdef enum:
     # Settled items at the front are cut off when there are more than this many, and when they are
@@ -106,6 +111,17 @@ cdef class Unacked:
     def first_entry(self):
         """Return the oldest entry that the consumer holds, 0 if there is none."""
         return self.entries[self.start] if self.start < self.stop else 0
+
+    @property
+    def lowest(self):
+        """Return the entry that was published first of those that the consumer holds, 0 if none."""
+        cdef uint64_t found = 0, entry
+        cdef Py_ssize_t i
+        for i in range(self.start, self.stop):
+            entry = self.entries[i]
+            if entry and (not found or entry < found):
+                found = entry
+        return found
 
     def add(self, array entries not None, array sizes not None):
         """Add deliveries; return the delivery number of the first."""
@@ -258,7 +274,11 @@ cdef class ConsumersState:
 
 
 cdef class BacklogState:
-    """The state of the messages of a queue."""
+    """The state of the messages of a queue.
+
+    `kinds` has a bit for each kind of message that came since the queue was empty: TRANSIENT_KIND
+    and LASTING_KIND of entry.py.
+    """
 
     cdef bint is_plain(self) noexcept:
         """Return whether messages only arrive, are handed out in order, and are settled.
@@ -273,7 +293,27 @@ cdef class BacklogState:
 
 
 cdef class DispatchState:
-    """The state of the dispatch of a queue."""
+    """The state of the dispatch of a queue.
+
+    `is_stuck`: messages are ready, and no consumer has room for one. `share` is the share of time in
+    which the queue was not stuck, at the time of the last change, `stuck_or_not_since`. It is a
+    moving average with a half-life of SHARE_HALF_LIFE_MS, as RabbitMQ's consumer_utilisation is.
+    """
+
+    def __cinit__(self):
+        self.share = 1.0
+
+    cpdef note_stuck(self, bint is_stuck, long long now):
+        """Note at `now`, in ms since the epoch, that the queue is or is not stuck any more."""
+        self.share = self.share_at(now)
+        self.stuck_or_not_since = now
+        self.is_stuck = is_stuck
+
+    def share_at(self, long long now):
+        """Return the share as of `now`, from 0 to 1."""
+        cdef double weight
+        weight = exp2(-<double> max(0, now - self.stuck_or_not_since) / SHARE_HALF_LIFE_MS)
+        return self.share * weight + (0.0 if self.is_stuck else 1.0 - weight)
 
 
 cdef class QueueState:

@@ -315,6 +315,17 @@ class QueueStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     delivered_auto: int = 0  # the part of `delivered` that went to consumers with no_ack
     got_auto: int = 0  # the part of `got` with no_ack
     got_empty: int = 0  # how often basic.get found no message
+    # The messages with delivery mode 2 in a durable queue, and the bytes of their bodies. None: the
+    # queue has too many messages of both kinds to count them.
+    persistent: int | None = 0
+    persistent_bytes: int | None = 0
+    # The property `timestamp`, in seconds, of the first message; None without one.
+    head_timestamp: int | None = None
+    oldest_ms: int | None = None  # the age of the message that came first; None without messages
+    used_at: int | None = None  # when the queue was last used, in ms since the epoch
+    # The share of time in which the queue could give its consumers each message at once, from 0 to
+    # 1; 0 without consumers.
+    utilisation: float = 0.0
 
 
 class ConsumerStats(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -19,11 +19,13 @@ KINDS: Final = {
 # are known too.
 COLUMNS: Final = {
     "queues": (
-        "arguments auto_delete consumers durable exchange exclusive exclusive_consumer_tag"
-        " first_offset head_message_timestamp index last_offset memory message_bytes"
+        "arguments auto_delete consumer_capacity consumer_utilisation consumers durable exchange"
+        " exclusive exclusive_consumer_tag first_offset head_message_timestamp idle_since index"
+        " last_offset memory message_bytes message_bytes_persistent"
         " message_bytes_ready message_bytes_unacknowledged message_stats messages"
-        " messages_ready messages_unacknowledged name node policy segments shard shard_state"
-        " single_active_consumer_tag state stream_positions type vhost"
+        " messages_persistent messages_ready messages_unacknowledged name node"
+        " oldest_message_age policy segments shard shard_state single_active_consumer_tag state"
+        " stream_positions type vhost"
     ),
     "exchanges": "arguments auto_delete durable internal name policy shard_queues type vhost",
     "virtual-queues": "consumers groups moving name shards vhost",
@@ -32,13 +34,14 @@ COLUMNS: Final = {
         " properties_key routing_key source source_kind source_name vhost"
     ),
     "vhosts": (
-        "cluster_state default_queue_type description messages messages_ready"
-        " messages_unacknowledged metadata name protected_from_deletion tags tracing"
+        "cluster_state default_queue_type description message_stats messages messages_ready"
+        " messages_unacknowledged metadata name protected_from_deletion recv_oct send_oct tags"
+        " tracing"
     ),
     "channels": (
-        "acks_uncommitted confirm connection consumer_count global_prefetch_count"
-        " message_stats messages_unacknowledged messages_unconfirmed name node number pid"
-        " prefetch_count state transactional user vhost"
+        "acks_uncommitted confirm connection consumer_count global_prefetch_count idle_since"
+        " message_stats messages_unacknowledged messages_uncommitted messages_unconfirmed name"
+        " node number pid prefetch_count state transactional user vhost"
     ),
     "consumers": (
         "ack_required active activity_status arguments channel_details consumer_tag exclusive"
@@ -46,6 +49,7 @@ COLUMNS: Final = {
     ),
     "connections": (
         "auth_mechanism channel_max channels client_properties connected_at frame_max host"
-        " name node pid peer_host peer_port port protocol ssl state timeout type user vhost"
+        " name node pid peer_host peer_port port protocol recv_cnt recv_oct send_cnt send_oct"
+        " send_pend ssl state timeout type user vhost"
     ),
 }

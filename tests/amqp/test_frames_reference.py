@@ -125,6 +125,37 @@ def test_copies_are_the_publishes_of_their_channels(
     assert found == expected
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_messages_of_sampled_traces_and_those_chosen_are_marked(data: st.DataObject) -> None:
+    trace = st.builds(
+        lambda before, kind, size, said, behind: (
+            before + b"\x0btraceparent" + kind + size.to_bytes(4, "big") + said + behind
+        ),
+        st.binary(max_size=9),
+        st.sampled_from([b"S", b"x", b"l"]),
+        st.sampled_from([54, 55, 55, 60, 1 << 31]),
+        st.text("0123456789abcdefg-", min_size=50, max_size=56).map(str.encode),
+        st.binary(max_size=9),
+    )
+    buffer, table = b"", b""
+    lists = data.draw(st.lists(trace | st.binary(max_size=90) | st.just(b""), max_size=5))
+    for props in lists:
+        table += frames.row(len(buffer), 5, 1, len(buffer) + 5, len(props), 0, 0, (9, 1, 2, 1))
+        buffer += b"\x01e\x01k\0" + props
+        assert frames.is_traced(props) == reference.is_traced(props)
+    assert frames.is_traced(buffer) == reference.is_traced(buffer)
+    rows = st.integers(0, max(0, len(lists) - 1))
+    chosen = data.draw(st.lists(rows, max_size=2 if lists else 0))
+    expected = reference.marked(buffer, table, chosen, 77)
+    assert frames.marked(buffer, table, chosen, 77) == expected
+
+
+def test_a_message_that_is_not_there_cannot_be_marked() -> None:
+    with pytest.raises(IndexError):
+        frames.marked(b"", EMPTY, [1], 77)
+
+
 def test_a_publish_too_large_to_wait_for_is_another_matter() -> None:
     whole = b"".join(publish(1, "", "q", bytes(100_000), 50_000))
     for cut in (40, 60, 20_000, 60_000, len(whole)):

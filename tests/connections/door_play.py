@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import random
 import struct
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -25,11 +26,13 @@ from shardmq.broker.front_door.publish.dedup_service import DedupService
 from shardmq.broker.front_door.publish.publish import Publishing
 from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservations
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.services import Services
 from shardmq.broker.front_door.time_slices import TimeSlices
 from shardmq.broker.front_door.topology.steps import StepRunner
 from shardmq.broker.model.changes import BindingPut, ExchangePut, QueuePut
 from shardmq.broker.shared.config import BrokerConfig
+from shardmq.broker.shared.control import Span
 from shardmq.shardd.wire import envelope
 from shardmq.shardd.wire import messages as wire
 from shardmq.shardd.wire.ring import Reader, Writer
@@ -83,7 +86,8 @@ class Door:
 
     new_loop = Tasks
 
-    def __init__(self, *, short: bool, **settings: Any) -> None:
+    def __init__(self, *, short: bool, traced: bool = False, **settings: Any) -> None:
+        self.spans: list[Span] = []
         self.aio = self.new_loop()
         config = BrokerConfig(
             runtime_dir="nowhere", door=0, shards=SHARDS, listen_fds=[], boot="1", **settings
@@ -109,14 +113,15 @@ class Door:
         links._context.term()
         self.counts = counts = Counts()
         replies = Replies(links, counts)
+        spans = Spans(0.0, self._take_spans, lambda *_: None, random.Random(1)) if traced else None
         line: Any = self.line
         self.publishing = publishing = Publishing(
             line, links, Reservations(links), DedupService(links), replies, counts,
-            set_timestamp=config.set_timestamp,
+            set_timestamp=config.set_timestamp, spans=spans,
         )  # fmt: skip
         self.loop = PassLoop(self.aio, links, publishing, shards=SHARDS, tick_us=0)  # type: ignore[arg-type]
         self.loop.slices = TimeSlices(lambda: 0.0, self.aio.call_soon)  # they never end
-        self.consuming = Consuming(links, line, self.loop, counts, replies)
+        self.consuming = Consuming(links, line, self.loop, counts, replies, spans)
         self.services = Services(
             config=config,
             incarnation=INCARNATION,
@@ -130,6 +135,7 @@ class Door:
             consuming=self.consuming,
             steps=StepRunner(line, links),
             server_properties={},
+            spans=spans,
         )
         if short:
             self.services.use_short_way()
@@ -145,6 +151,10 @@ class Door:
         self._read: list[int] = []
         for shard in range(SHARDS):
             self.restart(shard)
+
+    def _take_spans(self, spans: list[Span]) -> bool:
+        self.spans += spans
+        return True
 
     # -- clients ---------------------------------------------------------------------------------
 
@@ -242,13 +252,20 @@ class Door:
         for at, client in enumerate(self.clients):
             written.append((client.taken[self._read[at] :], client.is_closed))
             self._read[at] = len(client.taken)
-        return {"written": written, "sent": sent}
+        if self.services.spans is not None:
+            self.services.spans.flush()
+        spans, self.spans = self.spans, []
+        made = [(span.name, span.trace_id, span.error, span.attributes) for span in spans]
+        return {"written": written, "sent": sent, "spans": made}
 
     def state(self) -> dict[str, Any]:
         """Return what the front door counts and remembers."""
         connections, channels = self.connections.report()
+        for channel in channels:
+            del channel["used_at_ms"]  # by the clock
         return {
             "counts": self.counts.report(),
+            "vhosts": self.connections.of_vhosts(),
             "connections": connections,
             "channels": channels,
             "exchanges": sorted(self.publishing.exchange_counts.report()),

@@ -56,6 +56,7 @@ class History:
         seed: int,
         change: Callable[[Door], None] = lambda door: None,
         new_door: Callable[..., Door] = Door,
+        traced: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
@@ -63,7 +64,11 @@ class History:
         self.rough = self.random.choice([0.0, 0.1, 0.3, 1.0])
         self.is_virtual = self.random.random() < 0.5  # consumers of the virtual queue are busy
         stamps = self.rarely(0.05)
-        self.doors = [new_door(short=short, set_timestamp=stamps) for short in (False, True)]
+        self.traced, self.traces = traced, random.Random(seed)
+        self.doors = [
+            new_door(short=short, traced=self.traced, set_timestamp=stamps)
+            for short in (False, True)
+        ]
         change(self.doors[1])
         self.log: list[str] = []
         self.pending: dict[int, bytes] = {}  # what a client has said and nobody has read
@@ -281,6 +286,8 @@ class History:
             props["headers"] = rng.choice(
                 [{"CC": ["a"]}, {"one": 1}, {"BCC": ["b"]}, {"x-producer-id": "p", "x-sequence": 1}]
             )
+        if self.traced and self.traces.random() < 0.1:
+            props["headers"] = {**props.get("headers", {}), **context(self.traces)}
         if self.rarely(0.03):
             props["reply_to"] = "amq.rabbitmq.reply-to"
         if self.rarely(0.02):
@@ -367,7 +374,9 @@ class History:
             count = rng.choice([1, 1, 2, 30])
             self.numbers[epoch, number] = first + count
             size = rng.choice([0, 16, 16, 500, 20_000 if rng.random() < 0.1 else 16])
-            stored = properties.stored_with(b"", b"a", {}, rng.randbytes(size))
+            in_trace = self.traced and self.traces.random() < 0.3
+            headers = context(self.traces) if in_trace else {}
+            stored = properties.stored_with(b"", b"a", headers, rng.randbytes(size))
             writer.add(
                 connection, channel, number, first, rng.random() < 0.2, count, stored * count,
                 2 if rng.random() < 0.05 else 0, rng.random() < 0.03,
@@ -390,6 +399,13 @@ class History:
         freed = max(0, link.in_flight) * rng.randint(0, 2) // 2
         messages = [envelope.confirmed(*who, batch, refused), envelope.credit(*who, [(0, freed)])]
         self.both(lambda door: door.hear(shard, *messages), f"shard {shard} confirms {batch}")
+
+
+def context(rng: random.Random) -> dict[str, Any]:
+    """Return a header of a trace, which may be sampled, or be none."""
+    flags = rng.choice(["00", "01", "01", "03", "ff", "0g"])
+    said = f"00-{rng.randbytes(16).hex()}-{rng.randbytes(8).hex()}-{flags}"
+    return {"traceparent": rng.choice([said, said, bytearray(said.encode()), said[:-1], 7])}
 
 
 def begin_group(
@@ -470,7 +486,7 @@ async def test_both_ways_do_the_same(first: int) -> None:
     took = 0
     for seed in range(first, first + TOGETHER):
         print(f"seed {seed}")
-        took += await History(seed, watched(Counted)).play()
+        took += await History(seed, watched(Counted), traced=seed % 3 == 0).play()
     assert took > 100, "hardly anything went the short way"
 
 

@@ -208,11 +208,9 @@ class FakeDoors:
             "delivered": 2,
         }
         channel |= dict.fromkeys(counts, 0)
-        return [
-            DoorReport(
-                1, [{"owner": OWNER, "channels": 1, "state": "running"}], [channel], counters
-            )
-        ]
+        connection = {"owner": OWNER, "channels": 1, "state": "running"}
+        connection |= {"recv_cnt": 3, "send_cnt": 2}
+        return [DoorReport(1, [connection], [channel], counters)]
 
 
 @dataclass

@@ -102,19 +102,14 @@ ERLANGS = (
     "recoverable_slaves "
 )
 NOT_HERE: Final = {
-    # How many are in memory, and which of them are persistent, no queue keeps count of: what is
-    # stored is on disk.
     "queues": ERLANGS + (
-        "backing_queue_status consumer_capacity consumer_utilisation message_bytes_paged_out "
-        "message_bytes_persistent message_bytes_ram messages_paged_out messages_persistent "
-        "messages_ram messages_ready_ram messages_unacknowledged_ram"
+        "backing_queue_status message_bytes_paged_out messages_paged_out messages_ready_ram "
+        "messages_unacknowledged_ram"
     ),
     "channels": ERLANGS,
-    "connections": ERLANGS + "peer_cert_validity ssl_hash ssl_key_exchange recv_cnt send_cnt",
+    "connections": "garbage_collection peer_cert_validity ssl_hash ssl_key_exchange",
     # Messages are counted by queue and by client.
     "exchanges": "message_stats",
-    # What closed connections sent is forgotten with them.
-    "vhosts": "message_stats recv_oct send_oct",
     "overview": "release_series_support_status",
     "overview message_stats": "disk_reads disk_writes",
     "nodes": ERLANGS + "contexts",

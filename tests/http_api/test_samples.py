@@ -48,10 +48,7 @@ PATHS: Final = {
 NOT_HERE: Final = {
     "queues": {"reductions"},
     "connections": {"reductions"},
-    "channels": {
-        "reductions", "message_stats.ack", "message_stats.redeliver", "message_stats.confirm",
-        "message_stats.drop_unroutable", "message_stats.return_unroutable",
-    },
+    "channels": {"reductions"},
     "overview": {"message_stats.disk_reads", "message_stats.disk_writes"},
     "nodes": {
         "channel_closed", "channel_created", "connection_closed", "connection_created",
@@ -63,11 +60,9 @@ NOT_HERE: Final = {
         "queue_index_read_count", "queue_index_write_count", "disk_free",
     },
     "vhosts": {
-        "recv_oct", "send_oct", "message_stats.ack", "message_stats.confirm",
-        "message_stats.deliver", "message_stats.deliver_get", "message_stats.deliver_no_ack",
-        "message_stats.drop_unroutable", "message_stats.get", "message_stats.get_empty",
-        "message_stats.get_no_ack", "message_stats.publish", "message_stats.redeliver",
-        "message_stats.return_unroutable",
+        "message_stats.deliver", "message_stats.deliver_no_ack", "message_stats.drop_unroutable",
+        "message_stats.get", "message_stats.get_empty", "message_stats.get_no_ack",
+        "message_stats.redeliver", "message_stats.return_unroutable",
     },
 }  # fmt: skip
 

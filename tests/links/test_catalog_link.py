@@ -50,6 +50,8 @@ from shardmq.broker.shared.control import (
     QueueDeclare,
     Snapshot,
     SnapshotPart,
+    Span,
+    SpansEnded,
 )
 from shardmq.shardd.wire.messages import WIRE_VERSION
 
@@ -252,6 +254,25 @@ def test_a_change_is_in_force_when_the_answer_to_its_asker_arrives(tmp_path: Pat
         stream.say(Changes(2, [QueuePut("/", "q", 1, 0)]), Answer(1, result={"name": "q"}))
         assert (await answer).result == {"name": "q"}
         assert s.link.catalog.queue("/", "q") is not None
+
+    run(tmp_path, play)
+
+
+def test_spans_are_not_kept_for_a_controller_that_is_away_or_does_not_read(tmp_path: Path) -> None:
+    span = Span("publish x", "consumer", b"1" * 16, b"2" * 8, b"", "", 1, 2, {"a": "b" * 9000}, "")
+
+    async def play(s: Scene) -> None:
+        assert not s.link.say_spans([span])
+        stream = await s.in_step(VhostPut("/"))
+        await s.link.synced()
+        assert s.link.say_spans([span])
+        assert await stream.hear() == SpansEnded([span])
+        said = 0
+        while s.link.say_spans([span] * 50):  # nobody hears: what the kernel takes is bounded, too
+            said += 1
+            assert said < 100
+            await asyncio.sleep(0)
+        assert said > 1
 
     run(tmp_path, play)
 

@@ -230,7 +230,10 @@ def test_what_may_fall_has_negative_rates_and_what_was_not_known_before_none() -
     assert rates.of({"x": 4, "new": 9}) == {"x": -3.0}
 
 
-NOT_SAID = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty")
+NOT_SAID = (
+    "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "ack", "redeliver", "confirm",
+    "return_unroutable", "drop_unroutable",
+)  # fmt: skip
 
 
 async def test_a_queue_and_a_channel_have_the_rates_between_two_looks(shards: FakeShards) -> None:

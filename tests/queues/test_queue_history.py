@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -18,17 +19,25 @@ START = 1000
 HEAD_BYTES = 10  # of a stored message with empty names
 
 
-def stored(message: Message) -> bytes:
-    return struct.pack("<IIBBI", message.size, 0, 0, 0, message.id).ljust(
-        HEAD_BYTES + message.size, b"."
-    )
+def stored(message: Message, properties: bytes = b"") -> bytes:
+    head = struct.pack("<IIBB", message.size, len(properties), 0, 0) + properties
+    return (head + struct.pack("<I", message.id)).ljust(len(head) + message.size, b".")
+
+
+def no_properties(message: Message) -> bytes:
+    return b""
 
 
 class Both:
     """A queue and its model, told the same."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        properties: Callable[[Message], bytes] = no_properties,
+    ) -> None:
         self.arguments = arguments
+        self.properties = properties
         self.store = DictStore()
         self.queue = Queue(1, self.store, limits_of(arguments), now=START)
         self.model = ModelQueue(limits_of(arguments))
@@ -54,9 +63,10 @@ class Both:
     ) -> None:
         at = 0
         for i in range(count):
-            size, _, _, _, number = struct.unpack_from("<IIBBI", blob, at)
+            size, props = struct.unpack_from("<II", blob, at)
+            (number,) = struct.unpack_from("<I", blob, at + HEAD_BYTES + props)
             self.given.append((consumer.number, first + i, redelivered, number))
-            at += HEAD_BYTES + size
+            at += HEAD_BYTES + props + size
         assert at == len(blob)
 
     def deliver_again(
@@ -83,13 +93,25 @@ class Both:
                 Message(self.last, 4 + (a * b + i) % 9, (b + i) % 7 if a % 2 else 0, expires)
             )
         facts = array("Q", [each.priority << 56 | each.expires for each in messages])
-        entries = array("Q", [self.store.put([1], stored(each)) for each in messages])
+        entries = array(
+            "Q", [self.store.put([1], stored(each, self.properties(each))) for each in messages]
+        )
         self.entry_of.update(zip((each.id for each in messages), entries, strict=True))
         size = sum(each.size for each in messages)
         indexes = array("I", range(10, 10 + len(messages)))
-        arrival = DictArrival(1, entries, size, facts if any(facts) else None, indexes)
+        arrival = DictArrival(
+            1,
+            entries,
+            size,
+            facts if any(facts) else None,
+            indexes,
+            kinds=self.kinds_of(messages),
+        )
         refused = [i + 10 for i in self.model.publish(messages, self.now)]
         assert (self.queue.publish(arrival, self.now) or []) == refused
+
+    def kinds_of(self, messages: list[Message]) -> int:
+        return 0
 
     def turn(self, a: int, b: int) -> None:
         self.given.clear()
@@ -189,7 +211,10 @@ class Both:
             assert got is None
             return
         assert got is not None
-        assert (got[0], got[2]) == (stored(expected), expected.redelivered)
+        assert (got[0], got[2]) == (
+            stored(expected, self.properties(expected)),
+            expected.redelivered,
+        )
         assert got[3] == (expected.returns if self.model.counts_returns else 0)
         if a % 3:
             self.got[got[1]] = expected

@@ -372,6 +372,34 @@ def passed_on(
     return deliveries(blob, count, channel, ctag, tag, False, frame_max)
 
 
+def is_traced(data: bytes) -> bool:
+    """Return whether a header of a sampled trace may be anywhere in these bytes."""
+    return any(
+        data[at : at + 12] == b"\x0btraceparent"
+        and data[at + 12 : at + 13] in (b"S", b"x")
+        and int.from_bytes(data[at + 13 : at + 17], "big") >= 55
+        and len(data) >= at + 72
+        and _is_odd(data[at + 71])
+        for at in range(len(data))
+    )
+
+
+def _is_odd(digit: int) -> bool:
+    """Return whether a digit of 0 to 9 and a to f is odd. Others are as their codes are."""
+    return digit % 2 == 1 if digit <= ord("9") else digit % 2 == 0
+
+
+def marked(data: bytes, table: bytes, chosen: list[int], now_ns: int) -> bytes | None:
+    rows = [list(row) for row in ROW.iter_unpack(table)]
+    found = {at for at, row in enumerate(rows) if is_traced(data[row[3] : row[3] + row[4]])} | set(
+        chosen
+    )
+    for at in found:
+        rows[at][11] |= HAS_USER_ID
+        rows[at][13] = now_ns
+    return b"".join(ROW.pack(*row) for row in rows) if found else None
+
+
 def get_ok(
     message: bytes, channel: int, tag: int, redelivered: bool, remaining: int, frame_max: int
 ) -> bytes:

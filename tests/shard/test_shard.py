@@ -620,7 +620,7 @@ def test_what_nobody_acknowledges_is_counted_apart() -> None:
     for request in (63, 64):
         bench.tell(m.Get(request, 1, 0, 9, 1, no_ack=True))
     bench.turn()
-    told = stats.of_queue(bench.shard.queues[1])
+    told = stats.of_queue(bench.shard.queues[1], 0)
     assert (told.published, told.delivered, told.got) == (9, 9, 2)
     assert (told.delivered_auto, told.got_auto, told.got_empty) == (5, 1, 2)
 

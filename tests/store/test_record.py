@@ -102,7 +102,16 @@ def test_crc32c_of_long_data_at_every_alignment() -> None:
 
 def described(arrivals: list[record.Arrival]) -> list[tuple[Any, ...]]:
     return [
-        (one.queue_id, one.entries, one.body_bytes, one.facts, one.indexes, one.times, one.marks)
+        (
+            one.queue_id,
+            one.entries,
+            one.body_bytes,
+            one.facts,
+            one.indexes,
+            one.times,
+            one.marks,
+            one.kinds,
+        )
         for one in arrivals
     ]
 

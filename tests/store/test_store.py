@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardmq.shardd.queues.entry import LASTING_KIND, TRANSIENT_KIND
 from shardmq.shardd.store.errors import Closed
 from shardmq.shardd.store.files import OsFiles
 from shardmq.shardd.store.segments import SegmentStore
@@ -288,3 +290,66 @@ def test_a_queue_is_told_again_what_marks_its_messages_have(end: str) -> None:
         [1, 2, 3]
     )
     assert {queue: arrival.marks for queue, arrival in found.items()} == {1: 8, 2: 12, 3: 0}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_queue_is_told_again_what_kinds_of_messages_it_has(end: str) -> None:
+    """Queues of which all messages of one kind are settled have the other kind alone."""
+    files = FaultyFiles()
+    store = opened(files, (1, 2, 3))
+    message = (encode_message(b"x", b"", b"k"),)
+    records = [Record(queues, message, flags=flags) for queues, flags in (((1, 3), 1), ((2, 3), 0))]
+    arrivals = store.append(b"".join(record.encode() for record in records))
+    kinds = {1: LASTING_KIND, 2: TRANSIENT_KIND, 3: LASTING_KIND | TRANSIENT_KIND}
+    assert {arrival.queue_id: arrival.kinds for arrival in arrivals} == kinds
+    mixed = next(arrival for arrival in arrivals if arrival.queue_id == 3)
+    store.settle(3, mixed.entries[:1], True)
+    sync(store)
+    if end == "stop":
+        store.close({arrival.queue_id: arrival.entries for arrival in arrivals})
+    found = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096).recover(
+        [1, 2, 3]
+    )
+    kinds[3] = TRANSIENT_KIND if end == "stop" else found[3].kinds
+    assert {queue: arrival.kinds for queue, arrival in found.items()} == kinds
+    assert found[3].kinds & TRANSIENT_KIND
+
+
+def test_the_start_of_a_message_is_read_wherever_the_message_lies(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    store = SegmentStore(path, segment_bytes=4096)
+    store.recover([1])
+    entries = array("Q")
+    for number in range(12):
+        message = encode_message(b"%d" % number * 900, b"", b"key")
+        (arrival,) = store.append(Record((1,), (message,)).encode())
+        entries += arrival.entries
+    sync(store)
+    wholes = [store.read(entries[i : i + 1], 1)[0] for i in range(12)]
+    assert [store.peek(entry, 64) for entry in entries] == [whole[:64] for whole in wholes]
+    assert store.peek(entries[0], 1 << 20)[: len(wholes[0])] == wholes[0]
+    store.close()
+    again = SegmentStore(path, segment_bytes=4096)
+    found = again.recover([1])[1].entries
+    assert [again.peek(entry, 64) for entry in found] == [whole[:64] for whole in wholes]
+    again.close()
+    assert again.peek(found[0], 64) == b"", "a store that is closed reads nothing"
+
+
+def test_a_store_knows_when_its_messages_came_also_after_a_restart() -> None:
+    """Each time is that of the first note behind the message, or of the last record before one."""
+    files = FaultyFiles()
+    store = opened(files, (1,))
+    entries, times = [], []
+    for number in range(40):
+        times.append(1_000_000 + 1500 * number)
+        message = (encode_message(b"x" * 300, b"", b"k"),)
+        (arrival,) = store.append(Record((1,), message, timestamp=times[-1]).encode())
+        entries.append(arrival.entries[0])
+        assert store.came_at(entries[-1]) is None, "not noted yet"
+        store.note_time(times[-1] + 10)
+    assert [store.came_at(entry) for entry in entries] == [time + 10 for time in times]
+    sync(store)
+    again = SegmentStore("d", files=files.restarted(power_cut=False), segment_bytes=4096)
+    found = again.recover([1])[1].entries
+    assert [again.came_at(entry) for entry in found] == times

@@ -39,6 +39,11 @@ DOCUMENTED = Path(__file__).parents[2] / "deploy" / "broker.toml"
         ),
         ("shards = 3", "shards: expected a table, got 3"),
         ("= 3", "not TOML"),
+        ('[tracing]\nendpoint = "h:4318"', "tracing: endpoint must begin with http:// or https://"),
+        (
+            "[tracing]\nsample_ratio = 1.5",
+            "tracing.sample_ratio: expected a number from 0 to 1, got 1.5",
+        ),
         ('[tls]\nkey = "k"', "tls: there is no cert"),
         (
             '[tls]\ncert = "c"\nverify = "peer"',
@@ -58,6 +63,17 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, says: str) -> 
     path = tmp_path / "broker.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(says)):
+        read(path)
+
+
+def test_tracing_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("[tracing]\nenabled = true\n")
+    monkeypatch.setattr("shardmq.supervisor.config._has_module", lambda name: True)
+    assert read(path).settings.tracing.enabled
+    monkeypatch.setattr("shardmq.supervisor.config._has_module", lambda name: False)
+    text = "OpenTelemetry is not installed where the broker runs: pip install 'shardmq[tracing]'"
+    with pytest.raises(ConfigError, match=re.escape(text)):
         read(path)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmq.supervisor.config import FrontDoors, Settings, Shards, Tls
+from shardmq.supervisor.config import FrontDoors, Settings, Shards, Tls, Tracing
 from shardmq.supervisor.plan import STAGES, Listening, children, shard_count
 
 
@@ -75,3 +76,16 @@ def test_without_front_doors_of_their_own_each_shard_is_one() -> None:
         assert plan.module == "shardmq.combined"
         assert plan.section["shard"]["shard"] == plan.section["front_door"]["door"] == number
         assert plan.section["front_door"]["doors"] == 2
+
+
+def test_the_controller_alone_is_told_where_spans_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardmq.supervisor.config._has_module", lambda name: True)
+    tracing = Tracing(enabled=True, endpoint="http://h", headers="a=b", sample_ratio=0.5)
+    controller, *others = children(Settings(tracing=tracing), 1, "/run", "b", listening(1))
+    told = {"endpoint": "http://h", "headers": "a=b", "service_name": ""}
+    assert controller.section["tracing"] == told
+    assert [each.section.get("tracing_ratio") for each in others] == [None, 0.5]
+    assert all("tracing" not in each.section for each in others)
+    controller, *others = children(Settings(), 1, "/run", "b", listening(1))
+    assert controller.section["tracing"] is None
+    assert [each.section.get("tracing_ratio") for each in others] == [None, None]

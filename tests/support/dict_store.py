@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from shardmq.shardd.queues.entry import HAS_BCC, OWN_LETTERS
+from shardmq.shardd.queues.entry import HAS_BCC, LASTING_KIND, OWN_LETTERS, TRANSIENT_KIND
 from shardmq.shardd.store.format.sequences import Screened, Sequences
 from shardmq.shardd.store.streams import StreamCache, StreamLog
 from shardmq.shardd.store.streams.queue_log import QueueLog
@@ -29,6 +29,7 @@ class DictArrival:
     indexes: array[int] | None = None
     times: array[int] | None = None
     marks: int = 0
+    kinds: int = 0
 
 
 class DictJob:
@@ -51,6 +52,7 @@ class DictStore:
         self.closed: dict[int, array[int]] | None = None
         self.returns: dict[tuple[int, int], int] = {}
         self.recovered: dict[int, DictArrival] = {}
+        self.notes: list[tuple[int, int]] = []
 
     def put(self, queue_ids: Collection[int], message: bytes) -> int:
         self.last += 16
@@ -93,6 +95,7 @@ class DictStore:
                     assert arrival.facts is not None and arrival.indexes is not None
                     arrival.entries.append(entry)
                     arrival.marks |= flags & (HAS_BCC | OWN_LETTERS)
+                    arrival.kinds |= LASTING_KIND if flags & 1 else TRANSIENT_KIND
                     arrival.body_bytes += int.from_bytes(message[:4], "little")
                     arrival.facts.append(fact)
                     arrival.indexes.append(ordinal)
@@ -136,6 +139,15 @@ class DictStore:
             else 1 + entries[0] // 16 % len(entries)
         )
         return self.read(entries[:together], bytes_max)
+
+    def peek(self, entry: int, bytes_max: int) -> bytes:
+        return self.messages[entry & ~15][:bytes_max]
+
+    def came_at(self, entry: int) -> int | None:
+        return next((at for end, at in self.notes if entry < end), None)
+
+    def note_time(self, now: int) -> None:
+        self.notes.append((self.last + 16, now))
 
     def settle(self, queue_id: int, entries: array[int], durable: bool) -> None:
         for entry in entries:

@@ -84,7 +84,7 @@ class Channel:
     def __init__(self, number: int) -> None:
         self.number = number
         self.is_open = True
-        self.published = 0
+        self.published = self.returned = self.unroutable_dropped = 0
         self.confirms: Any = None
         self.transaction: Any = None
         self.reply_to = ""

@@ -191,7 +191,7 @@ class Doors:
     def _begin(self) -> None:
         self.compare()
         self._left = INPUTS
-        self._doors = [Door(short=short) for short in (False, True)]
+        self._doors = [Door(short=short, traced=True) for short in (False, True)]
         self._enter()
 
     def _enter(self) -> None:

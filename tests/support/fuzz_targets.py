@@ -38,6 +38,7 @@ PUBLISHES = (
         1, "k", b"x" * 16, headers={"CC": ["a"], "x-sequence": 1}, expiration="60000", priority=9,
         reply_to="amq.rabbitmq.reply-to", user_id="guest", correlation_id="c",
     ),
+    _whole(1, "k", b"t", headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}),
 )  # fmt: skip
 SETTLES = (
     b"".join(method(1, commands.Basic.Ack(tag)) for tag in range(1, 5)),
@@ -65,7 +66,7 @@ def scan(data: bytes) -> Hashable:
     at, table, count, why, _ = frames.scan(data, 0, len(data), STATES, FRAME_MAX, MESSAGE_MAX)
     for index in range(count):
         contents.stored(data, table, index)
-    return count, why, at == len(data)
+    return count, why, at == len(data), frames.marked(data, table, [], 1) is None
 
 
 def compare_scan(data: bytes) -> None:
@@ -73,6 +74,8 @@ def compare_scan(data: bytes) -> None:
     *expected, expected_needed = reference.scan(data, 0, len(data), STATES, FRAME_MAX, MESSAGE_MAX)
     assert found == expected
     assert found[3] != frames.INCOMPLETE or needed == expected_needed
+    assert frames.is_traced(data) == reference.is_traced(data)
+    assert frames.marked(data, found[1], [], 1) == reference.marked(data, found[1], [], 1)
     for index in range(found[2]):
         stored = contents.stored(data, found[1], index)
         assert stored == reference.stored(data, found[1], index)

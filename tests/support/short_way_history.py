@@ -167,6 +167,7 @@ def _queue(queue: Queue) -> Any:
         (backlog.ready_count, backlog.ready_bytes, backlog.unacked_count, backlog.unacked_bytes),
         [level.peek(len(level)).tolist() for level in backlog.levels],
         (backlog.marks, backlog.hides, backlog.is_watched, queue.closed, queue.deleted),
+        (backlog.kinds, queue.dispatch.is_stuck),
         [consumer.number for level in queue.consumers.levels for consumer in level],
     )
 

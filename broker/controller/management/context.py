@@ -21,6 +21,7 @@ from shardmq.broker.controller.peers.links import DoorLinks
 from shardmq.broker.controller.peers.presence import Presence
 from shardmq.broker.controller.peers.shard_links import ShardLinks
 from shardmq.broker.controller.resharding.reshard_progress import ReshardProgress
+from shardmq.broker.controller.span_export import SpanExport
 from shardmq.broker.controller.streams.ended_streams import EndedStreams
 from shardmq.broker.controller.streams.stream_ranges import StreamRanges
 from shardmq.broker.model.catalog import Catalog
@@ -48,6 +49,7 @@ class Context:
     logins: Logins = field(default_factory=Logins)
     streams: StreamRanges = field(default_factory=StreamRanges)
     ended: EndedStreams | None = None  # streams of shard queues that are gone
+    spans: SpanExport | None = None  # None: no spans are made
     # Changes of the number of shards under way, by vhost and exchange.
     resharding: Mapping[tuple[str, str], ReshardProgress] = field(default_factory=dict)
     imports: Imports = field(default_factory=Imports)

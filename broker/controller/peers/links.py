@@ -51,6 +51,8 @@ from shardmq.broker.shared.control import (
     Query,
     Snapshot,
     SnapshotPart,
+    Span,
+    SpansEnded,
 )
 from shardmq.shardd.wire.messages import WIRE_VERSION
 from shardmq.shardd.wire.recent import RecentKeys
@@ -92,6 +94,8 @@ class Handler(Protocol):
 
     def connections_passed(self, count: int) -> None:
         """Count connections that came and went before they were told of."""
+
+    def spans_ended(self, spans: list[Span]) -> None: ...
 
     def asked(self, ask: Ask, answer: Callable[[int, str, dict[str, Any]], None]) -> None: ...
 
@@ -537,6 +541,8 @@ class DoorLinks:
             case Fenced():
                 if message.number in self._fences:
                     self._fences[message.number].passed(door.number)
+            case SpansEnded():
+                self.handler.spans_ended(message.spans)
             case DoorReport():
                 if message.query in self._reports:
                     self._reports[message.query].add(message)

@@ -10,6 +10,7 @@ from pamqp import base
 
 from shardmq.broker.amqp import Binds
 from shardmq.broker.front_door.consume.consumers import ConsumingChannel, Receiver, Settle
+from shardmq.broker.front_door.counts import OF_CHANNEL
 from shardmq.broker.front_door.hot_state import PublishingState
 from shardmq.broker.front_door.publish import transactions
 from shardmq.broker.front_door.publish.confirms import Confirms
@@ -25,6 +26,7 @@ Outcome = Coroutine[None, None, Reply] | Reply
 Work = base.Frame | Binds | Callable[[], Outcome]
 
 NO_WORK: Final[deque[Work]] = deque()  # of channels that have never had to wait
+NOTHING_CONSUMED: Final = (0,) * 8
 
 
 class Channel(PublishingState):
@@ -33,12 +35,19 @@ class Channel(PublishingState):
     Some clients open a channel for each thing they do, so what few channels need is made late.
     """
 
-    __slots__ = ("_client", "last_queue", "pipeline", "running", "work")
+    __slots__ = (
+        "_client", "last_queue", "pipeline", "running", "seen_at_ms", "seen_count", "work",
+    )  # fmt: skip
 
     def __init__(self, client: Receiver, number: int) -> None:
         self.number = number
         self.is_open = True
         self.published = 0  # messages, also those that reached no queue
+        self.returned = self.unroutable_dropped = 0  # of these
+        # How much was counted when somebody last asked for the counters, and when more than before
+        # was seen.
+        self.seen_count = -1
+        self.seen_at_ms = 0
         self.last_queue = ""  # the queue declared last: what an empty queue name means
         self.confirms: Confirms | None = None
         self.transaction: Transaction[Decided, Settle] | None = None
@@ -86,10 +95,28 @@ class Channel(PublishingState):
     def busy(self) -> bool:
         return self.running or (self.pipeline is not None and self.pipeline.busy)
 
-    def report(self, owner: str) -> dict[str, object]:
-        """Return the counters of the channel for listings."""
+    def counted(self) -> tuple[int, ...]:
+        """Return the counters of the channel since it was opened, in the order of OF_CHANNEL."""
+        confirms, consuming = self.confirms, self.consuming_if_any
+        confirmed = (
+            confirms.next_seq - 1 - confirms.unconfirmed - confirms.nacked if confirms else 0
+        )
+        return (
+            self.published,
+            confirmed,
+            self.returned,
+            self.unroutable_dropped,
+            *(consuming.counted() if consuming is not None else NOTHING_CONSUMED),
+        )
+
+    def report(self, owner: str, now_ms: int) -> dict[str, object]:
+        """Return the counters of the channel for listings, as of `now_ms` since the epoch."""
         confirms, transaction = self.confirms, self.transaction
         unconfirmed = confirms.unconfirmed if confirms else 0
+        counted = self.counted()
+        done = sum(counted)
+        if done != self.seen_count:
+            self.seen_count, self.seen_at_ms = done, now_ms
         return {
             "owner": owner,
             "number": self.number,
@@ -97,7 +124,8 @@ class Channel(PublishingState):
             "transactional": transaction is not None,
             "messages_unconfirmed": unconfirmed,
             "messages_uncommitted": transaction.publish_count if transaction else 0,
-            "acks_uncommitted": transaction.settle_count if transaction else 0,
-            "published": self.published,
+            "acks_uncommitted": transaction.settled_messages if transaction else 0,
+            "used_at_ms": self.seen_at_ms,
             **self.consuming.report(),
+            **dict(zip(OF_CHANNEL, counted, strict=True)),
         }

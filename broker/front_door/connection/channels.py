@@ -134,7 +134,13 @@ class Channels:
         is_known = self.by_number.get(channel.number) is channel
         if is_known:
             del self.by_number[channel.number]
+            self._add_counted(channel)
         return is_known
+
+    def _add_counted(self, channel: Channel) -> None:
+        """Add what a channel that has ended did to the counters of its vhost."""
+        if channel.published or channel.has_consumed:
+            self._services.vhost_counts.add_channel(self._session.vhost, channel.counted())
 
     def end(self, channel: Channel) -> Releases:
         """End what a channel does; the futures end when the shards have requeued its messages."""
@@ -155,6 +161,7 @@ class Channels:
         for channel in list(self.by_number.values()):
             self.end(channel)
             self._work.forget(channel)
+            self._add_counted(channel)
         self.by_number.clear()
 
 

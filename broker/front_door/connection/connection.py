@@ -569,7 +569,9 @@ class ClientConnection:
             "owner": self.session.owner,
             "channels": len(self.channels.all(self)),
             "recv_oct": self.socket.received_bytes,
+            "recv_cnt": self.socket.reads,
             "send_oct": self.output.written,
+            "send_cnt": self.output.writes,
             "send_pend": self.output.pending,
             "state": state,
         }

@@ -98,6 +98,7 @@ class Output(OutputState):
     def _drop(self, count: int) -> None:
         self.pending -= count
         self.written += count
+        self.writes += 1
         if self.has_room is not None and self.pending <= OUT_BYTES_MAX // 2:
             self.has_room.set()
             self.has_room = None

@@ -155,6 +155,7 @@ class ClientSocket(SocketState):
             loop.reads.short += 1
         loop.pace.read_by(self.id)
         self.received_bytes += count
+        self.reads += 1
         self.last_received = loop.now
         if (inlet := self.inlet) is None:
             self.go_on(0, end, begun)
@@ -225,6 +226,7 @@ class ClientSocket(SocketState):
         self.more_comes = False
         self._body_bytes = count
         self.received_bytes += count
+        self.reads += 1
         self.last_received = loop.now
         rest = self.amqp.unfinished.body_came(part, places, count)
         if rest:

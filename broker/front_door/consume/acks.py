@@ -49,7 +49,8 @@ class Acks:
         """
         for kind, runs in _taken(channel, ranges):
             if channel.transaction is not None:
-                channel.transaction.settle((kind, runs))
+                count = sum(run.last_tag - run.first_tag + 1 for run in runs)
+                channel.transaction.settle((kind, runs), count)
             else:
                 self.settle_runs(kind, runs)
 
@@ -63,6 +64,8 @@ class Acks:
             consumer = run.consumer
             count = run.last_tag - run.first_tag + 1
             last = run.first_number + count - 1
+            if kind == wire.ACK:
+                consumer.channel.acked += count
             self._tell_shard(kind, run, last, at_once)
             reading = consumer.reading
             if kind == wire.REQUEUE and reading is not None and run.epoch == reading.epoch:

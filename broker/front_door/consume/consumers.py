@@ -100,6 +100,7 @@ class ConsumingChannel(ConsumingState):
         # Deliveries that nobody settles, and those of basic.get. All other deliveries went to
         # consumers that acknowledge.
         self.delivered_auto = self.got_auto = self.got_manual = self.got_empty = 0
+        self.acked = self.redelivered = 0
         self.unacked: Unacked[Consumer] = Unacked()
         self.transaction: Transaction[Any, Settle] | None = None
         self.consumers: dict[str, Consumer | GroupConsumer] = {}  # by tag
@@ -135,20 +136,27 @@ class ConsumingChannel(ConsumingState):
                 self.unacked.put_back(run)
 
     def report(self) -> dict[str, int]:
-        """Return the counters of the channel for listings."""
-        got = self.got_auto + self.got_manual
+        """Return the limits of the channel, and what it has now, for listings."""
         return {
             "prefetch_count": self.prefetch,
             "global_prefetch_count": self.limit.most,
             "messages_unacknowledged": self.unacked.count,
             "consumer_count": len(self.consumers),
-            "delivered": self.next_tag - 1,
-            "delivered_auto": self.delivered_auto,
-            "delivered_manual": self.next_tag - 1 - self.delivered_auto - got,
-            "got_auto": self.got_auto,
-            "got_manual": self.got_manual,
-            "got_empty": self.got_empty,
         }
+
+    def counted(self) -> tuple[int, ...]:
+        """Return the counters of the channel, from `acked` on in the order of OF_CHANNEL."""
+        delivered, got = self.next_tag - 1, self.got_auto + self.got_manual
+        return (
+            self.acked,
+            self.redelivered,
+            delivered,
+            delivered - self.delivered_auto - got,
+            self.delivered_auto,
+            self.got_manual,
+            self.got_auto,
+            self.got_empty,
+        )
 
 
 class Consumer(ConsumerState):

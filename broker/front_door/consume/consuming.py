@@ -41,6 +41,7 @@ from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.front_door.publish.replies import Replies
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model import checks
 from shardmq.broker.model.changes import QueuePut
@@ -60,6 +61,7 @@ class Consuming:
         clock: Clock,
         counts: Counts | None = None,
         replies: Replies | None = None,
+        spans: Spans | None = None,
     ) -> None:
         counts = counts or Counts()
         self._replies = replies or Replies(links, counts)
@@ -67,9 +69,9 @@ class Consuming:
         self._attaching = Attaching(links, self.crediting)
         self.consumers = self._attaching.consumers  # by number
         self.groups = GroupConsuming(links, self._attaching, self.crediting, controller)
-        self.deliveries = Deliveries(links, self.consumers, self.crediting, counts, clock)
+        self.deliveries = Deliveries(links, self.consumers, self.crediting, counts, clock, spans)
         self.acks = Acks(links, self.crediting, self.groups)
-        self.gets = Gets(links, self._attaching, counts, clock)
+        self.gets = Gets(links, self._attaching, counts, clock, spans)
 
     def trace(self, tracing: Tracing | None) -> None:
         """Copy what clients are given from now on; None: nothing is traced."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from shardmq.broker.amqp import contents, properties
 from shardmq.broker.front_door.consume.consumers import Clock, Consumer
 from shardmq.broker.front_door.consume.crediting import Crediting
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model import message_dlx
 from shardmq.shardd.wire.messages import Weighed
@@ -26,12 +29,14 @@ class Deliveries:
         crediting: Crediting,
         counts: Counts,
         clock: Clock,
+        spans: Spans | None = None,
     ) -> None:
         self._links = links
         self._consumers = consumers
         self._crediting = crediting
         self._counts = counts
         self._clock = clock
+        self._spans = spans
         self.tracing: Tracing | None = None  # None: nothing is traced
 
     def deliver(
@@ -56,6 +61,7 @@ class Deliveries:
             weight = blob.weight if isinstance(blob, Weighed) else len(blob)
             self._links.credit(shard, link.epoch, section[0], weight)
             return
+        began_ns = time.time_ns() if self._spans is not None else 0
         channel, client = consumer.channel, consumer.client
         if not consumer.announced:
             client.answer(channel.number, consumer.announce())
@@ -74,6 +80,8 @@ class Deliveries:
             blob = _with_offsets(consumer, first_number, count, blob, link.epoch)
         tag = channel.next_tag
         channel.next_tag += count
+        if redelivered:
+            channel.redelivered += count
         if consumer.no_ack:
             self._counts.delivered_auto += count
             channel.delivered_auto += count
@@ -92,8 +100,9 @@ class Deliveries:
                 client.session, channel.number, consumer.queue_name, redelivered, count, blob
             )
             client.feeds(fed)
+        data: bytes | list[bytes | memoryview]
         if messages is not None:
-            parts = contents.framed(
+            data = contents.framed(
                 messages,
                 channel.number,
                 consumer.tag_bytes,
@@ -101,19 +110,22 @@ class Deliveries:
                 redelivered,
                 client.session.frame_bytes_max,
             )
-            client.write_delivery(parts, shard, weight)
-            return
-        to_frames = contents.deliveries if size < LARGE_BYTES * count else contents.delivery_parts
-        data = to_frames(
-            properties.with_delivery_count(blob, count, times) if times else blob,
-            count,
-            channel.number,
-            consumer.tag_bytes,
-            tag,
-            redelivered,
-            client.session.frame_bytes_max,
-        )
+        else:
+            is_small = size < LARGE_BYTES * count
+            to_frames = contents.deliveries if is_small else contents.delivery_parts
+            data = to_frames(
+                properties.with_delivery_count(blob, count, times) if times else blob,
+                count,
+                channel.number,
+                consumer.tag_bytes,
+                tag,
+                redelivered,
+                client.session.frame_bytes_max,
+            )
         client.write_delivery(data, shard, weight)
+        if self._spans is not None:
+            heads = blob if messages is None else [head for head, _ in messages]
+            self._spans.delivered(client.session, consumer.queue_name, began_ns, count, heads)
 
     def _lent(self, shard: int, places: memoryview, count: int) -> list[tuple[bytes, memoryview]]:
         """Return each message without its body, and its body, which stays where it is."""

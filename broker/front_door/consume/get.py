@@ -6,6 +6,7 @@ A pseudo consumer for each channel and shard holds what was got until it is sett
 from __future__ import annotations
 
 import asyncio
+import time
 
 from pamqp import base, commands
 
@@ -16,6 +17,7 @@ from shardmq.broker.front_door.consume.refusals import GET, refused_by_shard, re
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.shard_links import ShardLinks
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.model import message_dlx
 from shardmq.broker.model.changes import QueuePut
@@ -35,12 +37,18 @@ class Gets:
     """All of basic.get of this front door."""
 
     def __init__(
-        self, links: ShardLinks, attaching: Attaching, counts: Counts, clock: Clock
+        self,
+        links: ShardLinks,
+        attaching: Attaching,
+        counts: Counts,
+        clock: Clock,
+        spans: Spans | None = None,
     ) -> None:
         self._links = links
         self._attaching = attaching
         self._counts = counts
         self._clock = clock
+        self._spans = spans
         self._cursors: dict[tuple[str, str], int] = {}  # by vhost and virtual queue
         self.tracing: Tracing | None = None  # None: nothing is traced
 
@@ -121,6 +129,7 @@ class Gets:
             message = properties.with_delivery_count(message, 1, got.times)
         tag = channel.next_tag
         channel.next_tag += 1
+        channel.redelivered += got.redelivered
         if no_ack:
             self._counts.got_auto += 1
             channel.got_auto += 1
@@ -135,6 +144,8 @@ class Gets:
                 client.session, channel.number, queue.name, got.redelivered, 1, message
             )
             client.feeds(fed)
+        if self._spans is not None:
+            self._spans.delivered(client.session, queue.name, time.time_ns(), 1, message)
         return contents.get_ok(
             message,
             channel.number,

@@ -45,6 +45,8 @@ from shardmq.broker.shared.control import (
     Query,
     Snapshot,
     SnapshotPart,
+    Span,
+    SpansEnded,
 )
 from shardmq.shardd.wire.messages import WIRE_VERSION
 
@@ -67,6 +69,8 @@ BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.2
 # How long the end of a consumer, channel or connection waits for the queues that go with it.
 REMOVED_S_MAX = 2.0
+# Bytes that the controller has not read, beyond which it is told of no more spans.
+SPANS_UNSENT_BYTES_MAX = 1 << 20
 
 
 class Listener(Protocol):
@@ -113,6 +117,9 @@ class Listener(Protocol):
 
     def published(self) -> list[tuple[str, str, int, int]]:
         """Return what came to exchanges, as DoorReport wants it."""
+
+    def of_vhosts(self) -> dict[str, dict[str, int]]:
+        """Return the counters of vhosts, as DoorReport wants them."""
 
     def consumers_here(self) -> list[ConsumerHere]:
         """Return all consumers of virtual queues that the controller let in."""
@@ -251,6 +258,17 @@ class CatalogLink:
         if self.up:
             self._send(message)
 
+    def say_spans(self, spans: list[Span]) -> bool:
+        """Tell the controller of spans; return False if it is away or does not read."""
+        if (
+            not self.up
+            or self._stream is None
+            or self._stream.unsent_bytes > SPANS_UNSENT_BYTES_MAX
+        ):
+            return False
+        self._send(SpansEnded(spans))
+        return True
+
     async def removed(self, queue_ids: Iterable[int]) -> None:
         """Wait until the copy has none of these queues any more, at most REMOVED_S_MAX.
 
@@ -377,10 +395,18 @@ class CatalogLink:
                 holders = listener.holders(message.holders_of)
                 self._send(DoorReport(message.query, [], [], {}, holders=holders))
             case Query() if message.totals_only:
-                self._send(DoorReport(message.query, [], [], listener.totals()))
+                report = DoorReport(
+                    message.query, [], [], listener.totals(), vhosts=listener.of_vhosts()
+                )
+                self._send(report)
             case Query():
                 published = listener.published()
-                report = DoorReport(message.query, *listener.report(), exchanges=published)
+                report = DoorReport(
+                    message.query,
+                    *listener.report(),
+                    exchanges=published,
+                    vhosts=listener.of_vhosts(),
+                )
                 self._send(report)
             case Fence():
                 listener.fence(message.number)

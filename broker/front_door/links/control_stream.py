@@ -43,6 +43,10 @@ class ControlStream(asyncio.Protocol):
         self._out.clear()
         self._transport.close()
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size()
+
     # -- in ---------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:

@@ -118,6 +118,8 @@ class Commit:
                     self._session, self._channel, decided, now_ms, published, self._answers
                 )
                 self._done += 1
+                if decided.message.span is not None:
+                    decided.message.span.packed()
                 first += copies.first
                 self._committed.shards += len(copies.again)
                 for copy in copies.again:

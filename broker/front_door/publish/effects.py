@@ -35,6 +35,8 @@ class PublishingChannel(Protocol):
 
     number: int
     published: int
+    returned: int
+    unroutable_dropped: int
     confirms: Confirms | None
     transaction: Transaction[Decided, Any] | None
 

@@ -11,6 +11,7 @@ import struct
 from typing import Any
 
 from shardmq.broker.amqp import ChannelException, Publishes, contents, frames, properties
+from shardmq.broker.front_door.publish.spans import PublishSpan
 from shardmq.broker.model import checks
 from shardmq.broker.model.checks import type_name
 from shardmq.broker.routing import Message as Routable
@@ -32,7 +33,6 @@ class Message:
     """The facts of one publish, read from its line and its properties."""
 
     __slots__ = (
-        "_properties",
         "_row_flags",
         "delay_ms",
         "exchange",
@@ -43,6 +43,8 @@ class Message:
         "mandatory",
         "persistent",
         "priority",
+        "properties",
+        "span",
         "stored",
         "ttl_ms",
     )
@@ -54,13 +56,14 @@ class Message:
         self.ttl_ms, mode, self.priority, self._row_flags = FACTS.unpack_from(event.table, at * ROW)
         self.persistent = mode == 2
         self.stored = contents.stored(event.buffer, event.table, at)
-        self._properties = properties.read(contents.read_stored(self.stored)[2])
-        self.headers: dict[str, Any] = self._properties.headers or {}
+        self.properties = properties.read(contents.read_stored(self.stored)[2])
+        self.headers: dict[str, Any] = self.properties.headers or {}
         self.keys = [key]
         self.in_sequence = False
         # Added to the message's time, because its ttl is more than a record has room for.
         self.late_ms = 0
         self.delay_ms = delaying.delay_of(self.headers) if delaying.HEADER in self.headers else 0
+        self.span: PublishSpan | None = None  # None: the message takes part in no trace
 
     def check(self, user: str, may_impersonate: bool) -> None:
         """Raise ChannelException for a wrong expiration, user_id, sequence, CC or BCC.
@@ -68,7 +71,7 @@ class Message:
         Reads what these say of the message as well: its ttl, whether it is in sequence, more
         routing keys.
         """
-        expiration = self._properties.expiration
+        expiration = self.properties.expiration
         if self._row_flags & frames.BAD_EXPIRATION and expiration is not None:
             if (
                 not (expiration.isascii() and expiration.isdigit())
@@ -76,7 +79,7 @@ class Message:
             ):
                 raise ChannelException(406, _bad_expiration(expiration), *PUBLISH)
             self.late_ms, self.ttl_ms = checks.in_record(int(expiration))
-        claimed = self._properties.user_id
+        claimed = self.properties.user_id
         if claimed is not None and claimed != user and not may_impersonate:
             text = f"user_id property set to '{claimed}' but authenticated user was '{user}'"
             raise ChannelException(406, text, *PUBLISH)
@@ -118,7 +121,7 @@ class Message:
 
     def routable(self) -> Routable:
         """Return what exchanges look at."""
-        said = hash_facts(self._properties)
+        said = hash_facts(self.properties)
         key, *more = self.keys
         return Routable(key, self.headers, said, random.getrandbits(64), tuple(more), self.delay_ms)
 

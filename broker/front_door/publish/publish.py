@@ -41,6 +41,7 @@ from shardmq.broker.front_door.publish.replies import Replies
 from shardmq.broker.front_door.publish.reservations import Reservation, Reservations, needs_of
 from shardmq.broker.front_door.publish.route_cache import RouteCache, RouteCaches
 from shardmq.broker.front_door.publish.single_message import SingleMessages
+from shardmq.broker.front_door.publish.spans import Spans
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.session import Session
 from shardmq.broker.model.catalog import Catalog
@@ -71,6 +72,7 @@ class Publishing:
         counts: Counts,
         *,
         set_timestamp: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         """`set_timestamp` has each message stamped with the time at which it came."""
         self._source = source
@@ -79,11 +81,12 @@ class Publishing:
         self._replies = replies
         self._counts = counts
         self._set_timestamp = set_timestamp
+        self._spans = spans
         self.dedup = dedup
         self._caches = RouteCaches()
         self.exchange_counts = self._caches.exchange_counts
         self._messages = SingleMessages(
-            source, batches, counts, self.exchange_counts, replies, dedup
+            source, batches, counts, self.exchange_counts, replies, dedup, spans
         )
         # Channels with acks, nacks or a failure; the end of a pass empties the list.
         self.confirms_due: list[Confirms] = []
@@ -147,6 +150,8 @@ class Publishing:
             counts.sizes.add(event.table)
             if self._set_timestamp:
                 _set_timestamps(event, now_ms // 1000)
+            if self._spans is not None:
+                self._spans.mark(event, time.time_ns())
         at = event.done
         far_queue = 0  # a direct reply goes to this queue next, though its consumer is here
         while at < event.count:
@@ -167,6 +172,7 @@ class Publishing:
                     at += 1
                 else:
                     confirms = channel.confirms
+                    dropped = batches.packer.unroutable
                     packed, why = batches.packer.pack(
                         cache.routes,
                         event.buffer,
@@ -179,6 +185,7 @@ class Publishing:
                         far_queue,
                     )
                     far_queue = 0
+                    channel.unroutable_dropped += batches.packer.unroutable - dropped
                     if packed > at:
                         if confirms is not None and batches.packer.in_sequence:
                             confirms.in_sequence = True

@@ -1,12 +1,15 @@
 """Check and route a message that is decided about alone, then pack or return it.
 
 Such is a message that has no learnt route, goes through an exchange that looks at headers, names
-more routing keys, is mandatory without a queue, belongs to a transaction, or whose vhost is traced.
+more routing keys, is mandatory without a queue, belongs to a transaction, takes part in a trace, or
+whose vhost is traced.
 """
 
 from __future__ import annotations
 
-from shardmq.broker.amqp import Publishes
+import time
+
+from shardmq.broker.amqp import ChannelException, ConnectionException, Publishes, properties
 from shardmq.broker.front_door.counts import Counts
 from shardmq.broker.front_door.links.catalog_link import CatalogLink
 from shardmq.broker.front_door.links.shard_links import ShardLinks
@@ -29,6 +32,7 @@ from shardmq.broker.front_door.publish.effects import (
 from shardmq.broker.front_door.publish.exchange_counts import ExchangeCounts
 from shardmq.broker.front_door.publish.message import Message
 from shardmq.broker.front_door.publish.replies import Replies
+from shardmq.broker.front_door.publish.spans import HEADER, Spans
 from shardmq.broker.front_door.publish.targets import by_shard, existing
 from shardmq.broker.front_door.publish.tracing import Tracing
 from shardmq.broker.front_door.session import Session
@@ -49,6 +53,7 @@ class SingleMessages:
         exchange_counts: ExchangeCounts,
         replies: Replies,
         dedup: DedupService,
+        spans: Spans | None = None,
     ) -> None:
         self._source = source
         self._batches = batches
@@ -56,6 +61,7 @@ class SingleMessages:
         self._exchange_counts = exchange_counts
         self._replies = replies
         self._dedup = dedup
+        self._spans = spans
         self.tracing: Tracing | None = None  # None: no vhost is traced
         self.dropped = 0  # messages without a queue that were not mandatory
 
@@ -73,8 +79,31 @@ class SingleMessages:
 
         Raises what the publisher did wrong, as ChannelException or ConnectionException.
         """
-        catalog, user, vhost = self._source.catalog, session.user, session.vhost
         message = Message(event, at)
+        if self._spans is None:
+            return self._decide(session, channel, message, now_ms)
+        span = message.span = self._spans.begin(
+            session, event, at, message.properties, message.stored
+        )
+        if span is None:
+            return self._decide(session, channel, message, now_ms)
+        began_ns = time.time_ns()
+        try:
+            decided = self._decide(session, channel, message, now_ms)
+        except (ChannelException, ConnectionException) as error:
+            span.end(str(error))
+            raise
+        span.routed(began_ns, len(decided.queues))
+        begins = span.header and HEADER not in message.headers
+        # A publish in sequence that is repeated must have the bytes that the first one had.
+        if begins and decided.queues and not message.in_sequence:
+            message.stored = properties.with_header(message.stored, HEADER, span.header)
+        return decided
+
+    def _decide(
+        self, session: Session, channel: PublishingChannel, message: Message, now_ms: int
+    ) -> Decided:
+        catalog, user, vhost = self._source.catalog, session.user, session.vhost
         access.check_exchange(catalog, user, vhost, message.exchange, message.keys)
         known = catalog.users.get(user)
         message.check(user, known is not None and "impersonator" in known.tags)
@@ -117,6 +146,8 @@ class SingleMessages:
         touched = self._batches.packer.take_touched()
         published.fed |= touched
         channel.published += 1
+        if message.span is not None:
+            message.span.packed()
         for copy in copies.first:
             self.watch(copy, touched)
         if confirms is not None:
@@ -190,6 +221,15 @@ class SingleMessages:
                 wanted=not message.in_sequence
             ):
                 published.reply(self._replies.hand_over_one(requester, message.without_bcc()))
+                if message.span is not None and self._spans is not None:
+                    consumer = requester.consumer
+                    self._spans.delivered(
+                        consumer.client.session,
+                        queue.name,
+                        time.time_ns(),
+                        1,
+                        message.without_bcc(),
+                    )
                 reached = True
                 handed_over += 1
             else:
@@ -232,12 +272,14 @@ class SingleMessages:
         """Return a mandatory message, drop any other."""
         if not message.mandatory:
             self.dropped += 1
+            channel.unroutable_dropped += 1
             return
         if channel.confirms is not None:
             # Acks that are due come first: later they would be merged with the ack of this message.
             published.write(channel.confirms.answers())
         published.write(message.returned(channel.number, session.frame_bytes_max))
         self._counts.returned += 1
+        channel.returned += 1
 
     def _store(
         self,
@@ -268,6 +310,7 @@ class SingleMessages:
                 in_sequence=message.in_sequence,
                 marks=marks,
             )
+            self._watch_store(session, channel, message, shard, seq)
 
     def _delay(
         self,
@@ -296,3 +339,20 @@ class SingleMessages:
             message.persistent,
             message.persistent and queue.durable,
         )
+        self._watch_store(session, channel, message, queue.shard, seq)
+
+    def _watch_store(
+        self,
+        session: Session,
+        channel: PublishingChannel,
+        message: Message,
+        shard: int,
+        seq: int,
+    ) -> None:
+        """Have the span of the message hear of the shard's answer, if the publisher waits for it.
+
+        Otherwise waiting would make the shard sync sooner.
+        """
+        if message.span is not None and (seq or channel.transaction is not None):
+            store = message.span.store(shard, session.id, channel.number, seq)
+            self._batches.wait_for(1 << shard, store)

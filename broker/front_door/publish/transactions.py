@@ -40,6 +40,7 @@ class Transaction(Generic[P, S]):
         self._publishes: list[P] = []
         self._settles: list[S] = []
         self.held_bytes = 0
+        self.settled_messages = 0  # of the settles that are held
 
     def publish(self, publish: P, stored_bytes: int) -> None:
         """Hold a publish back. Raises ChannelException when the transaction has too many bytes."""
@@ -50,12 +51,16 @@ class Transaction(Generic[P, S]):
         self.held_bytes += stored_bytes
         self._publishes.append(publish)
 
-    def settle(self, settle: S) -> None:
-        """Hold a settle back. Raises ChannelException when the transaction has too many."""
+    def settle(self, settle: S, messages: int = 1) -> None:
+        """Hold a settle of so many messages back.
+
+        Raises ChannelException when the transaction has too many.
+        """
         if len(self._settles) >= HELD_SETTLES_MAX:
             text = f"more than {HELD_SETTLES_MAX} acknowledgements in one transaction"
             raise ChannelException(PRECONDITION_FAILED, text, TX, 0)
         self._settles.append(settle)
+        self.settled_messages += messages
 
     @property
     def publishes(self) -> Sequence[P]:
@@ -91,7 +96,8 @@ class Transaction(Generic[P, S]):
         return settles
 
     def _begin(self) -> None:
-        self._publishes, self._settles, self.held_bytes = [], [], 0
+        self._publishes, self._settles = [], []
+        self.held_bytes = self.settled_messages = 0
 
 
 def select(current: Transaction[P, S] | None, *, confirming: bool) -> Transaction[P, S]:

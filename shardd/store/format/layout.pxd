@@ -29,6 +29,11 @@ cdef enum:
     NO_TTL = 0xFFFFFFFF
 
 
+cdef inline uint8_t kind_of(uint8_t flags) noexcept nogil:
+    """Return the kind of the messages of a record: 2 if they are PERSISTENT, else 1 (queues/entry.py)."""
+    return 1 + (flags & 1)
+
+
 cdef inline uint64_t record_bytes(const uint8_t *record, uint64_t room) noexcept nogil:
     """Length of the record if its header can be true, else 0."""
     cdef uint64_t length, fixed, count

@@ -8,6 +8,7 @@ class Arrival:
     indexes: array[int] | None
     times: array[int] | None
     marks: int
+    kinds: int
     def __init__(
         self,
         queue_id: int,
@@ -17,6 +18,7 @@ class Arrival:
         indexes: array[int] | None = None,
         times: array[int] | None = None,
         marks: int = 0,
+        kinds: int = 0,
     ) -> None: ...
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int: ...

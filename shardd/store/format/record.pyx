@@ -35,6 +35,7 @@ from shardmq.shardd.store.format.layout cimport (
     MARKS,
     RECORD_HEADER,
     fact_of,
+    kind_of,
     message_bytes,
     put32,
     record_bytes,
@@ -81,8 +82,9 @@ cdef class Arrival:
     cdef readonly object indexes
     cdef readonly object times
     cdef readonly int marks  # MARKS of the flags of its records, all together
+    cdef readonly int kinds  # kind_of its records, all together; 0: not known
 
-    def __init__(self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None, marks=0):
+    def __init__(self, queue_id, entries, body_bytes, facts=None, indexes=None, times=None, marks=0, kinds=0):
         self.queue_id = queue_id
         self.entries = entries
         self.body_bytes = body_bytes
@@ -90,6 +92,7 @@ cdef class Arrival:
         self.indexes = indexes
         self.times = times
         self.marks = marks
+        self.kinds = kinds
 
     def __repr__(self):
         return f"Arrival(queue_id={self.queue_id}, entries={self.entries!r}, body_bytes={self.body_bytes})"
@@ -120,6 +123,7 @@ cdef struct Slot:
     uint32_t queue_id
     bint has_facts
     uint8_t marks
+    uint8_t kinds
     uint64_t count
     uint64_t body_bytes
     uint64_t *entries
@@ -292,6 +296,7 @@ cdef class Batch:
             slot.count += count
             slot.body_bytes += bodies
             slot.marks |= record[27] & MARKS
+            slot.kinds |= kind_of(record[27])
             if fact != 0:
                 slot.has_facts = True
             refs[i] = <uint32_t>slot_number
@@ -432,6 +437,7 @@ cdef class Batch:
             arrival.body_bytes = slots[i].body_bytes
             arrival.indexes = ordinals
             arrival.marks = slots[i].marks
+            arrival.kinds = slots[i].kinds
             arrivals.append(arrival)
         return arrivals
 

@@ -1,5 +1,5 @@
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from shardmq.shardd.store.format.record import Arrival
 
@@ -10,7 +10,12 @@ def sound_until(data: bytearray, start: int, stop: int, salt: int) -> tuple[int,
 def torn_bytes(segment: bytearray, end: int, stop: int) -> int: ...
 
 class Collector:
-    def __init__(self, queue_ids: Collection[int], timed: Collection[int]) -> None: ...
+    def __init__(
+        self,
+        queue_ids: Collection[int],
+        timed: Collection[int],
+        note: Callable[[int, int], None] | None = None,
+    ) -> None: ...
     def add(
         self, abstracts: bytes, segment: int, pairs: bytes, flags: int
     ) -> tuple[int, int, int, int]: ...

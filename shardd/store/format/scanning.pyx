@@ -25,6 +25,7 @@ from shardmq.shardd.store.format.layout cimport (
     MARKS,
     RECORD_HEADER,
     fact_of,
+    kind_of,
     message_bytes,
     put16,
     put32,
@@ -53,6 +54,8 @@ cdef uint64_t RESYNC_CRC_SHARE = 8
 cdef uint32_t RECORD_MESSAGES_MAX = 256
 cdef uint64_t RECORD_BYTES_MAX = 1 << 20
 cdef uint64_t FLAGS = 15
+# The times of messages that are found are noted as exactly as those of new ones (segments/ages.py).
+cdef uint64_t NOTE_EACH_MS = 1000
 
 cdef array.array _Q = array.array("Q")
 
@@ -190,6 +193,7 @@ cdef struct Found:  # what recovery found for one queue
     uint64_t body_bytes
     bint timed
     uint8_t marks
+    uint8_t kinds
 
 
 cdef int found_reserve(Found *found, size_t more) except -1:
@@ -222,10 +226,15 @@ cdef class Collector:
     cdef IdTable table
     cdef Found *found
     cdef list queue_ids
+    cdef object note
+    cdef uint64_t newest  # the latest time of a record so far, ms
+    cdef uint64_t due  # when the next note is due, ms
 
-    def __cinit__(self, queue_ids, timed):
+    def __cinit__(self, queue_ids, timed, note=None):
+        """`note` is given an entry, and a time in ms at which all messages before it were there."""
         cdef int64_t slot
         self.queue_ids = list(dict.fromkeys(queue_ids))
+        self.note = note
         id_table_clear(&self.table, 64)
         self.found = <Found*>calloc(len(self.queue_ids) + 1, sizeof(Found))
         if self.found == NULL:
@@ -256,7 +265,7 @@ cdef class Collector:
         cdef PairSet settled
         cdef uint64_t records = 0, messages = 0, references = 0, live = 0
         cdef uint32_t count, queues, i
-        cdef uint64_t base = segment << 32 | flags
+        cdef uint64_t base = segment << 32 | flags, time
         settled.pairs = NULL
         if len(pairs) >= 8:
             pair_set_fill(&settled, <const uint8_t*>PyBytes_AS_STRING(pairs), len(pairs) // 8)
@@ -268,6 +277,14 @@ cdef class Collector:
                 queues = u16(at + 16)
                 if <uint64_t>(stop - at) < 20 + 4 * <uint64_t>queues + 8 * <uint64_t>count:
                     raise ValueError("abstracts end too early")
+                time = u64(at)
+                # With a ttl of 0 the time is the one at which a message is due.
+                if time > self.newest and u32(at + 8) != 0:
+                    if self.newest and time >= self.due:
+                        if self.note is not None:
+                            self.note(segment << 32 | <uint64_t>u32(at + 20 + 4 * <size_t>queues) << 4, self.newest)
+                        self.due = time + NOTE_EACH_MS
+                    self.newest = time
                 for i in range(queues):
                     live += self._add(at, at + 20 + 4 * <size_t>queues, count, u32(at + 20 + 4 * i), base, &settled)
                 records += 1
@@ -276,6 +293,8 @@ cdef class Collector:
                 at += 20 + 4 * <size_t>queues + 8 * <size_t>count
         finally:
             free(settled.pairs)
+        if self.newest and self.note is not None:
+            self.note((segment + 1) << 32, self.newest)
         return records, messages, references, live
 
     cdef int64_t _add(self, const uint8_t *abstract, const uint8_t *places, uint32_t count, uint32_t queue_id,
@@ -314,6 +333,7 @@ cdef class Collector:
         found.count = at
         if at > before:
             found.marks |= abstract[19] & MARKS
+            found.kinds |= kind_of(abstract[19])
         return at - before
 
     def take(self) -> list:
@@ -327,7 +347,7 @@ cdef class Collector:
                 entries = moved_out(&found.entries, found.count)
                 facts = moved_out(&found.facts, found.count) if found.facts != NULL else None
                 times = moved_out(&found.times, found.count) if found.timed else None
-                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times, found.marks))
+                arrivals.append(Arrival(self.queue_ids[i], entries, found.body_bytes, facts, None, times, found.marks, found.kinds))
                 found.count = found.room = 0
         return arrivals
 

@@ -100,7 +100,12 @@ def recover(
     sync: bool,
     progress: Progress | None,
     producers: Producers | None = None,
+    note: Callable[[int, int], None] | None = None,
 ) -> Found:
+    """Return what the files of a store have.
+
+    `note` is called as `Ages.note`, for the times at which messages came.
+    """
     names = [
         parsed for parsed in map(parse_name, files.list(directory)) if parsed and parsed[0] in KINDS
     ]
@@ -110,7 +115,7 @@ def recover(
     listed = set(manifest.read(read_file(files, f"{directory}/{manifests.NAME}")))
     unread = producers.file.recover() if producers is not None else None
     numbers = reader.take_away_merged(sorted(number for kind, number in names if kind == "msgs"))
-    collector = scanning.Collector(queue_ids, frozenset(timed))
+    collector = scanning.Collector(queue_ids, frozenset(timed), note)
     found = Found(
         [],
         [],

@@ -52,6 +52,31 @@ class Retrieval:
             self._segments.distrust()
             raise
 
+    def peek(self, entry: int, bytes_max: int) -> bytes:
+        """Return the first bytes of a stored message, with the head of its record unchecked.
+
+        Nothing that lies in the windows makes room for the message. No bytes are returned if the
+        disk does not give them.
+        """
+        if self._state.stage != "open":
+            return b""
+        segments = self._segments
+        segment = segments.by_number[entry >> 32]
+        if segment.moves is not None:
+            (entry,) = segment.moves.find(array("Q", [entry]), 0, 1)
+        position = (entry & 0xFFFFFFFF) >> 4
+        stop = min(position + bytes_max, segment.used)
+        if segment.buffer is not None:
+            return bytes(segment.buffer[position:stop])
+        found = bytearray(max(0, stop - position))
+        try:
+            got = segments.files.read_into(
+                segments.handles.of(segment), memoryview(found), position
+            )
+        except OSError:
+            return b""
+        return bytes(found[:got])
+
     def look_at_lent(
         self, segment: Segment, entries: array[int], bytes_max: int
     ) -> tuple[bytes | memoryview | LentMessages, array[int]]:

@@ -16,6 +16,7 @@ from shardmq.shardd.store.format.producers_file import Cover
 from shardmq.shardd.store.format.record import segment_runs
 from shardmq.shardd.store.format.segment_file import HEADER_BYTES
 from shardmq.shardd.store.open_segment import AppendCounters, SegmentsState
+from shardmq.shardd.store.segments.ages import Ages
 from shardmq.shardd.store.segments.compaction import Candidates
 from shardmq.shardd.store.segments.pending_acks import Settled
 from shardmq.shardd.store.segments.producers import Producers
@@ -86,6 +87,7 @@ class Segments(SegmentsState):
         self.returns = Returns()
         self.returned = self.returns.times
         self.counters = Counters()
+        self.ages = Ages()
 
     # -- which there are ---------------------------------------------------------------------------
 
@@ -123,6 +125,14 @@ class Segments(SegmentsState):
         return self.state.job is not None and any(
             segment is held for held, _ in self.state.job.noted.segments
         )
+
+    def note_time(self, now: int) -> None:
+        """Note that the messages that are there came until `now`, in ms since the epoch."""
+        segment = self.open
+        if segment is not None:
+            self.ages.note(segment.number << 32 | segment.used << 4, now)
+        else:
+            self.ages.note(self.next_number << 32, now)
 
     # -- away --------------------------------------------------------------------------------------
 

@@ -84,6 +84,9 @@ class SegmentStore(SegmentStoreState):
         self._returns = segments.returns
         self._waited_long: list[Segment] = []  # segments that had lent bodies at the last own_lent
         self._settled = segments.settled
+        # Without a call between.
+        self.peek, self.came_at = self._retrieval.peek, segments.ages.came_at
+        self.note_time = segments.note_time
 
     # -- start and stop ----------------------------------------------------------------------------
 
@@ -116,6 +119,7 @@ class SegmentStore(SegmentStoreState):
                 segments.sync,
                 progress,
                 segments.producers,
+                segments.ages.note,
             )
         except OSError as error:
             raise self._state.named(error) from error

@@ -35,16 +35,23 @@ DOOR_COUNTERS = {
     "get_empty": ("got_empty",),
     "deliver_get": ("delivered_manual", "delivered_auto", "got_manual", "got_auto"),
 }
-# The counters of a channel, by the names of message_stats.
+# The counters of a channel, and of all channels of a vhost, by the names of message_stats.
 CHANNEL_COUNTERS = {
     "publish": "published",
+    "confirm": "confirmed",
+    "return_unroutable": "returned",
+    "drop_unroutable": "unroutable_dropped",
     "deliver_get": "delivered",
     "deliver": "delivered_manual",
     "deliver_no_ack": "delivered_auto",
     "get": "got_manual",
     "get_no_ack": "got_auto",
     "get_empty": "got_empty",
+    "redeliver": "redelivered",
+    "ack": "acked",
 }
+# The counters of a connection, and of all connections of a vhost.
+OCTETS = ("recv_oct", "send_oct")
 # The counters of shards by their names in message_stats.
 SHARD_COUNTERS = {"ack": "acked", "redeliver": "redelivered"}
 
@@ -73,6 +80,21 @@ def exchange_stats(stats: Stats, vhost: str, name: str) -> dict[str, Any]:
         rate = None if earlier is None else stats.rate_of_client(now, then)
         shown |= {said: now} | details(said, rate)
     return shown
+
+
+def vhost_stats(stats: Stats, vhost: str) -> dict[str, Any]:
+    """Return the message_stats and the octets of a vhost, with those of clients that have left."""
+    before = stats.before or stats
+    counts, earlier = stats.vhosts.get(vhost, {}), before.vhosts.get(vhost, {})
+    shown: dict[str, Any] = {}
+    for said, name in CHANNEL_COUNTERS.items():
+        value = counts.get(name, 0)
+        shown |= {said: value} | details(said, stats.rate_of_all(value, earlier.get(name, 0)))
+    octets: dict[str, Any] = {}
+    for name in OCTETS:
+        value = counts.get(name, 0)
+        octets |= {name: value} | details(name, stats.rate_of_all(value, earlier.get(name, 0)))
+    return {"message_stats": shown, **octets}
 
 
 def all_message_stats(stats: Stats) -> dict[str, Any]:

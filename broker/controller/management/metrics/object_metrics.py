@@ -16,7 +16,10 @@ from typing import Any, Final, NamedTuple
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.metrics import node_metrics
 from shardmq.broker.controller.management.metrics.detailed_query import Selection
-from shardmq.broker.controller.management.metrics.message_stats import QUEUE_COUNTERS
+from shardmq.broker.controller.management.metrics.message_stats import (
+    CHANNEL_COUNTERS,
+    QUEUE_COUNTERS,
+)
 from shardmq.broker.controller.management.metrics.stats import Stats, behind, details
 from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.connections import channel_name
@@ -223,6 +226,10 @@ def _reported(name: str) -> Read:
     return lambda report: float(report.get(name) or 0)
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def _known(name: str) -> Read:
     return lambda values: values.get(name, math.nan)
 
@@ -243,6 +250,29 @@ _QUEUES: Final[Mapping[str, Metrics]] = {
         "queue_messages_ready_bytes": ("Bytes of those ready", "ready_bytes"),
         "queue_messages_unacked_bytes": ("Bytes of those unacknowledged", "unacked_bytes"),
         "queue_messages_published_total": ("Messages that came", "published"),
+        "queue_messages_persistent": (
+            "Persistent messages; NaN where many messages are and many are not",
+            lambda q: _number(q.persistent),
+        ),
+        "queue_messages_persistent_bytes": (
+            "Bytes of those persistent",
+            lambda q: _number(q.persistent_bytes),
+        ),
+        "queue_messages_ram": ("Messages kept in memory alone", lambda q: 0),
+        "queue_messages_ram_bytes": ("Bytes of those kept in memory alone", lambda q: 0),
+        "queue_head_message_timestamp": (
+            "Timestamp of the first message; NaN without one",
+            lambda q: _number(q.head_timestamp),
+        ),
+        "queue_oldest_message_age_seconds": (
+            "Age of the message that came first",
+            lambda q: (q.oldest_ms or 0) / 1000,
+        ),
+        "queue_consumer_utilisation": (
+            "Share of time in which consumers could take each message at once",
+            "utilisation",
+        ),
+        "queue_consumer_capacity": ("The same", "utilisation"),
     },
     "queue_delivery_metrics": {
         f"queue_{name}_total": (text, QUEUE_COUNTERS[counter])
@@ -277,6 +307,8 @@ _CONNECTIONS: Final[Mapping[str, Metrics]] = {
     "connection_metrics": {
         "connection_channels": ("Channels", "channels"),
         "connection_pending_bytes": ("Bytes the client has not taken", "send_pend"),
+        "connection_incoming_packets_total": ("Reads of its socket", "recv_cnt"),
+        "connection_outgoing_packets_total": ("Writes to its socket", "send_cnt"),
     },
 }
 _CHANNELS: Final[Mapping[str, Metrics]] = {
@@ -291,6 +323,31 @@ _CHANNELS: Final[Mapping[str, Metrics]] = {
             "prefetch_count",
         ),
         "channel_prefetch_global": ("Limit of all together", "global_prefetch_count"),
+    },
+    "channel_exchange_metrics": {
+        f"channel_messages_{name}_total": (text, CHANNEL_COUNTERS[counter])
+        for name, counter, text in (
+            ("published", "publish", "Messages published"),
+            ("confirmed", "confirm", "Messages published and confirmed"),
+            ("unroutable_returned", "return_unroutable", "Unroutable messages returned"),
+            ("unroutable_dropped", "drop_unroutable", "Unroutable messages dropped"),
+        )
+    },
+    "channel_queue_metrics": {
+        f"channel_{name}_total": (text, CHANNEL_COUNTERS[counter])
+        for name, counter, text in (
+            ("get_ack", "get", "Messages fetched by basic.get, to be acknowledged"),
+            ("get", "get_no_ack", "Messages fetched by basic.get, not to be acknowledged"),
+            ("messages_delivered_ack", "deliver", "Messages given to consumers that acknowledge"),
+            (
+                "messages_delivered",
+                "deliver_no_ack",
+                "Messages given to consumers that do not acknowledge",
+            ),
+            ("messages_redelivered", "redeliver", "Messages given again"),
+            ("messages_acked", "ack", "Messages acknowledged"),
+            ("get_empty", "get_empty", "Times that basic.get found nothing"),
+        )
     },
 }
 _EXCHANGES: Final[Mapping[str, Metrics]] = {
@@ -377,4 +434,5 @@ FAMILIES: Final[dict[str, Family]] = {
 PER_OBJECT_FAMILIES: Final = (
     "queue_coarse_metrics", "queue_consumer_count", "queue_metrics", "queue_delivery_metrics",
     "connection_coarse_metrics", "connection_metrics", "channel_metrics",
+    "channel_exchange_metrics", "channel_queue_metrics",
 )  # fmt: skip

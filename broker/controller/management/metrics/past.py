@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from shardmq.broker.controller.management.metrics.message_stats import (
     CHANNEL_COUNTERS,
     DOOR_COUNTERS,
+    OCTETS,
     QUEUE_COUNTERS,
     SHARD_COUNTERS,
 )
@@ -28,7 +29,7 @@ COARSE_S: Final = 300.0
 COARSE_KEPT_S: Final = 86_400
 FINE_ROWS: Final = int(FINE_KEPT_S / FINE_S) + 1
 COARSE_ROWS: Final = int(COARSE_KEPT_S / COARSE_S) + 1
-BYTES_MAX: Final = 16 << 20  # of all samples together, with the most objects of each kind
+BYTES_MAX: Final = 20 << 20  # of all samples together, with the most objects of each kind
 # Samples of an object that nobody looks at and that is not among the busiest are dropped after this
 # time.
 UNSEEN_S_MAX: Final = FINE_KEPT_S
@@ -76,6 +77,8 @@ CHURN: Final = (
     "queue_declared", "queue_created", "queue_deleted",
 )  # fmt: skip
 MESSAGE_STATS: Final = "message_stats"
+# The counters of a vhost of which samples are kept: a day of all would take too much memory.
+VHOST_SAMPLED: Final = ("publish", "confirm", "deliver_get", "ack")
 
 BROKER: Final = Kind(
     "broker",
@@ -108,8 +111,14 @@ SHARD: Final = Kind(
 )
 VHOST: Final = Kind(
     # RabbitMQ has the depths of a vhost by msg_rates_age.
-    "vhost", _columns(DEPTHS, MSG_RATES, counter=False), most=100, busiest=50, is_long=True
-)  # fmt: skip
+    "vhost",
+    _columns(DEPTHS, MSG_RATES, counter=False)
+    + _columns(VHOST_SAMPLED, MSG_RATES, MESSAGE_STATS)
+    + _columns(OCTETS, DATA_RATES),
+    most=100,
+    busiest=50,
+    is_long=True,
+)
 QUEUE: Final = Kind(
     "queue",
     _columns(DEPTHS, LENGTHS, counter=False) + _columns(QUEUE_COUNTERS, MSG_RATES, MESSAGE_STATS),
@@ -119,9 +128,9 @@ QUEUE: Final = Kind(
 EXCHANGE: Final = Kind(
     "exchange", _columns(("publish_in", "publish_out"), MSG_RATES, MESSAGE_STATS), 250, 125
 )
-CONNECTION: Final = Kind("connection", _columns(("recv_oct", "send_oct"), DATA_RATES), 250, 125)
+CONNECTION: Final = Kind("connection", _columns(OCTETS, DATA_RATES), 250, 125)
 CHANNEL: Final = Kind(
-    "channel", _columns(CHANNEL_COUNTERS, MSG_RATES, MESSAGE_STATS), 250, 125
+    "channel", _columns(CHANNEL_COUNTERS, MSG_RATES, MESSAGE_STATS), 160, 80
 )  # fmt: skip
 
 KINDS: Final = (BROKER, NODE, SHARD, VHOST, QUEUE, EXCHANGE, CONNECTION, CHANNEL)

@@ -87,9 +87,10 @@ CHANNEL_METRICS = {
     "messages_acked": "acked",
 }
 SLICE_METRICS = 8  # written before the processor is offered
-# Metrics that /metrics/per-object has for each object under the same name as their sum here.
+# Metrics that /metrics/per-object has for each object under the same name as their sum here. The
+# library names counters without _total.
 PER_OBJECT_NAMES = {
-    f"rabbitmq_{name}"
+    f"rabbitmq_{name}".removesuffix("_total")
     for family in object_metrics.PER_OBJECT_FAMILIES
     for name in object_metrics.FAMILIES[family].metrics
 }
@@ -212,6 +213,17 @@ def _totals(context: Context, stats: Stats) -> Iterator[Metric]:
             "shardmq_duplicates_total",
             "Messages that came to an exchange before, dropped",
             stats.counters.get("duplicates", 0),
+        ),
+        (
+            "shardmq_tracing_spans_exported_total",
+            "Spans that the OpenTelemetry collector has taken",
+            context.spans.exported if context.spans is not None else 0,
+        ),
+        (
+            "shardmq_tracing_spans_dropped_total",
+            "Spans dropped, because the collector or the controller was away, slow or refused them",
+            stats.counters.get("spans_dropped", 0)
+            + (context.spans.dropped if context.spans is not None else 0),
         ),
     ):
         yield CounterMetricFamily(name, what, value=count)

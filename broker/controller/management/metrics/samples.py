@@ -11,6 +11,7 @@ from typing import Any
 
 from shardmq.broker.controller.management.metrics.message_stats import (
     CHANNEL_COUNTERS,
+    OCTETS,
     QUEUE_COUNTERS,
 )
 from shardmq.broker.controller.management.metrics.past import (
@@ -18,6 +19,7 @@ from shardmq.broker.controller.management.metrics.past import (
     CONNECTION,
     EXCHANGE,
     QUEUE,
+    VHOST_SAMPLED,
     Kind,
     Numbers,
     Past,
@@ -40,6 +42,13 @@ def queue_numbers(stats: Stats, id: int) -> Numbers | None:
     messages = known.ready if id in stats.streams else known.ready + known.unacked
     counts = [count(known) for count in QUEUE_COUNTERS.values()]
     return (messages, known.ready, known.unacked, *counts)
+
+
+def vhost_numbers(stats: Stats, vhost: str, ready: int, unacked: int) -> Numbers:
+    """Return the numbers of a vhost whose queues have so many messages."""
+    counts = stats.vhosts.get(vhost, {})
+    names = (*(CHANNEL_COUNTERS[said] for said in VHOST_SAMPLED), *OCTETS)
+    return (ready + unacked, ready, unacked, *[counts.get(name, 0) for name in names])
 
 
 def exchange_numbers(clients: Clients, key: tuple[str, str]) -> Numbers | None:

@@ -34,6 +34,7 @@ from shardmq.broker.controller.management.metrics.samples import (
     connection_numbers,
     exchange_numbers,
     queue_numbers,
+    vhost_numbers,
 )
 from shardmq.broker.controller.management.metrics.stats import Stats
 from shardmq.broker.controller.management.resources import processes, shard_load
@@ -109,7 +110,7 @@ class Sampler:
             self._totals = {**stats.totals}
         for name, (ready, unacked) in self._depths.items():
             if stats.has_all:
-                self._add(VHOST, name, stats.at, (ready + unacked, ready, unacked))
+                self._add(VHOST, name, stats.at, vhost_numbers(stats, name, ready, unacked))
         await self._take(
             QUEUE, stats.at, self._busiest, lambda id: queue_numbers(stats, id), work
         )  # fmt: skip

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from shardmq.broker.model.changes import QueuePut
@@ -61,6 +62,8 @@ class Stats:
     active: dict[int, str] = field(default_factory=dict)  # tags of active consumers, by queue id
     exclusive: dict[int, str] = field(default_factory=dict)  # tags of exclusive consumers, likewise
     counters: dict[str, float] = field(default_factory=dict)  # sums over the front doors
+    # Sums over the front doors of what was counted for each vhost, by the names of DoorReport.
+    vhosts: dict[str, dict[str, int]] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys((*COUNTERS, *SIZES), 0))
     before: Stats | None = None
     is_whole: bool = False  # all shards answered: a queue that is not here has counted nothing
@@ -107,6 +110,17 @@ def _rate(risen: float, seconds: float) -> float | None:
 def details(name: str, rate: float | None) -> dict[str, dict[str, float]]:
     """Return the field for the rate of a number, or no field if the rate is not known."""
     return {} if rate is None else {f"{name}_details": {"rate": rate}}
+
+
+def seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def utc_date(ms: int | None) -> str | None:
+    """Return a time in ms since the epoch as RabbitMQ writes it, 2026-11-26T13:27:42.678+00:00."""
+    if ms is None:
+        return None
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def reader_key(of: ConsumerStats | ReaderStats) -> ReaderKey:

@@ -199,6 +199,10 @@ class StatsCollector:
         for report in reports:
             for name, value in report.counters.items():
                 stats.counters[name] = stats.counters.get(name, 0) + value
+            for vhost, counts in report.vhosts.items():
+                known = stats.vhosts.setdefault(vhost, {})
+                for counter, count in counts.items():
+                    known[counter] = known.get(counter, 0) + count
         _set_hidden_apart(stats, self._hidden_queues())
         if not totals_only:
             self._add_connections(stats, reports)

@@ -13,7 +13,7 @@ from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import CHANNEL_COUNTERS
 from shardmq.broker.controller.management.metrics.past import CHANNEL
 from shardmq.broker.controller.management.metrics.samples import add_channel_samples
-from shardmq.broker.controller.management.metrics.stats import Stats, details
+from shardmq.broker.controller.management.metrics.stats import Stats, details, utc_date
 from shardmq.broker.controller.management.metrics.time_range import Asked
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name, visible
@@ -21,7 +21,7 @@ from shardmq.broker.controller.management.responses.listing import Listing
 from shardmq.broker.controller.resharding.shard_sets import NODE
 from shardmq.broker.shared.control import ConnectionInfo
 
-COUNTED = frozenset(CHANNEL_COUNTERS.values())
+NOT_SHOWN = frozenset(("owner", "used_at_ms", *CHANNEL_COUNTERS.values()))
 
 
 def message_stats(stats: Stats, report: dict[str, Any]) -> dict[str, Any]:
@@ -71,9 +71,8 @@ def _row(
             "peer_host": info.peer_host,
             "peer_port": info.peer_port,
         },
-        **{
-            name: value for name, value in report.items() if name != "owner" and name not in COUNTED
-        },
+        **{name: value for name, value in report.items() if name not in NOT_SHOWN},
+        "idle_since": utc_date(report.get("used_at_ms")),
         "message_stats": message_stats(stats, report),
     }
     if wanted is not None:

@@ -8,6 +8,7 @@ from typing import Any
 from shardmq.broker.controller.management.api_error import bad_request, not_authorised, not_found
 from shardmq.broker.controller.management.call import Call, Route, long_list
 from shardmq.broker.controller.management.metrics import time_range
+from shardmq.broker.controller.management.metrics.message_stats import OCTETS
 from shardmq.broker.controller.management.metrics.past import CONNECTION
 from shardmq.broker.controller.management.metrics.samples import add_connection_samples
 from shardmq.broker.controller.management.metrics.stats import Stats, details
@@ -17,7 +18,6 @@ from shardmq.broker.shared.control import ConnectionInfo
 
 CLOSE_REASON = "Closed via management plugin"
 REASON_CHARS_MAX = 200
-OCTETS = ("recv_oct", "send_oct")
 SEARCHED = ("name", "user_provided_name")  # the columns in which ?name= is searched for
 
 
@@ -56,6 +56,8 @@ def row(info: ConnectionInfo, stats: Stats) -> dict[str, Any]:
         "type": "network",
         "state": "running",
         "pid": info.name,
+        "reductions": 0,  # of an Erlang process, which a connection is not here
+        "reductions_details": {"rate": 0.0},
         **report,
     }
 

@@ -28,7 +28,7 @@ from shardmq.broker.controller.management.metrics import time_range
 from shardmq.broker.controller.management.metrics.message_stats import depth_rates, message_stats
 from shardmq.broker.controller.management.metrics.past import QUEUE
 from shardmq.broker.controller.management.metrics.samples import add_queue_samples
-from shardmq.broker.controller.management.metrics.stats import Stats
+from shardmq.broker.controller.management.metrics.stats import Stats, seconds, utc_date
 from shardmq.broker.controller.management.resources import consumers
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses import queue_sort_keys
@@ -45,6 +45,10 @@ from shardmq.shardd.wire.messages import QueueStats
 
 MIRROR_ACTIONS = frozenset(("sync", "cancel_sync"))
 SINGLE_ACTIVE = "x-single-active-consumer"
+
+
+# All messages lie in files, with a part of them in write buffers too.
+NOT_IN_MEMORY = {"messages_ram": 0, "message_bytes_ram": 0}
 
 
 class QueueBody(msgspec.Struct):
@@ -106,7 +110,6 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
     is_single = queue.arguments.get(SINGLE_ACTIVE) is True
     shown["single_active_consumer_tag"] = stats.active.get(queue.id, "") if is_single else None
     shown["exclusive_consumer_tag"] = stats.exclusive.get(queue.id)
-    shown["head_message_timestamp"] = None  # shards do not read the properties of messages for it
     if known is None:
         # Unknown numbers are left out, not shown as 0.
         shown["state"] = "down"
@@ -118,6 +121,14 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         message_bytes=known.ready_bytes + known.unacked_bytes,
         message_bytes_ready=known.ready_bytes,
         message_bytes_unacknowledged=known.unacked_bytes,
+        messages_persistent=known.persistent,
+        message_bytes_persistent=known.persistent_bytes,
+        **NOT_IN_MEMORY,
+        head_message_timestamp=known.head_timestamp,
+        oldest_message_age=seconds(known.oldest_ms),
+        idle_since=utc_date(known.used_at),
+        consumer_utilisation=known.utilisation,
+        consumer_capacity=known.utilisation,
         message_stats=message_stats(stats, known),
         **depth_rates(stats, known),
     )
@@ -126,6 +137,9 @@ def row(queue: QueuePut, stats: Stats, context: Context) -> dict[str, Any]:
         shown.update(
             memory=0,
             message_bytes=known.ready_bytes,
+            # A consumer of a stream is late by its lag.
+            consumer_utilisation=None,
+            consumer_capacity=None,
             first_offset=stream.first_offset,
             last_offset=stream.next_offset - 1
             if stream.next_offset > stream.first_offset

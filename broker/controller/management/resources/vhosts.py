@@ -9,7 +9,7 @@ import msgspec
 
 from shardmq.broker.controller.management.call import Call, Route, check, long_list, put_status
 from shardmq.broker.controller.management.metrics import time_range
-from shardmq.broker.controller.management.metrics.message_stats import depth_details
+from shardmq.broker.controller.management.metrics.message_stats import depth_details, vhost_stats
 from shardmq.broker.controller.management.metrics.past import VHOST, Past
 from shardmq.broker.controller.management.metrics.samples import add_row_samples
 from shardmq.broker.controller.management.metrics.stats import Stats
@@ -70,6 +70,7 @@ async def row(
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
         **depth_details(ready_grown, unacked_grown, seconds),
+        **vhost_stats(stats, vhost.name),
     }
     if wanted is not None:
         add_row_samples(shown, past, VHOST, vhost.name, stats.at, wanted)

@@ -25,6 +25,11 @@ ENTRY_BYTES: Final = 8  # of memory for a waiting message
 
 Number = Callable[[QueueStats], float]
 
+
+def _known(number: int | None) -> float:
+    return UNKNOWN if number is None else number
+
+
 NUMBERS: Final[dict[str, Number]] = {
     "messages": lambda q: q.ready + q.unacked,
     "messages_ready": attrgetter("ready"),
@@ -34,6 +39,15 @@ NUMBERS: Final[dict[str, Number]] = {
     "message_bytes": lambda q: q.ready_bytes + q.unacked_bytes,
     "message_bytes_ready": attrgetter("ready_bytes"),
     "message_bytes_unacknowledged": attrgetter("unacked_bytes"),
+    "messages_persistent": lambda q: _known(q.persistent),
+    "message_bytes_persistent": lambda q: _known(q.persistent_bytes),
+    "messages_ram": lambda q: 0,
+    "message_bytes_ram": lambda q: 0,
+    "head_message_timestamp": lambda q: _known(q.head_timestamp),
+    "oldest_message_age": lambda q: _known(q.oldest_ms),
+    "idle_since": lambda q: _known(q.used_at),
+    "consumer_utilisation": attrgetter("utilisation"),
+    "consumer_capacity": attrgetter("utilisation"),
 }
 # A message that is read stays in its stream, so `ready` counts all messages.
 STREAM_NUMBERS: Final[dict[str, Number]] = {

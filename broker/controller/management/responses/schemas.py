@@ -57,7 +57,8 @@ ROWS: Final[dict[str, str]] = {
     ),
     "Vhost": (
         "name:str description:str tags:strs metadata:map default_queue_type:str tracing:bool "
-        "cluster_state:map messages:int messages_ready:int messages_unacknowledged:int"
+        "cluster_state:map messages:int messages_ready:int messages_unacknowledged:int "
+        "message_stats:map recv_oct:int send_oct:int"
     ),
     "User": "name:str password_hash:str hashing_algorithm:str tags:strs limits:map",
     "WhoAmI": "name:str tags:strs",
@@ -104,15 +105,22 @@ MORE: Final[dict[str, str]] = {
         "message_bytes:int message_bytes_ready:int message_bytes_unacknowledged:int "
         "message_stats:map consumer_details:list owner_pid_details:map exclusive_consumer_tag:str? "
         "single_active_consumer_tag:str? messages_details:map messages_ready_details:map "
-        "messages_unacknowledged_details:map incoming:list deliveries:list"
+        "messages_unacknowledged_details:map incoming:list deliveries:list "
+        "messages_persistent:int? message_bytes_persistent:int? messages_ram:int "
+        "message_bytes_ram:int oldest_message_age:num? idle_since:str? consumer_utilisation:num? "
+        "consumer_capacity:num?"
     ),
-    "Connection": "channels:int recv_oct:int send_oct:int send_pend:int user_provided_name:str?",
+    "Connection": (
+        "channels:int recv_oct:int recv_cnt:int send_oct:int send_cnt:int send_pend:int "
+        "reductions:int reductions_details:map user_provided_name:str?"
+    ),
     "Channel": (
         "prefetch_count:int global_prefetch_count:int messages_unacknowledged:int "
         "consumer_count:int confirm:bool transactional:bool messages_unconfirmed:int "
-        "messages_uncommitted:int acks_uncommitted:int message_stats:map "
+        "messages_uncommitted:int acks_uncommitted:int message_stats:map idle_since:str "
         "user_who_performed_action:str consumer_details:list publishes:list deliveries:list"
     ),
+    "Vhost": "recv_oct_details:map send_oct_details:map",
     "Node": "disk_free:int disk_free_limit:int",
     "Load": (
         "messages:int messages_ready:int messages_unacknowledged:int message_bytes:int "
