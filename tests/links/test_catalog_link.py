@@ -149,6 +149,9 @@ class Heard:
     def published(self) -> list[tuple[str, str, int, int]]:
         return [("/", "e", 3, 4)]
 
+    def of_vhosts(self) -> dict[str, dict[str, int]]:
+        return {"/": {"publish": 5}}
+
     def unacked(self, queue_id: int) -> list[dict[str, Any]]:
         self.looks.append(("unacked", queue_id))
         return [{"delivery_tag": 1}]
@@ -613,6 +616,7 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
             [{"number": 1}],
             {"published": 2.0},
             exchanges=[("/", "e", 3, 4)],
+            vhosts={"/": {"publish": 5}},
         )
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
 
