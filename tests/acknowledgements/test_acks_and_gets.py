@@ -75,7 +75,7 @@ async def test_acks_of_a_transaction_wait_for_its_commit_and_come_back_with_a_ro
     play.says(1, commands.Tx.Rollback())
     assert play.channel.unacked.count == 2
     play.says(1, commands.Basic.Ack(2, multiple=True))
-    assert play.connection.channels.by_number[1].report("owner")["acks_uncommitted"] == 1
+    assert play.connection.channels.by_number[1].report("owner", 0)["acks_uncommitted"] == 2
 
 
 async def test_a_channel_with_a_limit_gets_more_when_it_settles() -> None:
