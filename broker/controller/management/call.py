@@ -56,6 +56,7 @@ FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 NAME_CHARS_SHOWN = 100
 NUMBER_MAX: Final = (1 << 63) - 1
 NUMBER_DIGITS_MAX: Final = len(str(NUMBER_MAX))
+MESSAGES_PURGED: Final = "X-Messages-Purged"  # a header of responses
 
 T = TypeVar("T")
 Arguments = dict[str, Any] | list[Any]  # some languages write an empty table as []
