@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker.controller.management.call import NUMBER_MAX, Route
+from shardmq.broker.controller.management.call import MESSAGES_PURGED, NUMBER_MAX, Route
 from shardmq.broker.controller.management.metrics import past
 from shardmq.broker.controller.management.metrics.time_range import SAMPLES_MAX
 from shardmq.broker.controller.management.responses.schemas import (
@@ -235,7 +235,10 @@ def _successes(route: Route, path: str) -> Schema:
     # The annotations are texts. A handler that returns None answers 204, whatever it has done.
     returned = getattr(route.handler, "__annotations__", {}).get("return")
     if route.method == "DELETE" or returned == "None":
-        return {"204": {"description": "The call is carried out."}}
+        done: Schema = {"description": "The call is carried out."}
+        if "count" in (route.query or ()):
+            done["headers"] = {MESSAGES_PURGED: {"schema": {"type": "integer"}}}
+        return {"204": done}
     if route.method == "PUT":
         return {
             "201": {"description": "The object did not exist and is made."},
