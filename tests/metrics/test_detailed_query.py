@@ -18,8 +18,8 @@ from shardmq.broker.controller.management.metrics.detailed_query import (
 )
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
 from shardmq.broker.controller.management.metrics.stats import reader_key
-from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses import matching
+from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.model import patterns
 from shardmq.shardd.wire import messages as wire
 from tests.http_api import conftest
