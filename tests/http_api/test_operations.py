@@ -64,6 +64,28 @@ async def test_what_is_no_such_setting_or_value_asks_nothing(
     assert (found, asked) == (status, []) and said["reason"]
 
 
+@pytest.mark.parametrize("alarm", ["low on disk", LOW_ON_MEMORY])
+async def test_what_would_publish_is_refused_at_once_while_publishers_are_blocked(
+    api: Api, alarm: str
+) -> None:
+    for queue in ("a", "b"):
+        await api.call("PUT", f"/api/queues/%2F/{queue}", {})
+    if alarm == LOW_ON_MEMORY:
+        api.context.memory.alarm = alarm
+    else:
+        api.shards.shards[0].alarm = alarm
+    message = {"routing_key": "a", "properties": {}, "payload": "", "payload_encoding": "string"}
+    for path, body in (
+        ("exchanges/%2F/amq.default/publish", message),
+        ("queues/%2F/a/move", {"destination": "b"}),
+    ):
+        status, said = await api.call("POST", f"/api/{path}", body)
+        assert (status, said["error"]) == (503, "unavailable")
+        assert said["reason"] == f"publishers are blocked: {alarm}"
+    status, said = await api.call("GET", "/api/aliveness-test/%2F")
+    assert (status, said["reason"]) == (503, f"publishers are blocked: {alarm}")
+
+
 @pytest.mark.row("M1.9", "N13")
 async def test_alarms_are_in_health_nodes_and_metrics(api: Api) -> None:
     api.context.memory.alarm = LOW_ON_MEMORY

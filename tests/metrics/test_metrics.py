@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shardmq.broker.controller.management.metrics import object_metrics, shard_numbers
 from shardmq.broker.controller.management.metrics.object_metrics import FAMILIES
+from shardmq.shardd.wire import messages as wire
 from tests.http_api import conftest
 from tests.http_api.conftest import CONNECTION, Api
 from tests.http_api.test_api import make
@@ -92,6 +93,16 @@ async def test_the_overview_dashboard_finds_its_metrics(made: Api) -> None:
     assert found["rabbitmq_queues_created_total"] == found["rabbitmq_queues"] == [({}, 2.0)]
     assert found["rabbitmq_channels_closed_total"] == [({}, 2.0)]
     assert ({"process": "shard-0", "shard": "0"}, 2.0) in found["shardmq_restarts_total"]
+
+
+async def test_messages_in_streams_can_be_told_from_those_that_wait_for_a_consumer(
+    made: Api,
+) -> None:
+    queue = made.context.catalog.vhosts["/"].queues["q"]
+    made.shards.streams = [wire.StreamStats(queue.id, 0, 3, 1, 0)]
+    found = await scrape(made, "/metrics")
+    assert found["shardmq_stream_messages"] == [({}, 3.0)]
+    assert found["rabbitmq_queue_messages_ready"] == [({}, 6.0)]
 
 
 @pytest.mark.row("M1.8")

@@ -200,7 +200,7 @@ async def aliveness(call: Call) -> Any:
         raise Unhealthy(reason)
     await call.ask(QueueDeclare(vhost, ALIVENESS_QUEUE, False, False, False, {}))
     try:
-        async with session(call, vhost) as opened:
+        async with session(call, vhost, publishes=True) as opened:
             routed = await opened.publish("", ALIVENESS_QUEUE, {}, b"test_message")
             got = await opened.get(ALIVENESS_QUEUE, 1, requeue=False, reject=False)
     except (Refused, Rejected, Unavailable) as error:
