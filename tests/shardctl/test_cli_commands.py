@@ -409,7 +409,7 @@ def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
     ("command", "says"),
     [
         (["close_all_connections"], "-p VHOST, or --global"),
-        (["set_log_level", "loud"], "one of debug, info"),
+        (["set_log_level", "loud"], "no such level: loud; it is one of debug, info"),
         (["set_vm_memory_high_watermark", "much"], "not a part of the memory"),
         (["set_vm_memory_high_watermark", "absolute"], "not a size: nothing"),
         (["list_consumers", "-p", "v", "colour"], "unknown column colour"),
@@ -646,10 +646,15 @@ def test_shards_status_says_how_far_a_change_is(ctl: Any) -> None:
 def test_shards_plan_says_what_would_move(ctl: Any) -> None:
     assert ctl("shards", "plan", "e", "3", "-p", "v").splitlines() == [
         "2 shard queues, then 3",
-        "34% of the keys go to another queue; 7 messages go before",
-        "coming: e-2",
+        "34% of the keys go to another queue; 7 messages are consumed first",
+        "add e-2",
     ]
     assert changes() == [("POST", "/api/exchanges/v/e/shards/plan", {"number": 3})]
+
+
+def test_perf_says_that_no_rate_is_no_limit(ctl: Any) -> None:
+    shown = CliRunner().invoke(app, ["perf", "--help"], env={"COLUMNS": "200"}).output
+    assert "each producer. 0: no limit." in shown
 
 
 def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:
