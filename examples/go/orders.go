@@ -3,6 +3,10 @@
 //	go mod init orders && go get github.com/rabbitmq/amqp091-go
 //	go run orders.go publish 10
 //	go run orders.go consume
+//
+// With Debian's golang-github-rabbitmq-amqp091-go-dev, in place of the first line:
+//
+//	export GO111MODULE=off GOPATH=/usr/share/gocode
 package main
 
 import (

@@ -217,3 +217,5 @@ def test_the_readme_names_each_example() -> None:
     ]
     assert len(programs) == len(PROGRAMS) + 2
     assert [path for path in programs if f"({path})" not in text] == []
+    # Go is run as the test runs it.
+    assert " ".join(f"{name}={value}" for name, value in GO.items()) + " go run orders.go" in text
