@@ -8,6 +8,7 @@ do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from shardmq.broker.model import arguments, patterns
@@ -16,6 +17,7 @@ from shardmq.broker.model.changes import GLOBAL
 from shardmq.broker.model.changes import USER_LIMITS as USER_LIMITS
 from shardmq.broker.model.changes import VHOST_LIMITS as VHOST_LIMITS
 from shardmq.broker.model.checks import Refusal
+from shardmq.broker.model.erlang import cut
 from shardmq.broker.model.erlang import json_term as term
 from shardmq.broker.model.policies import APPLY_TO, OPERATOR_POLICY, POLICY
 from shardmq.broker.model.values import NAME_BYTES_MAX, shards_fault
@@ -28,6 +30,10 @@ LIMITS: Final = {
 }
 LIMIT_WORDS: Final = {VHOST_LIMITS: "limits", USER_LIMITS: "user-limits"}
 PATTERN_CHARS_MAX = 4096
+# A refusal shows so many of the names that are unknown, and looks for names near the first few.
+TERMS_SHOWN = 10
+HINTS_MAX = 3
+NAME_CHARS_SHOWN = 100
 JSON_DEPTH_MAX = 64
 
 # The component of parameters for settings that stream definitions leave open.
@@ -60,7 +66,8 @@ def check_parameter(vhost: str, component: str, name: str, value: Any) -> None:
         _check_stream_setting(name, value)
     elif component not in FREE_COMPONENTS and not (component == GLOBAL and not vhost):
         known = (POLICY, OPERATOR_POLICY, *LIMITS, DEFINITION, SHARDS, *sorted(FREE_COMPONENTS))
-        raise invalid(f"component {component} not found", *meant([component], known))
+        text = f"component {cut(component, NAME_CHARS_SHOWN)} not found"
+        raise invalid(text, *meant([component], known))
 
 
 def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
@@ -75,7 +82,8 @@ def check_policy(value: Any, keys: Mapping[str, PolicyKey]) -> None:
     _check_pattern(value["pattern"])
     apply_to = value.get("apply-to", "all")
     if not isinstance(apply_to, str) or apply_to not in APPLY_TO:
-        shown = apply_to if isinstance(apply_to, str) else term(apply_to)
+        is_text = isinstance(apply_to, str)
+        shown = cut(apply_to, NAME_CHARS_SHOWN) if is_text else term(apply_to)
         raise invalid(
             f"apply-to '{shown}' unrecognised; should be one of: 'queues', 'classic_queues', "
             "'quorum_queues', 'streams', 'exchanges', or 'all'"
@@ -182,13 +190,17 @@ def invalid(*lines: str) -> Refusal:
 
 
 def meant(unknown: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return a line for each unknown name that is near one of the names."""
-    known = list(names)
-    return [f"{name}{hint}" for name in unknown if (hint := did_you_mean(name, known))]
+    """Return a line for each of the first unknown names that is near one of the names."""
+    known, first = list(names), islice(unknown, HINTS_MAX)
+    return [f"{name}{hint}" for name in first if (hint := did_you_mean(name, known))]
 
 
 def terms(unknown: Mapping[str, Any]) -> str:
-    return ",".join(f'{{<<"{key}">>,{term(item)}}}' for key, item in unknown.items())
+    shown = [
+        f'{{<<"{cut(key, NAME_CHARS_SHOWN)}">>,{term(item)}}}'
+        for key, item in islice(unknown.items(), TERMS_SHOWN)
+    ]
+    return ",".join(shown if len(unknown) <= TERMS_SHOWN else [*shown, "..."])
 
 
 def key_missing(keys: list[str]) -> str:

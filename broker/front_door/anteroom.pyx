@@ -125,6 +125,7 @@ cdef class Newcomer:
     cdef str vhost
     cdef uint32_t frame_bytes_max, heartbeat_s
     cdef uint64_t sent
+    cdef uint32_t reads, writes
     cdef size_t said
     cdef uint8_t heard[SAID_BYTES_MAX]
 
@@ -149,9 +150,9 @@ cdef class Anteroom:
 
         `lessons`: the Lesson (session.py) of each key. `digest(data)` returns a key that tells
         nothing of its data. `start()` returns the frame of connection.start. `meet(fd, host, port, said,
-        sent, rest, *facts)` makes a connection of a newcomer; the facts are the fields of Newcomer. `ended(logged_in, was_open, channels)`
-        hears that one has gone that opened so many channels. The others are frames, those of channels without
-        the first three bytes. Set `failed(listener, errno)`: it hears that accepting fails, and that the
+        sent, reads, writes, rest, *facts)` makes a connection of a newcomer; the facts are the fields of
+        Newcomer. `ended(logged_in, was_open, channels)` hears that one has gone that opened so many
+        channels. The others are frames, those of channels without the first three bytes. Set `failed(listener, errno)`: it hears that accepting fails, and that the
         listener is left.
         """
         self.lessons = lessons
@@ -295,6 +296,7 @@ cdef class Anteroom:
             return 0
         memcpy(who.heard + who.said, self.buffer, at)
         who.said += at
+        who.reads += 1
         if who.state == CLOSING:
             self.count(who)
         if not self.send_answer(who):
@@ -309,6 +311,7 @@ cdef class Anteroom:
                 sent = send(who.fd, self.answer, self.answered, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent > 0:
                 who.sent += sent
+                who.writes += 1
         return sent == <ssize_t> self.answered
 
     cdef size_t take(self, Newcomer who, const uint8_t *data, size_t size) except? 0:
@@ -453,7 +456,7 @@ cdef class Anteroom:
             else (clock() - who.since, who.key, None, "", 0, 0, 0, 0, 0, who.state > START_OK)
         )
         self.meet(who.fd, who.host.decode(), who.port, PyBytes_FromStringAndSize(<char *> who.heard, who.said),
-                  who.sent, rest, *facts)
+                  who.sent, who.reads, who.writes, rest, *facts)
         return 0
 
     def meet_all(self):

@@ -94,6 +94,8 @@ class Connections:
         port: int,
         said: bytes,
         sent: int,
+        reads: int,
+        writes: int,
         rest: bytes,
         *newcomer: Any,
     ) -> None:
@@ -106,6 +108,7 @@ class Connections:
         entered = self.enter(sock, peer, newcomer=facts)
         client = entered.socket
         client.received_bytes += len(said)
+        client.reads = reads
         if facts.open is not None:
             client.output.was_sent(client.output.pending)  # its open-ok
             client.output.written = sent
@@ -117,6 +120,7 @@ class Connections:
             if not client.output.was_sent(sent):
                 log.warning("%s: the login is not what it was", client.name)
                 entered.disconnect()
+        client.output.writes = writes
         if rest and not client.lost:
             loop.read_buffer[: len(rest)] = rest
             client.came(len(rest))

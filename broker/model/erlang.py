@@ -7,7 +7,10 @@ JSON document print differently, so there is one function for each.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import Any, Final
+
+TERM_CHARS_SHOWN: Final = 1_000  # of a value of a JSON document
 
 TYPE_NAMES: Final[tuple[tuple[type, str], ...]] = (
     (bool, "bool"),
@@ -55,16 +58,41 @@ def erlang_term(value: Any) -> str:
 
 
 def json_term(value: Any) -> str:
-    """Print a value of a JSON document."""
+    """Print a value of a JSON document, cut to TERM_CHARS_SHOWN characters.
+
+    A client can send megabytes. The time to print a value has the same bound as the text.
+    """
+    text, pieces = "", _json_pieces(value)
+    while len(text) <= TERM_CHARS_SHOWN:
+        if (piece := next(pieces, None)) is None:
+            return text
+        text += piece
+    return cut(text, TERM_CHARS_SHOWN)
+
+
+def cut(text: str, chars: int) -> str:
+    """Return the text, or its first characters and three dots if it is longer than that."""
+    return text if len(text) <= chars else text[:chars] + "..."
+
+
+def _json_pieces(value: Any) -> Iterator[str]:
     if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f'<<"{value}">>'
-    if isinstance(value, list):
-        return f"[{','.join(map(json_term, value))}]"
-    if isinstance(value, dict):
-        pairs = (f"{json_term(key)} => {json_term(item)}" for key, item in value.items())
-        return f"#{{{','.join(pairs)}}}"
-    return str(value)
+        yield "null"
+    elif isinstance(value, bool):
+        yield "true" if value else "false"
+    elif isinstance(value, str):
+        yield f'<<"{value}">>'
+    elif isinstance(value, list):
+        yield "["
+        for number, item in enumerate(value):
+            yield "," if number else ""
+            yield from _json_pieces(item)
+        yield "]"
+    elif isinstance(value, dict):
+        yield "#{"
+        for number, (key, item) in enumerate(value.items()):
+            yield f"{',' if number else ''}{json_term(key)} => "
+            yield from _json_pieces(item)
+        yield "}"
+    else:
+        yield str(value)

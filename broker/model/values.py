@@ -128,9 +128,11 @@ def one_of(settings: tuple[str | int, ...], name: str) -> KeyCheck:
 
     def check(value: Any) -> str:
         fits = isinstance(value, int | str) and not isinstance(value, bool) and value in settings
-        return (
-            "" if fits else f"is not a valid {name}{did_you_mean(str(value), map(str, settings))}"
-        )
+        if fits:
+            return ""
+        # The text of a list or an object may have megabytes.
+        hint = did_you_mean(str(value), map(str, settings)) if isinstance(value, int | str) else ""
+        return f"is not a valid {name}{hint}"
 
     return check
 

@@ -525,11 +525,13 @@ class Query(ControlMessage, tag="query", frozen=True):
 
     `totals_only`: without single connections and channels, of which there may be thousands.
     `unacked_of`: the id of a queue; only its deliveries that wait for their ack are reported.
+    `holders_of`: the id of a queue; only the consumers that hold such deliveries are reported.
     """
 
     query: int
     totals_only: bool = False
     unacked_of: int = 0
+    holders_of: int = 0
 
 
 AnyControl = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from shardmq.broker.front_door.consume.acks import UNACKED_LISTED_MAX, listed
+from shardmq.broker.front_door.consume.acks import UNACKED_LISTED_MAX, holders, listed
 from shardmq.broker.front_door.links.shard_requests import ShardRefused
 from shardmq.broker.model.changes import QueuePut
 from shardmq.shardd.wire import messages as wire
@@ -75,7 +75,7 @@ async def test_acks_of_a_transaction_wait_for_its_commit_and_come_back_with_a_ro
     play.says(1, commands.Tx.Rollback())
     assert play.channel.unacked.count == 2
     play.says(1, commands.Basic.Ack(2, multiple=True))
-    assert play.connection.channels.by_number[1].report("owner")["acks_uncommitted"] == 1
+    assert play.connection.channels.by_number[1].report("owner", 0)["acks_uncommitted"] == 2
 
 
 async def test_a_channel_with_a_limit_gets_more_when_it_settles() -> None:
@@ -128,6 +128,21 @@ async def test_a_message_is_got_and_waits_for_its_ack() -> None:
     # a get does not count for limits
     assert ack[2:5] == (wire.ACK, 1, 1) and play.channel.limit.unacked == 0
     assert play.services.counts.got_manual == play.channel.got_manual == 1
+
+
+async def test_a_cancelled_consumer_is_listed_while_it_holds_messages_and_a_get_is_not() -> None:
+    play, _ = await holding(b"1", b"2")
+    play.says(1, commands.Basic.Cancel("tag"))
+    await got(play, wire.Done(2), wire.Got(3, message(), 1, False, 0))
+    assert play.channel.unacked.count == 3
+
+    def held() -> list[tuple[str, int]]:
+        rows = holders(play.consuming.consumers.values(), 1, play.loop.now)
+        return [(row["consumer_tag"], row["messages_unacknowledged"]) for row in rows]
+
+    assert held() == [("tag", 2)]
+    play.says(1, commands.Basic.Ack(2, multiple=True))
+    assert held() == []
 
 
 async def test_a_message_that_needs_no_ack_waits_for_none() -> None:

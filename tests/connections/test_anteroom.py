@@ -63,7 +63,7 @@ class Side:
                 (
                     {name: getattr(info, name) for name in INFO},
                     each.report() | {"owner": ""},
-                    [one.report("") for one in each.channels.all(each)],
+                    [one.report("", 0) for one in each.channels.all(each)],
                     amqp.state,
                     bytes(amqp.channels).rstrip(b"\0"),
                     amqp.received_frame_bytes_max,

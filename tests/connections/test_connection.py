@@ -172,7 +172,7 @@ async def test_channels_that_nobody_uses_are_opened_listed_and_closed() -> None:
     assert names(play.says(2, commands.Basic.Qos(prefetch_count=3))) == ["Basic.QosOk"]
     connection = play.connection
     assert list(connection.channels.by_number) == [2] and play.services.counts.channels_opened == 3
-    rows = [each.report("me") for each in connection.channels.all(connection)]
+    rows = [each.report("me", 0) for each in connection.channels.all(connection)]
     assert [(row["number"], row["prefetch_count"]) for row in rows] == [(1, 0), (2, 3)]
     assert connection.report()["channels"] == 2
 

@@ -830,12 +830,23 @@ async def test_a_misspelt_field_of_a_policy_is_warned_of(made: Api) -> None:
     given = {**body, "prority": 7, "colour": "red"}
     assert (await made.call("PUT", "/api/policies/%2F/misspelt", given))[0] == 201
     assert [json.loads(value[12:]) for value in made.headers.getall("Warning")] == [
-        "prority is no field of a policy and is ignored; did you mean priority?",
-        "colour is no field of a policy and is ignored",
+        "prority, colour are no fields of a policy and are ignored; did you mean priority?"
     ]
     assert (await made.get("/api/policies/%2F/misspelt"))["priority"] == 0
+    assert (await made.call("PUT", "/api/policies/%2F/misspelt", {**body, "prority": 7}))[0] == 204
+    assert json.loads(made.headers["Warning"][12:]) == (
+        "prority is no field of a policy and is ignored; did you mean priority?"
+    )
     assert (await made.call("PUT", "/api/policies/%2F/misspelt", body))[0] == 204
     assert "Warning" not in made.headers
+
+
+async def test_the_warning_of_many_long_fields_of_a_policy_is_short(made: Api) -> None:
+    body = {"pattern": "^x", "definition": {"max-length": 5}}
+    many = {f"{number}{'x' * 9_000}": 1 for number in range(20_000, 20_200)}
+    assert (await made.call("PUT", "/api/policies/%2F/many", {**body, **many}))[0] == 201
+    (value,) = made.headers.getall("Warning")
+    assert len(value) < 1_000 and " 195 more are no fields of a policy" in value
 
 
 @pytest.mark.row("G3.10")

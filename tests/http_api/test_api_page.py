@@ -5,8 +5,10 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
+import msgspec
 import pytest
 
+from shardmq.broker.controller.config import HttpLimits
 from shardmq.broker.controller.management import api_page, page
 from tests.http_api.conftest import Api
 
@@ -98,3 +100,17 @@ async def test_the_paths_of_rabbitmqs_page_lead_to_it(api: Api, path: str) -> No
     async with api.client.get(path, allow_redirects=False) as answer:
         assert answer.status == 301
         assert not answer.headers["Location"].startswith("/"), "a proxy may serve it elsewhere"
+
+
+@pytest.mark.parametrize("path", ["/api/openapi.json", api_page.INDEX])
+async def test_the_descriptions_have_the_bounds_of_long_responses(api: Api, path: str) -> None:
+    api.login = None
+    _, unzipped = await api.call("GET", path, headers={"Accept-Encoding": "identity"})
+    status, zipped = await api.call("GET", path, headers={"Accept-Encoding": "gzip"})
+    assert (status, zipped, api.headers["Content-Encoding"]) == (200, unzipped, "gzip")
+    assert api.context.long_responses.made == 2
+    assert (await api.call("HEAD", path))[0] == 200
+    limits = HttpLimits(answers_per_address_max=0)
+    config = msgspec.structs.replace(api.context.config, http=limits)
+    object.__setattr__(api.context, "config_now", lambda: config)
+    assert (await api.call("GET", path))[0] == 429

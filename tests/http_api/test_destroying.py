@@ -73,8 +73,11 @@ async def test_a_condition_that_is_neither_yes_nor_no_deletes_nothing(made: Api,
 async def test_a_purge_takes_so_many_as_it_says(made: Api) -> None:
     assert (await made.call("DELETE", "/api/queues/%2F/q/contents?count=2"))[0] == 204
     assert [(type(sent), sent.count) for sent in made.shards.sent] == [(wire.Purge, 2)]
+    assert await made.call("DELETE", "/api/queues/%2F/q/contents?count=500") == (204, "")
+    assert made.headers["X-Messages-Purged"] == "3"  # there are no more
     made.shards.sent.clear()
     assert (await made.call("DELETE", "/api/queues/%2F/q/contents"))[0] == 204
+    assert made.headers["X-Messages-Purged"] == "3"
     assert [(type(sent), sent.count) for sent in made.shards.sent] == [(wire.Purge, None)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmq.broker.controller.management.api_error import ApiError
-from shardmq.broker.controller.management.responses import listing
+from shardmq.broker.controller.management.responses import listing, matching
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, shown
+from shardmq.broker.model import patterns
 
 
 class Thing(NamedTuple):
@@ -129,6 +131,36 @@ def test_a_list_in_slices_is_the_whole_list_in_order(
     assert [(row["vhost"], row["name"], row["messages"]) for row in found] == expected(
         of, sort, reverse and bool(sort), name, False
     )
+
+
+@pytest.mark.parametrize("is_lazy", [True, False], ids=["lazy", "listing"])
+@pytest.mark.parametrize("more", [{}, {"sort": "name"}, {"page": "1"}], ids=str)
+async def test_a_search_is_done_in_slices_and_for_a_bounded_time(
+    more: dict[str, str], is_lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Thing("a", f"x{number}", 0) for number in range(100)]
+    rows = [thing._asdict() for thing in found]
+    searched: list[int] = [0]
+    now = 0.0
+
+    class Slow:
+        def search(self, name: str) -> None:
+            nonlocal now
+            searched[-1] += 1
+            now += 0.025
+
+    async def offer(work: SlicedWork) -> None:
+        searched.append(0)
+
+    monkeypatch.setattr(SlicedWork, "yield_to_others", offer)
+    monkeypatch.setattr(patterns, "compiled", lambda *_: Slow())
+    monkeypatch.setattr(
+        listing, "BoundedSearch", partial(matching.BoundedSearch, clock=lambda: now)
+    )
+    query = {"name": "x", "use_regex": "true", **more}
+    with pytest.raises(ApiError, match="use_regex: matching takes more than 2 s"):
+        await whole(lazy(found) if is_lazy else Listing(rows), query)
+    assert 80 <= sum(searched) <= 81 and max(searched) == matching.MATCHED_ROWS
 
 
 @pytest.mark.parametrize("is_lazy", [True, False], ids=["lazy", "listing"])

@@ -112,6 +112,7 @@ class Heard:
         self.changes: list[list[AnyChange] | None] = []
         self.closed: list[tuple[str, int, str]] = []
         self.passes: list[str] = []
+        self.looks: list[tuple[str, int]] = []  # at what is not acknowledged
         self.logins_changed = 0
         self.alarm, self.is_outlived = asyncio.Event(), asyncio.Event()
 
@@ -147,6 +148,17 @@ class Heard:
 
     def published(self) -> list[tuple[str, str, int, int]]:
         return [("/", "e", 3, 4)]
+
+    def of_vhosts(self) -> dict[str, dict[str, int]]:
+        return {"/": {"publish": 5}}
+
+    def unacked(self, queue_id: int) -> list[dict[str, Any]]:
+        self.looks.append(("unacked", queue_id))
+        return [{"delivery_tag": 1}]
+
+    def holders(self, queue_id: int) -> list[dict[str, Any]]:
+        self.looks.append(("holders", queue_id))
+        return [{"consumer_tag": "tag"}]
 
 
 class Scene:
@@ -604,8 +616,23 @@ def test_close_and_query_reach_the_front_door(tmp_path: Path) -> None:
             [{"number": 1}],
             {"published": 2.0},
             exchanges=[("/", "e", 3, 4)],
+            vhosts={"/": {"publish": 5}},
         )
         assert s.heard.closed == [("0.1.1", 320, "CONNECTION_FORCED - bye")]
+
+    run(tmp_path, play)
+
+
+def test_a_look_at_what_is_not_acknowledged_works_out_only_what_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def play(s: Scene) -> None:
+        stream = await s.in_step(VhostPut("/"))
+        stream.say(Query(1, unacked_of=7), Query(2, holders_of=8))
+        unacked, holders = [{"delivery_tag": 1}], [{"consumer_tag": "tag"}]
+        assert await stream.hear() == DoorReport(1, [], [], {}, unacked=unacked)
+        assert await stream.hear() == DoorReport(2, [], [], {}, holders=holders)
+        assert s.heard.looks == [("unacked", 7), ("holders", 8)]
 
     run(tmp_path, play)
 

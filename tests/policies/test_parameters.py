@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ def refusal(component: str, value: Any, vhost: str = "/") -> str:
         assert refused.code == 400
         return refused.text
     return ""
+
+
+def policy(definition: dict[str, Any]) -> dict[str, Any]:
+    return {"pattern": "", "definition": definition}
 
 
 def failed(text: str) -> str:
@@ -204,6 +209,53 @@ def test_a_misspelt_limit_or_component_has_the_nearest_name(
     component: str, value: dict[str, Any], last: str
 ) -> None:
     assert refusal(component, value).splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("component", "value"),
+    [
+        ("policy", policy({f"max-lenght-{number}": 1 for number in range(60_000)})),
+        ("policy", policy({"max-lenght" * 400_000: 1})),
+        ("policy", policy({"x": "y" * 4_000_000})),
+        ("policy", policy({"x": [1] * 1_000_000})),
+        ("policy", policy({"overflow": "rejct-publish" * 300_000})),
+        ("policy", policy({"overflow": [1] * 1_000_000})),
+        ("policy", policy({}) | {"apply-to": "queues" * 700_000}),
+        ("stream-definition", {f"shard-per-node{number}": 1 for number in range(60_000)}),
+        ("user-limits", {"max-channel" * 400_000: 1}),
+        ("federation-upstrem" * 200_000, {}),
+    ],
+    ids=lambda given: given[:20] if isinstance(given, str) else "",
+)
+def test_megabytes_of_mistakes_get_a_short_answer_after_few_searches(
+    component: str, value: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+    monkeypatch.setattr(
+        difflib, "get_close_matches", lambda given, *_, **__: searches.append(given)
+    )
+    text = refusal(component, value)
+    assert text.startswith("Validation failed\n\n") and len(text) < 12_000
+    assert len(searches) <= 3 and all(len(given) <= 100 for given in searches)
+
+
+def test_the_first_names_of_many_are_shown() -> None:
+    text = refusal("policy", policy({f"x{number}": 1 for number in range(12)}))
+    names = [f'{{<<"x{number}">>,1}}' for number in (0, 1, 10, 11, 2, 3, 4, 5, 6, 7)]
+    assert text == failed(f"[{','.join(names)},...] are not recognised policy settings")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([], "[]"), ([1, [None, True]], "[1,[null,true]]"), ({}, "#{}"), ("", '<<"">>'),
+        ({"a": 1.5, "b": {"c": "d"}}, '#{<<"a">> => 1.5,<<"b">> => #{<<"c">> => <<"d">>}}'),
+        ("y" * 995, f'<<"{"y" * 995}">>'[:1000] + "..."), ([5] * 501, "[" + "5," * 499 + "5..."),
+        ("y" * 994, f'<<"{"y" * 994}">>'),
+    ],
+)  # fmt: skip
+def test_a_value_is_shown_as_erlang_prints_it_up_to_1000_characters(value: Any, text: str) -> None:
+    assert term(value) == text
 
 
 PARAMETERS: list[tuple[str, str, str, str, Any, str]] = [

@@ -51,16 +51,14 @@ has the status 4xx and a body with <code>error</code> and <code>reason</code>:</
 Schema = dict[str, Any]
 
 
-def add_routes(app: web.Application, description: Schema) -> None:
-    file = page.static_file(html(description).encode(), ".html")
+def file_of(description: Schema) -> page.StaticFile:
+    return page.static_file(html(description).encode(), ".html")
 
-    async def serve(request: web.Request) -> web.Response:
-        return page.response_of(file, request)
 
+def add_redirects(app: web.Application) -> None:
     async def lead(request: web.Request) -> web.Response:
         return web.Response(status=301, headers={"Location": LEADING_HERE[request.path]})
 
-    app.router.add_get(INDEX, serve)
     for path in LEADING_HERE:
         app.router.add_get(path, lead)
 

@@ -14,14 +14,14 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping
 from functools import partial
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from shardmq.broker.controller.management import api_page, csrf, http_connections, page
 from shardmq.broker.controller.management.api_error import ApiError, not_authorised
-from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route
+from shardmq.broker.controller.management.call import BODY_BYTES_MAX, Call, Route, to_json
 from shardmq.broker.controller.management.context import Context
 from shardmq.broker.controller.management.login import check_host, user_of
 from shardmq.broker.controller.management.metrics import prometheus
@@ -70,7 +70,7 @@ from shardmq.broker.controller.management.responses.json_body import (
     json_response,
 )
 from shardmq.broker.controller.management.responses.listing import LazyListing, Listing, cut, shown
-from shardmq.broker.controller.management.responses.long_responses import ResponseBody
+from shardmq.broker.controller.management.responses.long_responses import ResponseBody, in_one_part
 from shardmq.broker.shared import rights
 
 BACKLOG = 128
@@ -185,11 +185,29 @@ def api_app(context: Context) -> web.Application:
         (route for resource in RESOURCES for route in resource.ROUTES), product_version()
     )
 
-    async def described(request: web.Request) -> web.Response:
-        return json_response(description)  # without a login: it has no data of this broker
+    # Without a login: they have no data of this broker. So they have the bounds of long responses.
+    described, index = to_json(description), api_page.file_of(description)
+    index_headers = {**page.HEADERS, hdrs.ETAG: f'"{index.etag}"'}
 
-    app.router.add_get("/api/openapi.json", described)
-    api_page.add_routes(app, description)
+    async def send(
+        request: web.Request, content_type: str, body: bytes, headers: Mapping[str, str]
+    ) -> Answer:
+        async def made() -> ResponseBody:
+            return ResponseBody(content_type, in_one_part(body), headers)
+
+        return await context.long_responses.answer(request, request.path, made, context.config.http)
+
+    async def send_description(request: web.Request) -> Answer:
+        return await send(request, JSON, described, {})
+
+    async def send_index(request: web.Request) -> Answer:
+        if page.is_held(index, request):
+            return page.response_of(index, request)
+        return await send(request, f"{index.type}; charset=utf-8", index.body, index_headers)
+
+    app.router.add_get("/api/openapi.json", send_description)
+    app.router.add_get(api_page.INDEX, send_index)
+    api_page.add_redirects(app)
     app.on_shutdown.append(logs.end_live)
     return app
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import orjson
 from aiohttp import web
+from multidict import MultiMapping
 
 from shardmq.broker.controller import without_effect
 from shardmq.broker.controller.management.api_error import (
@@ -55,6 +56,7 @@ FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 NAME_CHARS_SHOWN = 100
 NUMBER_MAX: Final = (1 << 63) - 1
 NUMBER_DIGITS_MAX: Final = len(str(NUMBER_MAX))
+MESSAGES_PURGED: Final = "X-Messages-Purged"  # a header of responses
 
 T = TypeVar("T")
 Arguments = dict[str, Any] | list[Any]  # some languages write an empty table as []
@@ -71,6 +73,20 @@ def number(name: str, given: str, least: int = 0, most: int = NUMBER_MAX) -> int
     ):
         return int(given)
     raise bad_request(f"{name}: not a number from {least} to {most}")
+
+
+def check_query(
+    query: MultiMapping[str], names: Collection[str], once: Collection[str] = ()
+) -> None:
+    """Raise 400 for a parameter that is not one of `names`, or is in `once` and repeated."""
+    for name in query:
+        if name not in names:
+            known = ", ".join(names) or "none"
+            raise bad_request(
+                f"{name[:NAME_CHARS_SHOWN]}: there is no such parameter; {known} are known"
+            )
+        if name in once and len(query.getall(name)) > 1:
+            raise bad_request(f"{name}: is there twice")
 
 
 def table_of(arguments: Arguments) -> dict[str, Any]:
@@ -138,15 +154,7 @@ class Call:
         Calls that delete or purge check this: a misspelt parameter that would spare something must
         not be ignored.
         """
-        query = self.request.query
-        for name in query:
-            if name not in names:
-                known = ", ".join(names) or "none"
-                raise bad_request(
-                    f"{name[:NAME_CHARS_SHOWN]}: there is no such parameter; {known} are known"
-                )
-            if once and len(query.getall(name)) > 1:
-                raise bad_request(f"{name}: is there twice")
+        check_query(self.request.query, names, names if once else ())
 
     async def raw_body(self, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         if (self.request.content_length or 0) > bytes_max:

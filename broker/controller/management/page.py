@@ -55,11 +55,16 @@ def read_files(folder: Path = FILES) -> dict[str, StaticFile]:
     }
 
 
+def is_held(file: StaticFile, request: web.Request) -> bool:
+    """Return whether the client says that it has the file."""
+    return any(tag.value in (file.etag, "*") for tag in request.if_none_match or ())
+
+
 def response_of(file: StaticFile, request: web.Request) -> web.Response:
     """Return the file under the policy, or 304 if the client has it."""
     response = web.Response(headers=HEADERS)
     response.etag = file.etag
-    if any(tag.value in (file.etag, "*") for tag in request.if_none_match or ()):
+    if is_held(file, request):
         response.set_status(304)
     else:
         response.content_type, response.charset = file.type, "utf-8"

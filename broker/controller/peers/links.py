@@ -405,7 +405,7 @@ class DoorLinks:
 
     async def holders(self, queue_id: int) -> list[dict[str, Any]]:
         """Return the consumers that hold deliveries of a queue without an ack."""
-        return [row for report in await self._gather(unacked_of=queue_id) for row in report.holders]
+        return [row for report in await self._gather(holders_of=queue_id) for row in report.holders]
 
     async def _gather(self, **what: Any) -> list[DoorReport]:
         self._query += 1

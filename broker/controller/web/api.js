@@ -93,15 +93,18 @@ export const put = (where, body, options) => call("PUT", where, { ...options, bo
 export const post = (where, body, options) => call("POST", where, { ...options, body });
 export const remove = (where, options) => call("DELETE", where, options);
 
-/** Return the decoded response, null without a body. Values of `query` that are "", null or undefined are left out. */
-async function call(method, where, { body, query, signal, timeoutMs = TIMEOUT_MS } = {}) {
+/**
+ * Return the decoded response, null without a body, or the header of the response that `header` names. Values of `query`
+ * that are "", null or undefined are left out.
+ */
+async function call(method, where, { body, query, signal, header, timeoutMs = TIMEOUT_MS } = {}) {
   const answer = await send(method, where, { body, query, signal, timeoutMs });
   const text = await answer.text();
   const found = text && answer.headers.get("Content-Type")?.startsWith("application/json") ? JSON.parse(text) : null;
   if (answer.ok) {
     // Each value of the header ends with a string of JSON. A browser joins the values.
     for (const [text] of (answer.headers.get("Warning") ?? "").matchAll(/"(?:[^"\\]|\\.)*"/g)) onWarning(JSON.parse(text));
-    return found;
+    return header ? answer.headers.get(header) : found;
   }
   if (answer.status === 401 && user !== null && where !== "whoami" && found?.reason === "Login failed") logOut();
   throw new ApiError(answer.status, reason(found, answer));

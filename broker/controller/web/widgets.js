@@ -207,33 +207,36 @@ function read({ type = "text", label }, control) {
   if (type === "checkbox") return control.checked;
   if (type === "number") return control.value === "" ? null : Number(control.value);
   if (type === "file") return control.files[0] ?? null;
-  if (type === "json") return valueOf(control.value);
+  if (type === "json") return valueOf(control.value, label);
   return type === "arguments" ? argumentsOf(control.value, label) : control.value;
 }
 
-/** Parse lines "name = value" into an object. A value that is no JSON is a string. */
-function argumentsOf(text, label = "Arguments") {
+/** Parse lines "name = value" into an object; each value is what `valueOf` returns. */
+function argumentsOf(text, label) {
   const found = {};
   for (const line of text.split("\n").filter((one) => one.trim())) {
     const at = line.indexOf("=");
     if (at < 1) throw new Error(`${label}: "${line.trim()}" is not name = value`);
-    found[line.slice(0, at).trim()] = valueOf(line.slice(at + 1).trim());
+    found[line.slice(0, at).trim()] = valueOf(line.slice(at + 1).trim(), label);
   }
   return found;
 }
 
-/** Return the value that a text says: JSON, or else the text itself. */
-function valueOf(text) {
+const JSON_BEGINS = /^\s*[{["]/;
+
+/** Return the value that a text says: JSON, or else the text itself. What begins like JSON and is none has a mistake. */
+function valueOf(text, label) {
   try {
     return JSON.parse(text);
-  } catch {
+  } catch (error) {
+    if (JSON_BEGINS.test(text)) throw new Error(`${label}: ${text.trim()} begins like JSON and has a mistake: ${error.message}. To store it as a text, put it between double quotes.`);
     return text;
   }
 }
 
 /** Return the text that a form reads as this value. */
 export function textOf(value) {
-  return typeof value === "string" && valueOf(value) === value ? value : JSON.stringify(value);
+  return typeof value === "string" && !JSON_BEGINS.test(value) && valueOf(value) === value ? value : JSON.stringify(value);
 }
 
 /** Return the lines "name = value" that a form reads as this object. */

@@ -390,8 +390,10 @@ class CatalogLink:
                 self._in_step()
             case Query() if message.unacked_of:
                 unacked = listener.unacked(message.unacked_of)
-                holders = listener.holders(message.unacked_of)
-                self._send(DoorReport(message.query, [], [], {}, unacked, holders=holders))
+                self._send(DoorReport(message.query, [], [], {}, unacked))
+            case Query() if message.holders_of:
+                holders = listener.holders(message.holders_of)
+                self._send(DoorReport(message.query, [], [], {}, holders=holders))
             case Query() if message.totals_only:
                 report = DoorReport(
                     message.query, [], [], listener.totals(), vhosts=listener.of_vhosts()

@@ -24,11 +24,11 @@ from shardmq.broker.controller.management.metrics.stats import Stats, behind, de
 from shardmq.broker.controller.management.resources import login_attempts, processes
 from shardmq.broker.controller.management.resources.connections import channel_name
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.management.responses.matching import MATCHED_ROWS, BoundedSearch
 from shardmq.broker.model.catalog import Vhost
 from shardmq.broker.model.checks import is_hidden_queue
 
 SLICE_ROWS = 60  # take 25 us, or twice as long the first time
-MATCHED_ROWS = 10  # by a pattern, which may take a millisecond for each
 PART_BYTES = 64 << 10  # yielded at a time
 # The second word of names.
 DETAILED = "detailed_"
@@ -81,6 +81,8 @@ async def lines(
         for vhost in list(context.catalog.vhosts.values())
         if selected.vhosts is None or vhost.name in selected.vhosts
     ]
+    pattern = selected.pattern()
+    search = BoundedSearch(pattern, "queue") if pattern is not None else None
     of_objects: Objects | None = None
     blocks: list[_Block] = []
     for family in map(FAMILIES.__getitem__, selected.families):
@@ -88,7 +90,7 @@ async def lines(
         if family.objects is not of_objects:
             of_objects, blocks = family.objects, []
             rows = iter(of_objects(context, stats, vhosts))
-            async for part in _picked(family, rows, selected, work):
+            async for part in _picked(family, rows, selected.top, search, work):
                 blocks.append(_block(family.labels, part))
         for name, (text, value) in family.metrics.items():
             full = f"{selected.prefix}_{family.section or section}{name}"
@@ -107,25 +109,30 @@ async def lines(
 
 
 async def _picked(
-    family: Family, rows: Iterator[Row], selected: Selection, work: SlicedWork
+    family: Family,
+    rows: Iterator[Row],
+    top: int | None,
+    search: BoundedSearch | None,
+    work: SlicedWork,
 ) -> AsyncIterator[list[Row]]:
     """Yield the rows of a family that are selected, in slices that are not empty.
 
     With `top` the highest rank comes first.
     """
-    pattern = selected.pattern() if "queue" in family.labels else None
-    rank = family.rank if selected.top is not None else None
+    if "queue" not in family.labels:
+        search = None
+    rank = family.rank if top is not None else None
     # A heap of the rows with the highest figures so far. Of equal ones the first row is kept.
     best: list[tuple[float, int, Row]] = []
     order = itertools.count(0, -1)
-    while part := list(itertools.islice(rows, MATCHED_ROWS if pattern else SLICE_ROWS)):
-        if pattern is not None:
+    while part := list(itertools.islice(rows, MATCHED_ROWS if search else SLICE_ROWS)):
+        if search is not None:
             at = family.labels.index("queue")
-            part = [row for row in part if pattern.search(row[0][at])]
-        if rank is not None and selected.top is not None:
+            part = [row for row in part if search(row[0][at])]
+        if rank is not None and top is not None:
             for row in part:
                 entry = rank(row[1]), next(order), row
-                if len(best) < selected.top:
+                if len(best) < top:
                     heapq.heappush(best, entry)
                 elif entry > best[0]:
                     heapq.heapreplace(best, entry)

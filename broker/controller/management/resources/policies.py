@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmq.broker.controller.management.call import (
+    NAME_CHARS_SHOWN,
     Call,
     Route,
     existing,
@@ -18,6 +19,7 @@ from shardmq.broker.model.policies import OPERATOR_POLICY, POLICY
 from shardmq.supervisor.nearest import did_you_mean
 
 FIELDS = ("pattern", "apply-to", "definition", "priority")
+FIELDS_SHOWN = 5  # of those that are ignored
 IN_BODY = frozenset((*FIELDS, "vhost", "name", "component"))  # Tools send the last three, too.
 
 
@@ -34,6 +36,17 @@ def value_of(body: dict[str, Any]) -> dict[str, Any]:
         "priority": body.get("priority", 0),
         "apply-to": body.get("apply-to", "all"),
     }
+
+
+def _warning_of(ignored: list[str]) -> str:
+    """Return one sentence about fields that no policy has; it names the first few of them."""
+    first = ignored[:FIELDS_SHOWN]
+    names = [field[:NAME_CHARS_SHOWN] for field in first]
+    if len(ignored) > len(first):
+        names.append(f"{len(ignored) - len(first)} more")
+    one, many = "is no field of a policy and is", "are no fields of a policy and are"
+    hints = dict.fromkeys(did_you_mean(field, FIELDS) for field in first)
+    return f"{', '.join(names)} {one if len(names) == 1 else many} ignored{''.join(hints)}"
 
 
 def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Route]:
@@ -57,11 +70,8 @@ def _routes(path: str, component: str, changes_tag: str, body: str) -> list[Rout
         existed = (vhost, component, name) in call.catalog.parameters
         await call.ask(ParameterPut(vhost, component, name, value_of(body)))
         # RabbitMQ ignores other fields without a word. A misspelt one is worth a warning.
-        call.warnings += [
-            f"{field} is no field of a policy and is ignored{did_you_mean(field, FIELDS)}"
-            for field in body
-            if field not in IN_BODY
-        ]
+        if ignored := [field for field in body if field not in IN_BODY]:
+            call.warnings.append(_warning_of(ignored))
         return put_status(existed)
 
     async def delete(call: Call) -> None:

@@ -8,10 +8,12 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from shardmq.broker.controller import purging
 from shardmq.broker.controller.management.api_error import bad_request, not_found
 from shardmq.broker.controller.management.call import (
+    MESSAGES_PURGED,
     Arguments,
     Call,
     Route,
@@ -305,18 +307,23 @@ async def _set_paused(call: Call, paused: bool) -> None:
     check(await call.authority.ask(Pause(vhost.name, queue.name, paused)))
 
 
-async def purge(call: Call) -> None:
-    """Purge all ready messages, or with ?count= so many of a classic queue, the next ones first."""
+async def purge(call: Call) -> web.Response:
+    """Purge all ready messages, or with ?count= so many of a classic queue, the next ones first.
+
+    The header MESSAGES_PURGED of the response has their number; RabbitMQ and LavinMQ send no body.
+    """
     vhost, queue = call.vhost_to_change(), _queue(call)
     call.must(Read(vhost.name, queue.name))
     shards, count = call.context.shards, call.request.query.get("count")
     if count is None:
-        check(await purging.purge(call.catalog, shards, vhost.name, queue.name))
-        return
-    if is_stream(queue.arguments):
+        asked = purging.purge(call.catalog, shards, vhost.name, queue.name)
+    elif is_stream(queue.arguments):
         raise bad_request("count: a stream is purged as a whole")
-    wanted = number("count", count, 1)
-    check(await purging.purge_first(call.catalog, shards, vhost.name, queue.name, wanted))
+    else:
+        wanted = number("count", count, 1)
+        asked = purging.purge_first(call.catalog, shards, vhost.name, queue.name, wanted)
+    purged = check(await asked).result["messages"]
+    return web.Response(status=204, headers={MESSAGES_PURGED: str(purged)})
 
 
 ROUTES = [

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from shardmq.broker.controller.management.api_error import ApiError, bad_request
 from shardmq.broker.controller.management.call import NUMBER_MAX, number
 from shardmq.broker.controller.management.responses.cpu_budget import SlicedWork
+from shardmq.broker.controller.management.responses.matching import MATCHED_ROWS, BoundedSearch
 from shardmq.broker.model import patterns
 
 SLICE_ROWS = 60  # filtered or sorted before the processor is offered
@@ -76,6 +77,10 @@ class LazyListing(Generic[T]):
     check_samples: Callable[[int], None] | None = None
 
 
+def _any(thing: Any) -> bool:
+    return True
+
+
 async def shown(
     listing: Listing | LazyListing[Any], query: Query
 ) -> Row | AsyncIterator[list[Row]]:
@@ -97,7 +102,7 @@ async def shown(
         return await _page(lazy, things, wanted, query, SlicedWork())
     work = SlicedWork()
     if lazy.check_samples is not None:
-        _, kept = await _kept(things, wanted, SLICE_ROWS, work)
+        _, kept = await _kept(things, wanted, _pulled_rows(lazy, query), work)
         lazy.check_samples(sum(map(len, kept)))
         things, wanted = itertools.chain.from_iterable(kept), _any
     needed = {column.partition(".")[0] for column in columns_of(query)}
@@ -127,17 +132,24 @@ async def _all(
     if query.get("sort"):
         _, kept = await _kept(things, wanted, _pulled_rows(lazy, query), work)
         things, wanted = await _in_order(lazy, kept, query, work), _any
-    async for part in _made(filter(wanted, things), row, query, work):
+    async for part in _made(things, row, query, work, wanted):
         yield part
 
 
 async def _made(
-    things: Iterable[T], row: Callable[[T], Row], query: Query, work: SlicedWork
+    things: Iterable[T],
+    row: Callable[[T], Row],
+    query: Query,
+    work: SlicedWork,
+    wanted: Callable[[T], Any] = _any,
 ) -> AsyncIterator[list[Row]]:
+    """Yield the rows of the wanted things, slice by slice; a slice may be empty."""
     columns = columns_of(query)
     made_rows = SAMPLED_ROWS if _has_samples(query) else MADE_ROWS
+    if wanted is not _any and _is_regex(query):
+        made_rows = min(made_rows, MATCHED_ROWS)
     for _, part in _slices(things, slice_rows=made_rows):
-        yield [_cut(row(thing), columns) for thing in part]
+        yield [_cut(row(thing), columns) for thing in part if wanted(thing)]
         await work.yield_to_others()
 
 
@@ -147,7 +159,13 @@ def _has_samples(query: Query) -> bool:
 
 def _pulled_rows(lazy: LazyListing[Any], query: Query) -> int:
     """Return how many things to filter in a slice: the rows of a Listing are made meanwhile."""
-    return SAMPLED_ROWS if lazy is _LISTED and _has_samples(query) else SLICE_ROWS
+    if lazy is _LISTED and _has_samples(query):
+        return SAMPLED_ROWS
+    return MATCHED_ROWS if _is_regex(query) else SLICE_ROWS
+
+
+def _is_regex(query: Query) -> bool:
+    return bool(query.get("name")) and query.get("use_regex") == "true"
 
 
 async def _page(
@@ -297,10 +315,6 @@ def _each(key: Callable[[T], Any]) -> Keys[T]:
 _KEY = itemgetter(0)
 
 
-def _any(thing: Any) -> bool:
-    return True
-
-
 def _itself(row: Row) -> Row:
     return row
 
@@ -326,14 +340,14 @@ def _name_filter(query: Mapping[str, str]) -> Callable[[str], Any] | None:
     name = query.get("name", "")
     if not name:
         return None
-    if query.get("use_regex") != "true":
+    if not _is_regex(query):
         part = name.lower()
         return lambda name: part in name.lower()
     try:
         pattern = patterns.compiled(name[:REGEX_CHARS_MAX], re.IGNORECASE)
     except patterns.BadPattern as error:
         raise bad_request(f"use_regex: {error}") from None
-    return pattern.search
+    return BoundedSearch(pattern, "use_regex")
 
 
 def _is_found(is_wanted: Callable[[str], Any], searched: Sequence[str], row: Row) -> bool:

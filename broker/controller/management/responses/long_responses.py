@@ -66,6 +66,11 @@ class ResponseBody(NamedTuple):
 Make = Callable[[], Awaitable[ResponseBody]]
 
 
+async def in_one_part(body: bytes) -> AsyncGenerator[bytes]:
+    """Yield a body that has been made already, for a ResponseBody."""
+    yield body
+
+
 class Recipient:
     """A client that waits for a long response or is being sent one."""
 

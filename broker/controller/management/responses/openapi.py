@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shardmq.broker.controller.management.call import NUMBER_MAX, Route
+from shardmq.broker.controller.management.call import MESSAGES_PURGED, NUMBER_MAX, Route
 from shardmq.broker.controller.management.metrics import past
 from shardmq.broker.controller.management.metrics.time_range import SAMPLES_MAX
 from shardmq.broker.controller.management.responses.schemas import (
@@ -229,6 +229,9 @@ def _successes(route: Route, path: str) -> Schema:
             "201": {"description": "Made.", "headers": headers},
             "204": {"description": "Done."},
         }
+    if "count" in (route.query or ()):
+        purged = {MESSAGES_PURGED: {"schema": {"type": "integer"}}}
+        return {"204": {"description": "Done.", "headers": purged}}
     return {"204": {"description": "Done."}}
 
 

@@ -6,7 +6,7 @@ import { listTable } from "../table.js";
 import { adder, attempt, button, dangerous, form, formDialog, section, textOf } from "../widgets.js";
 import { vhostOptions } from "./vhosts.js";
 
-const VALUE = { name: "value", label: "Value", type: "json", required: true, help: 'JSON, such as {"number": 4}, 10, true or "a text"; anything else is taken as a text' };
+const VALUE = { name: "value", label: "Value", type: "json", required: true, help: 'JSON, such as {"number": 4}, 10, true or "a text". Anything else is taken as a text, unless it begins with {, [ or "' };
 
 export function parameters(page) {
   const name = { name: "name", label: "Name", required: true };

@@ -3,7 +3,7 @@
 import { path, put, remove } from "../api.js";
 import { h, update } from "../dom.js";
 import { plainTable } from "../table.js";
-import { attempt, button, empty, exchangeLink, form, inner, link, section } from "../widgets.js";
+import { attempt, dangerous, empty, exchangeLink, form, inner, link, section } from "../widgets.js";
 
 const RULE = "A regular expression. .* means all, and an empty field means none";
 
@@ -42,7 +42,7 @@ function permissionTable(rows, again) {
   return plainTable("Permissions", [
     ...SUBJECT,
     rule("Configure", "configure"), rule("Write", "write"), rule("Read", "read"),
-    { label: "", cell: (row) => button("Revoke", revoke(row), "danger") },
+    { label: "", cell: (row) => dangerous("Revoke", `Revoke all permissions of ${row.user} in ${row.vhost}?`, revoke(row)) },
   ], rows, (row) => `${row.vhost}\n${row.user}`, "No permissions: nobody may do anything.");
 }
 
@@ -71,7 +71,7 @@ function topicTable(rows, again) {
     ...SUBJECT,
     { label: "Exchange", cell: (row) => exchangeLink(row.vhost, row.exchange) },
     rule("Publish with keys", "write"), rule("Bind with keys", "read"),
-    { label: "", cell: (row) => button("Revoke", revoke(row), "danger") },
+    { label: "", cell: (row) => dangerous("Revoke", `Revoke the topic permission of ${row.user} for ${row.exchange} in ${row.vhost}?`, revoke(row)) },
   ], rows, (row) => `${row.vhost}\n${row.user}\n${row.exchange}`, "No topic permissions: all routing keys are allowed.");
 }
 

@@ -103,10 +103,8 @@ export function queue(page, vhost, name) {
   const pausing = h("span");
   const purging = h("span");
   let tags = null; // of the consumers of a stream
-  let unacked = 0;
   const again = page.live(async () => {
     const found = await page.get(where);
-    unacked = found.messages_unacknowledged ?? 0;
     update(numbers, numbersOf(found));
     update(about, aboutOf(found));
     update(consumers, consumerTable(found.consumer_details ?? []));
@@ -120,7 +118,7 @@ export function queue(page, vhost, name) {
   page.show(name,
     section(null, numbers), pastCharts(page, where, CHARTS, OBJECT_KEPT_S),
     section("About", about), section("Consumers", consumers), groups,
-    foldOnDemand("Unacknowledged messages", () => h("div", null, unackedOf(page, vhost, name, () => unacked))),
+    foldOnDemand("Unacknowledged messages", () => h("div", null, unackedOf(page, vhost, name))),
     section("Bindings", bindingsOf(page, { vhost, kind: "queue", name }, false)),
     fold("Publish a message", publishForm(vhost, "", name, again)),
     fold("Get messages", ...getForm(vhost, name, again)),
@@ -172,10 +170,10 @@ function purgeSomeButton(where, name, again) {
   ], {
     label: "Purge them",
     submit: async ({ count }) => {
-      const said = count === 1 ? "the next message" : `the next ${format.count(count)} messages`;
-      if (!(await confirmed(`Drop ${said} of ${name}? They are gone for good.`, "Drop them"))) return;
-      await remove(`${where}/contents`, { query: { count }, timeoutMs: 60_000 });
-      notice(`Purged ${said} of ${name}.`);
+      const next = (number) => (number === 1 ? "the next message" : `the next ${format.count(number)} messages`);
+      if (!(await confirmed(`Drop ${next(count)} of ${name}? They are gone for good.`, "Drop them"))) return;
+      const purged = Number(await remove(`${where}/contents`, { query: { count }, timeoutMs: 60_000, header: "X-Messages-Purged" }));
+      notice(purged ? `Purged ${next(purged)} of ${name}.` : `Purged nothing: ${name} has no ready messages.`);
       again();
     },
   });

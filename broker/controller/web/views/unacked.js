@@ -15,25 +15,23 @@ const COLUMNS = [
 
 const seconds = (row) => format.duration(row.unacked_for / 1_000);
 
-/** `total()`: the unacknowledged messages of the queue, as the view of the queue knows them. */
-export function unackedOf(page, vhost, name, total) {
+export function unackedOf(page, vhost, name) {
   const where = `${path("queues", vhost, name)}/unacked`;
   const holders = h("div", null, empty("…"));
   page.live(async () => {
     const found = await page.get(`${where}/consumers`, { page: 1, page_size: HOLDERS_MAX });
     const left = found.total_count - found.items.length;
-    const others = left ? 0 : total() - found.items.reduce((sum, row) => sum + row.messages_unacknowledged, 0);
-    update(holders, holderTable(found.items), left > 0 ? empty(`${format.count(left)} more consumers are not shown.`) : null,
-      others > 0 ? empty(`Others: ${format.count(others)}, fetched by basic.get, or by a consumer that was cancelled.`) : null);
+    update(holders, holderTable(found.items), left > 0 ? empty(`${format.count(left)} more consumers are not shown.`) : null);
   });
   return [
+    empty("Consumers that were cancelled are listed as long as they hold messages. Messages that basic.get fetched are not listed."),
     h("h3", null, "Who holds them"), holders,
     h("h3", null, "The messages, the oldest first"), empty("At most 1,000 of each front door are listed."),
     listTable(page, {
       caption: "Unacknowledged messages",
       where: () => where,
       search: null,
-      nothing: "All messages are acknowledged.",
+      nothing: "No consumer holds any.",
       key: (row) => `${row.channel_name}\n${row.channel}\n${row.delivery_tag}`,
       columns: [
         ...COLUMNS,
@@ -49,5 +47,5 @@ function holderTable(rows) {
     ...COLUMNS,
     { label: "Messages", number: true, cell: (row) => format.count(row.messages_unacknowledged) },
     { label: "The oldest for", number: true, cell: seconds },
-  ], rows, (row) => `${row.channel_name}\n${row.channel}\n${row.consumer_tag}`, "Nobody holds any.");
+  ], rows, (row) => `${row.channel_name}\n${row.channel}\n${row.consumer_tag}`, "No consumer holds any.");
 }

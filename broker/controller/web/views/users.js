@@ -52,6 +52,7 @@ export function user(page, name) {
   const again = page.live(async () => {
     const found = await page.get(where);
     last = found;
+    tags.elements.tags.defaultValue = found.tags.join(", "); // what somebody has typed stays
     update(about, facts([
       ["Tags", found.tags.length ? found.tags.map((tag) => badge(tag)) : "none"],
       ["Password", found.password_hash ? `set, kept as ${found.hashing_algorithm}` : "none: the user cannot log in with a password"],
@@ -74,6 +75,7 @@ export function user(page, name) {
     submit: async ({ tags: said }) => {
       const kept = { password_hash: last.password_hash, hashing_algorithm: last.hashing_algorithm };
       await put(where, { ...kept, tags: said });
+      tags.elements.tags.defaultValue = said; // a second click must not bring the old ones back
       again();
     },
   });
