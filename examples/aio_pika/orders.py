@@ -9,11 +9,26 @@ import os
 import sys
 
 import aio_pika
-from aio_pika.exceptions import AMQPError
+from aio_pika.exceptions import AMQPError, AuthenticationError, ProbableAuthenticationError
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ConnectionNotAllowed,
+)
 
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost/")
 QUEUE = "orders"
 RETRY_S = 1
+# To repeat it does not help.
+FINAL = (
+    AuthenticationError,
+    ProbableAuthenticationError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ConnectionNotAllowed,
+)
 
 
 async def publish(count):
@@ -30,6 +45,8 @@ async def publish(count):
                 # The call returns when the broker has the message on its disk.
                 await channel.default_exchange.publish(message, QUEUE, timeout=30)
                 number += 1
+            except FINAL:
+                raise
             except (AMQPError, ConnectionError, RuntimeError, TimeoutError) as error:
                 print(f"publishing again: {error!r}", file=sys.stderr, flush=True)
                 await asyncio.sleep(RETRY_S)
@@ -55,7 +72,7 @@ async def take(message):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["publish"]:
-        asyncio.run(publish(int(sys.argv[2])))
-    else:
-        asyncio.run(consume())
+    try:
+        asyncio.run(publish(int(sys.argv[2])) if sys.argv[1:2] == ["publish"] else consume())
+    except FINAL as error:
+        sys.exit(f"refused: {error!r}")

@@ -3,6 +3,10 @@
 //	go mod init orders && go get github.com/rabbitmq/amqp091-go
 //	go run orders.go publish 10
 //	go run orders.go consume
+//
+// With Debian's golang-github-rabbitmq-amqp091-go-dev, in place of the first line:
+//
+//	export GO111MODULE=off GOPATH=/usr/share/gocode
 package main
 
 import (
@@ -22,6 +26,12 @@ const (
 )
 
 var errRefused = errors.New("the broker refused the message")
+
+// To repeat what has one of these codes does not help.
+var final = map[int]bool{
+	amqp.AccessRefused: true, amqp.NotFound: true, amqp.PreconditionFailed: true,
+	amqp.NotAllowed: true,
+}
 
 func main() {
 	if len(os.Args) > 2 && os.Args[1] == "publish" {
@@ -66,6 +76,7 @@ func publish(number *int, count int) error {
 	if err := channel.Confirm(false); err != nil {
 		return err
 	}
+	closed := channel.NotifyClose(make(chan *amqp.Error, 1))
 	confirms := channel.NotifyPublish(make(chan amqp.Confirmation, 1))
 	for ; *number < count; *number++ {
 		message := amqp.Publishing{
@@ -77,7 +88,7 @@ func publish(number *int, count int) error {
 			return err
 		}
 		if confirm := <-confirms; !confirm.Ack { // also when the channel has been closed
-			return errRefused
+			return reason(closed, errRefused)
 		}
 	}
 	return nil
@@ -92,6 +103,7 @@ func consume() error {
 	if err := channel.Qos(100, 0, false); err != nil {
 		return err
 	}
+	closed := channel.NotifyClose(make(chan *amqp.Error, 1))
 	deliveries, err := channel.Consume(queue, "", false, false, false, false, nil)
 	if err != nil {
 		return err
@@ -102,10 +114,27 @@ func consume() error {
 			return err
 		}
 	}
-	return amqp.ErrClosed
+	return reason(closed, amqp.ErrClosed)
+}
+
+// reason returns why the broker closed the channel, or the other error if it did not.
+func reason(closed chan *amqp.Error, other error) error {
+	select {
+	case err := <-closed:
+		if err != nil {
+			return err
+		}
+	default:
+	}
+	return other
 }
 
 func again(what string, err error) {
+	var said *amqp.Error
+	if errors.As(err, &said) && final[said.Code] {
+		fmt.Fprintln(os.Stderr, what, "ends:", err)
+		os.Exit(1)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, what, "again:", err)
 		time.Sleep(retry)

@@ -12,15 +12,19 @@ import com.rabbitmq.client.ConnectionFactory;
 import com.rabbitmq.client.DefaultConsumer;
 import com.rabbitmq.client.Envelope;
 import com.rabbitmq.client.MessageProperties;
+import com.rabbitmq.client.PossibleAuthenticationFailureException;
 import com.rabbitmq.client.Recoverable;
 import com.rabbitmq.client.RecoveryListener;
 import com.rabbitmq.client.ShutdownSignalException;
 import java.io.IOException;
+import java.util.Set;
 import java.util.concurrent.TimeoutException;
 
 public class Orders {
     static final String QUEUE = "orders";
     static final int RETRY_MS = 1000;
+    // Refused, not found, in conflict, not allowed: to repeat it does not help.
+    static final Set<Integer> FINAL = Set.of(403, 404, 406, 530);
 
     public static void main(String[] arguments) throws Exception {
         String url = System.getenv().getOrDefault("AMQP_URL", "amqp://guest:guest@localhost");
@@ -30,7 +34,14 @@ public class Orders {
         if (arguments.length > 1 && arguments[0].equals("publish")) {
             publish(factory, Integer.parseInt(arguments[1]));
         } else {
-            consume(factory);
+            for (boolean isRunning = false; !isRunning; ) {
+                try {
+                    consume(factory);
+                    isRunning = true;
+                } catch (IOException | TimeoutException | ShutdownSignalException error) {
+                    again("consuming", error);
+                }
+            }
         }
     }
 
@@ -48,11 +59,25 @@ public class Orders {
                     channel.waitForConfirmsOrDie(30_000); // the broker has the message on its disk
                 }
             } catch (IOException | TimeoutException | ShutdownSignalException error) {
-                System.err.println("publishing again: " + error);
-                Thread.sleep(RETRY_MS);
+                again("publishing", error);
             }
         }
         System.out.println("published " + count);
+    }
+
+    static void again(String what, Exception error) throws InterruptedException {
+        Throwable cause = error.getCause() instanceof ShutdownSignalException
+                ? error.getCause() : error;
+        Object reason = cause instanceof ShutdownSignalException signal ? signal.getReason() : null;
+        int code = cause instanceof PossibleAuthenticationFailureException ? 403
+                : reason instanceof AMQP.Channel.Close close ? close.getReplyCode()
+                : reason instanceof AMQP.Connection.Close closed ? closed.getReplyCode() : 0;
+        boolean isFinal = FINAL.contains(code);
+        System.err.println(what + (isFinal ? " ends: " : " again: ") + cause);
+        if (isFinal) {
+            System.exit(1);
+        }
+        Thread.sleep(RETRY_MS);
     }
 
     static void consume(ConnectionFactory factory) throws Exception {

@@ -10,6 +10,8 @@ import amqp from 'amqplib';
 const URL = process.env.AMQP_URL ?? 'amqp://guest:guest@localhost/';
 const QUEUE = 'orders';
 const RETRY_MS = 1000;
+// Refused, not found, in conflict, not allowed: to repeat it does not help.
+const FINAL = [403, 404, 406, 530];
 
 async function connected() {
   const connection = await amqp.connect(URL);
@@ -17,12 +19,28 @@ async function connected() {
   return connection;
 }
 
+/** A channel that the broker closes has an event 'error', which ends a program that ignores it. */
+function watched(channel, what) {
+  channel.on('error', (error) => {
+    endIfFinal(what, error);
+    channel.connection.close(() => {});
+  });
+  return channel;
+}
+
+function endIfFinal(what, error) {
+  const handshake = /Handshake terminated by server: (\d+)/.exec(error);
+  if (!FINAL.includes(error.code ?? Number(handshake?.[1]))) return;
+  console.error(`${what} ends: ${error}`);
+  process.exit(1);
+}
+
 async function publish(count) {
   let number = 0;
   while (number < count) {
     try {
       const connection = await connected();
-      const channel = await connection.createConfirmChannel();
+      const channel = watched(await connection.createConfirmChannel(), 'publishing');
       await channel.assertQueue(QUEUE, { durable: true });
       for (; number < count; number++) {
         channel.sendToQueue(QUEUE, Buffer.from(`order ${number}`), { persistent: true });
@@ -41,7 +59,7 @@ async function consume() {
     try {
       const connection = await connected();
       const closed = once(connection, 'close');
-      const channel = await connection.createChannel();
+      const channel = watched(await connection.createChannel(), 'consuming');
       await channel.assertQueue(QUEUE, { durable: true });
       await channel.prefetch(100);
       await channel.consume(QUEUE, (message) => {
@@ -58,6 +76,7 @@ async function consume() {
 }
 
 async function again(what, error) {
+  endIfFinal(what, error);
   console.error(`${what} again: ${error}`);
   await sleep(RETRY_MS);
 }

@@ -16,6 +16,8 @@ use PhpAmqpLib\Message\AMQPMessage;
 
 const QUEUE = 'orders';
 const RETRY_S = 1;
+// Refused, not found, in conflict, not allowed: to repeat it does not help.
+const FINAL_CODES = [403, 404, 406, 530];
 
 function connected(): AMQPStreamConnection
 {
@@ -80,6 +82,10 @@ function consume(): void
 
 function again(string $what, Throwable $error): void
 {
+    if (in_array($error->getCode(), FINAL_CODES, true)) {
+        fwrite(STDERR, "$what ends: {$error->getMessage()}\n");
+        exit(1);
+    }
     fwrite(STDERR, "$what again: {$error->getMessage()}\n");
     sleep(RETRY_S);
 }

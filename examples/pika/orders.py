@@ -9,12 +9,21 @@ import sys
 import time
 
 import pika
-from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, NackError
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    NackError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 
 URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost/")
 QUEUE = "orders"
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 RETRY_S = 1
+# Refused, not found, in conflict, not allowed: to repeat it does not help.
+FINAL_CODES = {403, 404, 406, 530}
+FINAL = (ProbableAuthenticationError, ProbableAccessDeniedError)
 
 
 def opened(connection):
@@ -34,7 +43,7 @@ def publish(count):
                     # The call returns when the broker has the message on its disk.
                     channel.basic_publish("", QUEUE, b"order %d" % number, PERSISTENT)
                     number += 1
-        except (AMQPConnectionError, NackError) as error:
+        except (AMQPConnectionError, ChannelClosedByBroker, NackError) as error:
             again("publishing", error)
     print(f"published {count}")
 
@@ -53,6 +62,8 @@ def consume():
 
 
 def again(what, error):
+    if isinstance(error, FINAL) or getattr(error, "reply_code", 0) in FINAL_CODES:
+        sys.exit(f"{what} ends: {error!r}")
     print(f"{what} again: {error!r}", file=sys.stderr, flush=True)
     time.sleep(RETRY_S)
 

@@ -17,11 +17,16 @@ from shardmq.supervisor.cli.api import CONFIG, DATA, Api, fail, warn
 from shardmq.supervisor.cli.processes import run_module
 from shardmq.supervisor.config import ConfigError
 from shardmq.supervisor.directories import DataDirectory
+from shardmq.supervisor.nearest import did_you_mean
 
 STREAM = "-"
 # The kinds of which there may be many. Bindings come after the objects that they bind.
 MANY = ("exchanges", "queues", "bindings")
 PIECE_OBJECTS_MAX = 2000
+KINDS = (
+    "users", "vhosts", "permissions", "topic_permissions", "parameters", "global_parameters",
+    "policies", *MANY,
+)  # fmt: skip
 OneVhost = Annotated[
     str, typer.Option("--vhost", "-p", help="The definitions of this virtual host only.")
 ]
@@ -110,6 +115,7 @@ def import_definitions(
         fail(f"{file}: {error.strerror}")
     except ValueError as error:
         fail(f"{file}: not JSON: {error}", DATA)
+    _check_kinds(file, document)
     path = ["definitions", vhost] if vhost else ["definitions"]
     parts = pieces(document)
     warnings: dict[str, None] = {}
@@ -121,6 +127,21 @@ def import_definitions(
             warnings.update(dict.fromkeys(answer.get("warnings", ())))
     for warning in warnings:
         warn(warning)
+
+
+def _check_kinds(file: str, document: Any) -> None:
+    """Warn of lists that are imported by nobody. A document with nothing else ends the command."""
+    if not isinstance(document, dict):
+        return  # the broker refuses it
+    unknown = [
+        f"there is no kind of definitions {name}{did_you_mean(name, KINDS)}"
+        for name, value in document.items()
+        if name not in KINDS and isinstance(value, list)
+    ]
+    if unknown and document.keys().isdisjoint(KINDS):
+        fail(f"{file}: {unknown[0]}", DATA)
+    for text in unknown:
+        warn(f"{text}; nothing of it is imported")
 
 
 offline = typer.Typer(

@@ -122,14 +122,14 @@ def set_log_level(
     """Set the level of the log until the next start. The setting log_level holds after that."""
     wanted = LEVELS_OF_RABBITMQ.get(level, level)
     if wanted not in LEVELS:
-        fail(f"{level}: one of {', '.join(LEVELS)}", USAGE)
+        fail(f"no such level: {level}; it is one of {', '.join(LEVELS)}", USAGE)
     api.put("settings", "log_level", body={"value": wanted})
 
 
 def set_vm_memory_high_watermark(
     api: Api,
     value: Annotated[
-        str, typer.Argument(metavar="PART", help="Of the memory, 0 to 1; or: absolute SIZE.")
+        str, typer.Argument(metavar="PART", help="A part of the memory, 0 to 1; or: absolute SIZE.")
     ],
     size: Annotated[str, typer.Argument(metavar="SIZE")] = "",
 ) -> None:

@@ -75,7 +75,7 @@ def perf(
         0, "--confirm", "-c", min=0, help="Unconfirmed messages at most. 0: no confirms."
     ),
     rate: int = typer.Option(
-        0, "--rate", "-r", min=0, help="Messages per second of each producer."
+        0, "--rate", "-r", min=0, help="Messages per second of each producer. 0: no limit."
     ),
     auto_ack: bool = typer.Option(False, help="Consumers do not acknowledge."),
     prefetch: int = typer.Option(1000, "--prefetch", min=0, max=65535, help="0: no limit."),

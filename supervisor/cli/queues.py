@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardmq.supervisor.cli.api import DATA, USAGE, Api, Rows, fail, json_argument
+from shardmq.supervisor.cli.api import DATA, USAGE, Api, Rows, fail, json_argument, warn
 from shardmq.supervisor.cli.arguments import EXCHANGE, QUEUE
 from shardmq.supervisor.cli.columns import COLUMNS
 from shardmq.supervisor.cli.names import (
@@ -19,8 +19,12 @@ from shardmq.supervisor.cli.names import (
     complete_exchanges,
     complete_queues,
 )
+from shardmq.supervisor.nearest import did_you_mean
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
+# RabbitMQ's arguments that look like misspelt ones of this broker. The broker itself says of them
+# that they have no effect.
+OF_RABBITMQ = {"x-queue-mode", "x-queue-version"}
 
 
 class Kind(StrEnum):
@@ -197,7 +201,7 @@ def create_queue(
         "x-dead-letter-exchange": dead_letter_exchange,
         "x-dead-letter-routing-key": dead_letter_routing_key,
     }
-    given: dict[str, Any] = json_argument(arguments, dict)
+    given = _arguments(arguments, QUEUE)
     given |= {name: value for name, value in options.items() if value is not None}
     api.put(
         "queues",
@@ -205,6 +209,20 @@ def create_queue(
         queue,
         body={"durable": durable, "auto_delete": auto_delete, "arguments": given},
     )
+
+
+def _arguments(text: str, known: dict[str, str]) -> dict[str, Any]:
+    """Return the arguments in a JSON object, and warn of names that are perhaps misspelt.
+
+    The broker ignores arguments that it does not know, as RabbitMQ does.
+    """
+    given: dict[str, Any] = json_argument(text, dict)
+    for name in given:
+        if name in known or name in OF_RABBITMQ:
+            continue
+        if hint := did_you_mean(name, known):
+            warn(f"there is no argument {name}, it has no effect{hint}")
+    return given
 
 
 def create_exchange(
@@ -224,7 +242,7 @@ def create_exchange(
     vhost: Vhost = "/",
 ) -> None:
     """Create an exchange."""
-    given: dict[str, Any] = json_argument(arguments, dict)
+    given = _arguments(arguments, EXCHANGE)
     if alternate_exchange is not None:
         given["alternate-exchange"] = alternate_exchange
     body = {

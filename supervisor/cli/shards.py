@@ -46,11 +46,11 @@ def plan(
     typer.echo(f"{found['shards']} shard queues, then {found['new_shards']}")
     typer.echo(
         f"{found['share_moving']:.0%} of the keys go to another queue;"
-        f" {found['to_settle']} messages go before"
+        f" {found['to_settle']} messages are consumed first"
     )
-    for word in ("coming", "going"):
-        for name in found[word]:
-            typer.echo(f"{word}: {name}")
+    for verb, key in (("add", "coming"), ("empty and delete", "going")):
+        for name in found[key]:
+            typer.echo(f"{verb} {name}")
 
 
 def set_number(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -183,6 +184,33 @@ def test_no_order_is_lost_when_the_connection_of_publisher_or_consumer_breaks(
         assert proxy.connections > 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, id=name, marks=installed(missing))
+        for name, (command, missing) in PROGRAMS.items()
+    ],
+)
+@pytest.mark.parametrize("action", [["publish", "1"], ["consume"]], ids=["publish", "consume"])
+def test_what_cannot_succeed_ends_with_the_text_of_the_broker(
+    broker: RealBroker, api: Api, vhost: str, command: list[str], action: list[str]
+) -> None:
+    api(f"/api/queues/{vhost}/orders", method="PUT", body={"durable": False})
+    variables = environment(broker.port, vhost)
+    wrong = variables | {"AMQP_URL": variables["AMQP_URL"].replace(":guest@", ":wrong@")}
+    for given, said in (
+        (variables, r"PRECONDITION_FAILED - inequivalent arg 'durable'"),
+        # Go's client has a text of its own.
+        (wrong, r"ACCESS_REFUSED|username or password not allowed"),
+    ):
+        ended = subprocess.run(
+            [*command, *action], cwd=EXAMPLES, env=given, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 1 and re.search(said, ended.stderr), ended.stderr
+        assert "again" not in ended.stderr and "Traceback" not in ended.stderr
+
+
 def test_a_stream_exchange_keeps_the_orders_of_a_customer_in_order(
     broker: RealBroker, vhost: str, tmp_path: Path
 ) -> None:
@@ -217,3 +245,5 @@ def test_the_readme_names_each_example() -> None:
     ]
     assert len(programs) == len(PROGRAMS) + 2
     assert [path for path in programs if f"({path})" not in text] == []
+    # Go is run as the test runs it.
+    assert " ".join(f"{name}={value}" for name, value in GO.items()) + " go run orders.go" in text

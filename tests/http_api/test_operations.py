@@ -86,6 +86,11 @@ async def test_what_would_publish_is_refused_at_once_while_publishers_are_blocke
     assert (status, said["reason"]) == (503, f"publishers are blocked: {alarm}")
 
 
+async def test_the_answer_to_a_wrong_value_says_what_it_must_be(api: Api) -> None:
+    _, said = await api.call("PUT", "/api/settings/memory.high_watermark", {"value": 2})
+    assert said["reason"] == "value must be a part of the memory, 0 to 1"
+
+
 @pytest.mark.row("M1.9", "N13")
 async def test_alarms_are_in_health_nodes_and_metrics(api: Api) -> None:
     api.context.memory.alarm = LOW_ON_MEMORY

@@ -57,6 +57,11 @@ def test_the_image_runs_as_a_user_of_its_own_with_a_volume_and_a_health_check() 
     assert [*json.loads(entry), *json.loads(command)][:2] == ["shardctl", "start"]
 
 
+def test_grafana_and_prometheus_are_reached_from_the_host_only() -> None:
+    for name in ("grafana", "prometheus"):
+        assert all(port.startswith("127.0.0.1:") for port in COMPOSE["services"][name]["ports"])
+
+
 def test_files_that_the_image_and_compose_take_are_there() -> None:
     for source in re.findall(r"^COPY (deploy/\S+)", DOCKERFILE, re.MULTILINE):
         assert (DEPLOY.parent / source).is_file()

@@ -6,7 +6,9 @@ The commands that they call are stubs: systemctl keeps the enabled and the runni
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -101,3 +103,20 @@ def test_what_was_purged_is_installed_as_for_the_first_time(host: Host) -> None:
     host.calls("postrm", "purge")
     host.calls("postinst", "configure", "")
     assert host.units("enabled") == [BROKER]
+
+
+def test_the_links_of_the_pages_in_the_package_resolve(tmp_path: Path) -> None:
+    assert '"$here/documents" "$root/usr/share/doc/shardmq"' in (SCRIPTS / "build").read_text()
+    subprocess.run([sys.executable, SCRIPTS / "documents", tmp_path], check=True)
+    pages = {path.name for path in (tmp_path / "deploy").glob("*.md")}
+    assert pages == {path.name for path in SCRIPTS.parent.glob("*.md")}
+    links = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
+    lost = [
+        f"{page.relative_to(tmp_path)}: {link}"
+        for page in tmp_path.rglob("*.md")
+        for link in links.findall(page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert lost == []
+    for name in ("deploy/prometheus.yml", "deploy/alerts-test.yaml", "examples/go/orders.go"):
+        assert (tmp_path / name).is_file()

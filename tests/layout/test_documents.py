@@ -25,8 +25,8 @@ WIDE = {"CHANGELOG.md"}  # this list only gets shorter
 COLUMNS_MAX = 100
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 # A file in backticks, as `limits.py` or `shardd/queues/limits.py`; a name in capitals stands for
-# any.
-FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pxd|pyi|h|c|js|toml))`")
+# any. Other kinds are known by their folder.
+FILE = re.compile(r"`(\w[\w./-]*\.(?:py|pyx|pxd|pyi|h|c|js|toml)|tests/[\w./-]+)`")
 # Files that a reader writes.
 NOT_OURS = {"NAME.py", "jobs/NAME.py"}
 
@@ -49,6 +49,7 @@ def test_links_lead_to_files(document: str) -> None:
 @pytest.mark.parametrize("document", sorted(set(DOCUMENTS) - {"CHANGELOG.md"}))
 def test_files_in_backticks_are_there(document: str) -> None:
     named = set(FILE.findall((ROOT / document).read_text())) - NOT_OURS
+    named = {name for name in named if not (ROOT / name).is_dir()}
     there = [f"/{path}" for path in FILES]
     assert [
         name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from shardmq.broker.shared import failures
 from shardmq.supervisor.cli.app import app
 from shardmq.supervisor.config import kinds
 from shardmq.supervisor.formats import KINDS, VERSION
@@ -65,6 +66,33 @@ def test_each_setting_that_a_page_names_is_there(page: Path) -> None:
     tables = {key.partition(".")[0] for key in kinds() if "." in key}
     named = re.findall(rf"`((?:{'|'.join(tables)})\.[a-z_]+)`", page.read_text())
     assert [key for key in named if key not in kinds()] == []
+
+
+def test_the_page_of_security_has_the_limits_of_wrong_passwords_and_their_times() -> None:
+    page = " ".join((DEPLOY / "SECURITY.md").read_text().split())
+    user = f"after {failures.USER_FAILURES_MAX} for one user"
+    address = f"or {failures.ADDRESS_FAILURES_MAX} for all users"
+    times = f"each {failures.USER_FAILURE_S:g} s for one user, and each"
+    assert f"{user}, {address}. One more is checked {times}" in page
+    assert f"each {failures.ADDRESS_FAILURE_S:g} s for all." in page
+
+
+def test_a_figure_of_one_front_door_has_its_condition() -> None:
+    for name in ("SIZING.md", "broker.toml"):
+        text = (DEPLOY / name).read_text()
+        assert "600,000" in text and "20,000" in text.partition("600,000")[0][-300:]
+
+
+@pytest.mark.parametrize("name", ["shardmq.service", "compose.yaml", "shardmq-amqp.socket",
+                                  "shardmq-amqps.socket", "shardmq-http.socket"])  # fmt: skip
+def test_comments_of_units_keep_to_100_columns(name: str) -> None:
+    lines = (DEPLOY / name).read_text().splitlines()
+    assert [line for line in lines if line.lstrip().startswith("#") and len(line) > 100] == []
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
+    unreleased = re.compile(r"pip install[^`\n]* '?shardmq\b")
+    assert [page.name for page in PAGES if unreleased.search(page.read_text())] == []
 
 
 def test_the_page_of_upgrades_has_each_format() -> None:

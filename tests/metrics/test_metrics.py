@@ -314,6 +314,28 @@ def _check_sizes(text: str, published: int) -> None:
     assert values["shardmq_sync_duration_seconds_sum", "shard-0", None] < 60 * syncs
 
 
+def test_each_series_on_the_dashboard_is_of_the_cluster_that_was_chosen(tmp_path: Path) -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    joined = re.compile(r"rabbitmq_identity_info{rabbitmq_cluster=\"\$cluster\"}")
+    # A quotient may be joined as a whole; a sum has no label to join by any more.
+    parts = [part for text in expressions for part in re.split(r"(?=\bsum\b)", text) if part]
+    outer = re.compile(r"histogram_quantile\([\d., ]*")
+    assert [part for part in parts if not outer.fullmatch(part) and not joined.search(part)] == []
+    if shutil.which("promtool"):
+        known = {"$__rate_interval": "1m", "$__range": "1h", "$cluster": "c"}
+        rules = []
+        for text in expressions:
+            for name, value in known.items():
+                text = text.replace(name, value)
+            rules.append({"record": "checked", "expr": text, "labels": {"at": str(len(rules))}})
+        file = tmp_path / "rules.yaml"
+        file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+        command = ["promtool", "check", "rules", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def _expressions() -> list[str]:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     (alerts,) = yaml.safe_load(DASHBOARD.with_name("alerts.yaml").read_text())["groups"]

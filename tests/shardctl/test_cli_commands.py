@@ -409,7 +409,7 @@ def test_a_password_can_be_tried_and_hashed(ctl: Any) -> None:
     ("command", "says"),
     [
         (["close_all_connections"], "-p VHOST, or --global"),
-        (["set_log_level", "loud"], "one of debug, info"),
+        (["set_log_level", "loud"], "no such level: loud; it is one of debug, info"),
         (["set_vm_memory_high_watermark", "much"], "not a part of the memory"),
         (["set_vm_memory_high_watermark", "absolute"], "not a size: nothing"),
         (["list_consumers", "-p", "v", "colour"], "unknown column colour"),
@@ -536,6 +536,34 @@ def test_an_import_says_once_on_the_terminal_what_has_no_effect(
     ]
 
 
+def test_an_import_says_which_of_its_lists_nobody_knows(ctl: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text(json.dumps({"users": [], "queus": [], "rabbit_version": "3.10.8", "x": []}))
+    assert ctl("import_definitions", str(file)).splitlines()[-2:] == [
+        "warning: there is no kind of definitions queus; did you mean queues?;"
+        " nothing of it is imported",
+        "warning: there is no kind of definitions x; nothing of it is imported",
+    ]
+    assert len(changes()) == 1
+    file.write_text('{"queus": []}')
+    said = ctl("import_definitions", str(file), status=65)
+    assert said.endswith("there is no kind of definitions queus; did you mean queues?\n")
+    assert len(changes()) == 1
+
+
+def test_arguments_that_look_misspelt_are_sent_with_a_warning(ctl: Any) -> None:
+    given = {"x-max-lenght": 5, "x-queue-mode": "lazy", "x-of-a-plugin": 1, "x-max-age": "1D"}
+    text = json.dumps(given)
+    said = ctl("create_queue", "q", "--arguments", text).splitlines()
+    assert said[-1] == (
+        "warning: there is no argument x-max-lenght, it has no effect; did you mean x-max-length?"
+    )
+    assert "".join(said).count("warning:") == 1
+    assert changes()[0][2]["arguments"] == given
+    said = ctl("create_exchange", "direct", "e", "--arguments", '{"x-shard": 1}').splitlines()
+    assert said[-1].endswith("did you mean x-shards?")
+
+
 @pytest.mark.row("H10")
 def test_a_large_import_goes_in_pieces_and_bindings_come_last(ctl: Any, tmp_path: Path) -> None:
     document: dict[str, Any] = {
@@ -618,10 +646,15 @@ def test_shards_status_says_how_far_a_change_is(ctl: Any) -> None:
 def test_shards_plan_says_what_would_move(ctl: Any) -> None:
     assert ctl("shards", "plan", "e", "3", "-p", "v").splitlines() == [
         "2 shard queues, then 3",
-        "34% of the keys go to another queue; 7 messages go before",
-        "coming: e-2",
+        "34% of the keys go to another queue; 7 messages are consumed first",
+        "add e-2",
     ]
     assert changes() == [("POST", "/api/exchanges/v/e/shards/plan", {"number": 3})]
+
+
+def test_perf_says_that_no_rate_is_no_limit(ctl: Any) -> None:
+    shown = CliRunner().invoke(app, ["perf", "--help"], env={"COLUMNS": "200"}).output
+    assert "each producer. 0: no limit." in shown
 
 
 def test_shards_set_changes_the_number_and_may_wait(ctl: Any) -> None:

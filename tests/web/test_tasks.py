@@ -66,7 +66,7 @@ def lists(page: Page, texts: list[str]) -> None:
 # -- stream exchanges ------------------------------------------------------------------------------
 
 
-def test_the_number_of_parts_is_changed_after_a_look_at_the_plan_and_watched_to_the_end(
+def test_the_number_of_shard_queues_is_changed_after_a_look_at_the_plan_and_watched_to_the_end(
     visit: Visit, broker: RealBroker, connection: Any
 ) -> None:
     spread(broker, "orders", 2)
@@ -76,23 +76,24 @@ def test_the_number_of_parts_is_changed_after_a_look_at_the_plan_and_watched_to_
         channel.basic_publish("orders", f"key {number}", b"x")
     page = visit.log_in()
     visit.go("streams/%2F/orders")
-    place = section(page, "Number of parts")
-    expect(place).to_contain_text("There are 2 parts. No change is under way.")
-    place.get_by_label("Number of parts").fill("3")
+    place = section(page, "Number of shard queues")
+    expect(section(page, "Share of the keys")).to_contain_text("shard queues")
+    expect(place).to_contain_text("There are 2 shard queues. No change is under way.")
+    place.get_by_label("Number of shard queues").fill("3")
     place.get_by_role("button", name="Show the plan").click()
-    expect(place).to_contain_text("From 2 parts to 3 parts")
-    expect(place).to_contain_text("33.3 % of all keys get another part")
+    expect(place).to_contain_text("From 2 shard queues to 3 shard queues")
+    expect(place).to_contain_text("33.3 % of all keys get another shard queue")
     expect(place).to_contain_text("20 messages that are there now")
     expect(place.locator(".plan li")).to_have_count(1)
     assert len(ask(broker, "GET", "exchanges/%2F/orders/shards")["queues"]) == 2
 
-    place.get_by_role("button", name="Change to 3 parts").click()
+    place.get_by_role("button", name="Change to 3 shard queues").click()
     expect(place).to_contain_text("Step 3 of 4")
     expect(place.locator(".meter")).to_contain_text("0 of 20 consumed")
     for _ in itertools.islice(channel.consume("orders", auto_ack=True), 20):
         pass
     channel.cancel()
-    expect(place).to_contain_text("The change is done. There are 3 parts now.")
+    expect(place).to_contain_text("The change is done. There are 3 shard queues now.")
     found = ask(broker, "GET", "exchanges/%2F/orders/shards")
     assert (found["step"], len(found["queues"])) == ("none", 3)
 
@@ -103,13 +104,13 @@ def test_a_plan_changes_nothing_by_itself_and_a_wrong_number_is_refused(
     spread(broker, "kept", 2)
     page = visit.log_in()
     visit.go("streams/%2F/kept")
-    place = section(page, "Number of parts")
-    place.get_by_label("Number of parts").fill("2")
+    place = section(page, "Number of shard queues")
+    place.get_by_label("Number of shard queues").fill("2")
     place.get_by_role("button", name="Show the plan").click()
-    expect(place).to_contain_text("There are 2 parts already: nothing would change.")
+    expect(place).to_contain_text("There are 2 shard queues already: nothing would change.")
     expect(place.get_by_role("button", name=re.compile("^Change"))).to_have_count(0)
     place.get_by_role("button", name="Close the plan").click()
-    place.get_by_label("Number of parts").fill("100000")
+    place.get_by_label("Number of shard queues").fill("100000")
     place.get_by_role("button", name="Show the plan").click()
     expect(page.locator("#errors")).to_contain_text("number")
     assert len(ask(broker, "GET", "exchanges/%2F/kept/shards")["queues"]) == 2
@@ -124,7 +125,7 @@ def test_who_makes_no_policies_sees_the_parts_and_cannot_change_their_number(
     page = visit.log_in("watcher", "x")
     titled(page, "Overview")
     visit.go("streams/%2F/seen")
-    expect(section(page, "Number of parts")).to_contain_text("There are 2 parts.")
+    expect(section(page, "Number of shard queues")).to_contain_text("There are 2 shard queues.")
     expect(page.get_by_role("button", name="Show the plan")).to_have_count(0)
 
 
@@ -138,14 +139,14 @@ def test_skew_shows_which_part_has_more_messages_and_bytes_than_the_others(
         channel.basic_publish("skewed", "the only key", b"x" * 1024)
     page = visit.log_in()
     visit.go("streams/%2F/skewed")
-    place = section(page, "How evenly the parts are filled")
+    place = section(page, "How evenly the shard queues are filled")
     rows = ask(broker, "GET", "queues?name=skewed")
     (full,) = [row["index"] for row in rows if row["messages"]]
     # Facts of messages that arrived, messages and bytes; the share of all keys does not depend on
     # what was published.
-    said = f"part {full} has 4.0 times the average"
+    said = f"shard queue {full} has 4.0 times the average"
     expect(place.locator("dd").filter(has_text=said)).to_have_count(3)
-    row = place.get_by_role("row").filter(has_text=f"Part {full}")
+    row = place.get_by_role("row").filter(has_text=f"Shard queue {full}")
     expect(row).to_contain_text("100 %")
     expect(row).to_contain_text("30")
     expect(place.get_by_role("row").filter(has_text="0 B")).to_have_count(3)

@@ -55,7 +55,7 @@ async def put(call: Call) -> None:
     value = with_keys(await call.json(), "value")["value"]
     is_good, what = SETTABLE[name]
     if not is_good(value):
-        raise bad_request(f"value: {what}")
+        raise bad_request(f"value must be {what}")
     # For these values JSON is the same as TOML.
     notify.setting(name, msgspec.json.encode(value).decode())
 

@@ -41,7 +41,7 @@ function features(row) {
     row.auto_delete ? badge("auto-delete") : null,
     row.internal ? badge("internal") : null,
     row.policy ? badge(`policy ${row.policy}`) : null,
-    row.shard_queues ? h("a", { href: to("streams", row.vhost, row.name) }, badge(`${row.shard_queues.length} parts`, "good")) : null,
+    row.shard_queues ? h("a", { href: to("streams", row.vhost, row.name) }, badge(`${row.shard_queues.length} shard queues`, "good")) : null,
   ];
 }
 

@@ -1,4 +1,4 @@
-// Groups of a stream: the position of each name under which it is read, the lag of each part, and other positions.
+// Groups of a stream: the position of each name under which it is read, the lag of each shard queue, and other positions.
 
 import { get, path, put, remove } from "../api.js";
 import { h, update } from "../dom.js";
@@ -16,7 +16,7 @@ const PLACES = [
   ["number", "an offset"],
 ];
 
-/** The groups of a stream, or of a stream exchange whose parts are streams. `members()`: the group of each consumer. */
+/** The groups of a stream, or of a stream exchange whose shard queues are streams. `members()`: the group of each consumer. */
 export function groupsOf(page, vhost, name, members) {
   const stream = path("streams", vhost, name);
   const place = h("div", null, empty("…"));
@@ -27,7 +27,7 @@ export function groupsOf(page, vhost, name, members) {
     update(place, shown.length ? shown.map((group) => block(stream, group, members(), again)) : empty("Nobody has read it under a name yet."),
       left ? empty(`${format.count(left)} more groups, with fewer messages left, are not shown.`) : null);
   });
-  return [h("p", { class: "lead" }, "A group is a name under which the stream is read. The broker keeps the offset of the next message for each group and part. The lag is the number of messages that are left to read."), place];
+  return [h("p", { class: "lead" }, "A group is a name under which the stream is read. The broker keeps the offset of the next message for each group and shard queue. The lag is the number of messages that are left to read."), place];
 }
 
 function block(stream, group, members, again) {
@@ -40,8 +40,8 @@ function block(stream, group, members, again) {
         dangerous("Forget", `Forget the offsets of ${group.name}? Its next consumer begins where that consumer says.`, async () => {
           if (await attempt(() => remove(where), `${group.name} has no offset any more.`)) again();
         }, `Forget ${group.name}`))),
-    plainTable(`Parts of ${group.name}`, [
-      { label: "Part", cell: (row) => String(row.shard) },
+    plainTable(`Shard queues of ${group.name}`, [
+      { label: "Shard queue", cell: (row) => String(row.shard) },
       { label: "Next offset", number: true, cell: (row) => format.count(row.next) },
       { label: "Lag", number: true, cell: (row) => format.count(row.lag) },
     ], group.shards, (row) => String(row.shard)));
@@ -52,7 +52,7 @@ function ask(stream, where, group, again) {
     { name: "place", label: "Read on at", type: "select", options: PLACES },
     { name: "time", label: "Messages since", type: "datetime-local", required: true, when: ["place", "time"] },
     { name: "number", label: "Offset", type: "number", min: 0, required: true, when: ["place", "number"] },
-    { name: "part", label: "In", type: "select", options: [[ALL, "all parts"], ...group.shards.map(({ shard }) => [String(shard), `part ${shard}`])] },
+    { name: "part", label: "In", type: "select", options: [[ALL, "all shard queues"], ...group.shards.map(({ shard }) => [String(shard), `shard queue ${shard}`])] },
   ], {
     label: "Set offset",
     done: `${group.name} reads on there.`,
@@ -65,12 +65,12 @@ function ask(stream, where, group, again) {
   });
 }
 
-/** Return the offset of a place in each part. */
+/** Return the offset of a place in each shard queue. */
 async function offsetsOf(stream, { place, time, number }) {
   if (place === "time") return (await get(`${stream}/offset-for-time`, { query: { timestamp: new Date(time).getTime() } })).shards;
   const { shards } = await get(stream);
   return Object.fromEntries(shards.map(({ shard, first, next }) => {
-    if (next === null) throw new Error(`Part ${shard} does not answer at the moment.`);
+    if (next === null) throw new Error(`Shard queue ${shard} does not answer at the moment.`);
     return [String(shard), { first, last: Math.max(first, next - 1), next, number }[place]];
   }));
 }

@@ -11,7 +11,7 @@ const VALUE = { name: "value", label: "Value", type: "json", required: true, hel
 export function parameters(page) {
   const name = { name: "name", label: "Name", required: true };
   page.show("Parameters",
-    h("p", { class: "lead" }, "Parameters are settings that are stored in the broker. Those of a component, such as the number of parts of stream exchanges (component shards), belong to a virtual host; global parameters hold for the whole broker."),
+    h("p", { class: "lead" }, "Parameters are settings that are stored in the broker. Those of a component, such as the number of shard queues of stream exchanges (component shards), belong to a virtual host; global parameters hold for the whole broker."),
     adder("Add a parameter", addForm(page, [vhostOptions(page), { name: "component", label: "Component", required: true }, name], "Add parameter")),
     section("Parameters of components", list(page, "Parameters of components", "parameters", [
       { label: "Component", sort: "component", cell: (row) => row.component },

@@ -72,7 +72,7 @@ function features(row, briefly = false) {
     row.auto_delete ? badge("auto-delete") : null,
     row.exclusive ? badge("exclusive") : null,
     row.policy ? badge(`policy ${row.policy}`) : null,
-    row.exchange === undefined ? null : badge(`part ${row.index} of ${row.exchange}`),
+    row.exchange === undefined ? null : badge(`shard queue ${row.index} of ${row.exchange}`),
   ];
 }
 
@@ -138,7 +138,7 @@ function numbersOf(row) {
 }
 
 function aboutOf(row) {
-  const stream = row.exchange === undefined ? null : h("a", { href: to("streams", row.vhost, row.exchange) }, `${row.exchange}, part ${row.index}`);
+  const stream = row.exchange === undefined ? null : h("a", { href: to("streams", row.vhost, row.exchange) }, `${row.exchange}, shard queue ${row.index}`);
   return facts([
     ["Virtual host", row.vhost],
     ["State", state(row.state)],

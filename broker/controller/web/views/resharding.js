@@ -1,4 +1,4 @@
-// Changing the number of parts of a stream exchange: the plan, the change, and its progress.
+// Changing the number of shard queues of a stream exchange: the plan, the change, and its progress.
 
 import { path, post, put } from "../api.js";
 import { bar } from "../charts.js";
@@ -9,7 +9,7 @@ import { attempt, button, facts, form } from "../widgets.js";
 const EVERY_MS = 2_000;
 const NONE = "none";
 const STEPS = {
-  closing: "Step 1 of 4: the parts that get keys begin to hold back new messages.",
+  closing: "Step 1 of 4: the shard queues that get keys begin to hold back new messages.",
   passing: "Step 2 of 4: new messages go the new way; those that were on their way arrive.",
   settling: "Step 3 of 4: the messages from before the change are consumed first, so that each key stays in order.",
   settled: "Step 4 of 4: the messages that were held back are released.",
@@ -33,7 +33,7 @@ export function reshardingOf(page, vhost, name, mayChange) {
     fill(plan, h("p", null, `The change to ${counted(number)} has begun.`));
     again();
   };
-  const asks = form([{ name: "number", label: "Number of parts", type: "number", min: 1, required: true, help: "Nothing is changed before you have seen the plan" }], {
+  const asks = form([{ name: "number", label: "Number of shard queues", type: "number", min: 1, required: true, help: "Nothing is changed before you have seen the plan" }], {
     label: "Show the plan",
     stays: true,
     submit: async ({ number }) => fill(plan, planOf(await post(`${where}/plan`, { number }), () => change(number), () => fill(plan))),
@@ -41,7 +41,7 @@ export function reshardingOf(page, vhost, name, mayChange) {
   return [progress, mayChange ? asks : null, plan];
 }
 
-const counted = (number) => (number === 1 ? "1 part" : `${format.count(number)} parts`);
+const counted = (number) => (number === 1 ? "1 shard queue" : `${format.count(number)} shard queues`);
 
 function planOf(found, begin, cancel) {
   const names = (queues) => (queues.length ? h("ul", null, queues.map((name) => h("li", null, name))) : "none");
@@ -49,9 +49,9 @@ function planOf(found, begin, cancel) {
   return h("div", { class: "plan" },
     h("h3", null, isSame ? `There are ${counted(found.shards)} already: nothing would change.` : `From ${counted(found.shards)} to ${counted(found.new_shards)}`),
     facts([
-      ["New parts", names(found.coming)],
-      ["Parts to empty and delete", names(found.going)],
-      ["Keys that move", `${format.percent(found.share_moving)} of all keys get another part`],
+      ["New shard queues", names(found.coming)],
+      ["Shard queues to empty and delete", names(found.going)],
+      ["Keys that move", `${format.percent(found.share_moving)} of all keys get another shard queue`],
       ["Consumed first", `${format.count(found.to_settle)} messages that are there now`],
       ["Order of keys", found.keeps_order ? "is kept: messages of a key that moves wait for its older ones" : "may break: messages of a key that moves can overtake its older ones"],
     ]),
@@ -66,7 +66,7 @@ function progressOf(found) {
     total ? bar("Messages from before the change", done / total, `${format.count(done)} of ${format.count(total)} consumed`, Infinity) : null,
     found.unknown ? h("p", { class: "faint" }, `${counted(found.unknown)} did not say yet how much is left.`) : null,
     found.groups.map((group) => h("p", { data: { key: group.group } }, group.waits_for === null
-      ? `Group ${group.group || "(default)"} goes over to the new parts.`
+      ? `Group ${group.group || "(default)"} goes over to the new shard queues.`
       : `Group ${group.group || "(default)"} reads these to the end first: ${group.waits_for.join(", ")}.`)),
   ];
 }

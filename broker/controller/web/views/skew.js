@@ -1,4 +1,4 @@
-// Skew of a stream exchange: how unevenly keys, messages and bytes lie on its parts.
+// Skew of a stream exchange: how unevenly keys, messages and bytes lie on its shard queues.
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -25,16 +25,16 @@ export function skewOf(vhost, parts, rows, ring) {
   return [
     facts(measures.map((measure) => [measure.title, said(measure, known)])),
     plainTable("Skew", [
-      { label: "Part", cell: (part) => link(`Part ${part.index}`, "queues", vhost, part.queue) },
+      { label: "Shard queue", cell: (part) => link(`Shard queue ${part.index}`, "queues", vhost, part.queue) },
       ...measures.map((measure) => ({ label: measure.label, number: true, cell: cell(measure) })),
     ], known, (part) => part.queue),
   ];
 }
 
-/** Say which part has the most, beside the average. */
+/** Say which shard queue has the most, beside the average. */
 function said({ of, total }, parts) {
   if (!total) return "none yet";
   const most = parts.reduce((a, b) => ((of(b) ?? 0) > (of(a) ?? 0) ? b : a));
   const factor = (of(most) * parts.length) / total;
-  return factor < 1.05 ? "even" : `part ${most.index} has ${factor.toFixed(1)} times the average`;
+  return factor < 1.05 ? "even" : `shard queue ${most.index} has ${factor.toFixed(1)} times the average`;
 }

@@ -28,14 +28,14 @@ export function streams(page) {
     columns: [
       { label: "Name", sort: "name", cell: (row) => h("a", { href: to("streams", row.vhost, row.name) }, row.name) },
       { label: "Virtual host", sort: "vhost", cell: (row) => row.vhost },
-      { label: "Parts", sort: "shards", number: true, cell: (row) => format.count(row.shards) },
+      { label: "Shard queues", sort: "shards", number: true, cell: (row) => format.count(row.shards) },
       { label: "Consumers", sort: "consumers", number: true, cell: (row) => format.count(row.consumers) },
       { label: "Groups", cell: (row) => row.groups.map((name) => badge(name || "(default)")) },
       { label: "Changing owner", sort: "moving", number: true, cell: (row) => format.count(row.moving) },
     ],
   });
   page.show("Stream exchanges",
-    h("p", { class: "lead" }, "A stream exchange spreads its messages over several queues, its parts, so that all cores share the work. The routing key decides which part a message goes to. Consumers use the name of the exchange like that of one queue: the broker gives each part to one of them."),
+    h("p", { class: "lead" }, "A stream exchange spreads its messages over several queues, its shard queues, so that all cores share the work. The routing key decides which shard queue a message goes to. Consumers use the name of the exchange like that of one queue: the broker gives each shard queue to one of them."),
     has("policymaker") ? adder("Add a stream exchange", addForm(page)) : null, section(null, list));
 }
 
@@ -43,7 +43,7 @@ function addForm(page) {
   return form([
     vhostOptions(page),
     { name: "name", label: "Exchange", required: true, help: "It is made if there is none of this name" },
-    { name: "parts", label: "Number of parts", type: "number", value: 4, min: 1, required: true },
+    { name: "parts", label: "Number of shard queues", type: "number", value: 4, min: 1, required: true },
   ], {
     label: "Add stream exchange",
     submit: async ({ vhost, name, parts }) => {
@@ -52,7 +52,7 @@ function addForm(page) {
       await put(path("exchanges", vhost, name), { type: "x-consistent-hash" }).catch((error) => {
         if (error.status !== 400) throw error; // it is there, with another type
       });
-      notice(`${name} has ${parts} parts, by the policy spread-${name}.`);
+      notice(`${name} has ${parts} shard queues, by the policy spread-${name}.`);
       page.refresh();
     },
   });
@@ -77,10 +77,10 @@ export function stream(page, vhost, name) {
     if (isFirst && isStream) fill(groups, section("Groups", groupsOf(page, vhost, name, () => members)));
   });
   page.show(name, h("p", { class: "lead" }, "Exchange ", exchangeLink(vhost, name), ` in virtual host ${vhost}`),
-    section("Share of the keys", ringOf(page, vhost, name, (destinations) => (ring = destinations))), section("Number of parts", reshardingOf(page, vhost, name, has("policymaker"))),
-    section("Who consumes which part", owners), groups, section("Parts", parts), section("How evenly the parts are filled", skew),
-    section("Empty it", dangerous("Purge all parts", `Drop all ready messages in all parts of ${name}? They are gone for good.`, async () => {
-      if (await attempt(() => remove(`${where}/contents`), "All parts are empty.")) again();
+    section("Share of the keys", ringOf(page, vhost, name, (destinations) => (ring = destinations))), section("Number of shard queues", reshardingOf(page, vhost, name, has("policymaker"))),
+    section("Who consumes which shard queue", owners), groups, section("Shard queues", parts), section("How evenly the shard queues are filled", skew),
+    section("Empty it", dangerous("Purge all shard queues", `Drop all ready messages in all shard queues of ${name}? They are gone for good.`, async () => {
+      if (await attempt(() => remove(`${where}/contents`), "All shard queues are empty.")) again();
     })));
 }
 
@@ -91,8 +91,8 @@ async function partRows(page, vhost, name) {
 }
 
 function partTable(vhost, found, rows) {
-  return plainTable("Parts", [
-    { label: "Part", cell: (part) => [h("i", { class: `swatch c${part.index % COLOURS}` }), queueLink(vhost, part.queue)] },
+  return plainTable("Shard queues", [
+    { label: "Shard queue", cell: (part) => [h("i", { class: `swatch c${part.index % COLOURS}` }), queueLink(vhost, part.queue)] },
     { label: "Shard", number: true, cell: (part) => h("a", { href: to("shards", part.shard) }, String(part.shard)) },
     { label: "Ready", number: true, cell: (part) => format.count(rows.get(part.queue)?.messages_ready) },
     { label: "Unacked", number: true, cell: (part) => format.count(rows.get(part.queue)?.messages_unacknowledged) },
@@ -111,8 +111,8 @@ function ownership(found) {
     const text = owner ? (owner.moving ? "moving" : "owns") : "";
     return h("td", { class: owner ? `owned c${part.index % COLOURS} ${owner.moving ? "moving" : ""}` : null }, h("span", { class: "hidden" }, text));
   };
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who consumes which part" },
-    h("table", { class: "matrix" }, h("caption", { class: "hidden" }, "Who consumes which part"),
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who consumes which shard queue" },
+    h("table", { class: "matrix" }, h("caption", { class: "hidden" }, "Who consumes which shard queue"),
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "Consumer"), h("th", { scope: "col" }, "Group"), found.shards.map((part) => h("th", { scope: "col", title: part.queue }, String(part.index))))),
       h("tbody", null, consumers.map(([key, one]) => h("tr", { data: { key } },
         h("th", { scope: "row" }, one.consumer_tag, h("small", { class: "under" }, one.channel_details?.name ?? "")),
@@ -132,7 +132,9 @@ export function ringOf(page, vhost, name, tell = () => {}) {
     if (!destinations.length) return update(place, empty("Nothing is bound to it."));
     const colour = (one, i) => (one.index ?? i) % COLOURS;
     const arcs = destinations.map((one, i) => ({ name: one.name, share: one.share, colour: colour(one, i) }));
-    update(place, ring(`Shares of ${name}`, arcs, [String(destinations.length), destinations.length === 1 ? "destination" : "destinations"]),
+    // An exchange with bindings of users has other queues and exchanges there, too.
+    const noun = destinations.every(({ index }) => index !== undefined) ? "shard queue" : "destination";
+    update(place, ring(`Shares of ${name}`, arcs, [String(destinations.length), destinations.length === 1 ? noun : `${noun}s`]),
       h("ul", { class: "shares" }, destinations.map((one, i) => h("li", { data: { key: one.name } },
         h("i", { class: `swatch c${colour(one, i)}` }),
         one.kind === "queue" ? queueLink(vhost, one.name) : exchangeLink(vhost, one.name),
